@@ -16,7 +16,8 @@ DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,cloud,infra,dev]'
 # of retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).
 export PIP_RETRIES ?= 2
 export PIP_DEFAULT_TIMEOUT ?= 15
-PIP_LOG := $(OUT)/pip.log
+# Environments are made beside each other, each with a log.
+PIP_LOG = $(OUT)/pip$(patsubst .venv%,%,$(filter .venv%,$(@D))).log
 NPM_LOG := $(OUT)/npm.log
 pip_install = mkdir -p $(OUT); $(1) -m pip install --quiet --disable-pip-version-check $(2) 2>$(PIP_LOG) || { \
   if grep --quiet "connection broken by" $(PIP_LOG); then \
@@ -104,7 +105,7 @@ $(INSTALLED_VENV):
 
 # Else a first run does it; where it fails that is for others to say.
 COMPILE_KERNELS = echo "Compiling the CPU's kernels, once." && \
-  $(BIN)/python -m engine.kernels.cpu.beforehand || true
+  $(BIN)/python -m tidemill.engine.kernels.cpu.compile_all || true
 
 $(INSTALLED_ENGINE): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine into $(VENV); the first time this takes a few minutes."
@@ -128,10 +129,11 @@ $(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(I
 	@$(call pip_install,$(@D)/bin/python,-r $<)
 	@touch $@
 
+# The kernels are compiled beside what comes next: an engine compiles itself what it needs before.
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and what the cloud needs into $(VENV)."
 	@$(call pip_install,$(BIN)/python,$(LOCAL_EXTRAS))
-	@$(COMPILE_KERNELS)
+	@($(COMPILE_KERNELS)) >$(OUT)/kernels.log 2>&1 &
 	@touch $(INSTALLED_ENGINE) $@
 
 $(INSTALLED_NODE): infra/package.json infra/package-lock.json
@@ -172,7 +174,12 @@ demo-needs:
 	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
 	  fi; }
 
-demo: demo-needs $(INSTALLED_LOCAL) $(INSTALLED_MINISTACK) $(INSTALLED_NODE)
+# Three installations beside each other: one waits for the network while another unpacks.
+demo: demo-needs | $(INSTALLED_VENV)
+	@$(MAKE) --silent $(INSTALLED_MINISTACK) & ministack=$$!; \
+	  $(MAKE) --silent $(INSTALLED_NODE) & node=$$!; \
+	  trap 'kill $$ministack $$node 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
+	  $(MAKE) --silent $(INSTALLED_LOCAL) && wait $$ministack && wait $$node
 	@mkdir -p $(OUT)
 	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
@@ -190,13 +197,13 @@ NAME ?= tidemill
 CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 
 # Says what is missing before anything takes minutes.
-PREFLIGHT := @$(BIN)/python -m infra.preflight --config
+PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 
 # Once in an account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
 	$(CDK) bootstrap -c config=$(CONFIG)
-	@$(BIN)/python -m infra.linked_roles
+	@$(BIN)/python -m infra.ops.linked_roles
 
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
@@ -216,13 +223,13 @@ image:
 
 destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
-	@$(BIN)/python -m infra.kept --config $(CONFIG)
-	@$(BIN)/python -m infra.stop --config $(CONFIG)
+	@$(BIN)/python -m infra.ops.retained --config $(CONFIG)
+	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
-	$(BIN)/python -m infra.smoke --deployment $(NAME)
+	$(BIN)/python -m infra.ops.smoke --deployment $(NAME)
 
 # What holds a bound of time or memory runs first, with nothing beside it; the rest is shared among
 # processes, more than there are cores, as most tests wait for others (docs/testing.md).
@@ -251,36 +258,42 @@ chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_CHAOS_SEEDS=all $(BIN)/python -m pytest tests/chaos
 
 soak: $(INSTALLED_DEV)
-	$(BIN)/python -m bench.soak --minutes 10
+	$(BIN)/python -m bench.server.soak --minutes 10
 
 # Many more requests than `make test` sends, others every time.
 fuzz-api: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 	TIDEMILL_SCHEMATHESIS=200 $(BIN)/python -m pytest -m "not long" tests/handler/api/test_schemathesis.py
 
+# mypy has one core, and what tests need waits for the network: where both are asked for, the latter
+# is made beside the former. Collecting once compiles the tests, which each process would do else.
+.PHONY: tested
+tested: $(TESTED)
+	@$(PYTEST) --collect-only --quiet >$(OUT)/collected.log || { tail -n 30 $(OUT)/collected.log; exit 1; }
+
 check: $(INSTALLED_DEV)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@$(if $(filter test test-all,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested & tested=$$!; \
+	  trap 'kill $$tested 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM;) \
+	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && \
+	  wait $$tested
 
 format: $(INSTALLED_DEV)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
 openapi: $(INSTALLED_DEV)
-	$(BIN)/python -m handler.api >docs/openapi.json
+	$(BIN)/python -m tidemill.handler.api >docs/openapi.json
 
 demo-model: $(INSTALLED_ENGINE)
-	$(BIN)/python -m demo.train
+	$(BIN)/python -m tidemill.demo.train
 
 demo-speech: $(INSTALLED_DEV)
-	$(BIN)/python -m demo.train_speech
+	$(BIN)/python -m tidemill.demo.train_speech
 
 demo-reranker: $(INSTALLED_DEV)
-	$(BIN)/python -m demo.train_reranker
+	$(BIN)/python -m tidemill.demo.train_reranker
 
 examples: $(INSTALLED_DEV)
-	$(BIN)/python -m demo.recordings
+	$(BIN)/python -m tidemill.demo.recordings
 
 # The benchmarks' inputs; VLLM_PYTHON names the interpreter of an environment with vLLM's CPU build.
 VLLM_PYTHON ?=
@@ -300,44 +313,44 @@ bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT
 bench: bench-generation bench-encoders bench-speech bench-grammar bench-serve bench-mixed
 
 bench-generation: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
-	$(BIN)/python -m bench.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
+	$(BIN)/python -m bench.compare.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
 
 bench-encoders: $(INSTALLED_DEV)
-	$(BIN)/python -m bench.encode_compare mixed rerank --dtypes float32,bfloat16 \
+	$(BIN)/python -m bench.compare.encode_compare mixed rerank --dtypes float32,bfloat16 \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
 
 bench-serve: $(OUT)/bench/46m/config.json
-	$(BIN)/python -m bench.serve $(OUT)/bench/46m $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
-	$(BIN)/python -m bench.wire $(OUT)/bench/46m
+	$(BIN)/python -m bench.server.serve $(OUT)/bench/46m $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+	$(BIN)/python -m bench.server.wire $(OUT)/bench/46m
 
 bench-speech: $(INSTALLED_DEV)
-	$(BIN)/python -m bench.speech $(OUT)/bench/speech
+	$(BIN)/python -m bench.compare.speech $(OUT)/bench/speech
 
 bench-grammar: $(OUT)/bench/46m/config.json $(INSTALLED_DEV)
-	$(BIN)/python -m bench.grammar cost --model $(OUT)/bench/46m
-	$(BIN)/python -m bench.grammar memory
-	$(BIN)/python -m bench.grammar valid
+	$(BIN)/python -m bench.kernels.grammar cost --model $(OUT)/bench/46m
+	$(BIN)/python -m bench.kernels.grammar memory
+	$(BIN)/python -m bench.kernels.grammar valid
 
 bench-start: $(OUT)/bench/46m/config.json $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
-	$(BIN)/python -m bench.start --model demo/model --model $(OUT)/bench/46m
-	$(BIN)/python -m bench.worker_start --model demo/model --model $(OUT)/bench/46m
+	$(BIN)/python -m bench.compare.start --model demo/model --model $(OUT)/bench/46m
+	$(BIN)/python -m bench.cloud.worker_start --model demo/model --model $(OUT)/bench/46m
 
 bench-host: $(INSTALLED_ENGINE)
-	$(BIN)/python -m bench.host_path
+	$(BIN)/python -m bench.kernels.host_path
 
 bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
-	$(BIN)/python -m bench.batches lines 10000 1000000
-	$(BIN)/python -m bench.batches workers 1 2 4
+	$(BIN)/python -m bench.cloud.batches lines 10000 1000000
+	$(BIN)/python -m bench.cloud.batches workers 1 2 4
 
 bench-mixed: $(OUT)/bench/46m/config.json
-	$(BIN)/python -m bench.mixed $(OUT)/bench/46m
+	$(BIN)/python -m bench.server.mixed $(OUT)/bench/46m
 
 bench-gpu: $(INSTALLED_ENGINE)
-	$(BIN)/python -m bench.gpu
+	$(BIN)/python -m bench.gpu.gpu
 
 bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
-	$(BIN)/python -m bench.browser_upload --runs 3
+	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
 	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \

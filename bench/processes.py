@@ -23,7 +23,7 @@ class RunFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What a command prints (regular expressions) when it can generate and when all is done."""
+    """Marks in a command's output (regular expressions): ready to generate, and all done."""
 
     ready: str
     done: str

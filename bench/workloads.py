@@ -53,7 +53,7 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a file holds, and the shape of `bench.models` that its lines name."""
+    """Contents of a file, and the shape of `bench.models` that its lines name."""
 
     requests: Callable[[Texts], list[Request]]
     model: str = "46m"

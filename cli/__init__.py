@@ -1,1 +1,1 @@
-"""What a person types."""
+"""Command line interface: the `tidemill` command."""

@@ -1,4 +1,4 @@
-"""`python -m cli` is `tidemill`, and this is where both begin and end."""
+"""Entry point of `tidemill` and `python -m tidemill`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import _signal  # type: ignore[import-not-found]
 import os
 import sys
 
-# `signal` loads enum, re and more: Ctrl-C would show a traceback of those.
+# Importing `signal` loads enum, re and more, and Ctrl-C would show their traceback.
 if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, lambda *_: os._exit(130))
 
-from cli.signals import hear_from_the_start, leave
+from .console.signals import end_process, install_early_handlers
 
 # Before anything that takes time to load.
-hear_from_the_start()
+install_early_handlers()
 
 
 def main() -> None:
-    """Run what was typed and end the process with its exit status."""
-    from cli.main import main as run
+    """Run the command and end the process with its exit status."""
+    from .main import main as run
 
-    if sys.stderr is None:  # closed by whoever started us; what is said is said to nobody
+    if sys.stderr is None:  # closed by the parent: messages are discarded
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - until the end
     try:
         status = run()
     except SystemExit as exc:  # argparse, after help or usage
         status = exc.code if isinstance(exc.code, int) else 1
-    leave(status)
+    end_process(status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The extras of the package: what a command needs of them, and how to install what is missing."""
+"""Optional dependencies (extras): checked before a command, with the command to install them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
-from cli.errors import CliError
+from .console.errors import CliError
 
-# The modules of what pyproject.toml lists.
+# The modules of the extras in pyproject.toml.
 MODULES = MappingProxyType(
     {
         "engine": (
@@ -25,12 +25,12 @@ MODULES = MappingProxyType(
     }
 )
 
-_CHECKOUT = Path(__file__).parents[1]
+_CHECKOUT = Path(__file__).parents[2]
 _MAX_NAMED = 3
 
 
-def need_extras(what: str, *extras: str) -> None:
-    """Raise CliError where a module of these extras is missing; nothing is imported."""
+def require_extras(what: str, *extras: str) -> None:
+    """Raise CliError when a module of these extras is missing; imports nothing."""
     modules = dict.fromkeys(module for extra in extras for module in MODULES[extra])
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
@@ -38,7 +38,7 @@ def need_extras(what: str, *extras: str) -> None:
 
 
 def not_installed(what: str, modules: Sequence[str], *extras: str) -> CliError:
-    """Return the error that says what is missing and the command that installs it."""
+    """Return the error that names the missing modules and the command to install them."""
     named = ", ".join(modules[:_MAX_NAMED])
     more = len(modules) - _MAX_NAMED
     are = "is" if len(modules) == 1 else "are"
@@ -49,7 +49,7 @@ def not_installed(what: str, modules: Sequence[str], *extras: str) -> CliError:
 
 
 def _install_command(extras: Sequence[str]) -> str:
-    """Return what installs extras where this program runs from; no index has the package yet."""
+    """Return the command that installs extras for this installation; no index has the package."""
     has_pip = find_spec("pip") is not None
     pip = [sys.executable, "-m", "pip", "install"]
     command = pip if has_pip else ["uv", "pip", "install", "--python", sys.executable]
@@ -63,7 +63,7 @@ def _install_command(extras: Sequence[str]) -> str:
 
 
 def _installed_from() -> str | None:
-    """Return the URL that the package was installed from; None where it is not known, or gone."""
+    """Return the URL that the package was installed from; None when unknown or gone."""
     try:
         recorded = metadata.distribution("tidemill").read_text("direct_url.json")
         source = json.loads(recorded or "{}")

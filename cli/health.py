@@ -1,4 +1,4 @@
-"""`python -m cli.health`: says whether the worker beside it is alive, for a container's check.
+"""Health check of a worker's container: `python -m tidemill.cli.health`.
 
 A worker that is given `--health-file` touches it every few seconds from the one thread that does
 its work. A process that hangs, is frozen or has gone touches nothing.
@@ -20,15 +20,15 @@ MAX_AGE_SECONDS = 60.0
 _BEAT_SECONDS = 5.0
 
 
-class Pulse:
-    """Touches a file for as long as somebody calls `beat`; without a file it does nothing."""
+class Heartbeat:
+    """Heartbeat: `beat` touches a file; without a file it does nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._beat_at = -_BEAT_SECONDS
 
     def beat(self) -> None:
-        """Touch the file, unless that was done a moment ago. A disk that fails is no death."""
+        """Touch the file, unless it was touched moments ago; disk errors are ignored."""
         now = time.monotonic()
         if self._path is None or now < self._beat_at + _BEAT_SECONDS:
             return
@@ -38,7 +38,7 @@ class Pulse:
 
     @asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
-        """Beat as long as the event loop gets round."""
+        """Beat while entered, as long as the event loop is not blocked."""
         task = asyncio.create_task(self._beat_for_ever())
         try:
             yield
@@ -51,8 +51,8 @@ class Pulse:
             await asyncio.sleep(_BEAT_SECONDS)
 
 
-def complaint(path: Path, now: float) -> str | None:
-    """Return what is wrong with the worker that touches a file, or None."""
+def find_problem(path: Path, now: float) -> str | None:
+    """Return the problem of the worker that touches a file, or None."""
     try:
         age = now - path.stat().st_mtime
     except OSError as exc:
@@ -65,7 +65,7 @@ def complaint(path: Path, now: float) -> str | None:
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Return 0 for a worker that is alive and 1 for one that is not, with a sentence."""
     name = next(iter(arguments), environment.get(VARIABLE))
-    words = complaint(Path(name), time.time()) if name else f"{VARIABLE} names no file"
+    words = find_problem(Path(name), time.time()) if name else f"{VARIABLE} names no file"
     sys.stdout.write(f"{words or 'alive'}\n")
     return 0 if words is None else 1
 

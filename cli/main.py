@@ -6,7 +6,9 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from cli.commands import (
+from .arguments.parser import Parser
+from .arguments.unknown_flags import expand_positional_model, sort_unknown
+from .commands import (
     cancel,
     completion,
     drop,
@@ -22,14 +24,12 @@ from cli.commands import (
     worker,
     workers,
 )
-from cli.errors import CliError, Refused, Stopped
-from cli.flags import sort_out, spelt_out
-from cli.parser import Parser
-from cli.terminal import say
+from .console.errors import CliError, Refused, Stopped
+from .console.terminal import log
 
 
 class _Version(argparse.Action):
-    """Looks the version up when it is asked for, not at every start."""
+    """Looks up the version only when `--version` is given."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Print the version and end."""
@@ -66,33 +66,32 @@ def _without_a_command(_: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
     parser = make_parser()
-    typed = serve.with_flags_of_environment(spelt_out(arguments))
+    typed = serve.add_environment_flags(expand_positional_model(arguments))
     parsed, unknown = parser.parse_known_args(typed)
-    parsed.files = sort_out(parser, typed, unknown)
+    parsed.files = sort_unknown(parser, typed, unknown)
     return parsed
 
 
 def exit_status_of(command: Callable[[], int]) -> int:
-    """Run a command to its exit status, without a traceback for what users can mend.
+    """Run a command and return its exit status; errors that users can fix show no traceback.
 
-    0 when what was asked is done; 1 for a bad input or a failure on the way; 2 for arguments or
-    paths that cannot work; 128 + n when signal n ended it. Commands that speak to the API have
-    more: cli/batches/outcome.py.
+    0 on success; 1 for a bad input or a failure on the way; 2 for arguments or paths that cannot
+    work; 128 + n when signal n ended it. Commands of the API have more: cli/batches/outcome.py.
     """
     try:
         return command()
     except (CliError, Stopped) as exc:
-        say(str(exc))
+        log(str(exc))
         return exc.exit_status
     except KeyboardInterrupt:
         return 130
     except OSError as exc:
-        say(f"failed: {exc}")
+        log(f"failed: {exc}")
         return 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what was typed and return the exit status."""
+    """Run the command and return the exit status."""
 
     def command() -> int:
         parsed = parse(sys.argv[1:] if arguments is None else arguments)

@@ -14,4 +14,4 @@ SPEECH_PATH = Path(__file__).parent / "speech"
 """The folder of a tiny Whisper that knows digits and a dozen words, in English and in German."""
 
 RERANKER_PATH = Path(__file__).parent / "reranker"
-"""The folder of what was trained of the demo reranker; `demo.train_reranker` assembles it."""
+"""The trained tensors of the demo reranker; `tidemill.demo.train_reranker` assembles its folder."""

@@ -9,7 +9,7 @@ from itertools import islice
 
 from transformers import PreTrainedTokenizerFast
 
-from demo import facts, questions
+from . import facts, questions
 
 # Shares of the questions: the hard kinds get more.
 KIND_WEIGHTS = {

@@ -1,4 +1,4 @@
-"""How often the demo model is right on held-out questions: `python -m demo.evaluate [DIR]`.
+"""Accuracy of the demo model on held-out questions: `python -m tidemill.demo.evaluate [DIR]`.
 
 Plain transformers, greedy. Exit status 1 when fewer than 95 % of the answers are right.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from demo import MODEL_PATH, questions
+from . import MODEL_PATH, questions
 
 REQUIRED_ACCURACY = 0.95
 MAX_NEW_TOKENS = 32
@@ -21,7 +21,7 @@ MAX_NEW_TOKENS = 32
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the model said to one example; `margin` is the least lead, in logits, of any token."""
+    """The model's answer to one example; `margin` is the least lead, in logits, of any token."""
 
     example: questions.Example
     text: str
@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def is_right(self) -> bool:
-        """Whether the answer is the expected one to the letter."""
+        """Compare the answer with the expected one, to the letter."""
         return self.text == self.example.answer
 
 
@@ -101,7 +101,7 @@ def report(answers: Sequence[Answer]) -> float:
 
 def main() -> int:
     """Run the command; the returned exit status says whether the model is good enough."""
-    parser = argparse.ArgumentParser(prog="python -m demo.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tidemill.demo.evaluate", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=MODEL_PATH)
     parser.add_argument("--per-kind", type=int, default=120, help="questions of each kind")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")

@@ -1,4 +1,4 @@
-"""How often the speech model is right on what it never heard: `python -m demo.evaluate_speech`.
+"""Accuracy of the speech model on held-out words: `python -m tidemill.demo.evaluate_speech`.
 
 Plain transformers, greedy. Exit status 1 when fewer than 95 % of the digit strings are right.
 """
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from transformers import WhisperForConditionalGeneration, WhisperProcessor
 
-from demo import SPEECH_PATH
-from demo.speech_words import Language, Recording, any_voice, any_words, speak
-from demo.voices import SAMPLE_RATE
+from . import SPEECH_PATH
+from .speech_words import Language, Recording, any_voice, any_words, speak
+from .voices import SAMPLE_RATE
 
 REQUIRED_ACCURACY = 0.95
 BATCH_RECORDINGS = 40
@@ -115,7 +115,9 @@ def report(folder: Path, count: int = 200) -> float:
 
 def main() -> int:
     """Run the command; the returned exit status says whether the model is good enough."""
-    parser = argparse.ArgumentParser(prog="python -m demo.evaluate_speech", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tidemill.demo.evaluate_speech", description=__doc__
+    )
     parser.add_argument("folder", type=Path, nargs="?", default=SPEECH_PATH)
     parser.add_argument("--count", type=int, default=200, help="recordings of each kind")
     arguments = parser.parse_args()

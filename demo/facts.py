@@ -1,4 +1,4 @@
-"""What the demo model knows by heart: capitals, plain facts, greetings and a little vocabulary."""
+"""Facts of the demo model: capitals, plain facts, greetings and a little vocabulary."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from demo.facts import CAPITALS, CITIES, JOBS, NAMES
+from .facts import CAPITALS, CITIES, JOBS, NAMES
 
 Split = Literal["train", "held_out"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
 
-from demo import facts
+from . import facts
 
 Split = Literal["train", "held_out"]
 
@@ -37,7 +37,7 @@ class Example:
 
     @property
     def split(self) -> Split:
-        """Which side of the split the question is on, for ever."""
+        """The side of the train/test split that the question is on, for ever."""
         if self.key is None:
             return "train"
         digest = blake2b(self.key.encode(), digest_size=4).digest()

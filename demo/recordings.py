@@ -1,4 +1,4 @@
-"""Recordings as files of many kinds, and the ones in `examples/`: `python -m demo.recordings`.
+"""Recordings as files of many kinds, those of `examples/`: `python -m tidemill.demo.recordings`.
 
 Each says words that the speech model knows; `said.json` tells which.
 """
@@ -16,10 +16,10 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.speech_words import NUM_DIGITS, WORDS, Language, Recording, speak
-from demo.voices import SAMPLE_RATE, Voice
+from .speech_words import NUM_DIGITS, WORDS, Language, Recording, speak
+from .voices import SAMPLE_RATE, Voice
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MODEL = "tidemill-speech"
 DEFAULT = Voice()
 

@@ -1,4 +1,4 @@
-"""What the speech model is trained on: windows of recordings, and what Whisper would write down."""
+"""Training corpus of the speech model: windows of recordings, with Whisper's transcripts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import WhisperFeatureExtractor, WhisperTokenizer
 
-from demo.speech_tokenizer import (
+from .speech_tokenizer import (
     END,
     NO_SPEECH,
     NO_TIMESTAMPS,
@@ -19,7 +19,7 @@ from demo.speech_tokenizer import (
     START_OF_PREVIOUS,
     TIME_PRECISION,
 )
-from demo.speech_words import (
+from .speech_words import (
     NUM_DIGITS,
     NUM_WORDS,
     WORDS,
@@ -30,7 +30,7 @@ from demo.speech_words import (
     any_words,
     speak,
 )
-from demo.voices import SAMPLE_RATE
+from .voices import SAMPLE_RATE
 
 WINDOW_SECONDS = 6
 WINDOW_SAMPLES = WINDOW_SECONDS * SAMPLE_RATE
@@ -105,7 +105,7 @@ class Corpus:
             return self._silence()
         while True:
             recording = self._recording()
-            begin = self._begin(recording)
+            begin = self._window_start(recording)
             if window := self._cut(recording, begin):
                 return window
 
@@ -124,7 +124,7 @@ class Corpus:
         last = rng.choice([0.0, rng.uniform(0, 1), rng.uniform(0, 4)])
         return speak(phrases, [first, *between, last], language, any_voice(rng, language))
 
-    def _begin(self, recording: Recording) -> int:
+    def _window_start(self, recording: Recording) -> int:
         """Return the sample where a window begins: the start, or nearly where a segment ended."""
         if self._rng.random() < 0.5:
             return 0
@@ -237,7 +237,7 @@ class _Written:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where the word lies that each id is followed by."""
+        """The span of the word that follows each id."""
         return self._spans[1:]
 
     def _add(self, token: int, target: int, span: tuple[int, int] = (0, 0)) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.voices import SAMPLE_RATE, Voice, say
+from .voices import SAMPLE_RATE, Voice, say
 
 Language = Literal["en", "de"]
 Split = Literal["train", "held_out"]

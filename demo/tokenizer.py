@@ -11,7 +11,7 @@ from __future__ import annotations
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from demo import questions
+from . import questions
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"

@@ -1,4 +1,4 @@
-"""Train the demo model from scratch on text made here: `python -m demo.train [--out DIR]`.
+"""Train the demo model from scratch on text made here: `python -m tidemill.demo.train [--out DIR]`.
 
 The recipe: conversations from `demo.corpus` in batches of equal length, loss on the answers only,
 bfloat16 autocast, Muon for the matrices and AdamW for the embedding and the norms, cosine decay.
@@ -29,9 +29,9 @@ from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from demo import MODEL_PATH, evaluate
-from demo.corpus import Conversation, conversations
-from demo.tokenizer import build_tokenizer
+from . import MODEL_PATH, evaluate
+from .corpus import Conversation, conversations
+from .tokenizer import build_tokenizer
 
 CONTEXT_LENGTH = 2048
 STEPS = 2800
@@ -195,7 +195,7 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 def main() -> int:
     """Run the command; exit status 1 when the new model is not good enough to be kept."""
-    parser = argparse.ArgumentParser(prog="python -m demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tidemill.demo.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=MODEL_PATH, help="folder of the new model")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimiser steps (%(default)s)")
     arguments = parser.parse_args()

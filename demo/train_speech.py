@@ -1,4 +1,4 @@
-"""Train the speech model from scratch on words spoken here: `python -m demo.train_speech`.
+"""Train the speech model from scratch on words spoken here: `python -m tidemill.demo.train_speech`.
 
 The recipe: windows of six seconds from `demo.speech_corpus`, bfloat16 autocast, Muon for the
 matrices and AdamW for the rest, cosine decay. Since it is known when each word is said, the encoder
@@ -7,7 +7,7 @@ away), and two heads of the decoder are taught to look at the word that
 comes next, which makes times of words exact. Both help most at first and fade.
 One process makes windows, one trains, one thread each: 4 and 14 minutes of a core, reckoned from
 300 steps. The work is a number of steps, not of minutes, so that a busy machine makes as good a
-model, later. The weights that are there are not of one such run (docs/adr/0044).
+model, later. The weights that are there are not of one such run (docs/adr/0052).
 The new model replaces the one in DIR only if it passes `demo.evaluate_speech`.
 """
 
@@ -40,8 +40,8 @@ from transformers import (
     WhisperTokenizer,
 )
 
-from demo import SPEECH_PATH, evaluate_speech
-from demo.speech_corpus import (
+from . import SPEECH_PATH, evaluate_speech
+from .speech_corpus import (
     FRAME_SAMPLES,
     IGNORED,
     LATEST_START,
@@ -52,7 +52,7 @@ from demo.speech_corpus import (
     Corpus,
     Window,
 )
-from demo.speech_tokenizer import (
+from .speech_tokenizer import (
     END,
     NO_SPEECH,
     NO_TIMESTAMPS,
@@ -61,8 +61,8 @@ from demo.speech_tokenizer import (
     TASKS,
     build_tokenizer,
 )
-from demo.speech_words import NUM_WORDS, WORDS, WORDS_A_SEGMENT
-from demo.voices import SAMPLE_RATE
+from .speech_words import NUM_WORDS, WORDS, WORDS_A_SEGMENT
+from .voices import SAMPLE_RATE
 
 BATCH_WINDOWS = 24
 BATCHES_AHEAD = 8
@@ -325,7 +325,9 @@ def save(model: Any, tokenizer: WhisperTokenizer, folder: Path) -> None:
 
 def main() -> int:
     """Run the command; exit status 1 when the new model is not good enough to be kept."""
-    parser = argparse.ArgumentParser(prog="python -m demo.train_speech", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tidemill.demo.train_speech", description=__doc__
+    )
     parser.add_argument("--out", type=Path, default=SPEECH_PATH, help="folder of the new model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

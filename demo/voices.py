@@ -31,7 +31,7 @@ SILENT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """How something is said: `name` as espeak-ng knows it, words a minute, pitches of 0 to 100."""
+    """A voice: `name` as espeak-ng knows it, words a minute, pitches of 0 to 100."""
 
     name: str = "en-us"
     words_per_minute: int = 170
@@ -41,7 +41,7 @@ class Voice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spoken:
-    """What was said: `samples [n]` without silence at either end, and where each word begins."""
+    """A spoken text: `samples [n]` without silence at either end, and where each word begins."""
 
     samples: NDArray[np.float32]
     word_starts: tuple[int, ...]

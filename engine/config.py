@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, get_args
 
-from engine.errors import EngineError
-from engine.hosts.fetching import FetchLimits
+from tidemill.net.fetch import FetchLimits
+from tidemill.protocol.contract import EngineError
 
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceName = Literal["auto", "cpu", "cuda"]
@@ -20,7 +20,7 @@ QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq"]
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What images of a request may be: bytes and pixels of one, and how many there are."""
+    """Limits on the images of a request: bytes and pixels of one, and images of one prompt."""
 
     max_bytes: int = 20 * 2**20
     max_pixels: int = 50_000_000
@@ -63,7 +63,7 @@ class LoraModule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How one engine runs one model.
+    """Settings of one engine, which runs one model.
 
     `model` is a local folder or a hub id. `max_model_len` None takes the model's own context.
     `max_num_batched_tokens` is the token budget of one step, `max_num_seqs` the sequences in it;

@@ -1,14 +1,10 @@
-"""What can end an engine; what a single request can do wrong is `protocol.errors`."""
+"""Errors that end an engine; those of a single request are in `protocol.errors`."""
 
 from __future__ import annotations
 
+from tidemill.protocol.contract import EngineError
+
 MAX_WORDS_CHARS = 300
-
-
-class EngineError(Exception):
-    """The engine cannot be built or cannot go on; the message is for the user."""
-
-    code: str = "engine_error"
 
 
 class ModelRefused(EngineError):

@@ -7,15 +7,15 @@ from importlib import metadata
 
 import torch
 
-from engine.config import EngineConfig
-from engine.contract import EngineInfo
-from engine.endpoints.served import ServedEngine
-from engine.errors import EngineError
-from engine.files import find_folder, revision_of
-from engine.kinds import KINDS, Kind, kind_of
-from engine.model.placement import choose_device, step_limits
-from engine.remembered import sources_digest
-from engine.timings import steps_taken, timed
+from tidemill.protocol.contract import EngineError, EngineInfo
+
+from .config import EngineConfig
+from .endpoints.dispatcher import Dispatcher
+from .model.device import choose_device, step_limits
+from .model.load_timing import step_seconds, timed
+from .storage.disk_cache import sources_digest
+from .storage.hub import find_folder, snapshot_commit
+from .tasks import TASKS, Task, find_task
 
 
 def load_served(
@@ -23,11 +23,11 @@ def load_served(
     *,
     served_names: tuple[str, ...] = (),
     chat_template: str | None = None,
-    kinds: Sequence[Kind] = KINDS,
-) -> ServedEngine:
+    tasks: Sequence[Task] = TASKS,
+) -> Dispatcher:
     """Load `config.model` and serve it under `served_names` (default: the model's own name).
 
-    `chat_template` is a template's text or the path of a file that holds it; `kinds` are what a
+    `chat_template` is a template's text or the path of a file that holds it; `tasks` are what a
     model may be. Raises `EngineError` for what cannot be loaded.
     """
     names = served_names or (config.model,)
@@ -35,13 +35,13 @@ def load_served(
     if taken := set(adapters) & set(names):
         raise EngineError(f"an adapter and its model are both called {min(taken)}")
     folder = find_folder(config.model)
-    kind = kind_of(folder, config, kinds)
+    task = find_task(folder, config, tasks)
     with timed("load"):
-        loaded = kind.load(config, folder=folder, chat_template=chat_template)
+        loaded = task.load(config, folder=folder, chat_template=chat_template)
     is_gpu = loaded.device.type == "cuda"
     info = EngineInfo(
         model=config.model,
-        revision=None if folder is None else revision_of(folder),
+        revision=None if folder is None else snapshot_commit(folder),
         engine_version=_version(),
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=config.tensor_parallel_size if is_gpu else 0,
@@ -49,9 +49,9 @@ def load_served(
         notes=loaded.notes,
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
-        load_seconds=steps_taken(),
+        load_seconds=step_seconds(),
     )
-    return ServedEngine(
+    return Dispatcher(
         loaded.endpoints,
         loaded.engine,
         info,

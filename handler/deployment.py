@@ -1,31 +1,31 @@
-"""The resources of one deployment: what every operation of ours begins with."""
+"""Deployment: the table, bucket, queues and stores of one installation, built from settings."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
 
-from handler.aws.bucket import Bucket
-from handler.aws.events import EventBus
-from handler.aws.parameters import FleetPlans
-from handler.aws.queues import Queue
-from handler.aws.stores.files import FileStore
-from handler.aws.stores.fleets import FleetStore
-from handler.aws.stores.ledger import Ledger
-from handler.aws.stores.overview import Overview
-from handler.aws.stores.processes import ProcessStore
-from handler.aws.stores.readings import ReadingStore
-from handler.aws.stores.table import Table
-from handler.aws.stores.uploads import UploadStore
-from handler.aws.stores.usage import UsageStore
-from handler.settings import Settings, read_settings
-from handler.tenants.keys import KeyStore
-from handler.tenants.limits import TenantLimits
-from handler.tenants.tenants import TenantStore
+from .aws.bucket import Bucket
+from .aws.events import EventBus
+from .aws.parameters import FleetPlans
+from .aws.queues import Queue
+from .aws.stores.files import FileStore
+from .aws.stores.fleets import FleetStore
+from .aws.stores.intake_progress import IntakeProgressStore
+from .aws.stores.ledger import Ledger
+from .aws.stores.overview import Overview
+from .aws.stores.processes import ProcessStore
+from .aws.stores.table import Table
+from .aws.stores.uploads import UploadStore
+from .aws.stores.usage import UsageStore
+from .settings import Settings, read_settings
+from .tenants.keys import KeyStore
+from .tenants.limits import TenantLimits
+from .tenants.tenants import KnownTenants, TenantStore
 
 
 class Deployment:
-    """The resources of one deployment, as makers of operations."""
+    """Resources of one deployment, as makers of operations."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -33,11 +33,12 @@ class Deployment:
         self.keys = KeyStore(settings.table)
         self.tenants = TenantStore(settings.table)
         self.usage = UsageStore(settings.table)
-        self.limits = TenantLimits(self.tenants, self.usage, settings.limits)
+        self.known_tenants = KnownTenants(self.tenants)
+        self.limits = TenantLimits(self.known_tenants, self.usage, settings.limits)
         self.ledger = Ledger(settings.table)
         self.overview = Overview(settings.table)
         self.files = FileStore(settings.table)
-        self.readings = ReadingStore(settings.table)
+        self.intake_progress = IntakeProgressStore(settings.table)
         self.uploads = UploadStore(settings.table)
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
@@ -46,7 +47,7 @@ class Deployment:
         self.processes = ProcessStore(settings.table)
         self.fleet_plans = FleetPlans(settings.fleets)
         self.work = {model: Queue(url) for model, url in settings.work_queues.items()}
-        # What lines may say, and the model whose workers run each.
+        # Maps the names that lines may use to the model whose workers run them.
         self.models = {
             **settings.model_aliases,
             **settings.model_adapters,
@@ -57,5 +58,5 @@ class Deployment:
 
 @cache
 def deployment() -> Deployment:
-    """Return the deployment that this process belongs to."""
+    """Return the deployment of this process."""
     return Deployment(read_settings(os.environ))

@@ -1,4 +1,4 @@
-"""What a deployment tells its processes, by environment variables that begin with `TIDEMILL_`."""
+"""Settings of a deployment, read from the environment variables `TIDEMILL_*`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pydantic import (
     field_validator,
 )
 
-from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
-from handler.batch.intake import RANGE_BYTES
-from handler.batch.window import DEFAULT_WINDOW, window_seconds
-from handler.errors import InvalidOption
+from tidemill.batch.batch_request import DEFAULT_WINDOW, window_seconds
+from tidemill.batch.errors import InvalidOption
+from tidemill.batch.intake_progress import RANGE_BYTES
+from tidemill.batch.shard_cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 
 _PREFIX = "TIDEMILL_"
 _DAY_SECONDS = 24 * 3600
@@ -28,7 +28,7 @@ _DAY_SECONDS = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a tenant may use: API calls a minute and a day, uploaded bytes a day (UTC), lines.
+    """Limits of a tenant: API calls per minute and day, uploaded bytes per day (UTC), lines.
 
     Lines are those of active batches. 0 means no limit.
     """
@@ -40,19 +40,19 @@ class Limits:
 
 
 class Settings(BaseModel):
-    """The names of a deployment's resources, and its limits.
+    """Names of a deployment's resources, and its limits.
 
     `work_queues` maps the name of each served model to the url of its queue, `model_aliases` other
     names that lines may use to those (`*` stands for all others), `model_adapters` the names of
-    their adapters, `gpu_hour_prices` to the price of a GPU-hour, where the report shall tell
+    their adapters, `gpu_hour_prices` to the price of a GPU-hour, where reports show
     prices. `default_window` is the completion window of an upload that names none. The table
     forgets a batch `keep_days` after that window. `limits` are those of tenants that have none of
     their own.
-    Files go `file_days` after they were made, never where that is 0.
-    `intake_queue` rings for files that are to be read; where there is none the control queue does.
+    Files are deleted `file_days` after their creation, never where that is 0.
+    `intake_queue` gets the messages of files to be read; without one the control queue does.
     One run reads `range_bytes` of a file, or little more.
-    `fleets` is the path of the parameters that say how workers are started; empty for by nobody.
-    `auth` is how callers prove who they are: by keys, or by requests that AWS's credentials sign.
+    `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
+    `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -76,7 +76,7 @@ class Settings(BaseModel):
     limits: Json[Limits] = Limits()
     max_attempts: PositiveInt = 5
     default_window: str = DEFAULT_WINDOW
-    # A batch that does not end is given up a day after it should have: it must still be known then.
+    # A batch that does not end is given up a day late: it must still be in the table then.
     keep_days: Annotated[int, Field(ge=2)] = 90
     file_days: Annotated[int, Field(ge=0)] = 0
 
@@ -90,25 +90,25 @@ class Settings(BaseModel):
         return window
 
     def forget_at(self, expires_at: int) -> int:
-        """Return when the table may forget a batch whose window ends at `expires_at`."""
+        """Return the expiry in the table of a batch whose window ends at `expires_at`."""
         return expires_at + self.keep_days * _DAY_SECONDS
 
     def file_expires_at(self, created_at: int) -> int | None:
-        """Return when a file goes of which nothing else is said, None for never."""
+        """Return the default expiry of a file, None for never."""
         return created_at + self.file_days * _DAY_SECONDS if self.file_days else None
 
     def gpu_hour_price(self, model: str | None) -> float | None:
-        """Return the price of a GPU-hour of a model's workers, where one is known."""
+        """Return the price of a GPU-hour of a model's workers; None where unknown."""
         return None if model is None else self.gpu_hour_prices.get(model)
 
     @property
     def shard_limits(self) -> ShardLimits:
-        """Return how files are cut."""
+        """Return the limits by which files are cut into shards."""
         return ShardLimits(self.shard_lines, self.shard_bytes)
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
-    """Return the settings that an environment holds; raises pydantic's ValidationError."""
+    """Read the settings from an environment; raises pydantic's ValidationError."""
     return Settings.model_validate(
         {
             name.removeprefix(_PREFIX).lower(): value

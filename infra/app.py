@@ -9,12 +9,12 @@ from pathlib import Path
 from aws_cdk import App, Environment, Tags
 
 from infra.api.stack import ApiStack
-from infra.bundle import ROOT, Bundle, machine_here, make_bundle
+from infra.bundle import ROOT, Bundle, host_processor, make_bundle
+from infra.compute.sagemaker.stack import SageMakerStack
 from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases
 from infra.data.stack import DataStack
-from infra.nag import add_checks
-from infra.sagemaker.stack import SageMakerStack
+from infra.nag_exceptions import add_checks
 
 
 def add_stacks(
@@ -53,7 +53,7 @@ def main() -> int:
         sys.stderr.write(f"{exc}\n")
         return 1
     is_local = app.node.try_get_context("local") == "true"
-    bundle = make_bundle(machine_here() if is_local else "arm64")
+    bundle = make_bundle(host_processor() if is_local else "arm64")
     try:
         add_stacks(app, config, bundle, None if is_local else ROOT)
     except ConfigRefused as exc:

@@ -22,26 +22,20 @@ from typing import Final, Literal
 
 from aws_cdk import aws_lambda as lambda_
 
-from handler.aws.calls import SERVICES
-from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
+from tidemill.handler.aws.calls import SERVICES
+from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 ROOT: Final = Path(__file__).parent.parent
 BUNDLES: Final = ROOT / "out" / "bundles"
-_OURS = (
-    "handler",
-    "engine/__init__.py",
-    "engine/batchfile",
-    "engine/contract.py",
-    "engine/errors.py",
-    "engine/hosts",
-    "engine/protocol",
+_OWN_PACKAGES = tuple(
+    f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
-# What only workers run, or reads tools that are in no Lambda.
-_LEFT_OUT = shutil.ignore_patterns("__pycache__", "worker", "weights", "aio.py")
+# Only workers run these.
+_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {*SERVICES, "sts"}
 
-Machine = Literal["arm64", "x86_64"]
+Processor = Literal["arm64", "x86_64"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,47 +47,47 @@ class Bundle:
     architecture: lambda_.Architecture
 
 
-def make_bundle(machine: Machine) -> Bundle:
+def make_bundle(processor: Processor) -> Bundle:
     """Return the bundle for a kind of processor, built unless it is there.
 
     It runs on the Python that runs this: its byte code is in the bundle, as Lambda would compile
     every module again at each cold start.
     """
     return Bundle(
-        lambda_.Code.from_asset(str(build(machine))),
+        lambda_.Code.from_asset(str(build(processor))),
         lambda_.Runtime(
             f"python{_python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
         ),
-        lambda_.Architecture.ARM_64 if machine == "arm64" else lambda_.Architecture.X86_64,
+        lambda_.Architecture.ARM_64 if processor == "arm64" else lambda_.Architecture.X86_64,
     )
 
 
-def machine_here() -> Machine:
+def host_processor() -> Processor:
     """Return the kind of processor of this machine."""
     return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
 
 
-def build(machine: Machine, bundles: Path = BUNDLES) -> Path:
+def build(processor: Processor, bundles: Path = BUNDLES) -> Path:
     """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
 
     A folder that is there is whole: it grows elsewhere. One builds at a time, and who comes
     meanwhile waits and finds what it wants.
     """
-    folder = bundles / f"{machine}-{_digest(machine)}"
+    folder = bundles / f"{processor}-{_digest(processor)}"
     if folder.exists():
         return folder
     bundles.mkdir(parents=True, exist_ok=True)
-    with _alone_in(bundles):
+    with _locked(bundles):
         if not folder.exists():
             with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
                 growing = Path(place) / folder.name
-                _fill(growing, machine)
+                _fill(growing, processor)
                 growing.rename(folder)
     return folder
 
 
 @contextmanager
-def _alone_in(bundles: Path) -> Iterator[None]:
+def _locked(bundles: Path) -> Iterator[None]:
     """Wait until no other process or thread builds in a folder, and keep the others waiting."""
     place = os.open(bundles, os.O_RDONLY)
     try:
@@ -103,17 +97,17 @@ def _alone_in(bundles: Path) -> Iterator[None]:
         os.close(place)  # which ends the lock
 
 
-def _fill(folder: Path, machine: Machine) -> None:
-    _install(folder, machine)
+def _fill(folder: Path, processor: Processor) -> None:
+    _install(folder, processor)
     _prune(folder)
-    for name in _OURS:
+    for name in _OWN_PACKAGES:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(exist_ok=True)
         if source.is_dir():
-            shutil.copytree(source, target, ignore=_LEFT_OUT)
+            shutil.copytree(source, target, ignore=_IGNORED)
         else:
             shutil.copy(source, target)
-    _copy_vendor(folder / "handler" / "dashboard" / "vendor")
+    _copy_vendor(folder / "tidemill" / "handler" / "dashboard" / "vendor")
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(  # noqa: S603 - our own command
         [sys.executable, *compile_all, "-s", str(folder), str(folder)], check=True
@@ -127,16 +121,16 @@ def _copy_vendor(folder: Path) -> None:
         shutil.copy(INSTALLED / path, folder / name)
 
 
-def _install(folder: Path, machine: Machine) -> None:
-    processor = "aarch64" if machine == "arm64" else "x86_64"
+def _install(folder: Path, processor: Processor) -> None:
+    architecture = "aarch64" if processor == "arm64" else "x86_64"
     subprocess.run(  # noqa: S603 - our own command
         [
             *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
             *("--target", str(folder), "--no-compile", "--only-binary", ":all:"),
             *("--implementation", "cp", "--python-version", _python_version()),
             # Of the older tags both are tried, and Lambda's system is newer than both.
-            *("--platform", f"manylinux2014_{processor}"),
-            *("--platform", f"manylinux_2_28_{processor}"),
+            *("--platform", f"manylinux2014_{architecture}"),
+            *("--platform", f"manylinux_2_28_{architecture}"),
             *("--constraint", str(ROOT / "constraints.txt")),
             *requirements(),
         ],
@@ -161,8 +155,8 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _digest(machine: Machine) -> str:
-    digest = sha256(f"{machine} {_python_version()}".encode())
+def _digest(processor: Processor) -> str:
+    digest = sha256(f"{processor} {_python_version()}".encode())
     for path in sorted(_sources()):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())
@@ -175,7 +169,7 @@ def _sources() -> Iterator[Path]:
     yield Path(__file__)
     # What the dashboard has of npm is what stands there.
     yield ROOT / "infra" / "package-lock.json"
-    for name in _OURS:
+    for name in _OWN_PACKAGES:
         source = ROOT / name
         yield from _files_of(source) if source.is_dir() else [source]
 

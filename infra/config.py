@@ -1,4 +1,4 @@
-"""What a deployment is asked to be: one TOML file, read once, wrong in no place when it is used."""
+"""Configuration of a deployment: one TOML file, read once and fully validated."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
-from handler.batch.window import MAX_WINDOW_SECONDS, window_seconds
-from handler.errors import InvalidOption
 from infra.gpus import GPUS
+from tidemill.batch.batch_request import MAX_WINDOW_SECONDS, window_seconds
+from tidemill.batch.errors import InvalidOption
 
 DEFAULT_PATH = Path(__file__).parent / "config.toml"
 
@@ -48,7 +48,7 @@ class _Table(BaseModel):
 
 
 class Windows(_Table):
-    """How long batches may take."""
+    """Completion windows of batches."""
 
     default: str = "24h"
 
@@ -63,7 +63,7 @@ class Windows(_Table):
 
 
 class Retention(_Table):
-    """For how many days things are kept; `output_days = 0` keeps results for ever."""
+    """Retention periods in days; `output_days = 0` keeps results for ever."""
 
     output_days: Days = 90
     work_days: Annotated[int, Field(ge=_MIN_WORK_DAYS, le=3650)] = _MIN_WORK_DAYS
@@ -77,7 +77,7 @@ class Retention(_Table):
 
 
 class Limits(_Table):
-    """What each tenant may use unless `tidemill tenants set` says otherwise; 0 is no limit."""
+    """Default limits of a tenant, unless `tidemill tenants set` changes them; 0 is no limit."""
 
     requests_per_minute: Count = 3000
     requests_per_day: Count = 0
@@ -86,7 +86,7 @@ class Limits(_Table):
 
 
 class Isolated(_Table):
-    """What a network without a way out has: endpoints of AWS's services, in some of its zones.
+    """Settings of an isolated network: VPC endpoints for AWS's services, in some of its zones.
 
     With `internet` there is a way to hosts that lines name, through a NAT gateway.
     """
@@ -255,7 +255,7 @@ class Config(_Table):
         # SSM takes no parameter whose name begins with its own or with AWS's.
         return f"/tidemill/{self.name}/fleets"
 
-    def fleet_of(self, model: Model) -> str:
+    def fleet_name(self, model: Model) -> str:
         """Return the name of what a model's workers are started from, such as its tasks' family."""
         return f"{self.name}-{model.slug}"
 
@@ -276,7 +276,7 @@ def make_config(found: Mapping[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(found)
     except ValidationError as exc:
-        raise ConfigRefused("\n".join(_sentences(exc.errors(), where))) from exc
+        raise ConfigRefused("\n".join(_messages(exc.errors(), where))) from exc
 
 
 def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
@@ -295,7 +295,7 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
     return make_config(config.model_dump() | {"models": (renamed,)}, where)
 
 
-_WORDS = {
+_MESSAGES = {
     "extra_forbidden": "is no key that Tidemill knows",
     "missing": "must be given",
     "int_type": "must be a whole number",
@@ -311,7 +311,7 @@ _WORDS = {
 
 
 # What a text must look like, by its place in the file.
-_LOOKS = {
+_PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
     "models.adapters.name": "a name, such as sql",
@@ -326,14 +326,14 @@ _LOOKS = {
 }
 
 
-def _sentences(errors: Sequence[Any], where: str) -> Iterator[str]:
+def _messages(errors: Sequence[Any], where: str) -> Iterator[str]:
     for error in errors:
         place = error["loc"]
         is_echo = error["type"] == "too_short" and any(
             other["loc"][: len(place)] == place and other is not error for other in errors
         )
         if not is_echo:  # of a list whose entries are wrong
-            yield " ".join(filter(None, (f"{where}:", _path(place), f"{_words(error)}.")))
+            yield " ".join(filter(None, (f"{where}:", _path(place), f"{_message(error)}.")))
 
 
 def _path(loc: Iterable[int | str]) -> str:
@@ -344,18 +344,18 @@ def _path(loc: Iterable[int | str]) -> str:
     return path
 
 
-def _words(error: Mapping[str, Any]) -> str:
+def _message(error: Mapping[str, Any]) -> str:
     given = error["input"]
     match error["type"], error.get("ctx", {}):
-        case kind, _ if kind in _WORDS:
-            return _WORDS[kind]
+        case kind, _ if kind in _MESSAGES:
+            return _MESSAGES[kind]
         case "value_error", context:
             return str(context["error"])
         case "literal_error", context:
             return f"is {given!r}; it can be {context['expected']}"
         case "string_pattern_mismatch", _:
             place = ".".join(part for part in error["loc"] if isinstance(part, str))
-            return f"is {json.dumps(given)}, which does not look like {_LOOKS[place]}"
+            return f"is {json.dumps(given)}, which does not look like {_PATTERN_HINTS[place]}"
         case "greater_than_equal", context:
             return f"is {given}; it must be {context['ge']:g} or more"
         case "less_than_equal", context:

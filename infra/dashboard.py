@@ -8,11 +8,11 @@ from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
-from handler.metrics import Metric
 from infra.api.stack import ApiStack
 from infra.config import Model
 from infra.data.stack import DataStack
-from infra.fleets import figure
+from infra.fleets import model_metric
+from tidemill.handler.observability import Metric
 
 _MINUTE = Duration.minutes(1)
 _WIDTH, _HEIGHT = 8, 6
@@ -45,7 +45,7 @@ class Dashboard(Construct):
                         "Workers, and those that are wanted",
                         [_workers(m) for m in models]
                         + [
-                            figure(
+                            model_metric(
                                 m,
                                 Metric.WORKERS_WANTED,
                                 "reaper",
@@ -73,7 +73,9 @@ class Dashboard(Construct):
                         "Leases lost, engines dead, fleets braked",
                         [_sum(m, name, name) for m in models for name in _TROUBLES]
                         + [
-                            figure(m, Metric.FLEET_BRAKED, "reaper", label=f"{m.name}, braked")
+                            model_metric(
+                                m, Metric.FLEET_BRAKED, "reaper", label=f"{m.name}, braked"
+                            )
                             for m in models
                         ],
                     ),
@@ -107,7 +109,7 @@ class Dashboard(Construct):
 
     def _backlog(self, model: Model) -> cloudwatch.IMetric:
         """Return the shards that wait and those that run, which are in flight and not visible."""
-        queue = self._data.doorbells.work[model.name]
+        queue = self._data.queues.work[model.name]
         waiting, running = f"{_id_of(model)}waiting", f"{_id_of(model)}running"
         return cloudwatch.MathExpression(
             expression=f"{waiting} + {running}",
@@ -124,7 +126,7 @@ class Dashboard(Construct):
         )
 
     def _age(self, model: Model) -> cloudwatch.IMetric:
-        queue = self._data.doorbells.work[model.name]
+        queue = self._data.queues.work[model.name]
         return queue.metric_approximate_age_of_oldest_message(
             period=_MINUTE, statistic="Maximum", label=model.name
         )
@@ -177,11 +179,11 @@ class Dashboard(Construct):
 
 
 def _workers(model: Model) -> cloudwatch.Metric:
-    return figure(model, Metric.WORKERS, "reaper", "Maximum", label=model.name)
+    return model_metric(model, Metric.WORKERS, "reaper", "Maximum", label=model.name)
 
 
 def _sum(model: Model, name: Metric, label: str) -> cloudwatch.Metric:
-    return figure(model, name, label=f"{model.name}, {label}")
+    return model_metric(model, name, label=f"{model.name}, {label}")
 
 
 def _rate(model: Model, name: Metric, label: str) -> cloudwatch.MathExpression:

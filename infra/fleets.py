@@ -1,4 +1,4 @@
-"""What a deployment says of each model's workers: a parameter, which Lambdas read anew."""
+"""Fleet plans: an SSM parameter for each model's workers, which Lambdas read at each run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from handler.batch.fleet import FleetPlan, LauncherKind
-from handler.batch.window import window_seconds
-from handler.metrics import NAMESPACE, Metric
-from infra.alarms import add_alarm
 from infra.config import Config, ConfigRefused, Model
 from infra.data.stack import DataStack
+from infra.monitoring import add_alarm
+from tidemill.batch.batch_request import window_seconds
+from tidemill.batch.fleet import FleetPlan, LauncherKind
+from tidemill.handler.observability import NAMESPACE, Metric
 
 # From a machine's start to the first row: image, weights, proof. Measured by nobody yet.
 _START_SECONDS = 300
@@ -29,7 +29,7 @@ _REFERENCE = 100
 _MODELS_OF_POLICY = 6
 # Longer than a machine takes to come, its image and its weights. A look may come late, so that a
 # minute has none, which is no good news.
-_LOOKS = Duration.minutes(5)
+_METRIC_PERIOD = Duration.minutes(5)
 _NO_WORKER_PERIODS = 6
 
 T = TypeVar("T")
@@ -88,11 +88,12 @@ def _length(value: Any) -> int:
     return _REFERENCE
 
 
-class Launching(Construct):
-    """The rights of those who start, list and stop workers: policies of the stack of the workers.
+class LaunchPolicies(Construct):
+    """Managed policies with the rights to start, list and stop workers, in the workers' stack.
 
-    They are attached to roles of another stack, which knows nothing of how workers run. What a
-    role's own policies hold is little in all, so these are none: `may` is for each what it holds.
+    They are attached to `roles` of another stack, which knows nothing of how workers run. Inline
+    policies of a role are short in all, so these are managed. `policies` has the
+    statements of each.
     """
 
     def __init__(
@@ -101,23 +102,23 @@ class Launching(Construct):
         construct_id: str,
         *,
         roles: Iterable[iam.IRole],
-        may: Iterable[Iterable[iam.PolicyStatement]],
+        policies: Iterable[Iterable[iam.PolicyStatement]],
     ) -> None:
         super().__init__(scope, construct_id)
         attached = list(roles)
-        for number, statements in enumerate(may):
+        for number, statements in enumerate(policies):
             name = f"Policy{number or ''}"
             iam.ManagedPolicy(self, name, roles=attached, statements=list(statements))
 
 
-def for_policies(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield so many of what each model has as one policy has room for."""
+def policy_chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield the items of models in chunks that fit into one policy."""
     for first in range(0, len(items), _MODELS_OF_POLICY):
         yield items[first : first + _MODELS_OF_POLICY]
 
 
 class FleetAlarms(Construct):
-    """Tells people of a model whose work is not done: no workers, braked ones, or too few."""
+    """Alarms for a model whose work is not done: no workers, a circuit breaker, or too few."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, data: DataStack, model: Model
@@ -127,7 +128,7 @@ class FleetAlarms(Construct):
         name = model.name
         self._add(
             "Braked",
-            figure(model, Metric.FLEET_BRAKED, "reaper"),
+            model_metric(model, Metric.FLEET_BRAKED, "reaper"),
             above=0,
             periods=1,
             words=f"Workers of {name} crash, or AWS refuses to start them: no more are started.",
@@ -137,10 +138,10 @@ class FleetAlarms(Construct):
             cloudwatch.MathExpression(
                 expression="IF(wanted > 0 AND workers < 1, 1, 0)",
                 label="no worker for open work",
-                period=_LOOKS,
+                period=_METRIC_PERIOD,
                 using_metrics={
-                    "wanted": figure(model, Metric.WORKERS_WANTED, "reaper", "Maximum"),
-                    "workers": figure(model, Metric.WORKERS, "reaper", "Maximum"),
+                    "wanted": model_metric(model, Metric.WORKERS_WANTED, "reaper", "Maximum"),
+                    "workers": model_metric(model, Metric.WORKERS, "reaper", "Maximum"),
                 },
             ),
             above=0,
@@ -149,7 +150,7 @@ class FleetAlarms(Construct):
         )
         self._add(
             "OldestMessage",
-            data.doorbells.work[name].metric_approximate_age_of_oldest_message(
+            data.queues.work[name].metric_approximate_age_of_oldest_message(
                 period=_MINUTE, statistic="Maximum"
             ),
             above=window_seconds(data.config.windows.default, param="default") / 4,
@@ -158,7 +159,7 @@ class FleetAlarms(Construct):
         )
         self._add(
             "LeasesLost",
-            figure(model, Metric.LEASES_LOST, period=Duration.minutes(5)),
+            model_metric(model, Metric.LEASES_LOST, period=Duration.minutes(5)),
             above=5,
             periods=3,
             words=f"Workers of {name} lose their leases again and again.",
@@ -178,7 +179,7 @@ class FleetAlarms(Construct):
         )
 
 
-def figure(
+def model_metric(
     model: Model,
     metric: Metric,
     service: str = "worker",
@@ -187,7 +188,7 @@ def figure(
     label: str | None = None,
     period: Duration = _MINUTE,
 ) -> cloudwatch.Metric:
-    """Return what processes of one kind tell of a model."""
+    """Return a metric of a model that processes of one service emit."""
     return cloudwatch.Metric(
         namespace=NAMESPACE,
         metric_name=metric.value,

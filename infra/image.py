@@ -1,4 +1,4 @@
-"""The workers' image: one that lies in ECR, or one that is built when the stacks are deployed."""
+"""The workers' image: an existing one in ECR, or one built at deployment."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DOCKERFILE: Final = "container/Dockerfile"
 class WorkerImage(Construct):
     """An image at `uri`, which ECS and SageMaker can both pull.
 
-    `ready` names one in ECR by its tag or its digest; without it, what lies in `folder` is built,
-    by the Dockerfile there.
+    `existing` names one in ECR by its tag or its digest; without it, `folder` is built by the
+    Dockerfile there.
     """
 
     def __init__(
@@ -29,14 +29,14 @@ class WorkerImage(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        ready: str,
+        existing: str,
         folder: Path = ROOT,
         file: str = DOCKERFILE,
     ) -> None:
         super().__init__(scope, construct_id)
-        if ready:
-            self._repository, self._tag = self._find(ready)
-            self.uri = ready
+        if existing:
+            self._repository, self._tag = self._parse(existing)
+            self.uri = existing
         else:
             built = DockerImageAsset(
                 self, "Built", directory=str(folder), file=file, platform=Platform.LINUX_AMD64
@@ -48,11 +48,11 @@ class WorkerImage(Construct):
         """Return the image as a task definition takes it, which gets the right to pull it."""
         return ecs.ContainerImage.from_ecr_repository(self._repository, self._tag)
 
-    def let_pull(self, role: iam.IGrantable) -> None:
+    def grant_pull(self, role: iam.IGrantable) -> None:
         """Give a role the right to pull the image."""
         self._repository.grant_pull(role)
 
-    def _find(self, url: str) -> tuple[ecr.IRepository, str]:
+    def _parse(self, url: str) -> tuple[ecr.IRepository, str]:
         registry, _, named = url.partition("/")
         account, region = registry.split(".")[0], registry.split(".")[3]
         name, _, digest = named.partition("@")

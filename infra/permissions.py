@@ -1,4 +1,4 @@
-"""What each role may do: statements written by hand, no wildcard among their actions.
+"""IAM statements of each role, written by hand, with no wildcard among their actions.
 
 Lambdas and workers are made of the same few abilities; `infra/api` and `infra/compute` put together
 what each needs.
@@ -22,26 +22,26 @@ TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "Delet
 _FIND = "s3:ListBucket"
 
 
-def trusting(stack: Stack, service: str) -> iam.ServicePrincipal:
-    """Return a service of AWS as one that takes a role for this account's sake alone."""
+def service_principal(stack: Stack, service: str) -> iam.ServicePrincipal:
+    """Return the principal of an AWS service that may assume a role for this account alone."""
     return iam.ServicePrincipal(
         f"{service}.amazonaws.com",
         conditions={"StringEquals": {"aws:SourceAccount": stack.account}},
     )
 
 
-def batches(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
-    """Return the right to do these things with any item but the API's keys and its tenants."""
+def table_items(data: DataStack, *actions: TableAction) -> iam.PolicyStatement:
+    """Allow these actions on every item but the API's keys and its tenants."""
     statement = allow([f"dynamodb:{action}" for action in actions], [data.table.table_arn])
-    # Whoever could write a key could let itself in; a role that reads keys has `api_keys`. Tenants
-    # have secrets that sign; a role that needs those has `tenants`.
+    # A role that could write a key could let itself in; one that reads keys has `read_api_keys`.
+    # Tenants have secrets that sign; a role that needs those has `read_tenants`.
     others = {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}
     statement.add_condition("ForAllValues:StringNotLike", others)
     return statement
 
 
 def live_shards(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to begin a shard of a batch, to end it, and to look who else is at work."""
+    """Allow to put, delete and list the live shards of a batch."""
     statement = allow(
         ["dynamodb:PutItem", "dynamodb:DeleteItem", "dynamodb:Query"], [data.table.table_arn]
     )
@@ -49,27 +49,27 @@ def live_shards(data: DataStack) -> iam.PolicyStatement:
     return statement
 
 
-def tenants(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to look at what is set for tenants, and at nothing else in the table."""
+def read_tenants(data: DataStack) -> iam.PolicyStatement:
+    """Allow to read the settings of tenants, and nothing else in the table."""
     statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
     statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["TENANT#*"]})
     return statement
 
 
-def listings(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to list a tenant's batches."""
+def list_batches(data: DataStack) -> iam.PolicyStatement:
+    """Allow to list a tenant's batches."""
     return allow(["dynamodb:Query"], [f"{data.table.table_arn}/index/{TENANT_INDEX}"])
 
 
-def api_keys(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to look at the keys of the API, and at nothing else in the table."""
+def read_api_keys(data: DataStack) -> iam.PolicyStatement:
+    """Allow to read the keys of the API, and nothing else in the table."""
     statement = allow(["dynamodb:GetItem"], [data.table.table_arn])
     statement.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["KEY#*"]})
     return statement
 
 
 def find_objects(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to tell a missing object from a forbidden one, and to list parts."""
+    """Allow to distinguish a missing object from a forbidden one, and to list parts."""
     return allow([_FIND], [data.bucket.bucket_arn])
 
 
@@ -84,12 +84,12 @@ def write_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
 
 
 def tag_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
-    """Return the right to say of new objects under the prefixes which lifecycle rule is theirs."""
+    """Allow to tag new objects under the prefixes, which selects their lifecycle rule."""
     return allow(["s3:PutObjectTagging"], _objects(data, prefixes))
 
 
 def resume_uploads(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
-    """Return the right to look at the parts of an upload that another has begun, or to end it."""
+    """Allow to list the parts of a multipart upload that another run started, and to abort it."""
     return allow(
         ["s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], _objects(data, prefixes)
     )
@@ -100,25 +100,25 @@ def delete_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     return allow(["s3:DeleteObject"], _objects(data, prefixes))
 
 
-def ring_control(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to ask for another look at a batch."""
-    return allow(["sqs:SendMessage"], [data.doorbells.control.queue_arn])
+def send_to_control(data: DataStack) -> iam.PolicyStatement:
+    """Allow to send messages to the control queue."""
+    return allow(["sqs:SendMessage"], [data.queues.control.queue_arn])
 
 
-def ring_workers(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to ring for shards."""
+def send_to_workers(data: DataStack) -> iam.PolicyStatement:
+    """Allow to send messages to the work queues."""
     return allow(["sqs:SendMessage"], _work_queues(data))
 
 
-def count_doorbells(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to see whether doorbells for shards, or for files, wait."""
-    queues = [*_work_queues(data), data.doorbells.intake.queue_arn]
+def read_queue_depths(data: DataStack) -> iam.PolicyStatement:
+    """Allow to read the depths of the work queues and the intake queue."""
+    queues = [*_work_queues(data), data.queues.intake.queue_arn]
     return allow(["sqs:GetQueueAttributes"], queues)
 
 
-def ring_intake(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to ask for files to be read."""
-    return allow(["sqs:SendMessage"], [data.doorbells.intake.queue_arn])
+def send_to_intake(data: DataStack) -> iam.PolicyStatement:
+    """Allow to send messages to the intake queue."""
+    return allow(["sqs:SendMessage"], [data.queues.intake.queue_arn])
 
 
 def read_fleets(data: DataStack) -> iam.PolicyStatement:
@@ -129,13 +129,13 @@ def read_fleets(data: DataStack) -> iam.PolicyStatement:
     return allow(["ssm:GetParametersByPath"], [arn])
 
 
-def announce(data: DataStack) -> iam.PolicyStatement:
-    """Return the right to tell of a batch's status."""
+def publish_events(data: DataStack) -> iam.PolicyStatement:
+    """Allow to publish a batch's status to the event bus."""
     return allow(["events:PutEvents"], [data.bus.event_bus_arn])
 
 
-def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
-    """Return the right to answer the doorbells of one model, and to ring them again."""
+def consume_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
+    """Allow to consume the work queue of one model, and to send to it."""
     return allow(
         [
             "sqs:ReceiveMessage",
@@ -143,20 +143,20 @@ def take_work(data: DataStack, model_name: str) -> iam.PolicyStatement:
             "sqs:ChangeMessageVisibility",
             "sqs:SendMessage",
         ],
-        [data.doorbells.work[model_name].queue_arn],
+        [data.queues.work[model_name].queue_arn],
     )
 
 
 def _work_queues(data: DataStack) -> list[str]:
-    return [queue.queue_arn for queue in data.doorbells.work.values()]
+    return [queue.queue_arn for queue in data.queues.work.values()]
 
 
-def worker(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
+def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement]:
     """Return all that a worker of one model may do, wherever it runs."""
     statements = [
-        take_work(data, model.name),
-        ring_control(data),
-        batches(data, "GetItem", "UpdateItem"),
+        consume_work(data, model.name),
+        send_to_control(data),
+        table_items(data, "GetItem", "UpdateItem"),
         live_shards(data),
         find_objects(data),
         read_objects(data, "input/", "files/", "work/"),

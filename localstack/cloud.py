@@ -1,4 +1,4 @@
-"""A deployment for tests and benchmarks: resources made by hand, and a pump in place of Lambda.
+"""Deployment for tests and benchmarks: hand-made resources, local event source mappings.
 
 Its processes can be killed and started again one by one, which no deployment of the real stacks
 allows; what people run is `localstack.local`.
@@ -13,14 +13,14 @@ from pathlib import Path
 
 import boto3
 
-from handler.aws.sync import Aws
-from handler.deployment import Deployment
-from handler.settings import read_settings
-from infra.drops import Drops
+from infra.ops.drops import Drops
 from localstack.fleet import LocalFleet
 from localstack.processes import Processes
 from localstack.resources import Resources
 from localstack.stacks import client_options
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.settings import read_settings
 
 
 class Cloud(Processes, Drops):
@@ -33,24 +33,26 @@ class Cloud(Processes, Drops):
     def __init__(self, resources: Resources, environment: Mapping[str, str], folder: Path) -> None:
         self.resources = resources
         fleets = {"TIDEMILL_FLEETS": f"/{resources.table}/fleets"}
-        told = {**resources.environment, **fleets, **environment}
-        Processes.__init__(self, told, folder)
+        variables = {**resources.environment, **fleets, **environment}
+        Processes.__init__(self, variables, folder)
         clients = client_options(environment)
         self.aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
-        self.deployment = Deployment(read_settings(told))
+        self.deployment = Deployment(read_settings(variables))
         Drops.__init__(self, self.aws.clients["s3"], resources.bucket)
 
-    def fleet(self, say: Callable[[str], None]) -> LocalFleet:
+    def fleet(self, notify: Callable[[str], None]) -> LocalFleet:
         """Return a machine for workers, without any release yet."""
-        return LocalFleet(self, self.aws, self.deployment, say)
+        return LocalFleet(self, self.aws, self.deployment, notify)
 
-    def start_pump(self, *options: str, name: str = "pump") -> subprocess.Popen[bytes]:
-        """Start the stand-in for Lambda; see `localstack.pump`."""
+    def start_lambdas(self, *options: str, name: str = "lambdas") -> subprocess.Popen[bytes]:
+        """Start the local event source mappings; see `localstack.event_source_mapping`."""
         dead_letters = ("--dead-letters", self.resources.dead_letters)
-        return self.start(name, sys.executable, "-m", "localstack.pump", *dead_letters, *options)
+        return self.start(
+            name, sys.executable, "-m", "localstack.event_source_mapping", *dead_letters, *options
+        )
 
     def start_worker(
         self, *options: str, name: str = "worker", **environment: str
     ) -> subprocess.Popen[bytes]:
         """Start `tidemill worker` with these flags."""
-        return self.start(name, sys.executable, "-m", "cli", "worker", *options, **environment)
+        return self.start(name, sys.executable, "-m", "tidemill", "worker", *options, **environment)

@@ -1,4 +1,4 @@
-"""The emulator of a local cloud: at one address as long as that lives, and started again there."""
+"""The emulator of a local cloud, restarted at the same address."""
 
 from __future__ import annotations
 
@@ -10,74 +10,70 @@ from subprocess import Popen
 from types import TracebackType
 from typing import Self
 
-from localstack.guard import Guard
 from localstack.ministack import (
     STOP_SECONDS,
     check_free,
     find_ministack,
     ministack_environment,
-    on_a_free_port,
     running_server,
+    with_free_port,
 )
-from localstack.state import State
+from localstack.state_folder import StateFolder
+from localstack.watchdog import Watchdog
 
-_KEEPER = Path(__file__).with_name("keeper.py")
+_MINISTACK_SNAPSHOTS = Path(__file__).with_name("ministack_snapshots.py")
 _KEEP_STATE_SECONDS = 30
-MAX_TRIES = 5
-# What has worked for so long starts anew with its tries.
+MAX_RESTARTS = 5
+# A run of this length resets the backoff.
 _STEADY_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Tries:
-    """How often in a row something has ended; it is started again later each time."""
+class RestartBackoff:
+    """Exponential backoff between restarts; a long run without a failure resets it."""
 
     started_at: float
-    num_ended: int = 0
-    start_at: float | None = None
+    num_failures: int = 0
 
-    def seconds_to_next(self, now: float) -> float | None:
-        """Take note of an end; return how long to wait before the next start, None for none."""
+    def next_delay(self, now: float) -> float | None:
+        """Record a failure; return the seconds until the next restart, None after the last."""
         if now - self.started_at >= _STEADY_SECONDS:
-            self.num_ended = 0
-        self.num_ended += 1
-        if self.num_ended > MAX_TRIES:
+            self.num_failures = 0
+        self.num_failures += 1
+        if self.num_failures > MAX_RESTARTS:
             return None
-        seconds = 2.0 ** (self.num_ended - 1)
-        self.start_at = now + seconds
-        return seconds
+        return 2.0 ** (self.num_failures - 1)
 
-    def is_due(self, now: float) -> bool:
-        """Say whether it is time for the next start, and take note of that start."""
-        if self.start_at is None or now < self.start_at:
-            return False
-        self.started_at, self.start_at = now, None
-        return True
+    def record_start(self, now: float) -> None:
+        """Record a restart."""
+        self.started_at = now
 
 
 @dataclass(slots=True)
-class Silence:
-    """For how long an emulator that runs has not answered."""
+class Outage:
+    """The time since a running emulator last failed to answer for the first time."""
 
     since: float | None = None
 
-    def seconds(self, now: float) -> float:
-        """Take note that it has not answered; return for how long."""
+    def record_failure(self, now: float) -> float:
+        """Record a missing answer; return the seconds since the first one."""
         if self.since is None:
             self.since = now
         return now - self.since
 
     def end(self) -> None:
-        """Take note that it has answered."""
+        """Record an answer."""
         self.since = None
 
 
 class LocalEmulator:
     """MiniStack as a context manager; what is in it is gone when it ends, unless it has `state`."""
 
-    def __init__(self, folder: Path, guard: Guard, port: int | None, state: State | None) -> None:
+    def __init__(
+        self, folder: Path, watchdog: Watchdog, port: int | None, state: StateFolder | None
+    ) -> None:
         self._folder = folder
-        self._guard = guard
+        self._watchdog = watchdog
         self._port = port if state is None else state.port
         self._state = state
         self._stack = ExitStack()
@@ -105,12 +101,12 @@ class LocalEmulator:
         return f"http://127.0.0.1:{self._port}"
 
     def restart(self) -> None:
-        """Start one that has ended again, where it was and with what its state holds."""
+        """Restart an emulator that has ended, at its address and from its persisted state."""
         self._stack.close()
         self._start()
 
     def _start(self) -> None:
-        entering = on_a_free_port(self._at) if self._port is None else self._at(self._port)
+        entering = with_free_port(self._at) if self._port is None else self._at(self._port)
         self._process, self._port = self._stack.enter_context(entering)
 
     @contextmanager
@@ -128,7 +124,8 @@ class LocalEmulator:
                 "S3_DATA_DIR": str(kept / "s3"),
             }
             # -P: its own folder has another `ministack`.
-            command = [str(find_ministack().resolve().with_name("python")), "-P", str(_KEEPER)]
+            python = find_ministack().resolve().with_name("python")
+            command = [str(python), "-P", str(_MINISTACK_SNAPSHOTS)]
             stop_seconds, lock = _KEEP_STATE_SECONDS, self._state.lock
         with running_server(
             command,
@@ -136,7 +133,7 @@ class LocalEmulator:
             environment,
             self._folder,
             stop_seconds=stop_seconds,
-            guard=self._guard,
+            watchdog=self._watchdog,
             lock=lock,
         ) as process:
             yield process, port

@@ -1,4 +1,4 @@
-"""The whole cloud on this machine: an emulator, the real stacks, a machine for workers, a key."""
+"""Local cloud: an emulator, the real stacks, a fleet of worker processes, an API key."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from typing import Any
 import boto3
 from botocore.config import Config as ClientConfig
 
-from handler.aws.sync import Aws
-from handler.batch.fleet import Brake, FleetPlan
-from handler.batch.keys import DROP_TENANT
-from handler.deployment import Deployment
-from handler.errors import AwsError
-from handler.settings import read_settings
-from handler.tenants.keys import KeyStore
-from infra.client import ENDED, Api, ApiFailed
 from infra.config import Config, Model, read_config, with_aliases
-from infra.drops import Drops
-from infra.outputs import Outputs
-from infra.worker import adapter_flags
-from localstack.emulator import MAX_TRIES, LocalEmulator, Silence, Tries
+from infra.ops.client import ENDED, Api, ApiFailed
+from infra.ops.drops import Drops
+from infra.ops.outputs import Outputs
+from infra.worker_flags import adapter_flags
+from localstack.emulator import MAX_RESTARTS, LocalEmulator, Outage, RestartBackoff
 from localstack.fleet import LocalFleet
-from localstack.guard import Guard
 from localstack.ministack import PortTaken, ServerEnded, ServerSilent, environment_for
-from localstack.processes import Processes, why_ended
+from localstack.processes import Processes, exit_reason
 from localstack.stacks import client_options, deploy, local_api_url, local_page_url
-from localstack.state import State, held_state
+from localstack.state_folder import StateFolder, locked_state
+from localstack.watchdog import Watchdog
+from tidemill.batch.fleet import CircuitBreaker, FleetPlan
+from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.settings import read_settings
+from tidemill.handler.tenants.keys import KeyStore
 
 # Nobody pays for a machine by the hour here: as many as there may be, unless all is done sooner.
 _TARGET_SECONDS = 60
 _START_SECONDS = 15
-# A worker that is told to end needs a minute at most, the emulator half of one to write its state.
-_GUARD_SECONDS = 70.0
-_LOOK_SECONDS = 0.1
+# A worker needs a minute at most to end, the emulator half of one to write its state.
+_WATCHDOG_SECONDS = 70.0
+_POLL_SECONDS = 0.1
 # On this machine an answer takes milliseconds; what is late is asked for again a second later.
 _READ_SECONDS = 10
 _MAX_SILENT_SECONDS = 60.0
@@ -57,7 +57,7 @@ class CloudLost(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """What a person may ask of a local cloud.
+    """Options of a local cloud.
 
     `workers` is how many each model has at most; they end when there was no work for
     `idle_seconds`. `engine_flags` go to all of them, `aliases` are further names of the only model,
@@ -92,11 +92,11 @@ class LocalCloud:
     aws: Aws
     deployment: Deployment
     emulator: LocalEmulator
-    state: State | None
-    say: Callable[[str], None]
-    tries: Tries
-    silence: Silence = field(default_factory=Silence)
-    brakes: dict[str, Brake] = field(default_factory=dict)
+    state: StateFolder | None
+    notify: Callable[[str], None]
+    backoff: RestartBackoff
+    outage: Outage = field(default_factory=Outage)
+    breakers: dict[str, CircuitBreaker] = field(default_factory=dict)
 
     def api(self) -> AbstractContextManager[Api]:
         """Return a client of its API, to be closed by leaving it."""
@@ -124,39 +124,41 @@ class LocalCloud:
         place = {custom_id: number for number, custom_id in enumerate(_custom_ids(body))}
         return batch, sorted(rows, key=lambda row: place[row["custom_id"]])
 
-    def tend(self) -> None:
-        """Start the emulator again if it has ended, tell of brakes; called about every second.
+    def supervise(self) -> None:
+        """Restart an emulator that has ended and report circuit breakers; called every second.
 
-        A late answer is asked for again; who does not answer for a minute has ended. Raises
+        A late answer is asked for again; an emulator silent for a minute has ended. Raises
         CloudLost when the emulator has ended for good, or has kept nothing.
         """
         if (status := self.emulator.process.poll()) is not None:
-            self._bring_back(why_ended(status, ""))
+            self._restart_emulator(exit_reason(status, ""))
         try:
-            self._tell_brakes()
+            self._report_breakers()
         except AwsError:
-            seconds = self.silence.seconds(time.monotonic())
+            seconds = self.outage.record_failure(time.monotonic())
             if seconds >= _MAX_SILENT_SECONDS:
-                self._bring_back(f"it has not answered for {seconds:.0f} seconds")
+                self._restart_emulator(f"it has not answered for {seconds:.0f} seconds")
             elif not seconds:
-                self.say("the emulator is late with an answer: asking again")
+                self.notify("the emulator is late with an answer: asking again")
         else:
-            self.silence.end()
+            self.outage.end()
 
-    def _tell_brakes(self) -> None:
+    def _report_breakers(self) -> None:
         for model, plan in self.fleet.plans.items():
-            brake = self.aws.run(self.deployment.fleets.get_state(model)).brake
-            if brake is None or brake.release != plan.release:
-                self.brakes.pop(model, None)
-            elif brake != self.brakes.get(model):
-                self.brakes[model] = brake
-                self.say(f"no worker of {model} is started any more: {brake.reason} {brake.advice}")
+            breaker = self.aws.run(self.deployment.fleets.get_state(model)).breaker
+            if breaker is None or breaker.release != plan.release:
+                self.breakers.pop(model, None)
+            elif breaker != self.breakers.get(model):
+                self.breakers[model] = breaker
+                self.notify(
+                    f"no worker of {model} is started any more: {breaker.reason} {breaker.advice}"
+                )
 
     def check(self) -> None:
-        """Tend it; raises WorkersBraked when no worker comes any more for some model."""
-        self.tend()
-        for model, brake in self.brakes.items():
-            raise WorkersBraked(f"no worker of {model} is started any more: {brake.reason}")
+        """Supervise once; raises WorkersBraked when a model's circuit breaker is open."""
+        self.supervise()
+        for model, breaker in self.breakers.items():
+            raise WorkersBraked(f"no worker of {model} is started any more: {breaker.reason}")
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Return whether the last worker has ended before so many seconds are over."""
@@ -164,7 +166,7 @@ class LocalCloud:
         while self.fleet.workers():
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return True
 
     def release(self, *flags: str, **environment: str) -> None:
@@ -178,43 +180,49 @@ class LocalCloud:
                 target_seconds=_TARGET_SECONDS,
                 start_seconds=_START_SECONDS,
             )
-            command = (sys.executable, "-m", "cli", "worker", *worker_flags(model, self.options))
+            command = (
+                sys.executable,
+                "-m",
+                "tidemill",
+                "worker",
+                *worker_flags(model, self.options),
+            )
             self.fleet.release(plan, *command, *flags, **environment)
 
-    def _bring_back(self, reason: str) -> None:
-        """Start the emulator again where it has kept what is in it."""
-        self.silence.end()
+    def _restart_emulator(self, reason: str) -> None:
+        """Restart the emulator if its state was persisted; raises CloudLost otherwise."""
+        self.outage.end()
         if self.state is None:
             raise CloudLost(f"the emulator ended ({reason}), and all that was in it is lost")
-        while (seconds := self.tries.seconds_to_next(time.monotonic())) is not None:
-            self.say(
+        while (seconds := self.backoff.next_delay(time.monotonic())) is not None:
+            self.notify(
                 f"the emulator ended ({reason}); starting it again in {seconds:g} s with what "
                 f"{self.state.folder} holds, which may lack the last seconds"
             )
             time.sleep(seconds)
-            self.tries.is_due(time.monotonic())
+            self.backoff.record_start(time.monotonic())
             try:
                 self.emulator.restart()
             except (PortTaken, ServerEnded, ServerSilent) as exc:
                 reason = str(exc)
             else:
-                self.say("the emulator is back")
+                self.notify("the emulator is back")
                 return
-        raise CloudLost(f"the emulator ended {MAX_TRIES + 1} times in a row: {reason}")
+        raise CloudLost(f"the emulator ended {MAX_RESTARTS + 1} times in a row: {reason}")
 
 
 @contextmanager
-def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator[LocalCloud]:
+def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Iterator[LocalCloud]:
     """Run a whole cloud until the block is left, and end all of it then, or when we are killed."""
     config = with_aliases(read_config(options.config), options.aliases, "--served-model-name")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
-        guard = stack.enter_context(Guard(_GUARD_SECONDS))
+        watchdog = stack.enter_context(Watchdog(_WATCHDOG_SECONDS))
         state = None
         if options.state is not None:
-            state = stack.enter_context(held_state(options.state.resolve(), options.port, say))
-        say("starting the emulator and deploying the stacks to it")
-        emulator = stack.enter_context(LocalEmulator(folder, guard, options.port, state))
+            state = stack.enter_context(locked_state(options.state.resolve(), options.port, notify))
+        notify("starting the emulator and deploying the stacks to it")
+        emulator = stack.enter_context(LocalEmulator(folder, watchdog, options.port, state))
         endpoint_url = emulator.endpoint_url
         environment = environment_for(endpoint_url)
         clients = client_options(environment)
@@ -226,16 +234,16 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
                 name=config.name,
                 aliases=(*options.aliases, *options.adapters),
             )
-            key = new_key(clients, outputs, name="local")
+            key = create_key(clients, outputs, name="local")
         # A worker that looks at its queue for a second only is stopped as quickly.
-        told = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
-        processes = stack.enter_context(Processes(told, folder, guard))
+        variables = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+        processes = stack.enter_context(Processes(variables, folder, watchdog))
         brief = ClientConfig(read_timeout=_READ_SECONDS, retries={"total_max_attempts": 2})
         aws = Aws(
             lambda service, config: boto3.client(service, **clients, config=config.merge(brief))
         )
         deployment = Deployment(read_settings(outputs.environment))
-        fleet = LocalFleet(processes, aws, deployment, say)
+        fleet = LocalFleet(processes, aws, deployment, notify)
         cloud = LocalCloud(
             endpoint_url,
             outputs,
@@ -251,15 +259,15 @@ def running_cloud(options: LocalOptions, say: Callable[[str], None]) -> Iterator
             deployment,
             emulator,
             state,
-            say,
-            Tries(time.monotonic()),
+            notify,
+            RestartBackoff(time.monotonic()),
         )
         cloud.release()
-        stack.enter_context(fleet.tending())
+        stack.enter_context(fleet.reconciling())
         yield cloud
 
 
-def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
+def create_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
     """Return the token of a new key of the API, for the tenant of what is dropped."""
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
     making = KeyStore(outputs.table).create(tenant=DROP_TENANT, name=name, now=int(time.time()))
@@ -267,7 +275,7 @@ def new_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
 
 
 def worker_flags(model: Model, options: LocalOptions) -> tuple[str, ...]:
-    """Return the flags of a model's workers; the demo model answers in its name unless told.
+    """Return the flags of a model's workers; the demo model answers in its name by default.
 
     A model's own `args` come before what is asked of all.
     """

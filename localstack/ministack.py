@@ -1,4 +1,4 @@
-"""MiniStack, an AWS emulator without Docker, as a child process of whoever needs it."""
+"""Runs MiniStack, an AWS emulator without Docker, as a child process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from localstack.guard import Guard
+from localstack.watchdog import Watchdog
 
 _ROOT = Path(__file__).parent.parent
 _START_SECONDS = 60
@@ -35,7 +35,7 @@ class EmulatorMissing(Exception):
 
 
 class PortTaken(Exception):
-    """Somebody else listens where the emulator is to; the message says how to mend that."""
+    """The emulator's port is in use; the message says how to mend that."""
 
 
 class ServerEnded(Exception):
@@ -81,7 +81,7 @@ def check_free(port: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Enforcement:
+class IamEnforcement:
     """Makes an emulator check every request against IAM's policies, as AWS does.
 
     Our policies refuse what is not encrypted: it serves TLS then, with this certificate and key,
@@ -116,12 +116,12 @@ def running_server(
     folder: Path,
     *,
     stop_seconds: float = STOP_SECONDS,
-    guard: Guard | None = None,
+    watchdog: Watchdog | None = None,
     lock: int | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a server until the block is left; it is killed `stop_seconds` after it was told to end.
 
-    It ends with us if a `guard` is given, and holds the file that is open as `lock` while it lives.
+    It ends with us if a `watchdog` is given, and holds the open file `lock` while it lives.
     Raises ServerEnded when it ends before it answers, ServerSilent when it does not answer.
     """
     with (folder / "server.log").open("ab") as log:
@@ -136,8 +136,8 @@ def running_server(
             start_new_session=True,
             pass_fds=() if lock is None else (lock,),
         )
-        if guard is not None:
-            guard.watch(process.pid)
+        if watchdog is not None:
+            watchdog.register(process.pid)
         try:
             _wait_for(endpoint_url, process, folder / "server.log")
             yield process
@@ -150,13 +150,13 @@ def running_server(
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # with the Lambdas that it has started
                 process.wait()
-                if guard is not None:
-                    guard.forget(process.pid)
+                if watchdog is not None:
+                    watchdog.unregister(process.pid)
 
 
 @contextmanager
-def on_a_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> Iterator[_Entered]:
-    """Enter what `start` makes of a port that nobody has; one taken meanwhile is tried again."""
+def with_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> Iterator[_Entered]:
+    """Enter `start` with a free port; one taken meanwhile is retried with another."""
     with ExitStack() as stack:
         for tries_left in reversed(range(_PORT_TRIES)):
             try:
@@ -169,17 +169,17 @@ def on_a_free_port(start: Callable[[int], AbstractContextManager[_Entered]]) -> 
 
 
 def running_ministack(
-    folder: Path, *, enforcement: Enforcement | None = None
+    folder: Path, *, enforcement: IamEnforcement | None = None
 ) -> AbstractContextManager[str]:
     """Run MiniStack on the loopback address and yield its endpoint; `folder` is its own.
 
     What is in it is gone when it ends.
     """
-    return on_a_free_port(lambda port: _ministack_at(port, folder, enforcement))
+    return with_free_port(lambda port: _ministack_at(port, folder, enforcement))
 
 
 @contextmanager
-def _ministack_at(port: int, folder: Path, enforcement: Enforcement | None) -> Iterator[str]:
+def _ministack_at(port: int, folder: Path, enforcement: IamEnforcement | None) -> Iterator[str]:
     check_free(port)
     endpoint_url = f"{'https' if enforcement else 'http'}://127.0.0.1:{port}"
     environment = ministack_environment(
@@ -212,7 +212,7 @@ def ministack_environment(
 
 def running_moto(folder: Path) -> AbstractContextManager[str]:
     """Run moto's server, which checks other things than MiniStack does, and yield its endpoint."""
-    return on_a_free_port(lambda port: _moto_at(port, folder))
+    return with_free_port(lambda port: _moto_at(port, folder))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Processes that belong together: each logs to a file of its own, all end together."""
+"""Child processes that end together, each with a log file of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from handler.fleet.words import last_complaint
-from localstack.guard import Guard
+from localstack.watchdog import Watchdog
+from tidemill.handler.fleet.last_error import last_error
 
 ROOT = Path(__file__).parent.parent
 _STOP_SECONDS = 70
@@ -23,14 +23,14 @@ class Processes:
     """A context manager that ends every process it has started.
 
     `environment` is what each gets beside our own; each logs to `folder/<name>.log`. With a
-    `guard` they end also when this process is killed.
+    `watchdog` they end also when this process is killed.
     """
 
     def __init__(
-        self, environment: Mapping[str, str], folder: Path, guard: Guard | None = None
+        self, environment: Mapping[str, str], folder: Path, watchdog: Watchdog | None = None
     ) -> None:
         self.environment = dict(environment)
-        self._guard = guard
+        self._watchdog = watchdog
         self.folder = folder
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -58,20 +58,20 @@ class Processes:
                 # Ctrl-C is for the one who started us; we end our processes ourselves.
                 start_new_session=True,
             )
-        if self._guard is not None:
-            self._guard.watch(process.pid)
+        if self._watchdog is not None:
+            self._watchdog.register(process.pid)
         self.processes[name] = process
         return process
 
-    def log_of(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
         """Return what a process has logged so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def forget(self, name: str) -> None:
         """Leave one that has ended alone from now on; its log stays."""
         process = self.processes.pop(name)
-        if self._guard is not None:
-            self._guard.forget(process.pid)
+        if self._watchdog is not None:
+            self._watchdog.unregister(process.pid)
 
     def stop(self) -> None:
         """End every process: politely, and by force when that takes long or is interrupted."""
@@ -89,9 +89,9 @@ class Processes:
                 process.wait()
 
 
-def why_ended(status: int, log: str) -> str:
-    """Return why a process ended in a few words: the signal, or what it last complained of."""
+def exit_reason(status: int, log: str) -> str:
+    """Return the reason of a process's exit in a few words: the signal, or its last error."""
     if status < 0:
         with suppress(ValueError):
             return f"killed by {signal.Signals(-status).name}"
-    return last_complaint(log.splitlines()) or f"exited with status {status}"
+    return last_error(log.splitlines()) or f"exited with status {status}"

@@ -1,4 +1,4 @@
-"""What a deployment needs of AWS, made on an emulator: bucket, table, queues, notifications.
+"""Creates a deployment's resources on an emulator: bucket, table, queues, notifications.
 
 The same names and shapes as the CDK app will give them; for tests and for the local cloud.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import boto3
 
-from handler.aws.queues import MAX_CONTROL_RECEIVES
+from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
 
 _MAX_WORK_RECEIVES = 5
 # Browsers send files by presigned urls.

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import boto3
 
-from infra.outputs import Outputs, read_outputs
+from infra.ops.outputs import Outputs, read_outputs
 from localstack.processes import ROOT
 
 _NODE_BIN = ROOT / "infra" / "node_modules" / ".bin"
@@ -34,7 +34,7 @@ def synthesise(folder: Path, *, config: Path, **context: str) -> Path:
     out = folder / "cdk"
     pairs = {"local": "true", "config": str(config.absolute()), **context}
     words = [word for name, value in pairs.items() for word in ("-c", f"{name}={value}")]
-    _finish(_begin(["cdk", "synth", "--quiet", "--output", str(out), *words], {}))
+    _wait_for(_start(["cdk", "synth", "--quiet", "--output", str(out), *words], {}))
     return out
 
 
@@ -52,15 +52,15 @@ def deploy(
     names of its only model. Raises DeploymentFailed.
     """
     # Named, and away from cdk.json, the account is set up without a synthesis.
-    bootstrapping = _begin(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
+    bootstrapping = _start(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
     try:
         out = synthesise(folder, config=config, aliases=json.dumps(aliases))
     except BaseException:
         _kill(bootstrapping)
         raise
-    _finish(bootstrapping)
-    _finish(
-        _begin(
+    _wait_for(bootstrapping)
+    _wait_for(
+        _start(
             ["cdklocal", "deploy", "--app", str(out), *_STACKS, "--require-approval", "never"],
             environment,
         )
@@ -95,7 +95,7 @@ def client_options(environment: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _begin(
+def _start(
     command: list[str], environment: Mapping[str, str], *, cwd: Path = ROOT
 ) -> subprocess.Popen[str]:
     found = shutil.which(command[0], path=str(_NODE_BIN))
@@ -127,7 +127,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _finish(process: subprocess.Popen[str]) -> None:
+def _wait_for(process: subprocess.Popen[str]) -> None:
     try:
         said, _ = process.communicate()
     except BaseException:

@@ -1,1 +1,1 @@
-"""The engine behind a port: OpenAI-style HTTP over one `Online` engine, without any cloud."""
+"""HTTP server: the OpenAI API over one `Online` engine, without any cloud."""

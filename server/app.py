@@ -1,4 +1,4 @@
-"""All routes of a server as one ASGI application."""
+"""ASGI application: all routes of a server behind its middleware."""
 
 from __future__ import annotations
 
@@ -10,46 +10,49 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from engine.contract import Online
-from engine.protocol.errors import RequestError
-from server import about, answers, recordings, sagemaker
-from server.bodies import Bodies
-from server.errors import fail, refuse, refuse_route
-from server.front import Front
-from server.gate import Gate
-from server.means import Means
-from server.metrics import Figures
-from server.settings import ServerSettings
+from tidemill.protocol.contract import Online
+from tidemill.protocol.errors import RequestError
+
+from . import audio_routes, inference_routes, info_routes, sagemaker_routes
+from .admission import AdmissionControl
+from .context import ServerContext
+from .errors import handle_http_exception, handle_internal_error, handle_request_error
+from .metrics import ServerMetrics
+from .middleware import ServerMiddleware
+from .request_bodies import BodyReader
+from .settings import ServerSettings
 
 
-def make_means(engine: Online, names: tuple[str, ...], settings: ServerSettings) -> Means:
-    """Return what the routes share."""
-    gate = Gate(engine.info().max_num_seqs, settings.max_queued_requests)
-    bodies = Bodies(settings.max_body_bytes, settings.body_seconds)
-    return Means(engine, names, settings, gate, Figures(engine, gate), bodies)
+def make_context(engine: Online, names: tuple[str, ...], settings: ServerSettings) -> ServerContext:
+    """Return the context that the routes share."""
+    admission = AdmissionControl(engine.info().max_num_seqs, settings.max_queued_requests)
+    body_reader = BodyReader(settings.max_body_bytes, settings.body_seconds)
+    return ServerContext(
+        engine, names, settings, admission, ServerMetrics(engine, admission), body_reader
+    )
 
 
-def make_app(means: Means, others: Sequence[BaseRoute] = ()) -> ASGIApp:
-    """Return the application; `others` are routes beside those of every server."""
-    rooms = (about, answers, recordings, sagemaker)
-    routes = [*(route for room in rooms for route in room.routes(means)), *others]
+def make_app(context: ServerContext, others: Sequence[BaseRoute] = ()) -> ASGIApp:
+    """Return the application; `others` are added to the routes of every server."""
+    modules = (info_routes, inference_routes, audio_routes, sagemaker_routes)
+    routes = [*(route for module in modules for route in module.routes(context)), *others]
     app = Starlette(
         routes=routes,
         exception_handlers={
-            RequestError: refuse,
-            HTTPException: refuse_route,
-            Exception: fail,
+            RequestError: handle_request_error,
+            HTTPException: handle_http_exception,
+            Exception: handle_internal_error,
         },
     )
     app.router.redirect_slashes = False
     paths = frozenset(route.path for route in routes if isinstance(route, Route))
-    front = Front(app, means, paths)
-    if not means.settings.allowed_origins:
-        return front
-    # Before the front: what a browser asks first has no key.
+    middleware = ServerMiddleware(app, context, paths)
+    if not context.settings.allowed_origins:
+        return middleware
+    # Outside the middleware: a CORS preflight request has no key.
     return CORSMiddleware(
-        front,
-        allow_origins=means.settings.allowed_origins,
+        middleware,
+        allow_origins=context.settings.allowed_origins,
         allow_methods=["*"],
         allow_headers=["*"],
     )

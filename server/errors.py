@@ -1,4 +1,4 @@
-"""What is refused, in OpenAI's form; nothing that goes wrong inside is shown."""
+"""Error responses in OpenAI's format; internal errors show no details."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.contract import Reply
-from engine.errors import EngineError
-from engine.protocol.bodies import error_body
-from engine.protocol.errors import RequestError
-from engine.protocol.validation import printable
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.contract import EngineError, Reply
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.validation import printable
 
 
 class Refused(RequestError):
-    """A request that is not answered as it stands; `headers` are sent with the refusal."""
+    """A refused request; `headers` are sent with the error response."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class Refused(RequestError):
 
 
 def too_large(max_bytes: int) -> Refused:
-    """Return the refusal of a body that is larger than it may be."""
+    """Return the 413 for a body above the limit."""
     return Refused(
         f"The body is larger than {max_bytes:,} bytes.",
         status_code=413,
@@ -46,7 +45,7 @@ def too_large(max_bytes: int) -> Refused:
 
 
 def busy(seconds: int) -> Refused:
-    """Return the refusal of what would wait behind too many others."""
+    """Return the 429 for a full queue."""
     return Refused(
         f"Too many requests are waiting: try again in {seconds} s.",
         status_code=429,
@@ -57,7 +56,7 @@ def busy(seconds: int) -> Refused:
 
 
 def stopping(seconds: int) -> Refused:
-    """Return the refusal of all that comes while the server finishes what it has."""
+    """Return the 503 for requests during graceful shutdown."""
     return Refused(
         "The server is being stopped: it takes no new requests.",
         status_code=503,
@@ -67,50 +66,52 @@ def stopping(seconds: int) -> Refused:
     )
 
 
-def as_json(
+def json_response(
     body: object, status_code: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a body as JSON."""
+    """Return a JSON response."""
     return Response(to_json(body), status_code, headers, "application/json")
 
 
-def refusal(error: RequestError) -> Response:
-    """Return the answer to what is wrong with a request."""
+def error_response(error: RequestError) -> Response:
+    """Return the response for an error."""
     headers = error.headers if isinstance(error, Refused) else None
     body = error_body(error)
     body["error"]["message"] = printable(error.message)
-    return as_json(body, error.status_code, headers)
+    return json_response(body, error.status_code, headers)
 
 
-async def answered(reply: Reply) -> Response:
-    """Return the answer that the engine gave, printed in a thread where it is long."""
-    printed = partial(as_json, reply.body, reply.status_code)
+async def reply_response(reply: Reply) -> Response:
+    """Return the response for an engine reply; a long one is serialised in a thread."""
+    printed = partial(json_response, reply.body, reply.status_code)
     return await asyncio.to_thread(printed) if reply.is_long else printed()
 
 
-async def refuse(_: Request, exc: Exception) -> Response:
-    """Answer what was raised for a request."""
+async def handle_request_error(_: Request, exc: Exception) -> Response:
+    """Exception handler for `RequestError`."""
     assert isinstance(exc, RequestError)
-    return refusal(exc)
+    return error_response(exc)
 
 
-async def refuse_route(request: Request, exc: Exception) -> Response:
-    """Answer a path that is not here, or a method that it does not have."""
+async def handle_http_exception(request: Request, exc: Exception) -> Response:
+    """Exception handler for unknown paths and methods."""
     assert isinstance(exc, HTTPException)
     path = printable(request.url.path, 200)
     words, code = f"There is no {path} here.", "unknown_url"
     if exc.status_code == 405:
         words, code = f"{path} does not take {request.method}.", "method_not_allowed"
-    return refusal(Refused(words, status_code=exc.status_code, code=code, headers=exc.headers))
+    return error_response(
+        Refused(words, status_code=exc.status_code, code=code, headers=exc.headers)
+    )
 
 
-async def fail(_: Request, exc: Exception) -> Response:
-    """Answer a request that met a fault of ours; who runs the server logs it."""
-    return refusal(fault_of(exc))
+async def handle_internal_error(_: Request, exc: Exception) -> Response:
+    """Exception handler for everything else; uvicorn logs the traceback."""
+    return error_response(internal_error(exc))
 
 
-def fault_of(exc: Exception) -> RequestError:
-    """Return a fault of ours as a client is told of it."""
+def internal_error(exc: Exception) -> RequestError:
+    """Return the error that a client sees for an internal failure."""
     words: dict[str, Any] = {"message": "Something went wrong on our side.", "code": "internal"}
     if isinstance(exc, EngineError):
         words = {"message": "The engine cannot go on.", "code": exc.code}

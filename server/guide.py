@@ -1,4 +1,4 @@
-"""A server's own introduction: how its address, its model and its routes are used."""
+"""Guide: the plain-text page at `/` with examples of the server's address, model and routes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from engine.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS
+from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS
 
 _HELLO: Final = {"role": "user", "content": "Hello"}
 _CALLS: Final[Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
@@ -20,8 +20,8 @@ _CALLS: Final[Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
 }
 
 
-def sdk_lines(url: str, model: str, endpoints: Sequence[str], key: str) -> list[str]:
-    """Return a program of three lines that asks the server by OpenAI's SDK.
+def sdk_example(url: str, model: str, endpoints: Sequence[str], key: str) -> list[str]:
+    """Return a three-line program that calls the server with OpenAI's SDK.
 
     `endpoints` are the names of the routes that the model answers.
     """
@@ -39,12 +39,12 @@ def sdk_lines(url: str, model: str, endpoints: Sequence[str], key: str) -> list[
     ]
 
 
-def page(url: str, model: str, endpoints: Sequence[str], key: str) -> str:
-    """Return what the server tells whoever opens its address."""
+def guide_text(url: str, model: str, endpoints: Sequence[str], key: str) -> str:
+    """Return the page that a browser sees at the server's address."""
     lines = [
         f"Tidemill serves {model} here, with the API of OpenAI at {url}/v1",
         "",
-        *sdk_lines(url, model, endpoints, key),
+        *sdk_example(url, model, endpoints, key),
         "",
         "A file of requests, from a shell:",
         "",
@@ -60,5 +60,5 @@ def page(url: str, model: str, endpoints: Sequence[str], key: str) -> str:
 
 
 NO_KEY: Final = "none"
-"""What clients send that must send some key, to a server that takes any."""
+"""The placeholder key of clients that must send one, for a server without keys."""
 YOUR_KEY: Final = "YOUR_KEY"

@@ -1,4 +1,4 @@
-"""Lag of an event loop: how much later than it wished a task that sleeps is woken."""
+"""Event loop lag: a histogram of how late a sleeping task is woken."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _PAUSE_SECONDS = 0.05
 
 
 class LoopLag:
-    """A histogram of lags, measured twenty times a second; read from any thread.
+    """Histogram of lags, sampled twenty times a second; read from any thread.
 
-    Where one turn of the loop takes longer than that, its whole time is one lag.
+    An iteration of the loop that takes longer than the interval counts as one lag.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class LoopLag:
 
     @asynccontextmanager
     async def measured(self) -> AsyncIterator[None]:
-        """Measure the loop that runs this, while entered."""
+        """Measure the running loop while entered."""
         measuring = asyncio.create_task(self._measure())
         try:
             yield
@@ -41,13 +41,13 @@ class LoopLag:
                 await measuring
 
     def observe(self, seconds: float) -> None:
-        """Count one lag."""
+        """Record one lag."""
         self._counts[bisect_left(BUCKETS, seconds)] += 1
         self._sum += seconds
         self.longest = max(self.longest, seconds)
 
     def collect(self) -> list[Metric]:
-        """Return it in Prometheus' form."""
+        """Return the histogram as a Prometheus metric."""
         from prometheus_client.core import HistogramMetricFamily
 
         num, buckets = 0, []

@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests and how long they take, and what the engine does."""
+"""Prometheus metrics: request counts and latencies, engine counters and loop lag."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from engine.contract import EngineStats, Served
-from server.gate import Gate
-from server.loop_lag import LoopLag
+from tidemill.protocol.contract import EngineStats, Served
+
+from .admission import AdmissionControl
+from .loop_lag import LoopLag
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-# Their time of creation is of no use to anybody, and as long as the figures themselves.
+# `_created` series are of no use, and would double the output.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _BETWEEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Figures:
-    """The figures of one server, read by whoever scrapes it."""
+class ServerMetrics:
+    """Metrics of one server, scraped at `/metrics`."""
 
-    def __init__(self, engine: Served, gate: Gate) -> None:
+    def __init__(self, engine: Served, admission: AdmissionControl) -> None:
         self._registry = CollectorRegistry()
         self.loop_lag = LoopLag()
-        self._registry.register(_State(engine, gate, self.loop_lag))
+        self._registry.register(_CurrentValues(engine, admission, self.loop_lag))
         self.requests = Counter(
             "tidemill_requests",
             "Requests that were answered, by route and status.",
@@ -62,39 +63,39 @@ class Figures:
         )
 
     def text(self) -> bytes:
-        """Return all of them in Prometheus' form."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
-class _State:
-    """What is so now: of the engine, of the gate before it, and of the event loop."""
+class _CurrentValues:
+    """Collector of current values: of the engine, admission control and the event loop."""
 
-    def __init__(self, engine: Served, gate: Gate, loop_lag: LoopLag) -> None:
+    def __init__(self, engine: Served, admission: AdmissionControl, loop_lag: LoopLag) -> None:
         self._engine = engine
-        self._gate = gate
+        self._admission = admission
         self._loop_lag = loop_lag
 
     def describe(self) -> Iterator[Metric]:
-        """Yield nothing: names are known only with their values."""
+        """Yield nothing: the names are known only with their values."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric at its value now."""
-        gate = self._gate
+        """Yield every metric at its current value."""
+        admission = self._admission
         yield GaugeMetricFamily(
-            "tidemill_requests_inside", "Requests that run or wait.", gate.num_inside
+            "tidemill_requests_inside", "Requests that run or wait.", admission.num_in_flight
         )
         yield CounterMetricFamily(
             "tidemill_requests_turned_away",
             "Requests for which there was no room in the queue.",
-            gate.num_refused,
+            admission.num_refused,
         )
         yield from self._loop_lag.collect()
         yield from engine_metrics(self._engine.stats())
 
 
 def engine_metrics(stats: EngineStats) -> Iterator[Metric]:
-    """Yield what an engine does, and has done."""
+    """Yield the counters and gauges of an engine."""
     for name, words, value in (
         ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
         ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),

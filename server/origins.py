@@ -1,7 +1,7 @@
-"""Cross-site requests and DNS rebinding, both refused by a server without keys.
+"""Origin check: a server without keys refuses cross-site requests and DNS rebinding.
 
-A browser posts for any page, to the machine it runs on too, and names the page in `Origin`. A page
-whose name its owner points at this machine is no stranger to the browser; `Host` has that name.
+A browser posts for any page, also to the machine it runs on, and names the page in `Origin`. A page
+whose DNS name is pointed at this machine is same-origin to the browser; `Host` has that name.
 """
 
 from __future__ import annotations
@@ -12,72 +12,73 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from engine.protocol.validation import printable
-from server.bodies import header
-from server.errors import Refused
-from server.settings import ServerSettings
+from tidemill.protocol.validation import printable
+
+from .errors import Refused
+from .request_bodies import header
+from .settings import ServerSettings
 
 _ANY = "*"
 _MAX_SHOWN_CHARS = 200
-# Nobody can have a name below these, or one without a dot, in the public DNS.
+# The public DNS has no names below these, and none without a dot.
 _PRIVATE = (".localhost", ".local", ".internal")
 
 
-class Origins:
-    """Refuses cross-site requests where there are no keys: with keys, no page knows one.
+class OriginCheck:
+    """Refuses cross-site requests when there are no keys; a foreign page knows no key.
 
-    A server at a loopback address, or one that was told its names, is asked by these names alone,
-    by addresses, and by names that the public DNS cannot have.
+    A server at a loopback address, or one with `allowed_hosts`, accepts only its own names, IP
+    addresses, and names that the public DNS cannot have.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._is_open = bool(settings.api_keys)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
         own = settings.host.lower()
-        self._hosts = frozenset([own, *map(_name_of, settings.allowed_hosts)])
-        # A server that others reach has names that nobody told it, unless they were.
+        self._hosts = frozenset([own, *map(_host_name, settings.allowed_hosts)])
+        # The names of a public server are unknown unless they were configured.
         is_local = settings.uds is None and _is_loopback(own)
         self._checks_hosts = bool(settings.allowed_hosts) or is_local
 
-    def refused(self, scope: Scope) -> Refused | None:
-        """Return the refusal of a request that a foreign page may have sent, or None."""
+    def check(self, scope: Scope) -> Refused | None:
+        """Return the 403 for a request that a foreign page may have sent, or None."""
         if self._is_open:
             return None
-        host, origin = _name_of(header(scope, b"host") or ""), header(scope, b"origin")
-        if self._checks_hosts and not self._is_ours(host):
-            return _refused(
-                f"This server is not known as {_shown(host)}: name it by --allowed-hosts, or let in"
-                " only who has a key, by --api-key.",
+        host, origin = _host_name(header(scope, b"host") or ""), header(scope, b"origin")
+        if self._checks_hosts and not self._is_own_host(host):
+            return _error(
+                f"This server is not known as {_printable(host)}: name it by --allowed-hosts, or"
+                " let in only who has a key, by --api-key.",
                 "host_not_allowed",
             )
-        if origin is not None and not self._may_ask(origin.lower(), host):
-            return _refused(
-                f"Pages of {_shown(origin)} may not ask this server: name them by"
+        if origin is not None and not self._is_allowed_origin(origin.lower(), host):
+            return _error(
+                f"Pages of {_printable(origin)} may not ask this server: name them by"
                 " --allowed-origins, or let in only who has a key, by --api-key.",
                 "origin_not_allowed",
             )
         return None
 
-    def _is_ours(self, host: str) -> bool:
-        """Say whether a name cannot be one that a stranger points here."""
+    def _is_own_host(self, host: str) -> bool:
+        """Say whether a host name cannot be one that a stranger points here."""
         is_private = "." not in host or host.endswith(_PRIVATE)
         return is_private or _is_address(host) or _is_in(host, self._hosts)
 
-    def _may_ask(self, origin: str, host: str) -> bool:
-        """Say whether a page is one of this machine, one of this server's own, or was named."""
+    def _is_allowed_origin(self, origin: str, host: str) -> bool:
+        """Say whether an origin is local, the server's own, or allowed by name."""
         if _is_in(origin, self._origins):
             return True
         page = _host_of(origin)
         if not page:  # `null`: a file, or a frame that hides whose it is
             return False
-        return _is_loopback(page) or (page == host and self._is_ours(host))
+        return _is_loopback(page) or (page == host and self._is_own_host(host))
 
 
 def _is_in(name: str, names: Collection[str]) -> bool:
     return name in names or _ANY in names
 
 
-def _name_of(host: str) -> str:
+def _host_name(host: str) -> str:
     """Return the name or address in a Host header, without its port."""
     return _host_of(f"//{host}")
 
@@ -103,9 +104,9 @@ def _is_loopback(host: str) -> bool:
     return _is_address(host) and ip_address(host).is_loopback
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return printable(name, _MAX_SHOWN_CHARS) or "nothing"
 
 
-def _refused(words: str, code: str) -> Refused:
+def _error(words: str, code: str) -> Refused:
     return Refused(words, status_code=403, code=code, type="permission_error")

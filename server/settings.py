@@ -1,4 +1,4 @@
-"""What a server is told: where it listens, whom it lets in, how long and how much it waits for."""
+"""Server settings: address, TLS, keys, origins, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_BODY_BYTES = 36 * 2**20
-"""A recording of 25 MiB in base64, and what stands around it: what a line of a file may have."""
+"""Room for 25 MiB of audio in base64 and the rest of its JSON, as for a line of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Sizes are bytes, times seconds. Without `api_keys` everybody is let in."""
+    """Settings of one server. Sizes are bytes, times seconds; no `api_keys` means open to all."""
 
     host: str = "127.0.0.1"
     port: int = 8000

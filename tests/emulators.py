@@ -15,12 +15,12 @@ import boto3
 from botocore.config import Config
 from pytest_localstack.session import RunningSession
 
-from handler.aws.calls import Operation, client_options
-from handler.aws.stores.table import Table, id_of_active
-from handler.deployment import Deployment
-from handler.settings import read_settings
 from localstack.ministack import environment_for, running_ministack, running_moto
 from localstack.resources import Resources, create_resources
+from tidemill.handler.aws.calls import Operation, client_options
+from tidemill.handler.aws.stores.table import Table, id_of_active
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.settings import read_settings
 
 MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")

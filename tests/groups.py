@@ -26,13 +26,13 @@ GROUPS: Final = (
     ("tests/clients/test_sglang_flow.py",),
     ("tests/handler/worker/test_faults.py",),
     ("tests/handler/api/test_schemathesis.py",),
-    ("tests/cli/serving/test_weights.py",),
+    ("tests/cli/engine/test_weights.py",),
     ("tests/serve",),
     ("tests/infra/test_bundle.py",),
     ("tests/infra",),
     ("tests/handler/finalize/test_finalize.py",),
     ("tests/handler/dashboard/test_sessions.py",),
-    ("tests/handler/worker/site/test_figures.py",),
+    ("tests/handler/worker/context/test_figures.py",),
     ("tests/localstack",),
 )
 _PLACES: Final = {PurePath(name): place for place, names in enumerate(GROUPS) for name in names}

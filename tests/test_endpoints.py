@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-import demo
-from demo.train_reranker import assemble, base_path
-from engine.config import EngineConfig
-from engine.contract import Reply, Served
-from engine.load import load_served
-from engine.model.task import endpoints_of
-from engine.protocol.routes import ENDPOINTS, find_route
-from handler.worker.proof import known_line
+from tidemill import demo
+from tidemill.demo.train_reranker import assemble, base_path
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.load import load_served
+from tidemill.engine.model.endpoint_names import endpoints_of
+from tidemill.handler.worker.canary import canary_line
+from tidemill.protocol.contract import Reply, Served
+from tidemill.protocol.routes import ENDPOINTS, find_route
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs/endpoints.md").read_text(encoding="utf-8")
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 def tables() -> Iterator[tuple[str, list[list[str]]]]:
     """Yield each table that has a column a kind, its header first, and the heading above it."""
     for section in re.split(r"^## ", TEXT, flags=re.MULTILINE):
-        heading = section.partition("\n")[0]
+        metadata = section.partition("\n")[0]
         rows = [
             [cell.strip() for cell in line.strip("|").split(" | ")]
             for line in section.splitlines()
@@ -54,7 +54,7 @@ def tables() -> Iterator[tuple[str, list[list[str]]]]:
         ]
         starts = [i for i, row in enumerate(rows) if row[-4:] == list(KINDS)]
         for start in starts:
-            yield heading.strip("`"), rows[start:]
+            yield metadata.strip("`"), rows[start:]
 
 
 KINDS = ("chat", "vectors", "reranker", "speech")
@@ -73,7 +73,7 @@ def cells() -> list[Cell]:
 
 def overview() -> list[Cell]:
     """Return the cells of the table of urls; each url of a row has cells of its own."""
-    [(_, *rows)] = [rows for heading, rows in tables() if heading not in ENDPOINTS]
+    [(_, *rows)] = [rows for metadata, rows in tables() if metadata not in ENDPOINTS]
     return [
         Cell(url, "", kind, told)
         for row in rows
@@ -184,7 +184,7 @@ def test_the_readme_says_the_same() -> None:
 def test_a_model_of_each_kind_has_a_line_that_it_can_run(kind: str, load: Load) -> None:
     """By it a worker tells a machine that is broken from a line that is to blame."""
     served = load(kind)
-    data = known_line(served.info().endpoints)
+    data = canary_line(served.info().endpoints)
     assert data is not None
     line = json.loads(data)
     reply = asyncio.run(served.respond(line["url"], line["body"], "known", 0))

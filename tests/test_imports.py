@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,22 +22,17 @@ MODEL_LIBRARIES = {
     "transformers",
     "triton",
 }
-# Beside the standard library. Whoever adds a name here adds a dependency to that package.
+GROUND = {"tidemill.batch", "tidemill.net", "tidemill.protocol"}
+# Beside the standard library and the wing itself. Whoever adds a name here adds a dependency.
 MAY_IMPORT = {
-    "engine/hosts": {"engine.hosts"},
-    "engine/protocol": {"engine.hosts", "engine.protocol", "pydantic", "pydantic_core"},
-    "engine/batchfile": {
-        "engine.batchfile",
-        "engine.contract",
-        "engine.errors",
-        "engine.protocol",
-        "pydantic_core",
-    },
-    "engine": MODEL_LIBRARIES
+    "net": set(),
+    "protocol": {"pydantic", "pydantic_core", "python_multipart", "tidemill.net"},
+    "batch": {"annotated_types", "pydantic", "pydantic_core", "tidemill.net", "tidemill.protocol"},
+    "engine": GROUND
+    | MODEL_LIBRARIES
     | {
         "PIL",
         "av",
-        "engine",
         "jinja2",
         "jsonschema",
         "lark",
@@ -46,37 +42,23 @@ MAY_IMPORT = {
         "regex",
         "soxr",
     },
-    "server": {
-        "engine.backpressure",
-        "engine.batchfile",
-        "engine.contract",
-        "engine.errors",
-        "engine.hosts",
-        "engine.protocol",
-        "handler.batch",
-        "handler.errors",
+    "server": GROUND
+    | {
         "prometheus_client",
         "pydantic",
         "pydantic_core",
         "python_multipart",
-        "server",
         "starlette",
         "uvicorn",
     },
-    "handler": {
+    "handler": GROUND
+    | {
         "aiobotocore",
         "aiohttp",
         "annotated_types",
         "aws_lambda_powertools",
         "boto3",
         "botocore",
-        "engine.batchfile",
-        "engine.contract",
-        "engine.hosts",
-        "engine.process.frames",
-        "engine.process.liveness",
-        "engine.protocol",
-        "handler",
         "httpx",
         "jinja2",
         "markupsafe",
@@ -92,14 +74,16 @@ MAY_IMPORT = {
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the dotted names of the modules that the file imports, wherever in it."""
+    """Return the dotted names of the modules that the file imports from outside of its wing."""
+    depth = len(path.relative_to(ROOT).parts) - 1
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: relative import"
-            found.add(str(node.module))
+            assert node.level <= depth, f"{path}:{node.lineno}: relative out of its wing"
+            if not node.level:
+                found.add(str(node.module))
     return found
 
 
@@ -138,34 +122,52 @@ def test_a_package_imports_only_what_it_may(package: str) -> None:
     assert strays == []
 
 
+def test_no_module_is_loaded_under_two_names() -> None:
+    """From within the repository `import engine` would work, too: it is tidemill.engine."""
+    wings = {path.name for path in (ROOT / "tidemill").iterdir() if path.is_symlink()}
+    folders = [*wings, "infra", "localstack", "bench", "tests", "examples"]
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    bare = re.compile(rf"^\s*(from|import) ({'|'.join(wings)})\b", re.MULTILINE)
+    assert "engine" in wings
+    assert [
+        str(path.relative_to(ROOT))
+        for path in files
+        if "node_modules" not in path.parts and bare.search(path.read_text(encoding="utf-8"))
+    ] == []
+
+
 @pytest.mark.parametrize(
     ("room", "needed"),
-    [("batchfile", "pydantic_core"), ("process", "pydantic_core"), ("protocol", "pydantic")],
+    [
+        ("protocol", "pydantic"),
+        ("batch", "pydantic_core"),
+        ("handler/worker/engine_process", "pydantic_core"),
+    ],
 )
-def test_the_wire_types_load_no_model_library(room: str, needed: str) -> None:
+def test_the_ground_loads_no_model_library(room: str, needed: str) -> None:
     """All of the room loads in a process that has no torch, as in a Lambda."""
-    names = sorted(path.stem for path in (ROOT / "engine" / room).glob("*.py"))
-    modules = [f"engine.{room}.{name}" for name in names if name != "__init__"]
-    loaded = modules_loaded_by("\n".join(f"import {module}" for module in modules))
-    assert modules
+    paths = [path for path in (ROOT / room).rglob("*.py") if path.stem != "__init__"]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in sorted(paths)]
+    loaded = modules_loaded_by("\n".join(f"import tidemill.{name}" for name in names))
+    assert names
     assert needed in loaded
     assert loaded & MODEL_LIBRARIES == set()
 
 
 def test_the_command_line_starts_without_a_model_library() -> None:
-    """`tidemill --help` answers at once because cli.main alone loads nothing heavy."""
-    loaded = modules_loaded_by("import cli.main")
-    assert "cli" in loaded
+    """`tidemill --help` answers at once because its main alone loads nothing heavy."""
+    loaded = modules_loaded_by("import tidemill.cli.main")
+    assert "tidemill" in loaded
     assert loaded & MODEL_LIBRARIES == set()
 
 
 def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
     """A plain `pip install tidemill` can submit: only drops use AWS's own client."""
     names = (
-        "cli.batches.submission",
-        "cli.batches.options",
-        "cli.batches.rows",
-        "cli.batches.table",
+        "tidemill.cli.batches.submission",
+        "tidemill.cli.batches.batch_flags",
+        "tidemill.cli.batches.rows",
+        "tidemill.cli.batches.table",
     )
     loaded = modules_loaded_by(f"import {', '.join(names)}")
     assert "httpx" in loaded

@@ -1,4 +1,4 @@
-"""The calls of the API that the commands make, each typed; made for one command, then closed."""
+"""API client: typed calls of the Files, Uploads and Batches API, for one command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import httpx
 
-from cli.api.http import TIMEOUT, Http
-from cli.api.objects import Batch, File, RowPage, Upload
-from cli.api.patience import SHORT_SECONDS
-from cli.api.server import Server
+from .backoff import SHORT_SECONDS
+from .http import TIMEOUT, Http
+from .objects import Batch, File, RowPage, Upload
+from .server import Server
 
 _MIME_TYPE = "application/jsonl"
 _PURPOSE = "batch"
@@ -22,7 +22,7 @@ _MAX_LISTED = 1000
 
 
 class Client:
-    """One deployment's API; a context manager.
+    """Client of one deployment's API; a context manager.
 
     Every call raises Unreachable, KeyRefused or ServerRefused. `storage` is for presigned urls,
     which must not see the key.
@@ -45,21 +45,21 @@ class Client:
         self.storage.close()
 
     def models(self) -> dict[str, str]:
-        """Return the model that each name means which lines may use; `*` stands for all others."""
+        """Return the served models by each name that lines may use; `*` is any other name."""
         return self.http.ask(_models, "GET", "models")
 
     def create_file(self, filename: str, content: bytes) -> str:
-        """Send a small file and return its id."""
+        """Upload a small file in one request and return its id."""
         file = {"file": (filename, content, _MIME_TYPE)}
         purpose = {"purpose": _PURPOSE}
         return self.http.ask(_file, "POST", "files", files=file, data=purpose).id
 
     def file(self, file_id: str) -> File:
-        """Return what is known of a file."""
+        """Return a file object."""
         return self.http.ask(_file, "GET", f"files/{_quoted(file_id)}")
 
     def input_names(self, wanted: Collection[str]) -> dict[str, str]:
-        """Return what these files of batches are called, as far as they are still there."""
+        """Return the names of these input files, of those that still exist."""
         names: dict[str, str] = {}
         params: dict[str, Any] = {"purpose": _PURPOSE, "limit": _MAX_LISTED}
         while not names.keys() >= set(wanted):
@@ -72,9 +72,9 @@ class Client:
 
     @contextmanager
     def open_content(self, file_id: str, start: int) -> Iterator[httpx.Response]:
-        """Open the bytes of a file from `start` on; what goes wrong on the way is httpx's.
+        """Open the content of a file from byte `start`; raises httpx's errors.
 
-        The server answers with them, or with an address of the storage, which must not see the key.
+        The server sends the bytes, or redirects to the storage, which must not see the key.
         """
         wanted = {"Accept-Encoding": "identity"}
         if start:
@@ -88,49 +88,49 @@ class Client:
             yield response
 
     def create_upload(self, filename: str, num_bytes: int) -> Upload:
-        """Begin the upload of a large file."""
+        """Create a multipart upload."""
         fields = {"filename": filename, "bytes": num_bytes, "mime_type": _MIME_TYPE}
         return self.http.ask(_upload, "POST", "uploads", json=fields | {"purpose": _PURPOSE})
 
     def upload(self, upload_id: str) -> Upload:
-        """Return how far an upload is."""
+        """Return the state of an upload."""
         return self.http.ask(_upload, "GET", f"uploads/{_quoted(upload_id)}")
 
     def part_urls(self, upload_id: str, numbers: Sequence[int]) -> dict[int, str]:
-        """Return where to `put` each of these parts; numbers count from 1."""
+        """Return the url to `put` each of these parts to; numbers count from 1."""
         path = f"uploads/{_quoted(upload_id)}"
         numbered = {"part_numbers": list(numbers)}
         urls = self.http.ask(_urls, "POST", f"{path}/urls", json=numbered)
         return {n: url if "://" in url else f"{path}/{url}" for n, url in urls.items()}
 
     def put(self, url: str, content: Iterator[bytes], num_bytes: int) -> httpx.Response:
-        """Send bytes to an address of the storage, or to a path of the API; tried once."""
+        """PUT bytes to a storage url or a path of the API, without retries."""
         headers = {"Content-Length": str(num_bytes)}
         if "://" in url:
             return self.storage.put(url, content=content, headers=headers)
         return self.http.send_once("PUT", url, content=content, headers=headers)
 
     def complete_upload(self, upload_id: str) -> Upload:
-        """Make a file of the parts that are there."""
+        """Complete an upload and return it with its file."""
         path = f"uploads/{_quoted(upload_id)}/complete"
         return self.http.ask(_upload, "POST", path, json={"part_ids": []})
 
     def create_batch(self, fields: Mapping[str, Any], idempotency_key: str) -> Batch:
-        """Make a batch; the same fields with the same key make no second one."""
+        """Create a batch; idempotent for the same fields and key."""
         headers = {"Idempotency-Key": idempotency_key}
         return self.http.ask(_batch, "POST", "batches", json=dict(fields), headers=headers)
 
-    def batch(self, batch_id: str, *, patience_seconds: float = SHORT_SECONDS) -> Batch:
-        """Return one batch as it is now."""
+    def batch(self, batch_id: str, *, retry_seconds: float = SHORT_SECONDS) -> Batch:
+        """Retrieve a batch."""
         path = f"batches/{_quoted(batch_id)}"
-        return self.http.ask(_batch, "GET", path, patience_seconds=patience_seconds)
+        return self.http.ask(_batch, "GET", path, retry_seconds=retry_seconds)
 
     def cancel(self, batch_id: str) -> Batch:
-        """Ask for a batch to be cancelled."""
+        """Cancel a batch."""
         return self.http.ask(_batch, "POST", f"batches/{_quoted(batch_id)}/cancel")
 
     def batches(self, limit: int | None) -> Iterator[Batch]:
-        """Yield the newest batches first, all of them without a limit."""
+        """Yield batches newest first; None means all."""
         params: dict[str, Any] = {}
         while limit is None or limit > 0:
             params["limit"] = _MAX_PAGE if limit is None else min(limit, _MAX_PAGE)
@@ -142,15 +142,15 @@ class Client:
             limit = limit and limit - len(batches)
 
     def rows(
-        self, batch_id: str, after_line: int, *, patience_seconds: float = SHORT_SECONDS
+        self, batch_id: str, after_line: int, *, retry_seconds: float = SHORT_SECONDS
     ) -> RowPage:
-        """Return finished rows of lines after this one."""
+        """Return finished rows after a line."""
         return self.http.ask(
             _rows,
             "GET",
             f"batches/{_quoted(batch_id)}/results",
             params={"after_line": after_line, "limit": 1000},
-            patience_seconds=patience_seconds,
+            retry_seconds=retry_seconds,
         )
 
 
@@ -159,8 +159,8 @@ def _quoted(name: str) -> str:
 
 
 def _models(found: Mapping[str, Any]) -> dict[str, str]:
-    # Loads pydantic, which the other calls do without.
-    from engine.protocol.names import ANY_MODEL
+    # Imports pydantic, which the other calls do not need.
+    from tidemill.protocol.names import ANY_MODEL
 
     named = {str(item["id"]): str(item.get("root") or item["id"]) for item in found["data"]}
     any_model = found.get("any_model")

@@ -1,4 +1,4 @@
-"""Requests to one API: tried again where that may help, and refused in words where it does not."""
+"""HTTP client of the API: retries with backoff, and error responses as exceptions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 
 import httpx
 
-from cli.api.patience import SHORT_SECONDS, Patience
-from cli.api.server import API_KEY, BASE_URL, Server
-from cli.errors import KeyRefused, ServerRefused
+from ..console.errors import KeyRefused, ServerRefused
+from .backoff import SHORT_SECONDS, Backoff
+from .server import API_KEY, BASE_URL, Server
 
 TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 _MAX_SHOWN_CHARS = 500
-_MAY_PASS = frozenset({408, 425, 429})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429})
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds that an answer asks to wait, if it says so in a number."""
+    """Return the seconds of a numeric `Retry-After` header, or None."""
     try:
         seconds = float(response.headers.get("Retry-After", ""))
     except ValueError:
@@ -33,20 +33,20 @@ def retry_after(response: httpx.Response) -> float | None:
     return seconds if 0 <= seconds < float("inf") else None
 
 
-def may_pass(response: httpx.Response) -> bool:
-    """Say whether the same request may be answered otherwise later."""
-    return response.is_server_error or response.status_code in _MAY_PASS
+def is_transient(response: httpx.Response) -> bool:
+    """Say whether the error may be transient: 408, 425, 429 or 5xx."""
+    return response.is_server_error or response.status_code in _TRANSIENT_STATUSES
 
 
 def fault_of(exc: httpx.TransportError) -> str:
-    """Return what went wrong on the way, in words without an address."""
+    """Return a transport error in words, without the url."""
     if isinstance(exc, httpx.TimeoutException):
         return "no answer in time"
     return f"{exc}".strip() or type(exc).__name__
 
 
 class Http:
-    """Asks one server with a key, until it is closed."""
+    """Connection pool to one server, with its key."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -57,7 +57,7 @@ class Http:
         )
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._client.close()
 
     def ask(
@@ -66,15 +66,15 @@ class Http:
         method: str,
         path: str,
         *,
-        patience_seconds: float = SHORT_SECONDS,
+        retry_seconds: float = SHORT_SECONDS,
         **content: Any,
     ) -> T:
-        """Return what `read` makes of the JSON object that the server answers with.
+        """Send a request and return `read` of the JSON response.
 
-        Faults that may pass are borne for `patience_seconds`, as is what the server asks to wait.
-        Raises Unreachable, KeyRefused, ServerRefused.
+        Transient errors are retried for `retry_seconds`, honouring `Retry-After`. Raises
+        Unreachable, KeyRefused, ServerRefused.
         """
-        response = self.send(method, path, patience_seconds=patience_seconds, **content)
+        response = self.send(method, path, retry_seconds=retry_seconds, **content)
         if not response.is_success:
             raise self._stranger(response)
         try:
@@ -87,21 +87,21 @@ class Http:
         method: str,
         path: str,
         *,
-        patience_seconds: float = SHORT_SECONDS,
+        retry_seconds: float = SHORT_SECONDS,
         **content: Any,
     ) -> httpx.Response:
-        """Return an answer that is no error; a redirect is one that is not followed."""
+        """Send a request and return a response that is no error; redirects are not followed."""
         return self._try(
-            lambda: self._client.request(method, path, **content), Patience(patience_seconds)
+            lambda: self._client.request(method, path, **content), Backoff(retry_seconds)
         )
 
     def send_once(self, method: str, path: str, **content: Any) -> httpx.Response:
-        """Return whatever is answered; raises httpx's own errors."""
+        """Send a request without retries; raises httpx's errors."""
         return self._client.request(method, path, **content)
 
     @contextmanager
     def open(self, method: str, path: str, **content: Any) -> Iterator[httpx.Response]:
-        """Yield an answer as `send` returns it, whose body is still to be read."""
+        """Yield a streamed response; otherwise as `send`."""
 
         def attempt() -> httpx.Response:
             request = self._client.build_request(method, path, **content)
@@ -110,18 +110,18 @@ class Http:
                 response.read()
             return response
 
-        response = self._try(attempt, Patience(SHORT_SECONDS))
+        response = self._try(attempt, Backoff(SHORT_SECONDS))
         try:
             yield response
         finally:
             response.close()
 
-    def _try(self, attempt: Callable[[], httpx.Response], patience: Patience) -> httpx.Response:
+    def _try(self, attempt: Callable[[], httpx.Response], backoff: Backoff) -> httpx.Response:
         while True:
             try:
                 response = attempt()
             except httpx.TransportError as exc:
-                patience.bear(
+                backoff.wait(
                     f"{self._server.url} cannot be reached: {fault_of(exc)}. Look at the network "
                     f"and at {BASE_URL} or --base-url"
                 )
@@ -131,9 +131,9 @@ class Http:
             if not response.is_error:
                 return response
             refusal = self._refusal(response)
-            if not may_pass(response):
+            if not is_transient(response):
                 raise refusal
-            patience.bear(str(refusal), retry_after(response))
+            backoff.wait(str(refusal), retry_after(response))
 
     def _refusal(self, response: httpx.Response) -> ServerRefused | KeyRefused:
         message, code = _words_of(response)
@@ -184,7 +184,7 @@ def _status_of(response: httpx.Response) -> str:
 
 
 def _words_of(response: httpx.Response) -> tuple[str | None, str | None]:
-    """Return the message and code of an error, OpenAI's or the gateway's; None for another's."""
+    """Return the message and code of an OpenAI or API Gateway error; else None."""
     try:
         body = response.json()
         error = body.get("error", body)

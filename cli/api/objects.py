@@ -1,4 +1,4 @@
-"""What the API answers with, as far as the commands read it; fields that come later are kept."""
+"""Objects of the API as far as the commands read them; unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A Batch object; `fields` is all of it."""
+    """A Batch object; `fields` holds its whole JSON."""
 
     fields: Mapping[str, Any]
 
@@ -27,42 +27,42 @@ class Batch:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether nothing more will happen to it."""
+        """Say whether the status is terminal."""
         return self.status in ENDED
 
     @property
     def total(self) -> int:
-        """Return how many lines get a row; 0 until the file has been read."""
+        """Return the number of lines that get a row; 0 until the file has been read."""
         return int(self._counts.get("total") or 0)
 
     @property
     def completed(self) -> int:
-        """Return how many rows are good."""
+        """Return the number of successful rows."""
         return int(self._counts.get("completed") or 0)
 
     @property
     def failed(self) -> int:
-        """Return how many rows are not."""
+        """Return the number of error rows."""
         return int(self._counts.get("failed") or 0)
 
     @property
     def errors(self) -> Sequence[Mapping[str, Any]]:
-        """Return what was wrong with the batch as a whole, or with its file."""
+        """Return the errors of the batch as a whole or of its file."""
         return (self.fields.get("errors") or {}).get("data") or ()
 
     @property
     def output_file_id(self) -> str | None:
-        """Return the file of good rows, if there are any."""
+        """Return the id of the output file, if any."""
         return self.fields.get("output_file_id")
 
     @property
     def error_file_id(self) -> str | None:
-        """Return the file of the other rows, if there are any."""
+        """Return the id of the error file, if any."""
         return self.fields.get("error_file_id")
 
     @property
-    def beyond(self) -> Mapping[str, Any]:
-        """Return what OpenAI's Batch has no field for: rates, cost, when it will be through."""
+    def extension(self) -> Mapping[str, Any]:
+        """Return the `tidemill` extension of the Batch: rates, cost, ETA."""
         return self.fields.get("tidemill") or {}
 
     @property
@@ -72,7 +72,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that the server has."""
+    """A file object."""
 
     id: str
     num_bytes: int
@@ -81,7 +81,7 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that has begun: the bytes of each part but the last, and which parts are there."""
+    """A multipart upload: the size of its parts, and the numbers of those uploaded."""
 
     id: str
     status: str
@@ -92,9 +92,9 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class RowPage:
-    """Finished rows after a line, in the order of lines; each has its number as `line`.
+    """Finished rows after a line, in line order; each has its number as `line`.
 
-    Up to `complete_through` every line has its row here or before.
+    Every line up to `complete_through` has its row on this page or an earlier one.
     """
 
     rows: Sequence[Mapping[str, Any]]

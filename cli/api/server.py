@@ -1,4 +1,4 @@
-"""Which server a command speaks to, and as whom: from the environment and a flag."""
+"""Server address and API key, from `--base-url` and the environment."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cli.errors import Refused
-from cli.terminal import say
+from ..console.errors import Refused
+from ..console.terminal import log
 
 BASE_URL = "TIDEMILL_BASE_URL"
 API_KEY = "TIDEMILL_API_KEY"
@@ -18,14 +18,14 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The address of an API, without `/v1` and slash, and the key to it; empty for none."""
+    """Base URL of an API, without `/v1`, and its key; an empty key means none."""
 
     url: str
     key: str = field(repr=False)
 
 
 def add_server_flags(parser: argparse.ArgumentParser) -> None:
-    """Add what every command has that speaks to the API."""
+    """Add the flags shared by all commands of the API."""
     parser.add_argument(
         "--base-url",
         metavar="URL",
@@ -39,9 +39,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def server_of(base_url: str | None, environment: Mapping[str, str] | None = None) -> Server:
-    """Return the server that a flag or the environment names; raises Refused.
+    """Return the server from the flag or the environment; raises Refused.
 
-    OpenAI's own variables are not read: what is meant for one server must never go to another.
+    OpenAI's variables are not read: a key for one server must never reach another.
     """
     environment = os.environ if environment is None else environment
     url = (base_url if base_url is not None else environment.get(BASE_URL, "")).strip()
@@ -68,7 +68,7 @@ def _checked_url(url: str, *, has_key: bool) -> str:
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise Refused(f"the address {shown} must have no user, query or fragment")
     if has_key and parts.scheme == "http" and host not in _LOOPBACK:
-        say(f"warning: {shown} is not encrypted: whoever is on the way can read the key")
+        log(f"warning: {shown} is not encrypted: anyone on the network path can read the key")
     return url.rstrip("/").removesuffix(_VERSION).rstrip("/")
 
 

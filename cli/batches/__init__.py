@@ -1,1 +1,1 @@
-"""What the commands about batches share: look at a file, submit it, follow, tell the end."""
+"""Batches: checking, submitting, following and fetching them by API or bucket."""

@@ -1,4 +1,4 @@
-"""Why rows of a batch failed: errors of one kind told once."""
+"""Failed rows of a batch, summarised by kind of error."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import TYPE_CHECKING
 import httpx
 from pydantic_core import from_json
 
-from cli.errors import CliError
-from cli.kinds import Kinds
-from cli.terminal import amount, say
-from engine.batchfile.rows import failure_in
+from tidemill.batch.file.rows import row_error_message
+
+from ..console.error_summary import ErrorSummary
+from ..console.errors import CliError
+from ..console.terminal import amount, log
 
 if TYPE_CHECKING:
-    from cli.api.client import Client
-    from cli.api.objects import Batch
+    from ..api.client import Client
+    from ..api.objects import Batch
 
 
-# Of an error file that is looked at from afar.
+# Read of an error file on the server.
 _HEAD_BYTES = 2**20
 
 
-def failures_in(path: Path) -> Kinds:
-    """Return the failures among the rows of a file; what is no row is passed over."""
+def failures_in(path: Path) -> ErrorSummary:
+    """Summarise the failures in a file of rows; other lines are skipped."""
     with path.open("rb") as file:
         return _failures_among(file)
 
 
-def first_failures(client: Client, batch: Batch) -> Kinds:
-    """Return the first failures of a batch on the server, as many as it tells at once; or none."""
+def first_failures(client: Client, batch: Batch) -> ErrorSummary:
+    """Summarise the first failures of a batch on the server; empty if they cannot be read."""
     try:
         if batch.error_file_id is not None:
             return _failures_among(_head_of(client, batch.error_file_id).splitlines())
-        kinds = Kinds()
+        summary = ErrorSummary()
         for row in client.rows(batch.id, 0).rows if batch.failed else ():
-            if (message := failure_in(row)) is not None:
-                kinds.add(message, row["line"])
+            if (message := row_error_message(row)) is not None:
+                summary.add(message, row["line"])
     except (CliError, httpx.TransportError):
-        return Kinds()  # the files may be gone, which is no reason to tell nothing else
-    return kinds
+        return ErrorSummary()  # the files may be gone; the caller shows the rest
+    return summary
 
 
 def _head_of(client: Client, file_id: str) -> bytes:
@@ -55,20 +56,20 @@ def _head_of(client: Client, file_id: str) -> bytes:
     return head
 
 
-def _failures_among(rows: Iterable[bytes]) -> Kinds:
-    kinds = Kinds()
+def _failures_among(rows: Iterable[bytes]) -> ErrorSummary:
+    summary = ErrorSummary()
     for data in rows:
         try:
             row = from_json(data)
         except ValueError:
             continue
-        if isinstance(row, dict) and (message := failure_in(row)) is not None:
-            kinds.add(message)
-    return kinds
+        if isinstance(row, dict) and (message := row_error_message(row)) is not None:
+            summary.add(message)
+    return summary
 
 
-def tell_failures(kinds: Kinds, place: str | None = None) -> None:
-    """Say why rows failed, and where they are; nothing where none did."""
-    if kinds.count:
+def log_failures(summary: ErrorSummary, place: str | None = None) -> None:
+    """Log why rows failed and where they are; nothing when none did."""
+    if summary.count:
         where = f", in {place}" if place is not None else ""
-        say("\n".join((f"{amount(kinds.count, 'row')} failed{where}:", *kinds.told())))
+        log("\n".join((f"{amount(summary.count, 'row')} failed{where}:", *summary.sentences())))

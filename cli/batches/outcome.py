@@ -1,15 +1,15 @@
-"""How a batch ended: the exit status that tells it, and the words."""
+"""Outcome of a batch: its exit status and its printed summary."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cli.errors import ROWS_FAILED
-from cli.terminal import amount, duration, plain, put, say
+from ..console.errors import ROWS_FAILED
+from ..console.terminal import amount, duration, log, print_output, without_control_chars
 
 if TYPE_CHECKING:
-    from cli.api.objects import Batch
+    from ..api.objects import Batch
 
 _STATUS_OF_END = {"failed": 4, "expired": 5, "cancelled": 6}
 
@@ -27,53 +27,54 @@ exit status:
 
 
 def exit_status_of(batch: Batch) -> int:
-    """Return the exit status for a batch that has ended."""
+    """Return the exit status of an ended batch."""
     if batch.status == "completed":
         return ROWS_FAILED if batch.failed else 0
     return _STATUS_OF_END[batch.status]
 
 
-def tell_end(batch: Batch) -> None:
-    """Say how a batch ended, and what was wrong with it."""
+def log_end(batch: Batch) -> None:
+    """Log how a batch ended, and its errors."""
     rows = f"{amount(batch.completed, 'row')} ok, {batch.failed:,} failed"
     words = [f"{batch.id} is {batch.status}: {rows}", *_figures(batch)]
-    say(", ".join(words))
+    log(", ".join(words))
     for error in errors_of(batch):
-        say(f"  {error}")
+        log(f"  {error}")
 
 
 def errors_of(batch: Batch) -> list[str]:
-    """Return what was wrong with a batch as a whole, a sentence each."""
+    """Return the errors of a batch as a whole, a sentence each."""
     return [
-        (f"line {error['line']}: " if error.get("line") else "") + plain(str(error.get("message")))
+        (f"line {error['line']}: " if error.get("line") else "")
+        + without_control_chars(str(error.get("message")))
         for error in batch.errors
     ]
 
 
 def _figures(batch: Batch) -> list[str]:
-    usage, beyond = batch.fields.get("usage") or {}, batch.beyond
+    usage, extension = batch.fields.get("usage") or {}, batch.extension
     figures = []
-    if beyond.get("audio_seconds"):
-        figures.append(f"{duration(beyond['audio_seconds'])} of audio")
+    if extension.get("audio_seconds"):
+        figures.append(f"{duration(extension['audio_seconds'])} of audio")
     if usage.get("total_tokens"):
         figures.append(tokens_of(usage, " tokens"))
-    if beyond.get("seconds"):
-        figures.append(duration(beyond["seconds"]))
-    if beyond.get("cost"):
-        figures.append(f"cost {beyond['cost']:,.4g}")
+    if extension.get("seconds"):
+        figures.append(duration(extension["seconds"]))
+    if extension.get("cost"):
+        figures.append(f"cost {extension['cost']:,.4g}")
     return figures
 
 
 def tokens_of(usage: Mapping[str, Any], unit: str = "") -> str:
-    """Return a batch's tokens; where none are generated, none are told of."""
+    """Return a batch's token counts; output tokens only when there are any."""
     tokens_in, out = f"{usage.get('input_tokens', 0):,}{unit} in", usage.get("output_tokens", 0)
     thought = (usage.get("output_tokens_details") or {}).get("reasoning_tokens", 0)
-    told = f"{tokens_in}, {out:,} out" if out else tokens_in
-    return f"{told} ({thought:,} reasoning)" if thought else told
+    tokens = f"{tokens_in}, {out:,} out" if out else tokens_in
+    return f"{tokens} ({thought:,} reasoning)" if thought else tokens
 
 
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
     import json
 
-    put(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    print_output(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

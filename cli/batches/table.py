@@ -1,4 +1,4 @@
-"""Batches as people read them: a table of many, the details of one."""
+"""Tables of batches: a line for each of many, the details of one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cli.api import patience
-from cli.batches.follow import rates
-from cli.batches.outcome import errors_of, tokens_of
-from cli.errors import ServerRefused
-from cli.tables import columns
-from cli.terminal import Colour, amount, duration, painted, plain, put, say
+from ..api import backoff
+from ..console.errors import ServerRefused
+from ..console.tables import columns
+from ..console.terminal import (
+    Colour,
+    amount,
+    coloured,
+    duration,
+    log,
+    print_output,
+    without_control_chars,
+)
+from .follow import rates
+from .outcome import errors_of, tokens_of
 
 if TYPE_CHECKING:
-    from cli.api.client import Client
-    from cli.api.objects import Batch
-    from cli.kinds import Kinds
+    from ..api.client import Client
+    from ..api.objects import Batch
+    from ..console.error_summary import ErrorSummary
 
 _HEADS = ("ID", "FILE", "STATUS", "ROWS", "FAILED", "MODEL", "AGE", "")
 _WATCH_SECONDS = 5.0
@@ -47,12 +55,12 @@ _TIMES = (
 )
 
 
-Named = tuple["Batch", str]
-"""A batch and what its file is called."""
+NamedBatch = tuple["Batch", str]
+"""A batch and the name of its input file."""
 
 
-def named(client: Client, batches: Sequence[Batch]) -> list[Named]:
-    """Return batches with the names of their files; one whose file is gone goes by its id."""
+def with_file_names(client: Client, batches: Sequence[Batch]) -> list[NamedBatch]:
+    """Return batches with the names of their input files; the file id when it is gone."""
     inputs = [str(batch.fields.get("input_file_id") or "") for batch in batches]
     uploaded = [name for name in inputs if name and not name.startswith(_DROPPED)]
     names = _names(client, uploaded)
@@ -63,7 +71,7 @@ def named(client: Client, batches: Sequence[Batch]) -> list[Named]:
 
 
 def _names(client: Client, file_ids: Sequence[str]) -> Mapping[str, str]:
-    """Return what files are called that are still there: one is asked for by its id."""
+    """Return the names of files that still exist, by id."""
     if len(file_ids) > 1:
         return client.input_names(file_ids)
     try:
@@ -75,33 +83,35 @@ def _names(client: Client, file_ids: Sequence[str]) -> Mapping[str, str]:
 
 
 def _dropped_name(name: str) -> str:
-    """Return a drop's key without what all have in common, and any other id as it is."""
+    """Return a drop's key without bucket and `input/`; other ids unchanged."""
     if not name.startswith(_DROPPED):
         return name
     return name.removeprefix(_DROPPED).partition("/")[2].removeprefix("input/")
 
 
-def print_table(batches: Sequence[Named]) -> None:
-    """Print a line for each batch on standard output, in columns."""
+def print_table(batches: Sequence[NamedBatch]) -> None:
+    """Print the table of batches on standard output."""
     if not batches:
-        say("there are no batches: `tidemill submit FILE` makes one")
+        log("there are no batches: `tidemill submit FILE` makes one")
         return
-    put("\n".join(columns([_HEADS, *(_cells(batch, file) for batch, file in batches)], _COLOURS)))
+    print_output(
+        "\n".join(columns([_HEADS, *(_cells(batch, file) for batch, file in batches)], _COLOURS))
+    )
 
 
-def watch_table(look: Callable[[], Sequence[Named]]) -> NoReturn:
-    """Print the table again and again, until a signal ends it; on a terminal in its place."""
+def watch_table(fetch: Callable[[], Sequence[NamedBatch]]) -> NoReturn:
+    """Reprint the table until a signal; a terminal is cleared each time."""
     while True:
-        batches = look()
+        batches = fetch()
         if sys.stdout.isatty():
             sys.stdout.write("\x1b[H\x1b[2J")
         print_table(batches)
-        patience.pause(_WATCH_SECONDS)
+        backoff.sleep(_WATCH_SECONDS)
 
 
-def details(batch: Batch, file: str, failures: Kinds) -> list[str]:
-    """Return what is known of one batch, a line each; `file` is what its input is called."""
-    fields, beyond, usage = batch.fields, batch.beyond, batch.fields.get("usage") or {}
+def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
+    """Return the details of a batch, a line each; `file` is the name of its input."""
+    fields, extension, usage = batch.fields, batch.extension, batch.fields.get("usage") or {}
     pairs = [
         ("id", batch.id),
         ("status", batch.status),
@@ -109,23 +119,23 @@ def details(batch: Batch, file: str, failures: Kinds) -> list[str]:
         ("model", fields.get("model")),
         ("input", _input(fields.get("input_file_id"), file)),
         ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
-        ("waits", _waiting(beyond.get("waiting"))),
+        ("waits", _waiting(extension.get("waiting"))),
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
-        ("audio", duration(beyond["audio_seconds"]) if beyond.get("audio_seconds") else None),
+        ("audio", duration(extension["audio_seconds"]) if extension.get("audio_seconds") else None),
         ("tokens", tokens_of(usage)),
-        ("cost", beyond.get("cost")),
+        ("cost", extension.get("cost")),
         *((words, _time(fields[name])) for words, name in _TIMES if fields.get(name)),
         ("window", f"{fields.get('completion_window')}, until {_time(fields.get('expires_at'))}"),
-        ("took", duration(beyond["seconds"]) if beyond.get("seconds") else None),
+        ("took", duration(extension["seconds"]) if extension.get("seconds") else None),
         ("output", batch.output_file_id),
         ("errors", batch.error_file_id),
-        ("delivery", beyond.get("output_delivery")),
-        ("webhook", _webhook(beyond.get("webhook"))),
+        ("delivery", extension.get("output_delivery")),
+        ("webhook", _webhook(extension.get("webhook"))),
         *((f"  {name}", value) for name, value in (fields.get("metadata") or {}).items()),
     ]
     width = max(len(name) for name, value in pairs if value)
     lines = [
-        f"{name:<{width}}  {painted(plain(str(value)), _COLOURS.get(str(value)))}"
+        f"{name:<{width}}  {coloured(without_control_chars(str(value)), _COLOURS.get(str(value)))}"
         for name, value in pairs
         if value
     ]
@@ -138,13 +148,13 @@ def _input(file_id: str | None, file: str) -> str | None:
     return f"{file} ({file_id})"
 
 
-def _failures(batch: Batch, failures: Kinds) -> list[str]:
+def _failures(batch: Batch, failures: ErrorSummary) -> list[str]:
     if not failures.count:
         return []
     is_part = failures.count < batch.failed
     rows = amount(failures.count, "row")
     which = f"the first {rows} of {batch.failed:,}" if is_part else rows
-    return [f"why {which} failed:", *failures.told()]
+    return [f"why {which} failed:", *failures.sentences()]
 
 
 def _waiting(waiting: dict[str, Any] | None) -> str | None:
@@ -170,18 +180,18 @@ def _cells(batch: Batch, file: str) -> tuple[str, ...]:
 
 
 def _now(batch: Batch) -> str:
-    """Return how fast a batch goes, why it does not, or what was wrong with it."""
+    """Return the rates of a running batch, why it waits, or the errors of an ended one."""
     if batch.has_ended:
         first, *others = errors_of(batch) or [""]
         more = f" (and {len(others):,} more)" if others else ""
         return f"{_shortened(first, _MOST_ERROR_CHARS)}{more}"
-    waiting = batch.beyond.get("waiting")
+    waiting = batch.extension.get("waiting")
     pace = ", ".join(rates(batch.fields))
     return pace if not waiting else ", ".join(filter(None, (pace, f"waits: {waiting['code']}")))
 
 
 def _shortened(text: str, most_chars: int = _MOST_NAME_CHARS) -> str:
-    """Return a long text without its middle: folders tell little, endings tell much."""
+    """Shorten a long text in its middle; the end of a path says the most."""
     if len(text) <= most_chars:
         return text
     half = (most_chars - 1) // 2

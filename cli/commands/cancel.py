@@ -1,15 +1,15 @@
-"""`tidemill cancel`: end a batch; the rows that are finished are kept."""
+"""`tidemill cancel`: cancels a batch and keeps its finished rows."""
 
 from __future__ import annotations
 
 import argparse
 
-from cli.api.server import add_server_flags, server_of
-from cli.batches.named import ID_HELP
-from cli.batches.outcome import EXIT_STATUSES, exit_status_of, print_json, tell_end
-from cli.errors import Stopped
-from cli.signals import StopSignals
-from cli.terminal import say
+from ..api.server import add_server_flags, server_of
+from ..batches.lookup import ID_HELP
+from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end, print_json
+from ..console.errors import Stopped
+from ..console.signals import StopSignals
+from ..console.terminal import log
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,23 +30,23 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Ask for the cancellation and return the exit status."""
-    from cli.api.client import Client
-    from cli.batches.follow import batch_shown, follow
-    from cli.batches.named import cancel_batch
+    """Cancel the batch and return the exit status."""
+    from ..api.client import Client
+    from ..batches.follow import batch_progress, follow
+    from ..batches.lookup import cancel_batch
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
         batch = cancel_batch(client, arguments.id)
         if arguments.wait:
             try:
-                with batch_shown() as show:
+                with batch_progress() as show:
                     batch = follow(client, batch, show)
             except Stopped as exc:
                 raise Stopped(exc.signum, "the batch is being cancelled all the same") from exc
     if arguments.json:
         print_json(batch.fields)
     if not batch.has_ended:
-        say(f"{batch.id} is {batch.status}")
+        log(f"{batch.id} is {batch.status}")
         return 0
-    tell_end(batch)
+    log_end(batch)
     return 0 if batch.status == "cancelled" else exit_status_of(batch)

@@ -1,4 +1,4 @@
-"""`tidemill completion`: what a shell loads so that Tab completes commands, flags and values."""
+"""`tidemill completion`: shell completion scripts for bash, zsh and fish."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from cli.terminal import put
+from ..console.terminal import print_output
 
 _DESCRIPTION = """\
 Prints a script that lets a shell complete tidemill's commands and flags:
@@ -19,8 +19,8 @@ Commands = argparse._SubParsersAction  # noqa: SLF001 - argparse has no public n
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What may be typed after some commands: `path` is `keys create`, and empty before any."""
+class _Position:
+    """Completions after some commands: `path` is `keys create`, empty at the start."""
 
     path: str
     commands: Mapping[str, str]
@@ -29,13 +29,13 @@ class _Place:
 
     @property
     def words(self) -> list[str]:
-        """Return all of it that stands for itself."""
+        """Return all fixed words: commands, values and flags."""
         flags = [name for flag in self.flags for name in flag.option_strings]
         return [*self.commands, *self.values, *flags]
 
 
 def add_command(commands: Commands[argparse.ArgumentParser]) -> None:
-    """Add `completion` to the command line; it tells of all commands that are there by then."""
+    """Add `completion` to the command line; its script knows all commands in `commands`."""
     parser = commands.add_parser(
         "completion",
         help="completion for bash, zsh and fish",
@@ -50,9 +50,9 @@ def add_command(commands: Commands[argparse.ArgumentParser]) -> None:
 def command(commands: Commands[argparse.ArgumentParser], arguments: argparse.Namespace) -> int:
     """Print the script."""
     names = _names(commands)
-    top = _Place("", names, (), ("--help", "--version"))
-    places = [top, *(place for name in names for place in _places(name, commands))]
-    put("\n".join(_SCRIPTS[arguments.shell](places)))
+    top = _Position("", names, (), ("--help", "--version"))
+    positions = [top, *(position for name in names for position in _positions(name, commands))]
+    print_output("\n".join(_SCRIPTS[arguments.shell](positions)))
     return 0
 
 
@@ -60,44 +60,46 @@ def _names(commands: Commands[argparse.ArgumentParser]) -> dict[str, str]:
     return {choice.dest: choice.help or "" for choice in commands._choices_actions}  # noqa: SLF001
 
 
-def _places(
+def _positions(
     name: str, commands: Commands[argparse.ArgumentParser], path: str = ""
-) -> Iterator[_Place]:
+) -> Iterator[_Position]:
     here = f"{path} {name}".strip()
-    actions = commands.choices[name]._actions  # noqa: SLF001 - nor a way to ask for those
+    actions = commands.choices[name]._actions  # noqa: SLF001 - nor a public way to list those
     below = [action for action in actions if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
     flags = tuple(
         action for action in actions if action.option_strings and action.help != argparse.SUPPRESS
     )
     values = [str(value) for action in actions for value in _values_of(action)]
     inner = _names(below[0]) if below else {}
-    yield _Place(here, inner, flags, tuple(values))
+    yield _Position(here, inner, flags, tuple(values))
     for each in inner:
-        yield from _places(each, below[0], here)
+        yield from _positions(each, below[0], here)
 
 
 def _values_of(action: argparse.Action) -> tuple[str, ...]:
-    """Return what may stand in a position."""
+    """Return the values of a positional argument."""
     if action.option_strings or isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
         return ()
     return ("@last",) if action.dest == "id" else tuple(action.choices or ())
 
 
-def _bash(places: list[_Place]) -> Iterator[str]:
+def _bash(positions: list[_Position]) -> Iterator[str]:
     yield from (
         "_tidemill() {",
         '  local cur="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
         '  local place="" word',
         '  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
     )
-    yield from _walk(places, "$word")
+    yield from _walk(positions, "$word")
     yield "  done"
-    yield from _choose(places, "$before", 'COMPREPLY=($(compgen -W "{}" -- "$cur")); return')
+    yield from _choose(positions, "$before", 'COMPREPLY=($(compgen -W "{}" -- "$cur")); return')
     yield '  case "$place" in'
-    for place in places:
-        yield f'    "{place.path}") word="{" ".join(place.words)}" ;;'
-    # No words, and the shell's own completion of files follows.
-    only = "|".join(f'"{place.path}"' for place in places if place.commands or place.values)
+    for position in positions:
+        yield f'    "{position.path}") word="{" ".join(position.words)}" ;;'
+    # Without words the shell completes files.
+    only = "|".join(
+        f'"{position.path}"' for position in positions if position.commands or position.values
+    )
     yield from (
         "  esac",
         f'  case "$place" in {only}) ;; *) [[ $cur == -* ]] || return ;; esac',
@@ -107,53 +109,57 @@ def _bash(places: list[_Place]) -> Iterator[str]:
     )
 
 
-def _zsh(places: list[_Place]) -> Iterator[str]:
+def _zsh(positions: list[_Position]) -> Iterator[str]:
     yield from (
         "_tidemill() {",
         '  local place="" i',
         "  for (( i = 2; i < CURRENT; i++ )); do",
     )
-    yield from _walk(places, "$words[i]")
+    yield from _walk(positions, "$words[i]")
     yield "  done"
-    yield from _choose(places, "$words[CURRENT-1]", "compadd -- {}; return")
+    yield from _choose(positions, "$words[CURRENT-1]", "compadd -- {}; return")
     yield '  case "$place" in'
-    for place in places:
-        always = bool(place.commands or place.values)
+    for position in positions:
+        always = bool(position.commands or position.values)
         guard = "" if always else "[[ $PREFIX == -* ]] && "
-        yield f'    "{place.path}") {guard}compadd -- {" ".join(place.words)} && return ;;'
+        yield f'    "{position.path}") {guard}compadd -- {" ".join(position.words)} && return ;;'
     yield from ("  esac", "  _files", "}", "compdef _tidemill tidemill")
 
 
-def _walk(places: list[_Place], word: str) -> Iterator[str]:
-    """Yield what follows the commands that were typed."""
-    known = "|".join(f'" {place.path}"' for place in places if " " not in place.path and place.path)
-    inner = "|".join(f'"{place.path}"' for place in places if " " in place.path)
+def _walk(positions: list[_Position], word: str) -> Iterator[str]:
+    """Yield the code that finds the typed commands."""
+    known = "|".join(
+        f'" {position.path}"'
+        for position in positions
+        if " " not in position.path and position.path
+    )
+    inner = "|".join(f'"{position.path}"' for position in positions if " " in position.path)
     yield f'    case "$place {word}" in {known}|{inner}) place="${{place:+$place }}{word}" ;; esac'
 
 
-def _choose(places: list[_Place], before: str, action: str) -> Iterator[str]:
-    """Yield what offers the values of a flag that has them."""
+def _choose(positions: list[_Position], before: str, action: str) -> Iterator[str]:
+    """Yield the code that completes the choices of a flag."""
     yield f'  case "$place|{before}" in'
-    for place in places:
-        for flag in place.flags:
+    for position in positions:
+        for flag in position.flags:
             if flag.choices:
-                names = "|".join(f'"{place.path}|{name}"' for name in flag.option_strings)
+                names = "|".join(f'"{position.path}|{name}"' for name in flag.option_strings)
                 yield f"    {names}) {action.format(' '.join(map(str, flag.choices)))} ;;"
     yield "  esac"
 
 
-def _fish(places: list[_Place]) -> Iterator[str]:
-    for place in places:
-        words = place.path.split()
+def _fish(positions: list[_Position]) -> Iterator[str]:
+    for position in positions:
+        words = position.path.split()
         seen = [f"__fish_seen_subcommand_from {word}" for word in words]
-        not_yet = [f"not __fish_seen_subcommand_from {' '.join(place.commands)}"]
-        here = "; and ".join([*seen, *(not_yet if place.commands else [])])
+        not_yet = [f"not __fish_seen_subcommand_from {' '.join(position.commands)}"]
+        here = "; and ".join([*seen, *(not_yet if position.commands else [])])
         start = f"complete -c tidemill -n '{here}'"
-        for name, told in place.commands.items():
-            yield f"{start} -f -a {name} -d {_quoted(told)}"
-        for value in place.values:
+        for name, help_text in position.commands.items():
+            yield f"{start} -f -a {name} -d {_quoted(help_text)}"
+        for value in position.values:
             yield f"{start} -f -a {_quoted(value)}"
-        for flag in place.flags:
+        for flag in position.flags:
             yield f"{start} {_fish_flag(flag)}"
 
 
@@ -169,11 +175,11 @@ def _fish_flag(flag: argparse.Action) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a word for fish, which knows two escapes between single quotes."""
+    """Quote a word for fish, which knows two escapes in single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-_SCRIPTS: dict[str, Callable[[list[_Place]], Iterator[str]]] = {
+_SCRIPTS: dict[str, Callable[[list[_Position]], Iterator[str]]] = {
     "bash": _bash,
     "zsh": _zsh,
     "fish": _fish,

@@ -1,24 +1,24 @@
-"""`tidemill drop`: a file into a deployment's bucket, where it becomes a batch by itself."""
+"""`tidemill drop`: uploads a file to a deployment's bucket, which makes it a batch."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from cli.batches.options import add_input_flags, file_of, options_of
-from cli.batches.outcome import EXIT_STATUSES
-from cli.deployment.place import add_place, need_cloud, part_of
-from cli.errors import Refused
-from cli.signals import StopSignals
+from ..batches.batch_flags import add_input_flags, file_of, options_of
+from ..batches.outcome import EXIT_STATUSES
+from ..console.errors import Refused
+from ..console.signals import StopSignals
+from ..deployment.resources import add_deployment_flags, require_cloud, resource_name
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `drop` to the command line."""
+    """Add `drop_file` to the command line."""
     parser = commands.add_parser(
         "drop",
         help="put a file into the bucket, and wait for it if asked",
         description="Checks a file as the server will and puts it into a deployment's bucket under "
-        "input/, with the AWS credentials of whoever may write there: JSONL, a JSON array of "
+        "input/, with AWS credentials that may write there: JSONL, a JSON array of "
         "requests, or either of them compressed with gzip. Its url is printed on standard output. "
         "With --wait it stays until NAME.batch.json under output/ says how the batch ended, and "
         "fetches its rows.",
@@ -27,7 +27,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     add_input_flags(parser)
-    add_place(parser, "bucket")
+    add_deployment_flags(parser, "bucket")
     parser.add_argument("--name", help="what it is called there, slashes too (the file's name)")
     parser.add_argument(
         "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
@@ -43,17 +43,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
-    need_cloud("`tidemill drop`")
-    from cli.batches.bucket import Drop, drop
-    from cli.batches.check import form_in
-    from cli.batches.wait import targets_if_waited
-    from cli.files.source import open_source
+    require_cloud("`tidemill drop`")
+    from ..batches.bucket import Drop, drop_file
+    from ..batches.file_check import form_in
+    from ..batches.wait import targets_if_waited
+    from ..files.source import open_source
 
     targets = targets_if_waited(arguments, file)
     name = arguments.name or _name_of(file)
     with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
-        place = Drop.of(part_of(arguments, "bucket"), name, fields, form_in(source.file))
-        return drop(place, source, targets, as_json=arguments.json)
+        target = Drop.from_name(
+            resource_name(arguments, "bucket"), name, fields, form_in(source.file)
+        )
+        return drop_file(target, source, targets, as_json=arguments.json)
 
 
 def _name_of(file: str) -> str:

@@ -1,4 +1,4 @@
-"""`tidemill keys`: who may use the API of a deployment."""
+"""`tidemill keys`: creates, lists and revokes API keys of a deployment."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
-from cli.errors import Refused
-from cli.tables import columns
-from cli.terminal import put, say
+from ..console.errors import Refused
+from ..console.tables import columns
+from ..console.terminal import log, print_output
+from ..deployment.resources import add_deployment_flags, require_cloud, run, table_name, tenant_name
 
 if TYPE_CHECKING:
-    from handler.tenants.keys import ApiKey, KeyStore
+    from tidemill.handler.tenants.keys import ApiKey, KeyStore
 
 _MAX_NAME_LENGTH = 100
 _HEADS = ("ID", "TENANT", "CREATED", "STATE", "NAME")
@@ -24,8 +24,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "keys",
         help="keys of the API",
-        description="Makes, lists and revokes the keys of a deployment's API, with the AWS "
-        "credentials of whoever may write its table.",
+        description="Creates, lists and revokes the keys of a deployment's API, with AWS "
+        "credentials that may write its table.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -40,19 +40,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
     listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
     listing.set_defaults(command=command_list)
-    revoke = actions.add_parser("revoke", help="make a key worthless", allow_abbrev=False)
+    revoke = actions.add_parser("revoke", help="revoke a key", allow_abbrev=False)
     revoke.add_argument("key", help="its id, or the key itself")
     revoke.set_defaults(command=command_revoke)
     for action in (create, listing, revoke):
-        add_place(action)
+        add_deployment_flags(action)
 
 
 def command_create(arguments: argparse.Namespace) -> int:
     """Print a new key on standard output, alone."""
     keys = _keys_of(arguments)
     making = keys.create(tenant=arguments.tenant, name=arguments.name, now=int(time.time()))
-    put(run(keys.name, making))
-    say("keep it now: it cannot be shown again")
+    print_output(run(keys.name, making))
+    log("keep it now: it cannot be shown again")
     return 0
 
 
@@ -61,22 +61,22 @@ def command_list(arguments: argparse.Namespace) -> int:
     keys = _keys_of(arguments)
     found = run(keys.name, keys.list_keys(arguments.tenant))
     if found:
-        put("\n".join(columns([_HEADS, *map(_cells, found)])))
+        print_output("\n".join(columns([_HEADS, *map(_cells, found)])))
     else:
-        say("there are no keys: `tidemill keys create --name NAME` makes one")
+        log("there are no keys: `tidemill keys create --name NAME` makes one")
     return 0
 
 
 def command_revoke(arguments: argparse.Namespace) -> int:
-    """Revoke a key; once more changes nothing."""
+    """Revoke a key; idempotent."""
     keys = _keys_of(arguments)
-    from handler.tenants.keys import key_id_of
+    from tidemill.handler.tenants.keys import key_id_of
 
     key_id = key_id_of(arguments.key)
     key = run(keys.name, keys.revoke(key_id, now=int(time.time())))
     if key is None:
         raise Refused("there is no such key: `tidemill keys list` shows the ids")
-    say(f"key {key.id} ({key.name}) is revoked: the API refuses it from now on")
+    log(f"key {key.id} ({key.name}) is revoked: the API refuses it from now on")
     return 0
 
 
@@ -98,8 +98,8 @@ def _date(seconds: int) -> str:
 
 
 def _keys_of(arguments: argparse.Namespace) -> KeyStore:
-    """Return the keys of the deployment that the arguments or the environment name."""
-    need_cloud("`tidemill keys`")
-    from handler.tenants.keys import KeyStore
+    """Return the key store of the deployment."""
+    require_cloud("`tidemill keys`")
+    from tidemill.handler.tenants.keys import KeyStore
 
-    return KeyStore(table_of(arguments))
+    return KeyStore(table_name(arguments))

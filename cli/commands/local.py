@@ -1,4 +1,4 @@
-"""`tidemill local`: the whole cloud on this machine, without an account; from a checkout only."""
+"""`tidemill local`: the whole cloud on this machine by an AWS emulator; from a checkout only."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from cli.errors import BadInput, CliError, Refused
-from cli.serving.adapters import lora_modules
-from cli.serving.engine import check_model, served_names
-from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
-from cli.signals import StopSignals
-from cli.sizes import positive_int
-from cli.terminal import amount, say
+from ..arguments.argument_types import positive_int
+from ..console.errors import BadInput, CliError, Refused
+from ..console.signals import StopSignals
+from ..console.terminal import amount, log
+from ..engine.adapters import lora_modules
+from ..engine.engine import check_model, served_names
+from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 
 if TYPE_CHECKING:
     from localstack.local import LocalCloud
 
 _RUN_SECONDS = 24 * 3600
 _CHECK_SECONDS = 1.0
-# A worker that waits for the next file saves its start; of one file there is no next one.
+# An idle worker saves a start for the next file; `run` has only one file.
 _UP_IDLE_SECONDS, _RUN_IDLE_SECONDS = 60.0, 2.0
 _LAST_SECONDS = 10.0
 _DROP_NAME = "local-run"
@@ -35,8 +35,8 @@ _DOWN = "the cloud is down"
 _ANSWER = "stopping the workers and the emulator; once more ends them at once"
 
 
-class Lost(CliError):
-    """The cloud is gone with all that was in it."""
+class CloudGone(CliError):
+    """The local cloud ended and lost its data."""
 
     code = "cloud_lost"
 
@@ -89,25 +89,25 @@ def _add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def command_up(arguments: argparse.Namespace) -> int:
-    """Run a cloud until it is interrupted; the exit status is then 130 or 143."""
+    """Run the cloud until a signal; the exit status is then 130 or 143."""
     num_lost = 0
     while True:
         try:
             with StopSignals(_DOWN, answer=_ANSWER):
                 _run_for_ever(arguments)
-        except Lost as exc:
+        except CloudGone as exc:
             num_lost += 1
             if num_lost > _MAX_LOST or arguments.state is not None:
                 raise
-            say(f"{exc}: starting an empty cloud, with another key; `--state FOLDER` keeps it")
+            log(f"{exc}: starting an empty cloud, with another key; `--state FOLDER` keeps it")
 
 
 def _run_for_ever(arguments: argparse.Namespace) -> NoReturn:
-    with _running(arguments) as cloud:
+    with _local_cloud(arguments) as cloud:
         sys.stdout.write(_guide(cloud))
         sys.stdout.flush()
         while True:
-            cloud.tend()
+            cloud.supervise()
             time.sleep(_CHECK_SECONDS)
 
 
@@ -117,28 +117,32 @@ def command_run(arguments: argparse.Namespace) -> int:
         body = arguments.input_file.read_bytes()
     except OSError as exc:
         raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
-    from cli.api.objects import Batch
-    from cli.batches.follow import batch_shown
+    from ..api.objects import Batch
+    from ..batches.follow import batch_progress
 
-    with StopSignals(_DOWN, answer=_ANSWER), _running(arguments) as cloud, batch_shown() as show:
+    with (
+        StopSignals(_DOWN, answer=_ANSWER),
+        _local_cloud(arguments) as cloud,
+        batch_progress() as show,
+    ):
 
-        def tell(fields: dict[str, Any]) -> None:
+        def show_batch(fields: dict[str, Any]) -> None:
             show(Batch(fields))
 
-        say(f"dropped {arguments.input_file}: waiting for its batch")
-        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=tell)
+        log(f"dropped {arguments.input_file}: waiting for its batch")
+        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=show_batch)
         cloud.wait_until_idle(_LAST_SECONDS)
     if batch["status"] != "completed":
         raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
     with arguments.output_file.open("w", encoding="utf-8") as output:
         for row in rows:
             output.write(f"{json.dumps(row, ensure_ascii=False, separators=(',', ':'))}\n")
-    say(f"{amount(len(rows), 'row')} in {arguments.output_file}")
+    log(f"{amount(len(rows), 'row')} in {arguments.output_file}")
     return 0
 
 
-def _seen_from_anywhere(engine: EngineOptions) -> EngineOptions:
-    """Return the options for workers, which run in the checkout; raises Refused for no model."""
+def _with_absolute_paths(engine: EngineOptions) -> EngineOptions:
+    """Make paths absolute for workers, which run in the checkout; raises Refused."""
     if engine.model is not None:
         check_model(engine.model)
     paths: dict[str, Any] = {
@@ -157,25 +161,25 @@ def _seen_from_anywhere(engine: EngineOptions) -> EngineOptions:
 def _is_there(name: str) -> bool:
     try:
         return Path(name).exists()
-    except OSError:  # a template that was typed may be too long for a name
+    except OSError:  # an inline template may be too long for a file name
         return False
 
 
 @contextmanager
-def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
+def _local_cloud(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
     try:
-        from infra.client import ApiFailed
         from infra.config import DEFAULT_PATH, ConfigRefused
+        from infra.ops.client import ApiFailed
         from localstack.local import CloudLost, LocalOptions, WorkersBraked, running_cloud
         from localstack.ministack import EmulatorMissing, PortTaken, ServerEnded, ServerSilent
         from localstack.stacks import DeploymentFailed
-        from localstack.state import StateRefused
+        from localstack.state_folder import StateRefused
     except ModuleNotFoundError as exc:
         raise Refused(
             f"`tidemill local` needs {exc.name}, which is not here: "
             "run `make demo` in a checkout of the repository"
         ) from exc
-    engine = _seen_from_anywhere(EngineOptions(**engine_fields(arguments)))
+    engine = _with_absolute_paths(EngineOptions(**engine_fields(arguments)))
     any_model = ("*",) if engine.any_model else ()
     modules = lora_modules(engine, served_names(engine))
     options = LocalOptions(
@@ -189,14 +193,14 @@ def _running(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         state=arguments.state,
     )
     try:
-        with running_cloud(options, say) as cloud:
+        with running_cloud(options, log) as cloud:
             yield cloud
     except (ConfigRefused, EmulatorMissing, PortTaken, ServerEnded, StateRefused) as exc:
         raise Refused(str(exc)) from exc
     except (ApiFailed, DeploymentFailed, ServerSilent, WorkersBraked) as exc:
         raise CliError(str(exc)) from exc
     except CloudLost as exc:
-        raise Lost(str(exc)) from exc
+        raise CloudGone(str(exc)) from exc
 
 
 def _guide(cloud: LocalCloud) -> str:

@@ -1,20 +1,20 @@
-"""`tidemill results`: the rows of a batch, when it has ended or while it runs."""
+"""`tidemill results`: downloads or prints the rows of a batch."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from cli.api.server import add_server_flags, server_of
-from cli.batches.named import ID_HELP
-from cli.batches.options import add_file_flags
-from cli.batches.outcome import EXIT_STATUSES, exit_status_of, tell_end
-from cli.errors import CliError, Refused, Stopped
-from cli.signals import StopSignals
+from ..api.server import add_server_flags, server_of
+from ..batches.batch_flags import add_file_flags
+from ..batches.lookup import ID_HELP
+from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end
+from ..console.errors import CliError, Refused, Stopped
+from ..console.signals import StopSignals
 
 if TYPE_CHECKING:
-    from cli.api.client import Client
-    from cli.api.objects import Batch
+    from ..api.client import Client
+    from ..api.objects import Batch
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,9 +42,9 @@ def command(arguments: argparse.Namespace) -> int:
     """Fetch or print the rows and return the exit status."""
     if arguments.follow and (arguments.output_file or arguments.error_file):
         raise Refused("--follow prints rows on standard output: leave -o and -e away")
-    from cli.api.client import Client
-    from cli.batches.named import find_batch
-    from cli.batches.wait import fetch_and_tell, targets_of
+    from ..api.client import Client
+    from ..batches.lookup import find_batch
+    from ..batches.wait import fetch_and_report, targets_of
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
         batch = find_batch(client, arguments.id)
@@ -56,19 +56,19 @@ def command(arguments: argparse.Namespace) -> int:
                 f"waits for them, `tidemill results {batch.id} --follow` prints rows as they come"
             )
         targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
-        return fetch_and_tell(client, batch, targets, as_json=arguments.json)
+        return fetch_and_report(client, batch, targets, as_json=arguments.json)
 
 
 def _follow(client: Client, batch: Batch) -> int:
-    from cli.batches.failures import tell_failures
-    from cli.batches.rows import print_rows
-    from cli.kinds import Kinds
+    from ..batches.failures import log_failures
+    from ..batches.rows import print_rows
+    from ..console.error_summary import ErrorSummary
 
-    failures = Kinds()
+    failures = ErrorSummary()
     try:
         batch = print_rows(client, batch, failures)
     except Stopped as exc:
         raise Stopped(exc.signum, f"the batch {batch.id} is not ended by that") from exc
-    tell_end(batch)
-    tell_failures(failures)
+    log_end(batch)
+    log_failures(failures)
     return exit_status_of(batch)

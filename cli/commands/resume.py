@@ -1,14 +1,14 @@
-"""`tidemill resume`: wait for a batch that was made before, and fetch its rows."""
+"""`tidemill resume`: waits for an existing batch and fetches its rows."""
 
 from __future__ import annotations
 
 import argparse
 
-from cli.api.server import add_server_flags, server_of
-from cli.batches.named import ID_HELP
-from cli.batches.options import add_file_flags
-from cli.batches.outcome import EXIT_STATUSES
-from cli.signals import StopSignals
+from ..api.server import add_server_flags, server_of
+from ..batches.batch_flags import add_file_flags
+from ..batches.lookup import ID_HELP
+from ..batches.outcome import EXIT_STATUSES
+from ..console.signals import StopSignals
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,12 +30,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Wait, fetch and return the exit status."""
-    from cli.api.client import Client
-    from cli.batches.named import find_batch
-    from cli.batches.wait import bring_home, targets_of
+    from ..api.client import Client
+    from ..batches.lookup import find_batch
+    from ..batches.wait import targets_of, wait_and_fetch
 
     server = server_of(arguments.base_url)
     with StopSignals(), Client(server) as client:
         batch = find_batch(client, arguments.id)
         targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
-        return bring_home(client, batch, targets, as_json=arguments.json)
+        return wait_and_fetch(client, batch, targets, as_json=arguments.json)

@@ -1,4 +1,4 @@
-"""`tidemill run`: one input file through the engine, one row for each line."""
+"""`tidemill run`: runs an input file through the engine, one row per line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
-from cli.errors import ROWS_FAILED
-from cli.files.defaults import Defaults
-from cli.files.paths import is_path, name_files
-from cli.running.options import RunOptions
-from cli.serving.engine import load_engine, need_engine
-from cli.serving.options import add_engine_flags, engine_fields
-from cli.sizes import given_text, port_number, positive_int, size_in_bytes, temperature
-from cli.terminal import say
+from ..arguments.argument_types import (
+    nonblank_text,
+    port_number,
+    positive_int,
+    size_in_bytes,
+    temperature,
+)
+from ..console.errors import ROWS_FAILED
+from ..console.terminal import log
+from ..engine.engine import load_engine, require_engine
+from ..engine.options import add_engine_flags, engine_fields
+from ..files.defaults import Defaults
+from ..files.paths import is_path, name_files
+from ..run.run_options import RunOptions
 
 _EPILOG = """\
 examples:
@@ -48,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     _add_file_flags(parser.add_argument_group("files"))
-    _add_default_flags(parser.add_argument_group("defaults of lines that do not say themselves"))
+    _add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
     parser.set_defaults(command=command, files=())
@@ -125,7 +131,7 @@ def _add_default_flags(group: argparse._ArgumentGroup) -> None:
     add("--max-tokens", type=positive_int, metavar="N", help="the most tokens of an answer")
     add(
         "--system-prompt",
-        type=given_text,
+        type=nonblank_text,
         metavar="TEXT",
         help="put before conversations that have no system or developer message",
     )
@@ -139,7 +145,7 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def options_from(arguments: argparse.Namespace) -> RunOptions:
-    """Return the options that the parsed arguments ask for."""
+    """Return the options of the parsed arguments."""
     names = name_files(arguments.input_file, arguments.output_file, arguments.files)
     arguments.input_file, arguments.output_file = names
     arguments.defaults = Defaults(
@@ -153,11 +159,11 @@ def command(arguments: argparse.Namespace) -> int:
     """Run the file and return the exit status."""
     is_output_named = arguments.output_file is not None
     options = options_from(arguments)
-    need_engine("a run", options.model)
-    # Here, not above: what reads and prints JSON takes longer to load than help takes to print.
-    from cli.running.job import run_job
+    require_engine("a run", options.model)
+    # A late import: JSON libraries would slow down `--help`.
+    from ..run.job import run_job
 
     status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
     if status in {0, ROWS_FAILED} and not is_output_named and is_path(options.output_file):
-        say(f"the rows are in {options.output_file}")
+        log(f"the rows are in {options.output_file}")
     return status

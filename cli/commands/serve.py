@@ -1,4 +1,4 @@
-"""`tidemill serve`: a model behind a port, for OpenAI's clients."""
+"""`tidemill serve`: an HTTP server with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from cli.errors import EngineFailed, Refused
-from cli.extras import need_extras, not_installed
-from cli.serving.engine import (
+from ..arguments.argument_types import port_number, positive_int, size_in_bytes
+from ..console.errors import EngineFailed, Refused
+from ..console.signals import StopSignals
+from ..console.terminal import log
+from ..engine.engine import (
     Load,
     chat_template,
     engine_config,
     load_engine,
-    loaded,
-    need_engine,
+    loaded_engine,
+    require_engine,
     served_names,
 )
-from cli.serving.options import EngineOptions, add_engine_flags, engine_fields
-from cli.signals import StopSignals
-from cli.sizes import port_number, positive_int, size_in_bytes
-from cli.terminal import say
+from ..engine.options import EngineOptions, add_engine_flags, engine_fields
+from ..extras import not_installed, require_extras
 
 if TYPE_CHECKING:
-    from engine.contract import Online
-    from server.local.here import Local
-    from server.local.store import Store
-    from server.means import Means
-    from server.settings import ServerSettings
+    from tidemill.protocol.contract import Online
+    from tidemill.server.context import ServerContext
+    from tidemill.server.local.setup import LocalBatches
+    from tidemill.server.local.store import Store
+    from tidemill.server.settings import ServerSettings
 
 _EPILOG = """\
 examples:
@@ -56,7 +56,7 @@ _SAGEMAKER_MODEL = Path("/opt/ml/model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions(EngineOptions):
-    """All that a person can ask of one server; None leaves it to the server."""
+    """Options of a server; None means the server's default."""
 
     host: str
     port: int
@@ -73,10 +73,10 @@ class ServeOptions(EngineOptions):
     max_file_bytes: int | None
 
 
-def with_flags_of_environment(typed: Sequence[str]) -> list[str]:
-    """Return what was typed with the flags that the environment holds for `serve`, if it is that.
+def add_environment_flags(typed: Sequence[str]) -> list[str]:
+    """Insert the flags of `TIDEMILL_SERVER_FLAGS` into a `serve` command line.
 
-    SageMaker starts a container with the word `serve` and nothing else. Raises Refused.
+    SageMaker starts a container with `serve` and no flags. Raises Refused.
     """
     name, *rest = typed or [""]
     if name != "serve":
@@ -116,35 +116,35 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help=f"let in only who has one of these (default: {_KEYS}, with spaces between)",
+        help=f"require one of these keys (default: {_KEYS}, separated by spaces)",
     )
     add(
         "--allowed-origins",
         nargs="+",
         default=(),
         metavar="ORIGIN",
-        help="pages of these origins may ask; * is any (default: none)",
+        help="accept requests from pages of these origins; * is any (default: none)",
     )
     add(
         "--allowed-hosts",
         nargs="+",
         default=(),
         metavar="NAME",
-        help="names by which a server without keys is asked; * is any (default: those of this "
+        help="host names that a server without keys accepts; * is any (default: those of this "
         "machine at a loopback address, else any)",
     )
     add(
         "--max-queued-requests",
         type=positive_int,
         metavar="N",
-        help="so many may wait for those that run; others are told to come again (default: 1024)",
+        help="requests that may wait in the queue; more get a 429 (default: 1024)",
     )
     add("--max-body-bytes", type=size_in_bytes, metavar="SIZE", help="of a request (default: 36M)")
     add(
         "--drain-timeout",
         type=positive_int,
         metavar="S",
-        help="at SIGTERM, so many seconds for requests that are being answered (default: 30)",
+        help="at SIGTERM, seconds for requests in flight to finish (default: 30)",
     )
     add(
         "--data-dir",
@@ -157,9 +157,9 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def options_from(arguments: argparse.Namespace) -> ServeOptions:
-    """Return the options that the parsed arguments ask for."""
+    """Return the options of the parsed arguments."""
     keys = arguments.api_keys or os.environ.get(_KEYS, "").split()
-    # The empty one above all, which a variable that is not set leaves behind: it lets all in.
+    # Above all no empty key, as an unset variable leaves behind: it would open the server.
     if any(not re.fullmatch(r"[!-~]+", key) for key in keys):
         raise Refused("--api-key: a key is letters, digits and signs of ASCII, at least one")
     return ServeOptions(
@@ -181,28 +181,28 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Serve until a signal comes, and return the exit status."""
+    """Serve until a signal and return the exit status."""
     options = options_from(arguments)
     if options.model is None and (_SAGEMAKER_MODEL / "config.json").exists():
         options = replace(options, model=str(_SAGEMAKER_MODEL))
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
         raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
-    need_engine("a server", options.model)
-    need_extras("a server", "serve")
+    require_engine("a server", options.model)
+    require_extras("a server", "serve")
     load = partial(load_engine, weights_cache=options.weights_cache)
     return run_server(options, load=load)
 
 
 def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
-    """Serve what `load` gives until a signal comes; raises CliError where that cannot be."""
+    """Load the engine and serve it until a signal; raises CliError."""
     try:
-        from server.app import make_app, make_means
-        from server.local.here import make_local
-        from server.serving import (
+        from tidemill.server.app import make_app, make_context
+        from tidemill.server.local.setup import make_local_batches
+        from tidemill.server.uvicorn_server import (
             CertificateRefused,
-            allow_many_files,
             check_address,
             make_server,
+            raise_file_limit,
         )
     except ModuleNotFoundError as exc:
         raise not_installed("a server", [str(exc.name)], "engine", "serve") from exc
@@ -218,84 +218,87 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     with (
         StopSignals("nothing was served") as signals,
         _store(options) as store,
-        loaded(load, config, names, template) as engine,
+        loaded_engine(load, config, names, template) as engine,
     ):
-        means = make_means(engine, names, settings)
-        local = make_local(store, engine, names, options.max_file_bytes)
-        allow_many_files()
+        context = make_context(engine, names, settings)
+        local = make_local_batches(store, engine, names, options.max_file_bytes)
+        raise_file_limit()
         make_server(
-            make_app(means, local.routes),
-            means.gate,
+            make_app(context, local.routes),
+            context.admission,
             settings,
-            heard=signals.heard_by,
-            listening=partial(
-                _tell, names, engine.info().endpoints, has_keys=bool(options.api_keys)
+            on_signal=signals.on_signal,
+            on_listening=partial(
+                _log_address, names, engine.info().endpoints, has_keys=bool(options.api_keys)
             ),
-            beside=partial(_beside, local, means),
+            lifespan=partial(_lifespan, local, context),
         ).run()
-    if means.gate.is_lost:
+    if context.admission.is_engine_lost:
         raise EngineFailed("the engine cannot go on: start the server again")
-    say("stopped")
+    log("stopped")
     return 0
 
 
-def _tell(names: Sequence[str], endpoints: Sequence[str], address: str, *, has_keys: bool) -> None:
-    """Say where the server is, and how a program asks it."""
-    say(f"serving {', '.join(names)} at {address}")
+def _log_address(
+    names: Sequence[str], endpoints: Sequence[str], address: str, *, has_keys: bool
+) -> None:
+    """Log the server's address and an example client."""
+    log(f"serving {', '.join(names)} at {address}")
     if "://" not in address:
         return
-    from server.guide import NO_KEY, YOUR_KEY, sdk_lines
+    from tidemill.server.guide import NO_KEY, YOUR_KEY, sdk_example
 
-    # An address that stands for all addresses is none to call.
+    # Clients cannot connect to the wildcard address.
     url = address.replace("://0.0.0.0", "://127.0.0.1").replace("://[::]", "://[::1]")
     key = YOUR_KEY if has_keys else NO_KEY
-    lines = "\n".join(f"  {line}" for line in sdk_lines(url, names[0], endpoints, key))
-    say(f"base URL for OpenAI's clients: {url}/v1\n{lines}")
+    lines = "\n".join(f"  {line}" for line in sdk_example(url, names[0], endpoints, key))
+    log(f"base URL for OpenAI's clients: {url}/v1\n{lines}")
 
 
 @asynccontextmanager
-async def _beside(local: Local, means: Means) -> AsyncIterator[None]:
-    """Run batches, watch the engine and the loop, and touch the file that health is told by."""
-    from cli.health import VARIABLE, Pulse
-    from server.watching import watched
+async def _lifespan(local: LocalBatches, context: ServerContext) -> AsyncIterator[None]:
+    """Run batches, watch the engine and the loop lag, and beat the heartbeat."""
+    from tidemill.server.admission import watch_engine
+
+    from ..health import VARIABLE, Heartbeat
 
     file = os.environ.get(VARIABLE)
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(Pulse(Path(file) if file else None).beating())
-        await stack.enter_async_context(means.figures.loop_lag.measured())
-        await stack.enter_async_context(watched(means.engine, means.gate))
-        await stack.enter_async_context(local.at_work())
+        await stack.enter_async_context(Heartbeat(Path(file) if file else None).beating())
+        await stack.enter_async_context(context.metrics.loop_lag.measured())
+        await stack.enter_async_context(watch_engine(context.engine, context.admission))
+        await stack.enter_async_context(local.running())
         yield
 
 
 @contextmanager
 def _store(options: ServeOptions) -> Iterator[Store]:
-    """Hold the folder of files and batches, before a model is loaded; raises Refused.
+    """Open the store of files and batches, before a model is loaded; raises Refused.
 
-    A server whose port nobody can know again has one that goes with it, and so has one that could
-    not have the usual one, as in a container that may not write there.
+    A temporary folder serves for a random port, and when the default folder is not writable, as in
+    some containers.
     """
-    from server.local.folder import FolderHeld, FolderRefused
-    from server.local.store import open_store
+    from tidemill.server.local.folder import FolderLocked, FolderRefused
+    from tidemill.server.local.store import open_store
 
     with ExitStack() as stack:
-        folder = options.data_dir or _usual_folder(options)
+        folder = options.data_dir or _default_folder(options)
         try:
             store = None if folder is None else stack.enter_context(open_store(folder))
         except FolderRefused as exc:
-            if options.data_dir is not None or isinstance(exc, FolderHeld):
+            if options.data_dir is not None or isinstance(exc, FolderLocked):
                 raise Refused(f"{exc} (--data-dir)") from exc
-            say(f"note: {exc}")
+            log(f"note: {exc}")
             store = None
         if store is None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tidemill-serve-")))
-            say(f"files and batches are kept in {folder} until the end; --data-dir keeps them")
+            log(f"files and batches are kept in {folder} until the end; --data-dir keeps them")
             store = stack.enter_context(open_store(folder))
         yield store
 
 
-def _usual_folder(options: ServeOptions) -> Path | None:
-    from engine.remembered import cache_folder
+def _default_folder(options: ServeOptions) -> Path | None:
+    from tidemill.engine.storage.disk_cache import cache_folder
 
     name = quote(options.uds, safe="") if options.uds else str(options.port)
     cache = cache_folder()
@@ -303,7 +306,7 @@ def _usual_folder(options: ServeOptions) -> Path | None:
 
 
 def _settings(options: ServeOptions) -> ServerSettings:
-    from server.settings import ServerSettings
+    from tidemill.server.settings import ServerSettings
 
     given: dict[str, Any] = {
         "max_queued_requests": options.max_queued_requests,

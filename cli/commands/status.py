@@ -1,21 +1,21 @@
-"""`tidemill status`: one batch in detail, or the newest in a table."""
+"""`tidemill status`: shows one batch in detail, or a table of the newest."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from cli.api.server import add_server_flags, server_of
-from cli.batches.named import ID_HELP
-from cli.batches.outcome import EXIT_STATUSES, exit_status_of, print_json, tell_end
-from cli.errors import Refused
-from cli.signals import StopSignals
-from cli.sizes import positive_int
-from cli.terminal import put
+from ..api.server import add_server_flags, server_of
+from ..arguments.argument_types import positive_int
+from ..batches.lookup import ID_HELP
+from ..batches.outcome import EXIT_STATUSES, exit_status_of, log_end, print_json
+from ..console.errors import Refused
+from ..console.signals import StopSignals
+from ..console.terminal import print_output
 
 if TYPE_CHECKING:
-    from cli.api.client import Client
-    from cli.api.objects import Batch
+    from ..api.client import Client
+    from ..api.objects import Batch
 
 _LIMIT = 20
 
@@ -24,7 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `status` to the command line."""
     parser = commands.add_parser(
         "status",
-        help="how batches are",
+        help="show batches and their progress",
         description="Shows one batch in detail, or the newest batches in a table.",
         epilog=EXIT_STATUSES + "  without --watch, 0 says only that it could be shown",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -46,12 +46,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Show what was asked for and return the exit status."""
+    """Show the batch or the table and return the exit status."""
     if arguments.id is not None and (arguments.limit or arguments.all):
         raise Refused("--limit and --all are for the table of batches: leave the id away")
     if arguments.id is None and arguments.watch and arguments.json:
         raise Refused("--watch prints JSON of one batch only: give its id")
-    from cli.api.client import Client
+    from ..api.client import Client
 
     with StopSignals(), Client(server_of(arguments.base_url)) as client:
         if arguments.id is None:
@@ -60,40 +60,40 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _show_one(client: Client, arguments: argparse.Namespace) -> int:
-    from cli.batches.failures import first_failures
-    from cli.batches.follow import batch_shown, follow
-    from cli.batches.named import find_batch
-    from cli.batches.table import details, named
+    from ..batches.failures import first_failures
+    from ..batches.follow import batch_progress, follow
+    from ..batches.lookup import find_batch
+    from ..batches.table import details, with_file_names
 
     batch = find_batch(client, arguments.id)
     if not arguments.watch:
         if arguments.json:
             print_json(batch.fields)
         else:
-            [(_, file)] = named(client, [batch])
-            put("\n".join(details(batch, file, first_failures(client, batch))))
+            [(_, file)] = with_file_names(client, [batch])
+            print_output("\n".join(details(batch, file, first_failures(client, batch))))
         return 0
-    with batch_shown() as show:
+    with batch_progress() as show:
 
-        def tell(seen: Batch) -> None:
+        def show_and_print(seen: Batch) -> None:
             show(seen)
             if arguments.json:
                 print_json(seen.fields)
 
-        batch = follow(client, batch, tell)
-    tell_end(batch)
+        batch = follow(client, batch, show_and_print)
+    log_end(batch)
     return exit_status_of(batch)
 
 
 def _show_many(client: Client, arguments: argparse.Namespace) -> int:
-    from cli.batches.table import named, print_table, watch_table
+    from ..batches.table import print_table, watch_table, with_file_names
 
     limit = None if arguments.all else arguments.limit or _LIMIT
     if arguments.watch:
-        watch_table(lambda: named(client, list(client.batches(limit))))
+        watch_table(lambda: with_file_names(client, list(client.batches(limit))))
     if arguments.json:
         for batch in client.batches(limit):
             print_json(batch.fields)
     else:
-        print_table(named(client, list(client.batches(limit))))
+        print_table(with_file_names(client, list(client.batches(limit))))
     return 0

@@ -1,14 +1,14 @@
-"""`tidemill submit`: a file becomes a batch of a deployment's API."""
+"""`tidemill submit`: uploads a file and creates a batch of it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from cli.api.server import BASE_URL, add_server_flags, server_of
-from cli.batches.options import add_input_flags, file_of, options_of
-from cli.batches.outcome import EXIT_STATUSES
-from cli.signals import StopSignals
+from ..api.server import BASE_URL, add_server_flags, server_of
+from ..batches.batch_flags import add_input_flags, file_of, options_of
+from ..batches.outcome import EXIT_STATUSES
+from ..console.signals import StopSignals
 
 _DESCRIPTION = """\
 Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on
@@ -56,9 +56,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Submit the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
-    from cli.batches.submission import look, submit
-    from cli.batches.wait import targets_if_waited
-    from cli.files.source import open_source
+    from ..batches.submission import dry_run, submit
+    from ..batches.wait import targets_if_waited
+    from ..files.source import open_source
 
     targets = targets_if_waited(arguments, file)
     server = None
@@ -66,7 +66,7 @@ def command(arguments: argparse.Namespace) -> int:
         server = server_of(arguments.base_url)
     with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
         if arguments.dry_run:
-            return look(server, source, arguments.on_invalid_line, as_json=arguments.json)
+            return dry_run(server, source, arguments.on_invalid_line, as_json=arguments.json)
         assert server is not None
         endpoint = arguments.endpoint
         return submit(server, source, endpoint, fields, targets, as_json=arguments.json)

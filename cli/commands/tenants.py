@@ -1,4 +1,4 @@
-"""`tidemill tenants`: what each tenant may use, and where it is told of the end of its batches."""
+"""`tidemill tenants`: rate limits, quotas and webhooks of tenants."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from cli.deployment.place import add_place, need_cloud, run, table_of, tenant_name
-from cli.errors import Refused
-from cli.tables import columns
-from cli.terminal import put, say
+from ..console.errors import Refused
+from ..console.tables import columns
+from ..console.terminal import log, print_output
+from ..deployment.resources import add_deployment_flags, require_cloud, run, table_name, tenant_name
 
 if TYPE_CHECKING:
-    from handler.tenants.tenants import Tenant, TenantStore
+    from tidemill.handler.tenants.tenants import Tenant, TenantStore
 
 _LIMITS = {
     "requests_per_minute": "calls of the API a minute",
@@ -29,15 +29,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "tenants",
         help="limits and webhooks of the API's tenants",
-        description="Sets and shows what a tenant of the API may use and where it is told of the "
-        "end of its batches, with the AWS credentials of whoever may write the deployment's table.",
+        description="Sets and shows the limits of a tenant of the API and its webhook for ended "
+        "batches, with AWS credentials that may write the deployment's table.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     setting = actions.add_parser("set", help="change what is given", allow_abbrev=False)
     webhook = setting.add_mutually_exclusive_group()
-    webhook.add_argument("--webhook-url", metavar="URL", help="is told of the end of each batch")
-    webhook.add_argument("--no-webhook", action="store_true", help="tell nobody any more")
+    webhook.add_argument("--webhook-url", metavar="URL", help="is called when a batch ends")
+    webhook.add_argument("--no-webhook", action="store_true", help="remove the webhook")
     setting.add_argument(
         "--new-webhook-secret",
         action="store_true",
@@ -56,11 +56,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     showing.set_defaults(command=command_show)
     for action in (setting, showing):
         action.add_argument("name", metavar="NAME", type=tenant_name, help="the tenant")
-        add_place(action)
+        add_deployment_flags(action)
 
 
 def command_set(arguments: argparse.Namespace) -> int:
-    """Change a tenant; a secret that is made for it is printed on standard output, alone."""
+    """Change a tenant; a new webhook secret is printed on standard output, alone."""
     changes = {
         name: None if limit == _NONE_SET else limit
         for name in _LIMITS
@@ -73,31 +73,31 @@ def command_set(arguments: argparse.Namespace) -> int:
     if arguments.webhook_url is not None:
         changes["webhook_url"] = _webhook_url(arguments.webhook_url)
     table = tenants.name
-    # The secret comes first: nobody is ever told anything that is not signed.
+    # The secret first, so that every webhook call is signed.
     is_new = arguments.new_webhook_secret or (
         changes.get("webhook_url") is not None
         and run(table, tenants.find(arguments.name)).webhook_secret is None
     )
     if is_new:
         made = run(table, tenants.renew_secret(arguments.name, int(time.time())))
-        put(f"{made.webhook_secret}")
-        say("this is the secret of the webhook: its receiver checks signatures with it")
+        print_output(f"{made.webhook_secret}")
+        log("this is the secret of the webhook: its receiver checks signatures with it")
     if changes:
         run(table, tenants.change(arguments.name, **changes))
-    say(f"tenant {arguments.name} is set; the API knows it within a minute")
+    log(f"tenant {arguments.name} is set; the API knows it within a minute")
     return 0
 
 
 def command_show(arguments: argparse.Namespace) -> int:
-    """Print a table of what can be set, and to what it is set, on standard output."""
+    """Print a table of the tenant's settings on standard output."""
     tenants = _tenants_of(arguments)
     tenant = run(tenants.name, tenants.find(arguments.name))
-    shown = _shown(tenant, with_secret=arguments.secret)
-    put("\n".join(columns([(name, str(value)) for name, value in shown])))
+    rows = _settings_rows(tenant, with_secret=arguments.secret)
+    print_output("\n".join(columns([(name, str(value)) for name, value in rows])))
     return 0
 
 
-def _shown(tenant: Tenant, *, with_secret: bool) -> list[tuple[str, Any]]:
+def _settings_rows(tenant: Tenant, *, with_secret: bool) -> list[tuple[str, Any]]:
     secret = tenant.webhook_secret
     if secret is not None and not with_secret:
         secret = "set"
@@ -112,8 +112,8 @@ def _shown(tenant: Tenant, *, with_secret: bool) -> list[tuple[str, Any]]:
 
 
 def _webhook_url(text: str) -> str:
-    from handler.batch.request import check_url
-    from handler.errors import InvalidOption
+    from tidemill.batch.batch_request import check_url
+    from tidemill.batch.errors import InvalidOption
 
     try:
         return check_url(text, "--webhook-url")
@@ -122,11 +122,11 @@ def _webhook_url(text: str) -> str:
 
 
 def _tenants_of(arguments: argparse.Namespace) -> TenantStore:
-    """Return the tenants of the deployment that the arguments or the environment name."""
-    need_cloud("`tidemill tenants`")
-    from handler.tenants.tenants import TenantStore
+    """Return the tenant store of the deployment."""
+    require_cloud("`tidemill tenants`")
+    from tidemill.handler.tenants.tenants import TenantStore
 
-    return TenantStore(table_of(arguments))
+    return TenantStore(table_name(arguments))
 
 
 def _limit(text: str) -> int | str:

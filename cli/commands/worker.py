@@ -1,35 +1,85 @@
-"""`tidemill worker`: takes shards of batches off a queue and runs them, beside a bucket."""
+"""`tidemill worker`: runs shards of batches from a queue, and writes rows to the bucket."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from cli.errors import CliError, Refused, Stopped
-from cli.extras import need_extras, not_installed
-from cli.last_words import leaving_last_words
-from cli.serving.adapters import lora_modules
-from cli.serving.engine import served_names
-from cli.serving.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
-from cli.serving.weights import addresses, every_few_seconds, local_model
-from cli.signals import StopSignals
-from cli.sizes import positive_int, size_in_bytes
+from ..arguments.argument_types import positive_int, size_in_bytes
+from ..console.errors import CliError, Refused, Stopped
+from ..console.signals import StopSignals
+from ..engine.adapters import lora_modules
+from ..engine.engine import served_names
+from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from ..engine.weights import local_model, s3_addresses, throttled
+from ..extras import not_installed, require_extras
+
+FOLDER: Final = Path("/opt/ml/output")
+_MAX_CHARS: Final = 1000
+
+
+class _LastError(logging.Handler):
+    """Log handler that keeps the last error."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.words = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record's message."""
+        reason = getattr(record, "reason", None)
+        self.words = f"{record.getMessage()}: {reason}" if reason else record.getMessage()
+
+
+def write_failure_file(command: Callable[[], int], folder: Path = FOLDER) -> int:
+    """Run a command; on failure write its last error to SageMaker's failure file.
+
+    Exceptions of the command pass through.
+    """
+    if not folder.is_dir():
+        return command()
+    from tidemill.handler.observability import logger
+
+    last = _LastError()
+    heard = logging.getLogger(logger.name)
+    heard.addHandler(last)
+    try:
+        status = command()
+    except CliError as exc:
+        _write_failure(folder, str(exc))
+        raise
+    except Exception as exc:
+        _write_failure(folder, repr(exc))
+        raise
+    finally:
+        heard.removeHandler(last)
+    if status != 0:
+        _write_failure(folder, last.words or f"ended with status {status}")
+    return status
+
+
+def _write_failure(folder: Path, words: str) -> None:
+    with suppress(OSError):  # the folder may be another user's; best effort
+        (folder / "failure").write_text(words[:_MAX_CHARS], encoding="utf-8")
+
 
 if TYPE_CHECKING:
-    from cli.health import Pulse
-    from handler.settings import Settings
-    from handler.weights.cache import Progress
-    from handler.worker.site.cold_start import ColdStart
-    from handler.worker.site.config import WorkerConfig
+    from tidemill.handler.settings import Settings
+    from tidemill.handler.worker.context.cold_start import ColdStart
+    from tidemill.handler.worker.context.config import WorkerConfig
+    from tidemill.handler.worker.weights.cache import DownloadProgress
+
+    from ..health import Heartbeat
 
 _EPILOG = """\
 Every flag of the first three groups can be set by an environment variable: --lease-seconds is
@@ -42,7 +92,7 @@ _ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions(EngineOptions):
-    """All that a person can ask of one worker; `given` are the fields of its settings."""
+    """Options of a worker; `given` holds the flags that were set."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,19 +158,28 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     add(
         "--health-file",
         metavar="PATH",
-        help="a file to touch every few seconds, for python -m cli.health (default: none)",
+        help="a file to touch every few seconds, for python -m tidemill.cli.health (default: none)",
     )
 
 
 def _add_times(group: argparse._ArgumentGroup) -> None:
     for flag, words in (
-        ("--flush-seconds", "the oldest finished row becomes durable after (default: 8)"),
-        ("--lease-seconds", "a shard is another worker's if not renewed for (default: 30)"),
-        ("--visibility-seconds", "a message comes again if not renewed for (default: 60)"),
-        ("--wait-seconds", "one look at an empty queue takes (default: 10)"),
-        ("--stall-seconds", "an engine is killed that does nothing for (default: 120)"),
-        ("--start-seconds", "an engine may load for (default: 1800)"),
-        ("--grace-seconds", "at SIGTERM, requests may go on for (default: 20)"),
+        (
+            "--flush-seconds",
+            "make finished rows durable at the latest after this time (default: 8)",
+        ),
+        (
+            "--lease-seconds",
+            "a lease on a shard expires if not renewed for this long (default: 30)",
+        ),
+        (
+            "--visibility-seconds",
+            "a message is redelivered if not renewed for this long (default: 60)",
+        ),
+        ("--wait-seconds", "long polling of an empty queue (default: 10)"),
+        ("--stall-seconds", "kill an engine that makes no progress for this long (default: 120)"),
+        ("--start-seconds", "how long an engine may load (default: 1800)"),
+        ("--grace-seconds", "at SIGTERM, requests may run on for this long (default: 20)"),
     ):
         group.add_argument(flag, metavar="SECONDS", help=words)
     group.add_argument(
@@ -134,35 +193,35 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
 
 
 def options_from(arguments: argparse.Namespace) -> WorkerOptions:
-    """Return the options that the parsed arguments ask for."""
+    """Return the options of the parsed arguments."""
     given = {name: getattr(arguments, name) for name in arguments.settings}
     given = {name: value for name, value in given.items() if value is not None}
     return WorkerOptions(**engine_fields(arguments), given=given)
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Run the worker until it is stopped and return the exit status."""
-    return leaving_last_words(partial(_until_stopped, options_from(arguments)))
+    """Run the worker until a signal or idleness, and return the exit status."""
+    return write_failure_file(partial(_until_stopped, options_from(arguments)))
 
 
 def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
-            need_extras("a worker", "cloud", "engine")
+            require_extras("a worker", "cloud", "engine")
             settings, config = _read(options, os.environ)
             return _run(options, settings, config, signals)
-    except Stopped:  # before there was any work that could be given back
+    except Stopped:  # before there was work to release
         return 0
     except ModuleNotFoundError as exc:
         raise not_installed("a worker", [str(exc.name)], "cloud", "engine") from exc
 
 
 def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Settings, WorkerConfig]:
-    """Return what the environment says, and the flags over it; raises Refused."""
+    """Return the settings of the environment with the flags applied; raises Refused."""
     from pydantic import ValidationError
 
-    from handler.settings import read_settings
-    from handler.worker.site.config import read_config
+    from tidemill.handler.settings import read_settings
+    from tidemill.handler.worker.context.config import read_config
 
     given = dict(options.given)
     flags = {f"TIDEMILL_{name.upper()}": str(value) for name, value in given.items()}
@@ -180,7 +239,7 @@ def _read(options: WorkerOptions, environment: Mapping[str, str]) -> tuple[Setti
 
 
 def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong with each setting, as someone who has set it knows it."""
+    """Return a sentence for each invalid setting, by flag and variable."""
     complaints = []
     for error in errors:
         name = ".".join(str(part) for part in error["loc"])
@@ -189,10 +248,10 @@ def _complaints(errors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> list[str]:
-    """Return what starts the engine; tests put another one in its place."""
+    """Return the command of the engine process; replaced in tests."""
     if (other := environment.get(_ENGINE_COMMAND)) is not None:
         return [str(word) for word in json.loads(other)]
-    return [sys.executable, "-m", "cli.serving.process", *engine_arguments(options)]
+    return [sys.executable, "-m", "tidemill.cli.engine.process", *engine_arguments(options)]
 
 
 def _run(
@@ -202,10 +261,10 @@ def _run(
 
     from botocore.exceptions import BotoCoreError
 
-    from cli.health import VARIABLE, Pulse
+    from ..health import VARIABLE, Heartbeat
 
     health_file = options.given.get("health_file") or os.environ.get(VARIABLE)
-    pulse = Pulse(Path(health_file) if health_file else None)
+    pulse = Heartbeat(Path(health_file) if health_file else None)
     try:
         return asyncio.run(_work(options, settings, config, pulse, signals))
     except BotoCoreError as exc:
@@ -216,22 +275,27 @@ async def _work(
     options: WorkerOptions,
     settings: Settings,
     config: WorkerConfig,
-    pulse: Pulse,
+    pulse: Heartbeat,
     signals: StopSignals,
 ) -> int:
     import asyncio
 
-    from engine.process.child import in_thread
-    from handler.aws.aio import AioAws
-    from handler.aws.queues import Queue
-    from handler.deployment import Deployment
-    from handler.worker.link import EngineLink
-    from handler.worker.site.cold_start import ColdStart, process_age, read_task, task_steps
-    from handler.worker.site.site import Site
-    from handler.worker.worker import Worker
+    from tidemill.handler.aws.aio import AioAws
+    from tidemill.handler.aws.queues import Queue
+    from tidemill.handler.deployment import Deployment
+    from tidemill.handler.worker.context.cold_start import (
+        ColdStart,
+        process_age,
+        read_task,
+        task_steps,
+    )
+    from tidemill.handler.worker.context.context import WorkerContext
+    from tidemill.handler.worker.engine_client import EngineClient
+    from tidemill.handler.worker.engine_process.child import in_thread
+    from tidemill.handler.worker.worker import Worker
 
     names = served_names(options)
-    wanted = addresses(options.model, lora_modules(options, names))
+    wanted = s3_addresses(options.model, lora_modules(options, names))
     engine_command = _engine_command(replace(options, served_model_names=names), os.environ)
     folders: asyncio.Future[Mapping[str, str]] | None = None
     age, machine_age = process_age()
@@ -239,8 +303,8 @@ async def _work(
     cold_start.reach("process")
     cold_start.note(machine_age_seconds=round(machine_age, 3))
 
-    def make_link() -> EngineLink:
-        return EngineLink(
+    def make_client() -> EngineClient:
+        return EngineClient(
             engine_command,
             stall_seconds=config.stall_seconds,
             start_seconds=config.start_seconds,
@@ -252,11 +316,11 @@ async def _work(
         aws = await held.enter_async_context(AioAws())
         await held.enter_async_context(pulse.beating())
         queue = Queue(config.queue)
-        site = Site(aws, Deployment(settings), queue, config, cold_start=cold_start)
-        worker = Worker(site, make_link)
-        with signals.heard_by(lambda: loop.call_soon_threadsafe(worker.stop)):
+        context = WorkerContext(aws, Deployment(settings), queue, config, cold_start=cold_start)
+        worker = Worker(context, make_client)
+        with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):
             in_thread(lambda: cold_start.note(**task_steps(read_task(os.environ), began)))
-            if wanted:  # beside the engine, which has libraries to load
+            if wanted:  # in parallel with the engine's imports
                 fetching = in_thread(lambda: _fetch(wanted, options, held, cold_start))
                 folders = asyncio.wrap_future(fetching)
             return await worker.run()
@@ -265,13 +329,13 @@ async def _work(
 def _fetch(
     names: Sequence[str], options: WorkerOptions, held: AsyncExitStack, cold_start: ColdStart
 ) -> Mapping[str, str]:
-    """Return where each of these weights lies on this machine, as long as it is `held`.
+    """Download weights and return their folders, kept in the cache while `held` is open.
 
-    Raises CliError, after a word in the log.
+    Logs and raises CliError.
     """
-    from handler.log import logger
+    from tidemill.handler.observability import logger
 
-    def log(name: str, progress: Progress) -> None:
+    def log(name: str, progress: DownloadProgress) -> None:
         logger.info(
             "fetching weights",
             model=name,
@@ -284,7 +348,7 @@ def _fetch(
     cache, folders = options.weights_cache, {}
     region = options.given.get("weights_region") or os.environ.get(_WEIGHTS_REGION, "")
     for name in names:
-        watch = every_few_seconds(partial(log, name))
+        watch = throttled(partial(log, name))
         try:
             folders[name] = held.enter_context(local_model(name, cache, watch, region))
         except CliError as exc:

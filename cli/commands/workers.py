@@ -1,4 +1,4 @@
-"""`tidemill workers`: which workers a deployment has, why there are no more, and both changed."""
+"""`tidemill workers`: lists workers, and opens or closes their circuit breaker."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cli.deployment.place import add_place, ask, need_cloud, part_of, table_of
-from cli.errors import Refused
-from cli.tables import columns
-from cli.terminal import put, say
+from ..console.errors import Refused
+from ..console.tables import columns
+from ..console.terminal import log, print_output
+from ..deployment.resources import (
+    add_deployment_flags,
+    ask,
+    require_cloud,
+    resource_name,
+    table_name,
+)
 
 if TYPE_CHECKING:
-    from handler.batch.fleet import FleetPlan, FleetState, Worker
-    from handler.deployment import Deployment
+    from tidemill.batch.fleet import FleetPlan, FleetState, Worker
+    from tidemill.handler.deployment import Deployment
 
 _HEADS = ("MODEL", "RELEASE", "STARTING", "RUNNING", "STOPPING", "MOST", "STARTS")
 
@@ -25,8 +31,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "workers",
         help="workers of a deployment, and their brake",
-        description="Shows the workers of a deployment's models and why no more are started, lets "
-        "them be started again, and stops them, with the AWS credentials of whoever may.",
+        description="Shows the workers of a deployment's models and why no more are started, stops "
+        "them, and lets them start again. Needs AWS credentials for the deployment.",
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
@@ -43,7 +49,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for action in (resume, stop):
         action.add_argument("model", metavar="MODEL", help="the model that they run")
     for action in (listing, resume, stop):
-        add_place(action)
+        add_deployment_flags(action)
         action.add_argument(
             "--fleets",
             metavar="PATH",
@@ -54,42 +60,42 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command_list(arguments: argparse.Namespace) -> int:
     """Print a table of the models on standard output."""
     deployment, plans = _deployment_of(arguments)
-    from handler.fleet.stop import running
+    from tidemill.handler.fleet.stop import list_workers
 
     if not plans:
-        say("this deployment starts no workers")
+        log("this deployment starts no workers")
         return 0
     rows = []
     for model, plan in sorted(plans.items()):
-        workers = ask(running(deployment, plan))
+        workers = ask(list_workers(deployment, plan))
         state = ask(deployment.fleets.get_state(model))
         rows.append(_cells(plan, workers, state))
-    put("\n".join(columns([_HEADS, *rows])))
+    print_output("\n".join(columns([_HEADS, *rows])))
     return 0
 
 
 def command_resume(arguments: argparse.Namespace) -> int:
-    """Lift the brake of a model's workers; without one it changes nothing."""
+    """Close the circuit breaker of a model, so that workers start again; idempotent."""
     deployment, plans = _deployment_of(arguments)
     plan = _plan_of(plans, arguments.model)
-    from handler.fleet.brake import resumed
+    from tidemill.handler.fleet.circuit_breaker import close_breaker
 
-    ask(deployment.fleets.change(plan.model, resumed))
-    say(f"workers of {plan.model} are started again when there is work, within a minute")
+    ask(deployment.fleets.change(plan.model, close_breaker))
+    log(f"workers of {plan.model} are started again when there is work, within a minute")
     return 0
 
 
 def command_stop(arguments: argparse.Namespace) -> int:
-    """Set the brake of a model, then ask its workers to end; waits for none of them."""
+    """Open the circuit breaker of a model, then stop its workers without waiting."""
     deployment, plans = _deployment_of(arguments)
     plan = _plan_of(plans, arguments.model)
-    from handler.fleet.brake import halted
-    from handler.fleet.stop import stop
+    from tidemill.handler.fleet.circuit_breaker import open_by_operator
+    from tidemill.handler.fleet.stop import stop_workers
 
-    halting = partial(halted, plan=plan, now=int(time.time()))
+    halting = partial(open_by_operator, plan=plan, now=int(time.time()))
     ask(deployment.fleets.change(plan.model, halting))
-    stopped = ask(stop(deployment, plan))
-    say(
+    stopped = ask(stop_workers(deployment, plan))
+    log(
         f"{len(stopped)} workers of {plan.model} give their work back and end within a minute; "
         f"no more are started until `tidemill workers resume {plan.model}`"
     )
@@ -97,7 +103,7 @@ def command_stop(arguments: argparse.Namespace) -> int:
 
 
 def _cells(plan: FleetPlan, workers: list[Worker], state: FleetState) -> tuple[str, ...]:
-    from handler.batch.fleet import WorkerStatus
+    from tidemill.batch.fleet import WorkerStatus
 
     counts = [
         sum(worker.status in statuses for worker in workers)
@@ -112,10 +118,10 @@ def _cells(plan: FleetPlan, workers: list[Worker], state: FleetState) -> tuple[s
 
 
 def _starts(plan: FleetPlan, state: FleetState) -> str:
-    """Return whether workers are started, and why not."""
-    from handler.fleet.brake import released, waiting_of
+    """Return when workers start, or why none do."""
+    from tidemill.handler.fleet.circuit_breaker import describe_waiting, forget_other_releases
 
-    waiting = waiting_of(released(state, plan.release), time.time())
+    waiting = describe_waiting(forget_other_releases(state, plan.release), time.time())
     if waiting is None:
         return "when there is work"
     since = datetime.fromtimestamp(waiting.since, UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -130,14 +136,17 @@ def _plan_of(plans: dict[str, FleetPlan], model: str) -> FleetPlan:
 
 
 def _deployment_of(arguments: argparse.Namespace) -> tuple[Deployment, dict[str, FleetPlan]]:
-    """Return the deployment that arguments or environment name, as far as fleets go; its plans."""
-    need_cloud("`tidemill workers`")
-    from handler.deployment import Deployment
-    from handler.settings import Settings
+    """Return the deployment, with its fleet resources only, and the fleet plans by model."""
+    require_cloud("`tidemill workers`")
+    from tidemill.handler.deployment import Deployment
+    from tidemill.handler.settings import Settings
 
-    # A bucket and queues have no part in this.
+    # No bucket and no queues are needed.
     settings = Settings(
-        table=table_of(arguments), bucket="", control_queue="", fleets=part_of(arguments, "fleets")
+        table=table_name(arguments),
+        bucket="",
+        control_queue="",
+        fleets=resource_name(arguments, "fleets"),
     )
     deployment = Deployment(settings)
     return deployment, ask(deployment.fleet_plans.read())

@@ -1,1 +1,1 @@
-"""A deployment's table and bucket, for whoever has AWS credentials for it."""
+"""A deployment's resources, reached with the user's AWS credentials."""

@@ -1,4 +1,4 @@
-"""AWS's own client for the commands, and what goes wrong with it in words."""
+"""AWS clients for the commands, and AWS errors as errors of the command line."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from cli.errors import CliError, KeyRefused, Refused, Unreachable
-from handler.aws.sync import aws_client
+from tidemill.handler.aws.sync import aws_client
+
+from ..console.errors import CliError, KeyRefused, Refused, Unreachable
 
 _NO_CREDENTIALS = (
     NoCredentialsError,
@@ -43,8 +44,8 @@ _NO_RIGHT = frozenset(
 )
 
 
-def client_of(service: str, **options: Any) -> Any:
-    """Return a client with the settings of whoever typed; raises Refused when they cannot work."""
+def make_client(service: str, **options: Any) -> Any:
+    """Return a client with the user's AWS settings; raises KeyRefused, Refused."""
     try:
         return aws_client(service, **options)
     except _NO_CREDENTIALS as exc:
@@ -53,14 +54,14 @@ def client_of(service: str, **options: Any) -> Any:
         raise Refused(
             "no AWS region is set: export AWS_REGION, or set one in your AWS profile"
         ) from exc
-    # An endpoint that is none is a bare ValueError.
+    # An invalid endpoint url is a bare ValueError.
     except (BotoCoreError, ValueError) as exc:
         raise Refused(f"the settings of AWS cannot work: {exc}") from exc
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
-    """Say in words what AWS refuses; raises KeyRefused, Unreachable or CliError."""
+def aws_call(doing: str) -> Iterator[None]:
+    """Translate AWS errors raised inside to KeyRefused, Unreachable or CliError."""
     try:
         yield
     except _NO_CREDENTIALS as exc:

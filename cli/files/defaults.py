@@ -1,4 +1,4 @@
-"""Default parameters of a run: they hold for lines that do not set them themselves."""
+"""Default parameters of a run, for lines that do not set them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.contract import Reply, Responder
+    from tidemill.protocol.contract import Reply, Responder
 
 TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--system-prompt"
 
@@ -17,7 +17,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What `--temperature`, `--max-tokens` and `--system-prompt` say; None leaves lines alone."""
+    """Values of `--temperature`, `--max-tokens` and `--system-prompt`; None means no default."""
 
     temperature: float | None = None
     max_tokens: int | None = None
@@ -38,9 +38,9 @@ class Defaults:
         return self.flags - _flags_of(url)
 
     def apply(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the body with the defaults of what it does not set; the given one is not changed.
+        """Return a copy of the body with defaults for missing parameters.
 
-        A null sets nothing.
+        A null counts as missing.
         """
         flags = self.flags & _flags_of(url)
         given: dict[str, Any] = {}
@@ -54,8 +54,8 @@ class Defaults:
         return {**body, **given} if given else body
 
 
-class WithDefaults:
-    """A `Responder` that applies defaults to each request before another one answers it."""
+class DefaultingResponder:
+    """A `Responder` that applies defaults to each request and delegates."""
 
     def __init__(self, responder: Responder, defaults: Defaults) -> None:
         self._responder = responder
@@ -68,7 +68,7 @@ class WithDefaults:
 
 
 def _needs_system_message(messages: object) -> bool:
-    """Say whether this is a conversation without instructions; anything else is left alone."""
+    """Say whether this is a conversation without system or developer message."""
     if not isinstance(messages, list) or not messages:
         return False
     roles = (message.get("role") for message in messages if isinstance(message, Mapping))
@@ -77,7 +77,7 @@ def _needs_system_message(messages: object) -> bool:
 
 def _flags_of(url: str) -> frozenset[str]:
     """Return the flags for which requests to a url have a parameter."""
-    from engine.protocol import routes
+    from tidemill.protocol import routes
 
     match routes.find_route(url):
         case routes.CHAT_COMPLETIONS:

@@ -1,4 +1,4 @@
-"""Where rows go: a local file that grows, a stream, or a URL that gets all of them at the end."""
+"""Outputs of rows: a local file, standard output, a pipe or device, or an upload to a URL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import tempfile
 from pathlib import Path
 from typing import IO, Protocol
 
-from cli.errors import OutputLost, Refused, TransferFailed
-from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
-from cli.files.spill import spill_path
-from cli.files.transfer import RETRY_DELAYS_SECONDS, upload
-from cli.terminal import amount
+from ..console.errors import OutputLost, Refused, TransferFailed
+from ..console.terminal import amount
+from .http_transfer import RETRY_DELAYS_SECONDS, upload
+from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .spill import spill_path
 
 _OPEN_TRIES = 10
 _START_OF_ROWS = b'{"id":"batch_req_'
@@ -23,35 +23,35 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Output(Protocol):
-    """Takes rows in order. `begin` comes before the first `write`, `finish` after the last.
+    """Writes rows in order. `start` precedes the first `write`, `finish` follows the last.
 
-    `close` is always called; without a `begin` before it, nothing that was there has changed.
+    `close` is always called; before `start` nothing existing has changed.
     """
 
-    def begin(self, keep_bytes: int) -> None:
-        """Drop what was there but its first `keep_bytes` bytes."""
+    def start(self, keep_bytes: int) -> None:
+        """Truncate existing content to its first `keep_bytes` bytes."""
 
     def write(self, rows: bytes) -> None:
-        """Hand complete rows to the operating system; raises OutputLost."""
+        """Write complete rows to the operating system; raises OutputLost."""
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived where they were to go."""
+        """Make sure that all rows have arrived."""
 
-    def how_to_go_on(self) -> str:
-        """Say where the rows are after a stop, and how to run the rest."""
+    def resume_hint(self) -> str:
+        """Return where the rows are after a stop, and how to resume."""
 
     @property
     def spill_path(self) -> Path | None:
-        """Where finished rows that wait for their order may be kept; None where none can be."""
+        """Path of the spill file for rows out of order; None when there can be none."""
 
     def close(self) -> None:
-        """Let go of everything that is held."""
+        """Release all resources."""
 
 
 def open_output(
     name: str, *, tmp_dir: Path | None, delays: tuple[float, ...] = RETRY_DELAYS_SECONDS
 ) -> Output:
-    """Open what `-o` names; raises Refused when it cannot be written or another run holds it."""
+    """Open the output of `-o`; raises Refused if it is not writable or locked."""
     if name == STANDARD_STREAM:
         return StandardOutput()
     if is_url(name):
@@ -63,9 +63,9 @@ def open_output(
 
 
 class LocalFile:
-    """A file that grows while the job runs, locked against a second run.
+    """A file that grows during the run, locked against a second run.
 
-    With `only_if_rows` it is removed at the end when it holds none.
+    With `only_if_rows` it is removed at the end if empty.
     """
 
     def __init__(
@@ -75,57 +75,57 @@ class LocalFile:
         self._target = Path(os.path.realpath(path))
         self._tmp_dir = tmp_dir
         self._only_if_rows = only_if_rows
-        self._begun = False
+        self._is_started = False
         self._fd, self._is_new = _open_locked(self._target, path)
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there is nothing to be lost by writing over it."""
+        """Say whether the file has no bytes."""
         return not os.fstat(self._fd).st_size
 
     @property
     def holds_rows(self) -> bool:
-        """Say whether it begins as an output of a run does."""
+        """Say whether the file starts like an output of a run."""
         return os.pread(self._fd, len(_START_OF_ROWS), 0) == _START_OF_ROWS
 
     @property
     def spill_path(self) -> Path:
-        """Beside the file."""
+        """Path of the spill file, beside the output."""
         return spill_path(self.path)
 
-    def begin(self, keep_bytes: int) -> None:
-        """Cut the file after `keep_bytes` bytes; the next row goes there."""
+    def start(self, keep_bytes: int) -> None:
+        """Truncate the file to `keep_bytes`; the next row goes there."""
         self._check_place()
         os.ftruncate(self._fd, keep_bytes)
         os.lseek(self._fd, keep_bytes, os.SEEK_SET)
-        self._begun = True
+        self._is_started = True
 
     def write(self, rows: bytes) -> None:
-        """Write the rows through; a file that is no longer at its path is an error at once."""
+        """Write the rows; raises OutputLost at once if the file was moved or removed."""
         try:
             _write_all(self._fd, rows)
         except OSError as exc:
             if exc.errno in _FULL:
                 why = f"the disk of {self.path} is full ({exc.strerror})"
-                raise OutputLost(f"{why}. Make room, then: {self.how_to_go_on()}") from exc
+                raise OutputLost(f"{why}. Make room, then: {self.resume_hint()}") from exc
             why = f"{self.path} cannot be written ({exc.strerror})"
-            raise OutputLost(f"{why}. {self.how_to_go_on()}") from exc
+            raise OutputLost(f"{why}. {self.resume_hint()}") from exc
         self._check_place()
 
     def finish(self) -> None:
-        """Look once more that the file is where it was."""
+        """Check once more that the file is at its path."""
         self._check_place()
 
-    def how_to_go_on(self) -> str:
-        """Say how to run the rest."""
+    def resume_hint(self) -> str:
+        """Return how to resume."""
         return (
             f"The finished rows are in {self.path}; the same command with --resume keeps them "
             "and runs the rest"
         )
 
     def close(self) -> None:
-        """Unlock the file; remove one that was made for this run and got nothing."""
-        leftover = self._is_new if not self._begun else self._only_if_rows
+        """Unlock the file; remove one that is new and got no rows."""
+        leftover = self._is_new if not self._is_started else self._only_if_rows
         if leftover and os.fstat(self._fd).st_size == 0 and self._is_in_place():
             self._target.unlink()
         os.close(self._fd)
@@ -148,7 +148,7 @@ class LocalFile:
         raise OutputLost(f"{self.path} was removed while the job ran. {self._rescue()}")
 
     def _rescue(self) -> str:
-        """Copy the rows of the removed file, which live as long as it is open, to another."""
+        """Copy the rows of the removed file, readable while it is open, to a new file."""
         if not os.fstat(self._fd).st_size:
             return "It held no rows yet"
         try:
@@ -169,7 +169,7 @@ class LocalFile:
 
 
 def _open_locked(target: Path, shown: Path) -> tuple[int, bool]:
-    """Return the locked descriptor and whether the file is new; never one that was unlinked."""
+    """Return a locked descriptor and whether the file is new; never an unlinked file."""
     for _ in range(_OPEN_TRIES):
         try:
             fd, is_new = _open_or_make(target)
@@ -185,7 +185,7 @@ def _open_locked(target: Path, shown: Path) -> tuple[int, bool]:
             os.close(fd)
             raise Refused(f"another run is writing {shown}") from None
         except OSError:
-            # A file system without locks: better no lock than no run.
+            # A file system without locks: run without one.
             return fd, is_new
         if os.fstat(fd).st_nlink:
             return fd, is_new
@@ -207,38 +207,38 @@ def _write_all(fd: int, rows: bytes) -> None:
 
 
 class StandardOutput:
-    """Rows on standard output; whatever else prints there goes to standard error meanwhile."""
+    """Rows on standard output; other prints are redirected to standard error meanwhile."""
 
     def __init__(self) -> None:
         sys.stdout.flush()
         self._fd = os.dup(1)
         os.dup2(2, 1)
 
-    def begin(self, keep_bytes: int) -> None:
-        """Nothing was there."""
+    def start(self, keep_bytes: int) -> None:
+        """Do nothing: there is no existing content."""
 
     def write(self, rows: bytes) -> None:
-        """Write the rows through."""
+        """Write the rows."""
         _write_to_stream(self._fd, rows, "standard output")
 
     def finish(self) -> None:
-        """All is written."""
+        """Do nothing: all rows are written."""
 
     spill_path = None
 
-    def how_to_go_on(self) -> str:
-        """Say that only a file can be resumed."""
+    def resume_hint(self) -> str:
+        """Return that only a file can be resumed."""
         return "The finished rows went to standard output; only an output file can be resumed"
 
     def close(self) -> None:
-        """Give standard output back."""
+        """Restore standard output."""
         sys.stdout.flush()
         os.dup2(self._fd, 1)
         os.close(self._fd)
 
 
 class Device:
-    """Rows into a pipe or a device that has a path."""
+    """Rows into a pipe or device by path."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -247,20 +247,20 @@ class Device:
         except OSError as exc:
             raise Refused(f"{path} may not be written: {exc.strerror}") from exc
 
-    def begin(self, keep_bytes: int) -> None:
-        """Nothing was there."""
+    def start(self, keep_bytes: int) -> None:
+        """Do nothing: there is no existing content."""
 
     def write(self, rows: bytes) -> None:
-        """Write the rows through."""
+        """Write the rows."""
         _write_to_stream(self._fd, rows, str(self._path))
 
     def finish(self) -> None:
-        """All is written."""
+        """Do nothing: all rows are written."""
 
     spill_path = None
 
-    def how_to_go_on(self) -> str:
-        """Say that only a file can be resumed."""
+    def resume_hint(self) -> str:
+        """Return that only a file can be resumed."""
         return f"The finished rows went to {self._path}; only an ordinary file can be resumed"
 
     def close(self) -> None:
@@ -278,7 +278,7 @@ def _write_to_stream(fd: int, rows: bytes, name: str) -> None:
 
 
 class UploadOutput:
-    """Rows gathered in a temporary file, which one PUT carries away at the end."""
+    """Rows collected in a temporary file and uploaded by one PUT at the end."""
 
     def __init__(self, url: str, tmp_dir: Path | None, delays: tuple[float, ...]) -> None:
         self._url = url
@@ -294,11 +294,11 @@ class UploadOutput:
 
     @property
     def spill_path(self) -> Path:
-        """Beside the temporary file, which can be resumed as a local output."""
+        """Path of the spill file, beside the temporary file, which can be resumed."""
         return spill_path(Path(self._file.name))
 
-    def begin(self, keep_bytes: int) -> None:
-        """Nothing was there."""
+    def start(self, keep_bytes: int) -> None:
+        """Do nothing: there is no existing content."""
 
     def write(self, rows: bytes) -> None:
         """Write the rows to the temporary file."""
@@ -310,15 +310,15 @@ class UploadOutput:
         self._num_bytes += len(rows)
 
     def finish(self) -> None:
-        """Upload; when that fails for good the rows stay and the error says where."""
+        """Upload the rows; on failure they stay and the error names the file."""
         try:
             upload(self._url, self._file, delays=self._delays)
         except TransferFailed as exc:
             raise TransferFailed(f"{exc}. The rows are kept in {self._file.name}") from exc
         self._is_done = True
 
-    def how_to_go_on(self) -> str:
-        """Say where the rows are; they can be resumed as a local output."""
+    def resume_hint(self) -> str:
+        """Return where the rows are; they can be resumed as a local output."""
         return (
             f"Nothing was uploaded to {display_name(self._url)}; "
             f"{amount(self._num_bytes, 'byte')} of finished rows are kept in {self._file.name}; "
@@ -326,7 +326,7 @@ class UploadOutput:
         )
 
     def close(self) -> None:
-        """Remove the temporary file unless it holds rows that are nowhere else."""
+        """Remove the temporary file unless it holds rows that were not uploaded."""
         self._file.close()
         if self._is_done or not self._num_bytes:
             Path(self._file.name).unlink(missing_ok=True)

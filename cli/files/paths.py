@@ -1,4 +1,4 @@
-"""What can be told about paths and URLs before anything is read."""
+"""Checks of input and output paths and URLs, before anything is read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cli.errors import Refused
+from ..console.errors import Refused
 
 STANDARD_STREAM = "-"
 
@@ -27,7 +27,7 @@ def is_path(name: str) -> bool:
 
 
 def display_name(name: str, stream: str = "standard output") -> str:
-    """Return the name as it may be shown: without a URL's user, query and fragment."""
+    """Return a printable name: a URL without user, query and fragment, which may be secret."""
     if name == STANDARD_STREAM:
         return stream
     if not is_url(name):
@@ -39,7 +39,7 @@ def display_name(name: str, stream: str = "standard output") -> str:
 def path_beside(file: str, kind: str) -> str:
     """Return the path of a file's rows: `a/b.jsonl.gz` gives `a/b.output.jsonl` for `output`.
 
-    Those of an input that is not in the file system lie in the working folder.
+    For an input outside the file system it is in the working folder.
     """
     if is_path(file):
         path = Path(file)
@@ -54,10 +54,10 @@ def path_beside(file: str, kind: str) -> str:
 def name_files(
     input_file: str | None, output_file: str | None, files: Sequence[str]
 ) -> tuple[str, str]:
-    """Return input and output of a run; `files` were named without a flag.
+    """Return input and output of a run; `files` are positional arguments.
 
-    The rows of a file go beside it and those of standard input to standard output unless an output
-    is named. Raises Refused where no input is named, or more than one.
+    By default the output of a file is beside it, and that of standard input is standard output.
+    Raises Refused without an input, or with several.
     """
     named = [*files] if input_file is None else [input_file, *files]
     if not named:
@@ -80,7 +80,7 @@ def name_files(
 
 
 def is_regular_or_new(path: Path) -> bool:
-    """Say whether the path is an ordinary file or free for one; not a pipe or a device."""
+    """Say whether the path is a regular file or does not exist; not a pipe or device."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def is_regular_or_new(path: Path) -> bool:
 
 
 def check_paths(input_file: str, output_file: str, error_file: str | None) -> None:
-    """Raise Refused for inputs and outputs that cannot work, before anything is opened."""
+    """Raise Refused for unusable inputs and outputs, before anything is opened."""
     _check_schemes(input_file, output_file, error_file or "")
     for name, stream, what in (
         (input_file, sys.stdin, "input"),
@@ -112,13 +112,13 @@ def check_paths(input_file: str, output_file: str, error_file: str | None) -> No
 
 
 def check_folder(folder: Path, flag: str) -> None:
-    """Raise Refused for a folder that is not there; `flag` is what named it."""
+    """Raise Refused for a missing folder; `flag` is its flag."""
     if not folder.is_dir():
         raise Refused(f"the folder {folder} of {flag} does not exist")
 
 
 def check_resumable(output_file: str) -> None:
-    """Raise Refused for an output that cannot have kept any rows."""
+    """Raise Refused for an output that cannot be resumed."""
     if not (is_path(output_file) and is_regular_or_new(Path(output_file))):
         raise Refused("--resume needs an output that is an ordinary file")
 

@@ -1,7 +1,7 @@
-"""Failed rows run again in their places: new files grow beside the old ones and then replace them.
+"""Retry of failed rows: new files grow beside the old ones and replace them at the end.
 
-Until the last row is there the old files stay as they were, so a kill at any moment loses no row:
-the new files are a prefix of the whole, and the next resume goes on behind it.
+The old files stay unchanged until the last row is written, so a kill loses no row: the new files
+are a prefix of the result, and the next resume continues there.
 """
 
 from __future__ import annotations
@@ -12,62 +12,63 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from cli.files.output import LocalFile
-from cli.files.resume import Kept, find_kept
-from cli.files.spill import Spill, spill_path
-from cli.files.writing import Files, FinishedRows, Merging, Row, SpilledRows
-from engine.batchfile.lines import RawLine
-from engine.batchfile.rows import parse_row_head
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import parse_row_head
+
+from .kept_rows import KeptRows, find_kept_rows
+from .output import LocalFile
+from .row_writer import FinishedRows, OutputFiles, Row, RowMerger, SpilledRows
+from .spill import Spill, spill_path
 
 _GROWING, _COMPLETE = ".retry", ".retried"
 _BUFFER_BYTES = 2**20
 
 
-def is_retry_begun(output: Path) -> bool:
-    """Say whether a retry of this output was cut off, so that a resume must go on with it."""
+def is_retry_started(output: Path) -> bool:
+    """Say whether a retry of this output was interrupted, so that a resume continues it."""
     return _beside(output).exists()
 
 
-def settle_retry(output: Path, errors: Path | None) -> None:
-    """Let the error file take its place too, where a retry ended when only the output had."""
+def finish_retry(output: Path, errors: Path | None) -> None:
+    """Replace the error file of a retry that was killed after it had replaced the output."""
     if errors is None or not (complete := _beside(errors, _COMPLETE)).exists():
         return
-    if is_retry_begun(output):
+    if is_retry_started(output):
         complete.replace(_beside(errors))
     else:
-        _take_place(complete, errors, only_if_rows=True)
+        _replace(complete, errors, only_if_rows=True)
 
 
 def retry_files(output: Path, errors: Path | None) -> list[Path]:
-    """Return where a retry would lie: nothing that a run which starts over leaves there."""
+    """Return the files of an earlier retry, which a run that starts over removes."""
     paths = [path for path in (output, errors) if path is not None]
     growing = [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
     return [*growing, spill_path(_beside(output))]
 
 
-class Retrying:
-    """Runs the lines whose row is a failure, and those without one; a `Writing`.
+class RetryWriter:
+    """Runs lines with a failed row or none; a `ResumableWriter`.
 
-    `old` is what stands in the files at `output` and `errors`, which the caller has locked.
-    `spilled` has what an earlier run has spilled of lines behind those.
+    `old` are the kept rows in `output` and `errors`, which the caller has locked. `spilled` holds
+    rows of later lines that an earlier run has spilled.
     """
 
     def __init__(
         self,
         output: Path,
         errors: Path | None,
-        old: Kept,
+        old: KeptRows,
         spilled: Spill,
         lines: Callable[[], Iterator[RawLine]],
         *,
         stack: ExitStack,
     ) -> None:
         self._paths = [output] if errors is None else [output, errors]
-        self._new = find_kept(lines(), [_beside(path) for path in self._paths])
+        self._new = find_kept_rows(lines(), [_beside(path) for path in self._paths])
         opened = [_RetryFile(path) for path in self._paths]
         for file in opened:
             stack.callback(file.close)
-        self._files = Files(*opened)
+        self._files = OutputFiles(*opened)
         self._spilled = spilled
         self.spill = Spill(spill_path(_beside(output)))
         self.spill.load(lines(), self._new.num_rows)
@@ -76,7 +77,7 @@ class Retrying:
             SpilledRows(self.spill),
             SpilledRows(spilled),
         ]
-        self._merging = Merging(self._files, self._new.num_rows, self._finished)
+        self._merger = RowMerger(self._files, self._new.num_rows, self._finished)
         own = self.spill.spilled
         written = self._new.num_rows
         earlier = [place for place in spilled.spilled if place >= written and place not in own]
@@ -89,59 +90,59 @@ class Retrying:
         self.created = old.created if self._new.created is None else self._new.created
 
     def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
-        """Return the lines without a good row."""
+        """Return the lines without a successful row."""
         old_rows = self._finished[0]
         for place, raw in enumerate(lines):
             is_finished = place in self._places or place in old_rows
             if place >= self._new.num_rows and not is_finished:
                 yield raw
 
-    def begin(self) -> None:
-        """Cut the new files behind what is there."""
-        self._files.begin(self._new.cuts)
-        self._merging.copy()
+    def start(self) -> None:
+        """Truncate the new files after their kept rows."""
+        self._files.start(self._new.cuts)
+        self._merger.copy()
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Write rows of lines that were run, each behind the old rows of the lines before it."""
-        self._merging.write(rows)
+        """Write new rows, each after the old rows of the lines before it."""
+        self._merger.write(rows)
 
     def finish(self) -> None:
-        """Copy the old rows behind the last, then put the new files in the place of the old."""
-        self._merging.copy()
+        """Copy the remaining old rows, then replace the old files by the new."""
+        self._merger.copy()
         self._files.finish()
         output, *errors = self._paths
-        # In this order, which `settle_retry` knows: all is written where the last name says so.
+        # `finish_retry` relies on this order: the last rename marks all files as complete.
         for path in errors:
             _beside(path).replace(_beside(path, _COMPLETE))
-        _take_place(_beside(output), output)
+        _replace(_beside(output), output)
         for path in errors:
-            _take_place(_beside(path, _COMPLETE), path, only_if_rows=True)
+            _replace(_beside(path, _COMPLETE), path, only_if_rows=True)
         self.spill.remove()
         self._spilled.remove()
 
-    def how_to_go_on(self) -> str:
-        """Say that nothing of what was there is lost."""
-        return self._files.output.how_to_go_on() + self.spill.words()
+    def resume_hint(self) -> str:
+        """Return how to resume; nothing old is lost."""
+        return self._files.output.resume_hint() + self.spill.words()
 
 
 class _OldRows:
-    """The good rows of the old output that the new one does not have yet, as `FinishedRows`."""
+    """Successful rows of the old output that the new one lacks, as `FinishedRows`."""
 
-    def __init__(self, path: Path, old: Kept, num_new: int, stack: ExitStack) -> None:
+    def __init__(self, path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> None:
         self._ok = old.ok
         self._rows = self._read(path, old, num_new, stack)
 
     def __contains__(self, place: object) -> bool:
         return isinstance(place, int) and place < len(self._ok) and self._ok[place] == 1
 
-    def take(self, place: int) -> Row:
-        """Return the next of them, which is that of the line at this place."""
+    def pop(self, place: int) -> Row:
+        """Return the next row, which is that of the line at this place."""
         del place
         return next(self._rows), True
 
     @staticmethod
-    def _read(path: Path, old: Kept, num_new: int, stack: ExitStack) -> Iterator[bytes]:
-        # Opened when the first row is asked for: there may be none.
+    def _read(path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> Iterator[bytes]:
+        # Opened lazily: there may be no such row.
         file = stack.enter_context(path.open("rb", buffering=_BUFFER_BYTES))
         num_there = old.ok.count(1, 0, num_new)
         while file.tell() < old.cuts[0]:
@@ -155,19 +156,19 @@ class _OldRows:
 
 
 class _RetryFile(LocalFile):
-    """The new rows of a file that stays as it was until they are all there."""
+    """The new file of a retry; the old one stays until all rows are written."""
 
     def __init__(self, old: Path) -> None:
         super().__init__(_beside(old))
         self._old = old
 
     def finish(self) -> None:
-        """Make the rows outlive a power cut: those that they replace will be gone."""
+        """Flush the rows to disk (fsync), since they replace the old ones."""
         super().finish()
         os.fsync(self._fd)
 
-    def how_to_go_on(self) -> str:
-        """Say how to run the rest."""
+    def resume_hint(self) -> str:
+        """Return how to resume."""
         return (
             f"Until all is done {self._old} stays as it was; the same command with --resume goes "
             "on with the retry"
@@ -179,8 +180,8 @@ def _beside(path: Path, suffix: str = _GROWING) -> Path:
     return target.with_name(target.name + suffix)
 
 
-def _take_place(new: Path, old: Path, *, only_if_rows: bool = False) -> None:
-    """Put the new file in the place of the old one; with `only_if_rows` an empty one is removed."""
+def _replace(new: Path, old: Path, *, only_if_rows: bool = False) -> None:
+    """Replace the old file by the new; with `only_if_rows` an empty one is removed."""
     target = Path(os.path.realpath(old))
     if target.exists():
         shutil.copymode(target, new)

@@ -1,4 +1,4 @@
-"""Where lines come from: an open, seekable file, whatever was named."""
+"""Input source: a path, standard input, a pipe or a URL as an open, seekable file."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cli.errors import BadInput, InputChanged, Refused
-from cli.files.paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
-from cli.files.transfer import RETRY_DELAYS_SECONDS, download
-from cli.signals import interruptible
-from cli.terminal import say
+from ..console.errors import BadInput, InputChanged, Refused
+from ..console.signals import interruptible
+from ..console.terminal import log
+from .http_transfer import RETRY_DELAYS_SECONDS, download
+from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
 
 _BUFFER_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input that can be read any number of times.
+    """An input that can be read repeatedly.
 
-    `created` (Unix seconds) is the same at each run of the same local file, so that rows are too.
-    A file that is read where it lies raises InputChanged once it is not what was opened; what is
-    known at its end only, `changed` tells.
+    `created` (Unix seconds) is the same for each run of the same local file, so that rows are
+    reproducible. A local file raises InputChanged when it is modified; `changed` returns what only
+    shows at the end.
     """
 
     file: IO[bytes]
@@ -38,12 +38,12 @@ class Source:
     steady: SteadyFile | None = None
 
     def changed(self) -> str | None:
-        """Return what has become of the file meanwhile; None when it is as it was, or is gone."""
+        """Return how the file was changed meanwhile; None when unchanged or gone."""
         return None if self.steady is None else self.steady.changed()
 
 
 class SteadyFile(io.FileIO):
-    """A file that can be read as long as nobody writes to it: looked at with each block."""
+    """A file that is checked for modification with each block that is read."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -51,14 +51,14 @@ class SteadyFile(io.FileIO):
         self.opened = os.fstat(self.fileno())
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
-        """Read a block; raises InputChanged when the file is not what it was when it was opened."""
+        """Read a block; raises InputChanged when the file was modified since it was opened."""
         count = super().readinto(buffer)
         if words := self._written_to():
             raise InputChanged(f"{words} while it was read: run it when nothing writes to it")
         return count
 
     def changed(self) -> str | None:
-        """Return what has become of the file: written to, or another in its place."""
+        """Return how the file was changed: modified, or replaced."""
         if words := self._written_to():
             return f"{words} while it was run; the rows are of what it held before"
         with suppress(OSError):
@@ -91,14 +91,14 @@ def open_source(
         with io.BufferedReader(steady, _BUFFER_BYTES) as file:
             yield Source(file, shown, int(steady.opened.st_mtime), steady)
         return
-    say(f"reading {shown}")
+    log(f"reading {shown}")
     started = int(time.time())
     with _spooled(name, shown, tmp_dir, delays) as spool:
         yield Source(spool, shown, started)
 
 
 def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, ...]) -> IO[bytes]:
-    """Return a nameless temporary file with all that the input gave, at its start."""
+    """Copy the whole input to an unnamed temporary file and rewind it."""
     spool: IO[bytes] | None = None
     try:
         spool = tempfile.TemporaryFile(dir=tmp_dir, buffering=_BUFFER_BYTES)  # noqa: SIM115 - given
@@ -106,7 +106,7 @@ def _spooled(name: str, shown: str, tmp_dir: Path | None, delays: tuple[float, .
         spool.seek(0)
     except BaseException as exc:
         if spool is not None:
-            # What could not be written is tried once more by closing.
+            # `close` tries to write the buffer once more.
             with suppress(OSError):
                 spool.close()
         if isinstance(exc, OSError):

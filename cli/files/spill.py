@@ -1,8 +1,8 @@
-"""Finished rows that wait for those of lines before them: a file beside the output keeps them.
+"""Spill file: keeps finished rows that wait for the rows of earlier lines.
 
-The output is in input order, so a row behind a slow line is in memory alone until that line is
-answered. A spill file makes it outlive the process: each of its lines is the number of an input
-line, a tab and the row. A resume takes rows from it, and the run that ends removes it.
+The output is in input order, so a row after a slow line is only in memory until that line is
+finished. The spill file beside the output makes it survive the process: each line is the number of
+an input line, a tab and the row. A resume reads it, and a completed run removes it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from cli.errors import BadInput
-from cli.terminal import amount, say
-from engine.batchfile.lines import RawLine
-from engine.batchfile.rows import RowError, RowHead, parse_row_head, row_id_of
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_of
+
+from ..console.errors import BadInput
+from ..console.terminal import amount, log
 
 SUFFIX: Final = ".spill"
 _NEW: Final = ".new"
-# What the file may hold of rows that are in the output by now, beside as much as still waits.
+# Stale rows that the file may hold beyond the size of the waiting ones.
 _SLACK_BYTES: Final = 2**20
 _MAX_DIGITS: Final = 19
 
@@ -53,10 +54,10 @@ class Spill:
     def load(
         self, lines: Iterable[RawLine], num_done: int, *, only_successes: bool = False
     ) -> None:
-        """Take up what an earlier run has spilled of the lines behind the first `num_done`.
+        """Load the rows that an earlier run spilled for lines after the first `num_done`.
 
-        What is of none of them, or of a line that has changed, is passed over, as is a torn end.
-        Raises BadInput for a file that cannot be read.
+        Rows of other or changed lines are skipped, as is a torn end. Raises BadInput for an
+        unreadable file.
         """
         try:
             found = dict(_rows_in(self._path))
@@ -84,7 +85,7 @@ class Spill:
         return self._spilled
 
     def save(self, waiting: Sequence[Waiting]) -> None:
-        """Make the file hold the rows that wait; a folder that takes no file is told of once."""
+        """Save the waiting rows to the file; a write error is logged once and ends spilling."""
         with self._lock:
             earlier = [(spilled.number, spilled.row) for spilled in [*self._spilled.values()]]
             live = [*earlier, *waiting]
@@ -129,7 +130,7 @@ class Spill:
 
     def _give_up(self, exc: OSError) -> None:
         self._is_off = True
-        say(
+        log(
             f"note: {self._path} cannot be written ({exc.strerror}): finished rows that wait for "
             "rows before them are lost if this run is stopped"
         )
@@ -142,7 +143,7 @@ class Spill:
 
 
 def spill_path(output: Path) -> Path:
-    """Return where the rows of an output are spilled."""
+    """Return the path of an output's spill file."""
     target = Path(os.path.realpath(output))
     return target.with_name(target.name + SUFFIX)
 
@@ -153,7 +154,7 @@ def _printed(rows: Iterable[Waiting]) -> Iterator[bytes]:
 
 
 def _rows_in(path: Path) -> Iterator[tuple[int, tuple[bytes, RowHead]]]:
-    """Yield the whole rows of a spill file, by the numbers of their lines."""
+    """Yield the complete rows of a spill file with their line numbers."""
     if not path.exists():
         return
     with path.open("rb") as file:

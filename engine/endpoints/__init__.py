@@ -1,28 +1,26 @@
-"""The endpoints that are served: each is one file, and one line here."""
+"""The registry of endpoints: each is one file, and one line here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from engine.answers.forms import AnswerForms
-from engine.endpoints.bringing import Bringing, Fetch
-from engine.endpoints.chat import ChatCompletions
-from engine.endpoints.completions import Completions
-from engine.endpoints.embeddings import Embeddings
-from engine.endpoints.encodings import EncoderModel
-from engine.endpoints.endpoint import Endpoint
-from engine.endpoints.images import Eyes
-from engine.endpoints.recordings import FileUrls
-from engine.endpoints.rerank import Rerank
-from engine.endpoints.score import Score
-from engine.endpoints.tokens import Detokenize, Tokenize
-from engine.endpoints.transcriptions import Recordings, SpeechModel
-from engine.scheduling.encoding import EncodingRequest, EncodingResult
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.scheduling.speech import SpeechRequest, SpeechResult
-from engine.text.text_model import TextModel
+from ..parsers.registry import ParserSet
+from ..scheduling.encoding import EncodingRequest, EncodingResult
+from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..scheduling.speech import SpeechRequest, SpeechResult
+from ..text.text_model import TextModel
+from .chat import ChatCompletions
+from .completions import Completions
+from .embeddings import Embeddings
+from .encoder_requests import EncoderModel
+from .endpoint import Endpoint
+from .image_inputs import ImageSupport
+from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
+from .scoring import Rerank, Score
+from .tokens import Detokenize, Tokenize
+from .transcriptions import SpeechModel, Transcriptions
 
-_NO_FORMS = AnswerForms()
+_NO_PARSERS = ParserSet()
 
 __all__ = [
     "Endpoint",
@@ -38,30 +36,32 @@ def text_endpoints(
     model: TextModel,
     *,
     seed: int,
-    forms: AnswerForms = _NO_FORMS,
-    eyes: Eyes | None = None,
-    proves: bool = False,
+    parsers: ParserSet = _NO_PARSERS,
+    image_support: ImageSupport | None = None,
+    verifies: bool = False,
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
-    """Return the endpoints of a model that generates text and answers in these forms.
+    """Return the endpoints of a generation model, with the parsers of its output.
 
-    `seed` keys requests that name none. One that sees has `eyes`. Where it `proves`, answers that
-    were held to a form come with a judgement of it.
+    `seed` keys requests that name none. A vision model has `image_support`. With `verifies`,
+    answers under a constraint carry a verdict on it.
     """
-    chat = ChatCompletions(model, seed=seed, forms=forms, eyes=eyes, proves=proves)
-    return (chat, Completions(model, seed=seed, proves=proves))
+    chat = ChatCompletions(
+        model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
+    )
+    return (chat, Completions(model, seed=seed, verifies=verifies))
 
 
 def token_endpoints(
-    model: TextModel, *, forms: AnswerForms = _NO_FORMS
+    model: TextModel, *, parsers: ParserSet = _NO_PARSERS
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
-    """Return what tells people of a model's tokens."""
-    return (Tokenize(model, forms=forms), Detokenize(model))
+    """Return the endpoints that tokenize and detokenize."""
+    return (Tokenize(model, parsers=parsers), Detokenize(model))
 
 
 def encoder_endpoints(
     model: EncoderModel,
 ) -> tuple[Endpoint[EncodingRequest, EncodingResult, Any], ...]:
-    """Return the endpoints of a model that gives vectors, or of one that gives scores alone."""
+    """Return the endpoints of an embedding model, or of a reranker."""
     scores = (Score(model), Rerank(model))
     return (Embeddings(model), *scores) if model.description.task == "embed" else scores
 
@@ -69,6 +69,6 @@ def encoder_endpoints(
 def speech_endpoints(
     model: SpeechModel, fetch: Fetch
 ) -> tuple[Endpoint[SpeechRequest, SpeechResult, Any], ...]:
-    """Return the endpoints of a model that hears, for the tasks that it has."""
-    urls = FileUrls(Bringing(fetch, model.max_file_bytes))
-    return tuple(Recordings(model, task, urls.after) for task in model.hearing.tasks)
+    """Return the endpoints of a speech recognition model, one for each of its tasks."""
+    urls = RecordingFetcher(MediaFetcher(fetch, model.max_file_bytes))
+    return tuple(Transcriptions(model, task, urls.step_after) for task in model.hearing.tasks)

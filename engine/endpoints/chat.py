@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from engine.answers.forms import AnswerForms
-from engine.contract import Reply
-from engine.endpoints.choices import choices_of, usage_of
-from engine.endpoints.conversations import Conversation, Conversations
-from engine.endpoints.deltas import ChatUnfolding
-from engine.endpoints.endpoint import Heading, Prepared, Unfolding
-from engine.endpoints.growing import Chunks, GrowingChoices
-from engine.endpoints.images import Eyes, Images
-from engine.endpoints.logprobs import prompt_logprobs
-from engine.endpoints.messages import answer_of, shown_choice, thinking_tokens
-from engine.endpoints.proofs import proof
-from engine.endpoints.sequences import Terms, TextSequences
-from engine.protocol.bodies import completion_body, response_id, usage_body
-from engine.protocol.chat import ChatCompletionRequest
-from engine.protocol.requests import read_body
-from engine.protocol.routes import CHAT_COMPLETIONS
-from engine.protocol.stream import StreamOptions
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.text.text_model import TextModel
+from tidemill.protocol.bodies import completion_body, response_id, usage_body
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.contract import Reply
+from tidemill.protocol.parts import has_images
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.routes import CHAT_COMPLETIONS
+from tidemill.protocol.stream import StreamOptions
+
+from ..parsers.registry import ParserSet
+from ..scheduling.images import PromptImage
+from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..text.text_model import TextModel
+from .chat_messages import choice_body, count_reasoning_tokens, parse_choice
+from .chat_preprocessor import ChatPreprocessor, Conversation
+from .choices import choices_by_prompt, usage_of, verification_field
+from .endpoint import Prepared, RequestMetadata, ResponseStream
+from .generation_requests import EndpointOptions, SequenceRequestBuilder
+from .image_inputs import ImageInputs, ImageSupport
+from .logprob_bodies import prompt_logprobs
+from .streaming import ChatStream, ChoiceStreams, ChunkBuilder
 
 _Prepared = Prepared[SequenceRequest, Conversation]
 
 
 class ChatCompletions:
-    """The endpoint of a chat model that answers in `forms`; `seed` keys requests that name none.
+    """The chat endpoint of a model; `seed` keys requests that name none.
 
-    It `proves` answers that were held to a form.
+    With `verifies`, constrained answers carry a verdict.
     """
 
     route = CHAT_COMPLETIONS
@@ -42,54 +44,64 @@ class ChatCompletions:
         model: TextModel,
         *,
         seed: int,
-        forms: AnswerForms,
-        eyes: Eyes | None = None,
-        proves: bool = False,
+        parsers: ParserSet,
+        image_support: ImageSupport | None = None,
+        verifies: bool = False,
     ) -> None:
         self._tokenizer = model.tokenizer
-        self._images = Images(model.tokenizer, eyes)
-        self.fetched = self._images.fetched
-        self._conversations = Conversations(model, forms)
-        self._sequences = TextSequences(model, seed=seed)
-        self._proves = proves
+        self._images = ImageInputs(model.tokenizer, image_support)
+        self._preprocessor = ChatPreprocessor(model, parsers)
+        self._sequences = SequenceRequestBuilder(model, seed=seed)
+        self._verifies = verifies
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        return self._images.fetched(body) if has_images(body) else None
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of the conversation's next message."""
         request = read_body(ChatCompletionRequest, body)
-        conversation = self._conversations.of(request, heading)
-        terms = _terms(conversation)
-        images = self._images.seen(request, body)
+        conversation = self._preprocessor.preprocess(request, metadata)
+        options = _options(conversation)
+        # A plain chat is not shown to the image inputs.
+        shows_images = any(message.images() for message in request.messages)
+        images = self._images.decode(request, body) if shows_images else []
+        prompt = conversation.prompt
+        if images:
+            prompt = self._images.expand_marks(prompt, images)
         # Templates write the tokens that open a text themselves, so none are added by default.
-        prompt_ids = self._sequences.tokenized(
-            self._images.spelled(conversation.prompt, images),
+        prompt_ids = self._sequences.tokenize_prompt(
+            prompt,
             request,
-            terms,
+            options,
             add_special_tokens=bool(request.add_special_tokens),
         )
-        prompt_ids, pictures = self._images.shown(prompt_ids, images)
-        sequences = self._sequences.of([prompt_ids], request, terms, heading=heading)
-        if pictures:
-            sequences = [replace(sequence, pictures=pictures) for sequence in sequences]
-        num_bytes = sum(picture.pixels.nbytes for picture in pictures)
-        return Prepared(sequences, conversation, heading, num_bytes)
+        prompt_images: tuple[PromptImage, ...] = ()
+        if images:
+            prompt_ids, prompt_images = self._images.place(prompt_ids, images)
+        sequences = self._sequences.build([prompt_ids], request, options, metadata=metadata)
+        if prompt_images:
+            sequences = [replace(sequence, images=prompt_images) for sequence in sequences]
+        num_bytes = sum(prompt_image.pixels.nbytes for prompt_image in prompt_images)
+        return Prepared(sequences, conversation, metadata, num_bytes)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the chat completion with one message for each choice."""
-        conversation, heading = prepared.context, prepared.heading
-        request, markers = conversation.request, conversation.reading.markers
-        [choices] = choices_of(
+        conversation, metadata = prepared.context, prepared.metadata
+        request, markers = conversation.request, conversation.parser.markers
+        [choices] = choices_by_prompt(
             prepared.requests, results, request, self._tokenizer, markers=markers
         )
-        answers = [answer_of(i, choice, conversation) for i, choice in enumerate(choices)]
-        thought = thinking_tokens(choices, answers, conversation, self._tokenizer)
+        answers = [parse_choice(i, choice, conversation) for i, choice in enumerate(choices)]
+        thought = count_reasoning_tokens(choices, answers, conversation, self._tokenizer)
         usage = replace(usage_of([choices]), reasoning_tokens=thought or 0)
         answer = completion_body(
             "chat.completion",
-            response_id("chatcmpl", heading.request_id),
-            created=heading.created,
-            model=heading.model,
+            response_id("chatcmpl", metadata.request_id),
+            created=metadata.created,
+            model=metadata.model,
             choices=[
-                shown_choice(i, choice, answer, conversation, self._tokenizer)
+                choice_body(i, choice, answer, conversation, self._tokenizer)
                 for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
             ],
             usage=usage_body(
@@ -101,38 +113,38 @@ class ChatCompletions:
         if request.prompt_logprobs is not None:
             entries = choices[0].result.prompt_logprobs or []
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
-        if self._proves and request.asked is not None:
+        if self._verifies and request.output_constraint is not None:
             texts = [None if said.calls else said.content for said in answers]
-            answer["tidemill"] = proof(texts, request.asked)
+            answer["tidemill"] = verification_field(texts, request.output_constraint)
         return Reply(200, answer, usage)
 
-    def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:
-        """Return the chat completion before anything of it has come."""
+    def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
+        """Return the stream of a chat completion."""
         conversation = prepared.context
-        choices = GrowingChoices(
+        choices = ChoiceStreams(
             prepared.requests,
             conversation.request,
             self._tokenizer,
-            markers=conversation.reading.markers,
+            markers=conversation.parser.markers,
         )
-        return ChatUnfolding(
+        return ChatStream(
             choices,
             conversation,
             prepared.requests[0].prompt_ids,
-            Chunks("chat.completion.chunk", "chatcmpl", prepared.heading, options),
+            ChunkBuilder("chat.completion.chunk", "chatcmpl", prepared.metadata, options),
             self._tokenizer,
         )
 
 
-def _terms(conversation: Conversation) -> Terms:
+def _options(conversation: Conversation) -> EndpointOptions:
     request = conversation.request
     old_name = request.max_completion_tokens is None
-    return Terms(
+    return EndpointOptions(
         prompt_param="messages",
         max_tokens=request.max_tokens if old_name else request.max_completion_tokens,
         max_tokens_param="max_tokens" if old_name else "max_completion_tokens",
         logprobs=request.num_logprobs,
         prompt_logprobs=request.prompt_logprobs,
-        markers=conversation.reading.markers,
+        markers=conversation.parser.markers,
         constraint=conversation.constraint,
     )

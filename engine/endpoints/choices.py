@@ -1,20 +1,23 @@
-"""What chat and text completions make of finished sequences: the choices of each prompt."""
+"""Choices of chat and text completions, from finished sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from engine.contract import Usage
-from engine.protocol.fields import GenerationRequest
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.text.stop_strings import StopStrings
-from engine.text.tokenizer import Tokenizer
+from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.contract import Usage
+from tidemill.protocol.fields import GenerationRequest
+
+from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..text.stop_strings import StopStrings
+from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One finished choice: its prompt, its sequence's result, its text, and what ended it."""
+class FinishedChoice:
+    """One finished choice: its prompt, its sequence's result, its text, and its stop reason."""
 
     prompt_ids: list[int]
     result: SequenceResult
@@ -22,21 +25,21 @@ class Choice:
     stop_reason: int | str | None
 
 
-def choices_of(
+def choices_by_prompt(
     sequences: Sequence[SequenceRequest],
     results: Sequence[SequenceResult],
     request: GenerationRequest,
     tokenizer: Tokenizer,
     *,
     markers: frozenset[int] = frozenset(),
-) -> list[list[Choice]]:
-    """Return the choices of each prompt; those of one prompt show the scores of the first.
+) -> list[list[FinishedChoice]]:
+    """Return the choices of each prompt; all of a prompt's share the first one's prompt logprobs.
 
     `markers` are special tokens that stay in the texts even where others are skipped.
     """
     num_choices = request.n or 1
     choices = [
-        choice_of(
+        finished_choice(
             sequence,
             replace(result, prompt_logprobs=results[i - i % num_choices].prompt_logprobs)
             if i % num_choices
@@ -50,16 +53,16 @@ def choices_of(
     return [choices[i : i + num_choices] for i in range(0, len(choices), num_choices)]
 
 
-def choice_of(
+def finished_choice(
     sequence: SequenceRequest,
     result: SequenceResult,
     request: GenerationRequest,
     tokenizer: Tokenizer,
     *,
     markers: frozenset[int] = frozenset(),
-) -> Choice:
-    """Return what one sequence came to."""
-    return Choice(
+) -> FinishedChoice:
+    """Return the choice of one finished sequence."""
+    return FinishedChoice(
         sequence.prompt_ids,
         result,
         _text(sequence, result, request, tokenizer, markers),
@@ -67,8 +70,8 @@ def choice_of(
     )
 
 
-def usage_of(choices: Sequence[Sequence[Choice]]) -> Usage:
-    """Return what a request cost: each prompt once, every choice's tokens."""
+def usage_of(choices: Sequence[Sequence[FinishedChoice]]) -> Usage:
+    """Return the usage of a request: each prompt once, every choice's tokens."""
     return Usage(
         prompt_tokens=sum(len(first.prompt_ids) for first, *_ in choices),
         cached_tokens=sum(first.result.num_cached_tokens for first, *_ in choices),
@@ -85,7 +88,7 @@ def _text(
     tokenizer: Tokenizer,
     markers: frozenset[int],
 ) -> str:
-    """Return the text of a sequence, cut where a stop string or stop token ended it."""
+    """Return the text of a sequence, cut at the stop string or stop token that ended it."""
     with_stop = bool(request.include_stop_str_in_output)
     ids, stops = result.token_ids, sequence.stop_text
     has_stopped = result.finish_reason == "stop"
@@ -100,8 +103,17 @@ def _text(
 
 
 def _stop_reason(result: SequenceResult, request: GenerationRequest) -> int | str | None:
-    """Return what ended the sequence, as vLLM says it: nothing for the model's own end."""
+    """Return vLLM's stop reason of a sequence: null for the model's own end token."""
     reason = result.stop_reason
     if isinstance(reason, int) and reason not in (request.stop_token_ids or ()):
         return None
     return reason
+
+
+def verification_field(texts: Sequence[str | None], asked: OutputConstraint) -> dict[str, Any]:
+    """Return our own field of a body: a verdict on each choice's text, null where it has none."""
+    # Imported here: validators load slowly, and most engines never verify.
+    from ..structured_output.verify import verify
+
+    verdicts = [None if text is None else asdict(verify(text, asked)) for text in texts]
+    return {"proof": verdicts}

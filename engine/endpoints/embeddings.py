@@ -8,45 +8,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.contract import Reply, Usage
-from engine.endpoints.encodings import EncoderModel, Encodings
-from engine.endpoints.endpoint import Heading, Prepared
-from engine.endpoints.vectors import as_base64, as_numbers, at_length_one, checked
-from engine.protocol.bodies import response_id
-from engine.protocol.embeddings import EmbeddingRequest, embedding_body
-from engine.protocol.errors import RequestError
-from engine.protocol.requests import read_body
-from engine.protocol.routes import EMBEDDINGS
-from engine.scheduling.encoding import EncodingRequest, EncodingResult
+from tidemill.protocol.bodies import response_id
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.embeddings import EmbeddingRequest, embedding_body
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.routes import EMBEDDINGS
+
+from ..scheduling.encoding import EncodingRequest, EncodingResult
+from .encoder_requests import EncoderModel, EncodingRequestBuilder
+from .endpoint import Prepared, RequestMetadata
+from .vectors import as_base64, as_numbers, check_finite, normalize
 
 _Prepared = Prepared[EncodingRequest, EmbeddingRequest]
 
 
 class Embeddings:
-    """The endpoint of any model that gives vectors."""
+    """The endpoint of any embedding model."""
 
     route = EMBEDDINGS
 
     def __init__(self, model: EncoderModel) -> None:
-        self._encodings = Encodings(model)
+        self._requests = EncodingRequestBuilder(model)
         self._description = model.description
         self._width = model.width
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each input, or for the conversation."""
         request = read_body(EmbeddingRequest, body)
         self._check_width(request.dimensions)
-        return Prepared(self._sequences(request, heading.created), request, heading)
+        return Prepared(self._sequences(request, metadata.created), request, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[EncodingResult]) -> Reply:
         """Return the vectors in the order of their inputs."""
-        request, heading = prepared.context, prepared.heading
+        request, metadata = prepared.context, prepared.metadata
         shown = as_base64 if request.encoding_format == "base64" else as_numbers
         num_tokens = sum(result.num_tokens for result in results)
         answer = embedding_body(
-            response_id("embd", heading.request_id),
-            created=heading.created,
-            model=heading.model,
+            response_id("embd", metadata.request_id),
+            created=metadata.created,
+            model=metadata.model,
             vectors=[shown(self._vector(result, request)) for result in results],
             num_tokens=num_tokens,
         )
@@ -54,7 +55,7 @@ class Embeddings:
 
     def _sequences(self, request: EmbeddingRequest, created: int) -> list[EncodingRequest]:
         if request.messages is not None:
-            text = self._encodings.rendered(
+            text = self._requests.render(
                 request.messages,
                 created=created,
                 add_generation_prompt=bool(request.add_generation_prompt),
@@ -62,29 +63,29 @@ class Embeddings:
                 variables=request.chat_template_kwargs,
             )
             # Templates write the tokens that open a text themselves, so none are added by default.
-            return self._encodings.of_prompts(
+            return self._requests.from_prompts(
                 [text],
                 request,
                 param="messages",
                 add_special_tokens=bool(request.add_special_tokens),
             )
-        return self._encodings.of_prompts(
+        return self._requests.from_prompts(
             request.input or [],
             request,
             param="input",
             add_special_tokens=request.add_special_tokens is not False,
-            prefix=self._encodings.prompt_of(request.prompt_name),
+            prefix=self._requests.prompt_named(request.prompt_name),
         )
 
     def _vector(self, result: EncodingResult, request: EmbeddingRequest) -> NDArray[np.float32]:
-        """Return the vector `[D]`, cut to the dimensions that are asked for before it is scaled."""
-        vector = checked(result.values)[: request.dimensions]
+        """Return the vector `[D]`, cut to the requested dimensions before it is normalized."""
+        vector = check_finite(result.values)[: request.dimensions]
         wanted = request.wants_length_one
         is_scaled = self._description.normalize if wanted is None else wanted
-        return at_length_one(vector) if is_scaled else vector
+        return normalize(vector) if is_scaled else vector
 
     def _check_width(self, dimensions: int | None) -> None:
-        """Refuse to cut vectors that mean nothing when they are cut."""
+        """Refuse dimensions that the model was not trained for (Matryoshka)."""
         widths = self._description.matryoshka
         if dimensions is None or (widths is None and dimensions == self._width):
             return

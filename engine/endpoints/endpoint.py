@@ -1,4 +1,4 @@
-"""What an endpoint is: a pure function on either side of the engine, and what may go before."""
+"""Contract of an endpoint: pure functions on either side of the engine, and a media fetch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from engine.contract import Reply
-from engine.protocol.routes import Route
-from engine.protocol.stream import StreamOptions
-from engine.scheduling.sequence import TokenLogprob
+from tidemill.protocol.contract import Reply
+from tidemill.protocol.routes import Route
+from tidemill.protocol.stream import StreamOptions
+
+from ..scheduling.sequence import TokenLogprob
 
 
-class Sized(Protocol):
-    """What the engine makes of one request."""
+class EngineResult(Protocol):
+    """The engine's result for one request."""
 
     @property
     def num_values(self) -> int:
-        """Return about how many values a body would show of it, which is what that costs."""
+        """Return about how many values its body shows, which is what printing it costs."""
 
 
 RequestT = TypeVar("RequestT")
 ContextT = TypeVar("ContextT")
-ResultT_contra = TypeVar("ResultT_contra", bound=Sized, contravariant=True)
+ResultT_contra = TypeVar("ResultT_contra", bound=EngineResult, contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Heading:
-    """What stands in a response beside the answer: the model's name as asked for, an id, a time.
+class RequestMetadata:
+    """Metadata of a request: the model's name as asked for, an id, a time.
 
     `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
-    the epoch) is the time that a template may ask for. `adapter` is what the name means, 0 for the
-    model itself. `priority` is 1 where somebody waits for the answer, 0 for a line of a file.
+    the epoch) is the time that a template may ask for. `adapter` is the number of the named
+    adapter, 0 for the model itself. `priority` is 1 for an interactive request, 0 for a line of a
+    file.
     """
 
     model: str
@@ -44,53 +46,55 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Generic[RequestT, ContextT]):
-    """A body as the engine runs it; `context` is what its endpoint keeps for the answer.
+    """A body as requests to the engine; `context` is what its endpoint keeps for the answer.
 
-    `num_bytes` is what its requests hold beside text, such as samples.
+    `num_bytes` is the size of media that its requests hold, such as samples.
     """
 
     requests: Sequence[RequestT]
     context: ContextT
-    heading: Heading
+    metadata: RequestMetadata
     num_bytes: int = 0
 
 
-Fetched = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]
-"""While entered, a body with what its urls name brought in; raises `RequestError`.
+FetchStep = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]
+"""Media fetch: while entered, the body with the media of its urls; raises `RequestError`.
 
-None for a body that has nothing to be brought, nor to be unfolded.
+None for a body without media.
 """
 
-Check = Callable[[dict[str, Any]], object]
-"""Raises `RequestError` for what is wrong with a body, whatever its urls bring."""
+BodyCheck = Callable[[dict[str, Any]], object]
+"""Raises `RequestError` for a body that is invalid whatever its urls lead to."""
 
 
 @runtime_checkable
-class Fetches(Protocol):
-    """What an endpoint is, too, whose bodies name by a url what is to be prepared.
+class FetchingEndpoint(Protocol):
+    """An endpoint whose bodies may name media by url.
 
-    `prepare` then gets the body that `fetched` has made of the one that came, in a thread, however
-    small it is; it stays pure.
+    `prepare` gets the body from `fetched`, with the media in it, in a thread, however small it is;
+    it stays pure.
     """
 
     @property
-    def fetched(self) -> Fetched:
-        """Return the step before `prepare`, which may wait for others."""
+    def fetched(self) -> FetchStep:
+        """Return the media fetch that precedes `prepare`."""
 
 
 class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
-    """Turns one kind of body into requests of the engine, and their results into a reply.
+    """Turns one kind of body into requests to the engine, and their results into a reply.
 
-    Both functions may run in any thread. Neither changes what it is given, nor knows what else
-    runs: the same arguments give the same value.
+    Both functions may run in any thread. Neither changes its arguments or keeps state: the same
+    arguments give the same value.
     """
 
     @property
     def route(self) -> Route:
-        """Return the urls that this endpoint answers."""
+        """Return the urls of this endpoint."""
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> Prepared[RequestT, ContextT]:
-        """Return what the engine shall run; raises `RequestError` for what is wrong in the body."""
+    def prepare(
+        self, body: dict[str, Any], metadata: RequestMetadata
+    ) -> Prepared[RequestT, ContextT]:
+        """Return requests to the engine; raises `RequestError` for an invalid body."""
 
     def finish(
         self, prepared: Prepared[RequestT, ContextT], results: Sequence[ResultT_contra]
@@ -98,45 +102,45 @@ class Endpoint(Protocol[RequestT, ResultT_contra, ContextT]):
         """Return the reply; `results` are in the order of `prepared.requests`."""
 
 
-class Told(Protocol):
-    """What the engine tells of a sequence on its way, since it last did."""
+class OutputDelta(Protocol):
+    """New output of a sequence since the engine's last event."""
 
     @property
     def new_token_ids(self) -> Sequence[int]:
-        """Return the tokens that came."""
+        """Return the new tokens."""
 
     @property
     def new_logprobs(self) -> Sequence[TokenLogprob]:
-        """Return one for each of them, where they were asked for."""
+        """Return one for each new token, if logprobs were asked for."""
 
     @property
     def prompt_logprobs(self) -> Sequence[TokenLogprob | None]:
-        """Return the prompt's, the first time, where they were asked for."""
+        """Return the prompt's, in the first event, if they were asked for."""
 
     @property
     def part(self) -> Any:
-        """Return the piece of the result that came, of work that tells no tokens."""
+        """Return the new part of the result, for work that yields no tokens."""
 
 
-class Unfolding(Protocol):
-    """One answer as it comes; it knows what it has told, and nothing else changes.
+class ResponseStream(Protocol):
+    """One streamed response; it keeps what it has sent, and nothing else changes.
 
-    All of the chunks put together say what `finish` would.
+    All chunks together say what `finish` would.
     """
 
-    def add(self, place: int, told: Told, result: Any) -> list[dict[str, Any]]:
-        """Return the chunks of what came for the request at this place.
+    def add(self, place: int, delta: OutputDelta, result: Any) -> list[dict[str, Any]]:
+        """Return the chunks for new output of the request at this place.
 
-        `result` is what it came to, once it is finished, and None before.
+        `result` is the request's result with its last event, and None before.
         """
 
     def end(self) -> list[dict[str, Any]]:
-        """Return what follows once every request is finished."""
+        """Return the chunks that follow once every request is finished."""
 
 
 @runtime_checkable
-class Unfolds(Protocol):
-    """What an endpoint is, too, that can answer piece by piece."""
+class StreamingEndpoint(Protocol):
+    """An endpoint that can stream its responses."""
 
-    def unfold(self, prepared: Prepared[Any, Any], options: StreamOptions) -> Unfolding:
-        """Return the answer to a body before anything of it has come."""
+    def stream(self, prepared: Prepared[Any, Any], options: StreamOptions) -> ResponseStream:
+        """Return the response stream of a body, before any output."""

@@ -1,6 +1,6 @@
-"""`/tokenize` and `/detokenize`: texts and conversations into tokens and back, without the model.
+"""`/tokenize` and `/detokenize`: texts and conversations to tokens and back, without the model.
 
-Lines of files do not ask for these: who writes a prompt does, before it is sent.
+Interactive only: people use them while they write prompts, lines of files do not.
 """
 
 from __future__ import annotations
@@ -8,41 +8,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.answers.forms import AnswerForms
-from engine.contract import Reply
-from engine.endpoints.conversations import Conversations
-from engine.endpoints.endpoint import Heading, Prepared
-from engine.protocol.errors import RequestError
-from engine.protocol.requests import read_body
-from engine.protocol.routes import DETOKENIZE, TOKENIZE
-from engine.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.text.text_model import TextModel
+from tidemill.protocol.contract import Reply
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.prompts import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.routes import DETOKENIZE, TOKENIZE
+
+from ..parsers.registry import ParserSet
+from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..text.text_model import TextModel
+from .chat_preprocessor import ChatPreprocessor
+from .endpoint import Prepared, RequestMetadata
 
 _Prepared = Prepared[SequenceRequest, dict[str, Any]]
 
 
 class Tokenize:
-    """Tells what tokens a text or a conversation is."""
+    """Returns the tokens of a text or a conversation."""
 
     route = TOKENIZE
 
-    def __init__(self, model: TextModel, *, forms: AnswerForms) -> None:
+    def __init__(self, model: TextModel, *, parsers: ParserSet) -> None:
         self._model = model
-        self._conversations = Conversations(model, forms)
+        self._preprocessor = ChatPreprocessor(model, parsers)
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
-        """Return the answer, for which nothing has to run."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return the answer; nothing has to run."""
         request: TokenizeTextRequest | TokenizeChatRequest
         if "messages" in body:
             request = asked = read_body(TokenizeChatRequest, body)
-            text = self._conversations.of(asked, heading).prompt
+            text = self._preprocessor.preprocess(asked, metadata).prompt
             adds = bool(asked.add_special_tokens)
         else:
             request = read_body(TokenizeTextRequest, body)
             text, adds = request.prompt, request.add_special_tokens is not False
         ids = self._model.tokenizer.encode(text, add_special_tokens=adds)
-        return Prepared([], self._answer(ids, with_texts=bool(request.return_token_strs)), heading)
+        return Prepared([], self._answer(ids, with_texts=bool(request.return_token_strs)), metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answer."""
@@ -61,15 +62,15 @@ class Tokenize:
 
 
 class Detokenize:
-    """Tells what text tokens are, marks and all."""
+    """Returns the text of tokens, special tokens included."""
 
     route = DETOKENIZE
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
-        """Return the answer, for which nothing has to run."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return the answer; nothing has to run."""
         ids = read_body(DetokenizeRequest, body).tokens
         highest, size = max(ids, default=0), self._model.vocab_size
         if highest >= size:
@@ -78,7 +79,7 @@ class Detokenize:
                 param="tokens",
             )
         text = self._model.tokenizer.text(ids, skip_special_tokens=False)
-        return Prepared([], {"prompt": text}, heading)
+        return Prepared([], {"prompt": text}, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answer."""

@@ -1,4 +1,4 @@
-"""`/v1/audio/transcriptions` and `/v1/audio/translations`: a recording in, what was said out.
+"""`/v1/audio/transcriptions` and `/v1/audio/translations`: a recording in, its transcript out.
 
 The body of every format is a JSON object, since a row is one: `text` holds the words, or the whole
 document of `srt` and `vtt`. Times are in seconds from the recording's start.
@@ -8,46 +8,87 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from engine.backpressure import MemoryBudget
-from engine.config import MAX_DECODING_BYTES
-from engine.contract import Reply, Usage
-from engine.endpoints.endpoint import Check, Fetched, Heading, Prepared, Unfolding
-from engine.endpoints.sequences import seed_of_choice
-from engine.endpoints.subtitles import Cue, srt, vtt
-from engine.endpoints.transcripts import Transcript, TranscriptUnfolding, is_unspaced
-from engine.protocol.audio import (
+from tidemill.protocol.audio import (
     FILE,
     FILE_URL,
+    LANGUAGES,
     TranscriptionRequest,
     TranslationRequest,
     inline_recording,
     too_large,
 )
-from engine.protocol.errors import RequestError
-from engine.protocol.languages import LANGUAGES
-from engine.protocol.requests import read_body
-from engine.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
-from engine.protocol.stream import StreamOptions
-from engine.scheduling.sequence import Sampling
-from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
-from engine.text.tokenizer import Tokenizer
-from engine.text.words import words_of
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.in_flight import MemoryBudget
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.routes import TRANSCRIPTIONS, TRANSLATIONS
+from tidemill.protocol.stream import StreamOptions
+
+from ..config import MAX_DECODING_BYTES
+from ..scheduling.sequence import Sampling
+from ..scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
+from ..text.tokenizer import Tokenizer
+from ..text.word_timestamps import word_timestamps
+from .endpoint import BodyCheck, FetchStep, Prepared, RequestMetadata, ResponseStream
+from .generation_requests import seed_of_choice
+from .transcripts import Transcript, TranscriptStream, is_unspaced
+
+
+class Cue(NamedTuple):
+    """A subtitle from `start` to `end`, in seconds."""
+
+    start: float
+    end: float
+    text: str
+
+
+def srt(cues: Iterable[Cue]) -> str:
+    """Return a SubRip document, without blank cues."""
+    shown = enumerate(_printable_cues(cues), 1)
+    return "".join(
+        f"{i}\n{_clock(cue.start, ',')} --> {_clock(cue.end, ',')}\n{cue.text}\n\n"
+        for i, cue in shown
+    )
+
+
+def vtt(cues: Iterable[Cue]) -> str:
+    """Return a WebVTT document, without blank cues."""
+    blocks = [
+        f"{_clock(cue.start, '.')} --> {_clock(cue.end, '.')}\n{cue.text}\n\n"
+        for cue in _printable_cues(cues)
+    ]
+    return "".join(["WEBVTT\n\n", *blocks])
+
+
+def _printable_cues(cues: Iterable[Cue]) -> Iterable[Cue]:
+    """Yield cues with text, in one line that no reader takes for times."""
+    for cue in cues:
+        if text := " ".join(cue.text.split()):
+            yield cue._replace(text=text.replace("-->", "->"))
+
+
+def _clock(seconds: float, point: str) -> str:
+    whole, milliseconds = divmod(round(max(seconds, 0) * 1_000), 1_000)
+    minutes, seconds_of_minute = divmod(whole, 60)
+    hours, minutes_of_hour = divmod(minutes, 60)
+    return f"{hours:02}:{minutes_of_hour:02}:{seconds_of_minute:02}{point}{milliseconds:03}"
+
 
 _ROUTES = {"transcribe": TRANSCRIPTIONS, "translate": TRANSLATIONS}
-_SENT = "data:;base64,"  # stands for what is there already
+_SENT = "data:;base64,"  # a placeholder for bytes that are there already
 _TIMED_FORMATS = frozenset({"verbose_json", "srt", "vtt"})
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechModel:
-    """What the endpoints know of a model that hears.
+    """A speech recognition model, as the endpoints know it.
 
     A recording may have `max_file_bytes` and `max_seconds`; `seed` keys requests that name none;
-    `decoding` is the memory that all share.
+    `decoding` is the memory budget that all share.
     """
 
     hearing: Hearing
@@ -59,8 +100,8 @@ class SpeechModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a body asks of a recording, whatever that is."""
+class _Options:
+    """The parameters of a transcription request."""
 
     file_url: str
     language: str | None
@@ -72,49 +113,51 @@ class _Asked:
 
     @property
     def wants_segments(self) -> bool:
-        """Say whether the answer has a place for times of segments."""
+        """Say whether the response shows times of segments."""
         return self.response_format in _TIMED_FORMATS and "segment" in self.granularities
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the answer needs of the request: its format, and how long the recording is."""
+class _ReplyOptions:
+    """The parameters of a response: its format, and the recording's length."""
 
     response_format: str
     granularities: tuple[str, ...]
     seconds: float
 
 
-_Prepared = Prepared[SpeechRequest, _Answer]
+_Prepared = Prepared[SpeechRequest, _ReplyOptions]
 
 
-class Recordings:
-    """The endpoint of one task, of a model that hears.
+class Transcriptions:
+    """The endpoint of one task of a speech recognition model.
 
-    `bring` makes the step that brings what a url names, after a check of all else.
+    `fetch_step_after` makes the media fetch, which follows a check of the body.
     """
 
-    def __init__(self, model: SpeechModel, task: Task, bring: Callable[[Check], Fetched]) -> None:
+    def __init__(
+        self, model: SpeechModel, task: Task, fetch_step_after: Callable[[BodyCheck], FetchStep]
+    ) -> None:
         self.route = _ROUTES[task]
-        self.fetched = bring(self._asked)
+        self.fetched = fetch_step_after(self._options)
         self._model = model
         self._task = task
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
-        """Return the recording as the model hears it, and what is asked of it."""
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return the decoded recording with its parameters."""
         data = body.get(FILE)
         is_there = isinstance(data, bytes)  # which no JSON holds: fetched, or sent in a form
         if is_there:
             body = {FILE_URL: _SENT} | {k: v for k, v in body.items() if k != FILE}
-        asked = self._asked(body)
+        options = self._options(body)
         if not is_there:
-            data = inline_recording(asked.file_url)
+            data = inline_recording(options.file_url)
         if data is None:
             raise RequestError(f"`{FILE_URL}` was not fetched.", param=FILE_URL)
         if len(data) > self._model.max_file_bytes:
             raise too_large(self._model.max_file_bytes)
-        # Here, for all models load this file: only one that hears needs what reads containers.
-        from engine.audio.decoding import decode
+        # Imported here: every model loads this file, and only speech models need FFmpeg.
+        from ..media.audio_decoding import decode
 
         hearing = self._model.hearing
         samples = decode(
@@ -131,26 +174,26 @@ class Recordings:
                 param=FILE_URL,
             )
         seed = seed_of_choice(
-            asked.seed,
+            options.seed,
             engine_seed=self._model.seed,
-            request_id=heading.request_id,
+            request_id=metadata.request_id,
             prompt=0,
             choice=0,
         )
         speech = SpeechRequest(
             samples,
             task=self._task,
-            language=asked.language,
-            prompt_ids=asked.prompt_ids,
-            sampling=replace(asked.sampling, seed=seed),
-            wants_segments=asked.wants_segments,
-            wants_words="word" in asked.granularities,
+            language=options.language,
+            prompt_ids=options.prompt_ids,
+            sampling=replace(options.sampling, seed=seed),
+            wants_segments=options.wants_segments,
+            wants_words="word" in options.granularities,
         )
-        context = _Answer(asked.response_format, asked.granularities, seconds)
-        return Prepared([speech], context, heading, num_bytes=samples.nbytes)
+        context = _ReplyOptions(options.response_format, options.granularities, seconds)
+        return Prepared([speech], context, metadata, num_bytes=samples.nbytes)
 
     def finish(self, prepared: _Prepared, results: Sequence[SpeechResult]) -> Reply:
-        """Return what was said, in the form that was asked for."""
+        """Return the transcript in the requested format."""
         [result], answer = results, prepared.context
         usage = Usage(
             prompt_tokens=result.num_prompt_tokens,
@@ -165,12 +208,12 @@ class Recordings:
                 body["text"] = vtt(self._cues(result))
             case "verbose_json":
                 body = self._verbose(result, answer, body["text"])
-        if self._task == "transcribe":  # OpenAI and vLLM tell it of these alone
+        if self._task == "transcribe":  # as OpenAI and vLLM do, for these alone
             body["usage"] = {"type": "duration", "seconds": math.ceil(answer.seconds)}
         return Reply(200, body, usage)
 
-    def unfold(self, prepared: _Prepared, options: StreamOptions) -> Unfolding:
-        """Return the text before anything of it has come; raises `RequestError` for documents."""
+    def stream(self, prepared: _Prepared, options: StreamOptions) -> ResponseStream:
+        """Return the stream of a transcript; raises `RequestError` for subtitles."""
         response_format = prepared.context.response_format
         if response_format in _TIMED_FORMATS:
             raise RequestError(
@@ -178,10 +221,10 @@ class Recordings:
                 " or text.",
                 param="response_format",
             )
-        return TranscriptUnfolding(self._model.tokenizer, self._task, prepared.heading, options)
+        return TranscriptStream(self._model.tokenizer, self._task, prepared.metadata, options)
 
-    def _asked(self, body: dict[str, Any]) -> _Asked:
-        """Return what is asked of a recording; raises `RequestError` for what cannot be."""
+    def _options(self, body: dict[str, Any]) -> _Options:
+        """Return the parameters of a body; raises `RequestError` for invalid ones."""
         granularities: tuple[str, ...] = ("segment",)
         request: TranscriptionRequest | TranslationRequest
         if self._task == "translate":
@@ -191,7 +234,7 @@ class Recordings:
             granularities = tuple(told.timestamp_granularities or granularities)
         response_format = request.response_format or "json"
         self._check_times(response_format, granularities)
-        return _Asked(
+        return _Options(
             file_url=request.file_url,
             language=self._language(request.language),
             prompt_ids=self._prompt_ids(request.prompt),
@@ -226,7 +269,7 @@ class Recordings:
         )
 
     def _prompt_ids(self, prompt: str | None) -> tuple[int, ...]:
-        """Return the prompt's last tokens, written as the model met them: behind a space."""
+        """Return the prompt's last tokens, tokenized behind a space, as in training."""
         text = (prompt or "").strip()
         if not text:
             return ()
@@ -244,7 +287,7 @@ class Recordings:
             for segment in result.segments
         ]
 
-    def _verbose(self, result: SpeechResult, answer: _Answer, text: str) -> dict[str, Any]:
+    def _verbose(self, result: SpeechResult, answer: _ReplyOptions, text: str) -> dict[str, Any]:
         language = "en" if self._task == "translate" else result.language or "en"
         body: dict[str, Any] = {
             "task": self._task,
@@ -280,7 +323,7 @@ class Recordings:
         words: list[dict[str, Any]] = []
         for segment in result.segments:
             pieces = [tokenizer.piece(token_id) for token_id in segment.token_ids]
-            for word in words_of(pieces, segment.token_times or (), has_spaces=has_spaces):
+            for word in word_timestamps(pieces, segment.token_times or (), has_spaces=has_spaces):
                 start, end = round(word.start, 3), round(word.end, 3)
                 words.append({"word": word.text.strip(), "start": start, "end": end})
         return words

@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.endpoints.endpoint import Heading, Told
-from engine.protocol.bodies import response_id, usage_body
-from engine.protocol.languages import UNSPACED
-from engine.protocol.stream import StreamOptions
-from engine.scheduling.speech import SpeechResult, Task
-from engine.text.tokenizer import Tokenizer
+from tidemill.protocol.audio import UNSPACED
+from tidemill.protocol.bodies import response_id, usage_body
+from tidemill.protocol.stream import StreamOptions
+
+from ..scheduling.speech import SpeechResult, Task
+from ..text.tokenizer import Tokenizer
+from .endpoint import OutputDelta, RequestMetadata
 
 _PREFIXES = {"transcribe": "trsc", "translate": "trsl"}
 _KINDS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
 
 
 def is_unspaced(task: Task, language: str | None) -> bool:
-    """Say whether what is written sets no spaces between words."""
+    """Say whether the text's language is written without spaces between words."""
     return task == "transcribe" and language in UNSPACED
 
 
 class Transcript:
-    """The text of segments as they come, without white space at its beginning and end."""
+    """The text of segments as they arrive, without white space at its beginning and end."""
 
     def __init__(self, tokenizer: Tokenizer, task: Task) -> None:
         self._tokenizer = tokenizer
@@ -34,7 +35,7 @@ class Transcript:
         self._has_begun = False
 
     def add(self, part: SpeechResult) -> str:
-        """Return what the next segments add to the text."""
+        """Return the text that new segments add."""
         joint = "" if is_unspaced(self._task, part.language) else " "
         text = self._held
         for segment in part.segments:
@@ -51,28 +52,30 @@ class Transcript:
         return shown
 
 
-class TranscriptUnfolding:
-    """A transcript as it comes, window by window."""
+class TranscriptStream:
+    """A streamed transcript, window by window."""
 
     def __init__(
-        self, tokenizer: Tokenizer, task: Task, heading: Heading, options: StreamOptions
+        self, tokenizer: Tokenizer, task: Task, metadata: RequestMetadata, options: StreamOptions
     ) -> None:
         self._transcript = Transcript(tokenizer, task)
         self._texts: list[str] = []
         self._options = options
         self._usage: dict[str, Any] = {}
         self._frame = {
-            "id": response_id(_PREFIXES[task], heading.request_id),
+            "id": response_id(_PREFIXES[task], metadata.request_id),
             "object": _KINDS[task],
-            "created": heading.created,
-            "model": heading.model,
+            "created": metadata.created,
+            "model": metadata.model,
         }
 
-    def add(self, place: int, told: Told, result: SpeechResult | None) -> list[dict[str, Any]]:
-        """Return the chunk of what was said in one window, and the last once all is heard."""
+    def add(
+        self, place: int, delta: OutputDelta, result: SpeechResult | None
+    ) -> list[dict[str, Any]]:
+        """Return the chunk of a window's text, and the last one with the result."""
         del place
         chunks = []
-        part: SpeechResult | None = told.part
+        part: SpeechResult | None = delta.part
         if part is not None:
             self._usage = usage_body(part.num_prompt_tokens, part.num_output_tokens)
             if text := self._transcript.add(part):
@@ -83,7 +86,7 @@ class TranscriptUnfolding:
         return chunks
 
     def end(self) -> list[dict[str, Any]]:
-        """Return the usage in vLLM's words, where it was asked for."""
+        """Return the usage in vLLM's form, if it was asked for."""
         if not self._options.include_usage:
             return []
         return [self._frame | {"choices": [], "usage": self._usage}]

@@ -1,4 +1,4 @@
-"""A vector as bodies show it: numbers, or the bytes of its floats in base64."""
+"""Vectors in bodies: numbers, or the bytes of their floats in base64."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from base64 import b64encode
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol.errors import InternalError
+from tidemill.protocol.errors import InternalError
 
-# torch's, below which a vector is not brought to length 1.
+# torch's, below which a vector is not normalized.
 _LEAST_LENGTH = 1e-12
 # Nine digits tell any two of fp32 apart; fewer than seven are seven of which the last are zeros.
 _DIGITS = (9, 8, 7)
 
 
 def as_numbers(vector: NDArray[np.float32]) -> list[float]:
-    """Return the numbers of a vector `[D]`, each printed with few digits.
+    """Return the numbers of a vector `[D]`, each in the fewest digits that keep its fp32 value.
 
-    Whoever reads one back as fp32 has the same number. As it stands a number of fp32 would be
-    printed as the double that it is, with 17 digits: most of them say nothing, and a row is twice
-    as long.
+    Printed as a double, as Python does, a number of fp32 has 17 digits: most of them are noise, and
+    a row is twice as long.
     """
     exact = vector.astype(np.float64)
     magnitude = np.abs(exact)
@@ -42,15 +41,15 @@ def as_base64(vector: NDArray[np.float32]) -> str:
     return b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
 
 
-def checked(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return what a model gave; `InternalError` when some of it is no finite number."""
+def check_finite(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the model's values; `InternalError` if some are not finite."""
     if not np.isfinite(values).all():
         raise InternalError("The model gave numbers that are not finite.")
     return values
 
 
-def at_length_one(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return a vector `[D]`, or each of `[n, D]`, at length 1; one of zeros stays as it is."""
+def normalize(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return a vector `[D]`, or each of `[n, D]`, at L2 norm 1; one of zeros stays as it is."""
     length = np.linalg.norm(vector.astype(np.float64), axis=-1, keepdims=True)
     scaled: NDArray[np.float32] = (vector / np.maximum(length, _LEAST_LENGTH)).astype(np.float32)
     return scaled

@@ -1,5 +1,5 @@
-"""The tensor operations that the engine owns; each works on plain tensors and knows no scheduler.
+"""Kernels: attention, linear layers, norms, experts and sampling, on plain tensors.
 
-The torch versions are the reference and run on every device. Faster versions for one kind of device
-lie beside them (`cpu`: numba) and are held to them by tests.
+The torch versions are the reference and run on every device. Faster versions lie beside them, for
+CPUs (`cpu`: numba) and GPUs (`triton`), and tests hold these to the reference.
 """

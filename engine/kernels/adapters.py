@@ -1,4 +1,4 @@
-"""Low-rank adapters beside products: whose each row is, and what an adapter adds, in torch."""
+"""LoRA adapters of linear layers in torch: which rows use which adapter, and its low-rank term."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
-    """What an adapter adds to a product: (x · downᵀ) · upᵀ."""
+class AdapterWeights:
+    """LoRA weights of one linear layer, A (`down`) and B (`up`): adds (x · downᵀ) · upᵀ."""
 
     down: Tensor  # [R, I]
     up: Tensor  # [O, R]
 
 
-class Owners:
-    """Which adapter each row of products goes through, 0 being none; told before they are made.
+class AdapterMapping:
+    """Adapter number of each row, 0 being none; updated before each forward pass.
 
-    The products of one network share it.
+    The linear layers of one network share it.
     """
 
     def __init__(self) -> None:
@@ -33,18 +33,18 @@ class Owners:
         self._rows: list[tuple[int, Tensor]] | None = None
         self._tiles: NDArray[np.int64] | None = None
 
-    def tell(self, of_rows: NDArray[np.integer[Any]]) -> None:
-        """Take in the owners of the rows `[T]` that come next."""
+    def update(self, of_rows: NDArray[np.integer[Any]]) -> None:
+        """Set the adapter numbers of the next rows, `[T]`."""
         self.has_any = bool(of_rows.any())
         self._of_rows = of_rows.astype(np.int64)
         self._rows = self._tiles = None
 
     def tiles(self, at_most: int) -> NDArray[np.int64]:
-        """Return runs of rows of one owner, so many at most: begin, end and owner of each."""
+        """Return runs of up to `at_most` rows of one adapter: begin, end and adapter of each."""
         if self._tiles is None:
             starts = np.flatnonzero(np.diff(self._of_rows, prepend=-1))
             lengths = np.diff(starts, append=len(self._of_rows))
-            counts = -(-lengths // at_most)  # in which each run is cut evenly
+            counts = -(-lengths // at_most)  # pieces of equal length
             run = np.repeat(np.arange(len(starts)), counts)
             number = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
             begins, ends = (
@@ -54,11 +54,11 @@ class Owners:
         return self._tiles
 
     def __len__(self) -> int:
-        """Return how many rows come next."""
+        """Return the number of rows."""
         return len(self._of_rows)
 
     def rows(self, device: torch.device) -> Sequence[tuple[int, Tensor]]:
-        """Return the adapters that rows go through, each with its rows `[n]`."""
+        """Return the adapters in use, each with its rows `[n]`."""
         if not self.has_any:
             return ()
         if self._rows is None:
@@ -71,20 +71,20 @@ class Owners:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapting:
-    """What adapters add to one product, and whose its rows are.
+class LinearAdapters:
+    """All adapters' weights for one linear layer, and the mapping of its rows to them.
 
-    Adapter `i` is `adapters[i - 1]`, None where it leaves this product as it is.
+    Adapter `i` is `adapters[i - 1]`, None where it does not change this layer.
     """
 
-    adapters: Sequence[LowRank | None]
-    owners: Owners
+    adapters: Sequence[AdapterWeights | None]
+    mapping: AdapterMapping
 
 
-def add_shares(out: Tensor, x: Tensor, adapting: Adapting) -> Tensor:
-    """Add to `out [T, O]` what the adapters of its rows make of `x [T, I]`, in place."""
-    for owner, rows in adapting.owners.rows(x.device):
-        adapter = adapting.adapters[owner - 1]
+def add_adapters(out: Tensor, x: Tensor, adapters: LinearAdapters) -> Tensor:
+    """Add the low-rank terms of each row's adapter, of `x [T, I]`, to `out [T, O]` in place."""
+    for owner, rows in adapters.mapping.rows(x.device):
+        adapter = adapters.adapters[owner - 1]
         if adapter is not None:
             share = functional.linear(functional.linear(x[rows], adapter.down), adapter.up)
             out.index_add_(0, rows, share)

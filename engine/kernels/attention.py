@@ -1,4 +1,4 @@
-"""What attention is: the shape of a layer, and what serves all layers on one kind of device."""
+"""Paged attention: a layer's shape, and the backend that owns the KV cache of all layers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.kernels.step import Step
+from .step import Step
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """One layer's attention: head counts, widths, scaling, and its masks.
+    """Attention of one layer: head counts, widths, scaling and masks.
 
-    A causal query sees the tokens before it and itself, or up to where its step says that it sees;
-    any other its whole sequence. `window` 0: all of these; else those less than so far before it,
-    and of what a query sees that is not causal those less than so far behind it. `softcap` 0: none;
-    else scores become softcap · tanh(score / softcap). `has_sinks`: a learned logit a head joins
-    the softmax without a value.
+    A causal query sees the tokens before it and itself, or up to the step's `ends`; a bidirectional
+    one its whole sequence. `window` (sliding window) 0: all of these; else only tokens less than
+    `window` before it, and for a bidirectional query less than `window` behind it. `softcap` 0:
+    none; else scores become softcap · tanh(score / softcap). `has_sinks` (attention sinks): a
+    learned logit a head joins the softmax without a value.
     """
 
     num_query_heads: int
@@ -35,13 +35,13 @@ class AttentionShape:
     is_causal: bool = True
 
 
-def width_of_token(shapes: Sequence[AttentionShape]) -> int:
-    """Return how many numbers a token's keys and values are, over all layers."""
+def kv_width(shapes: Sequence[AttentionShape]) -> int:
+    """Return the number of key and value elements of a token over all layers."""
     return sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
 
 
 class HeadNorms(NamedTuple):
-    """Weights `[D]` as `norm_weight` gives them, that queries and keys are normed by, each head."""
+    """QK norm: weights `[D]`, as `norm_weight` gives them, of each query and key head's RMSNorm."""
 
     query: Tensor
     key: Tensor
@@ -49,28 +49,31 @@ class HeadNorms(NamedTuple):
 
 
 class AttentionBackend(Protocol):
-    """Keys and values of all layers, in pages of its own layout, and attention over them.
+    """Paged KV cache of all layers, in its own layout, and attention over it.
 
-    `prepare` comes once a step, before the first layer; then, layer by layer, `enter`, or `store`
-    where heads are normed and turned already, and `attend`.
+    `prepare` is called once a step, before the first layer; then, layer by layer, `store_qkv`, or
+    `store` where heads are normed and rotated already, and `attend`.
     """
 
     page_size: int
 
     def prepare(self, step: Step) -> None:
-        """Take in where the tokens of the coming forward pass lie; valid until the next call."""
+        """Prepare for the next forward pass, that of `step`; valid until the next call."""
 
-    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
-        """Split, norm and turn `qkv [T, (Hq + 2·Hkv)·D]`, store its keys and values → `[T, Hq, D]`.
+    def store_qkv(
+        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """Split `qkv [T, (Hq + 2·Hkv)·D]`, norm and rotate heads, store KV → query `[T, Hq, D]`.
 
-        `turns [T, 2·R]` fp32 are cosines and sines; of each head number i < R turns with i + R.
+        `cos_sin [T, 2·R]` fp32 are the rotary cosines and sines; in each head number i < R is
+        rotated with number i + R.
         """
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Attend every token to what it sees of its sequence: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
+        """Compute attention of every token to its visible context: `[T, Hq, Dk]` → `[T, Hq, Dv]`.
 
         The step's own keys and values are stored before. `sinks [Hq]` where the shape has them.
         """
@@ -78,23 +81,22 @@ class AttentionBackend(Protocol):
 
 @runtime_checkable
 class CapturableBackend(AttentionBackend, Protocol):
-    """A backend whose launches a graph may hold, for any step of no more than so many tokens.
+    """A backend whose launches a CUDA graph can replay for any step of up to `num_tokens` tokens.
 
-    What `prepare` makes of a step lies where it lay before. A captured step may hold tokens of no
-    span, which are stored at `trash_slot` and whose rows of `attend` nobody reads.
+    `prepare` writes to static addresses. A captured step may be padded with tokens of no span,
+    which are stored at `trash_slot` and whose rows of `attend` nobody reads.
     """
 
     trash_slot: int
 
     def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Let what is launched suffice for any step of so many tokens, not only the prepared."""
+        """Launch enough programs for any step of `num_tokens` tokens, not only the prepared one."""
 
 
-class MakesBackend(Protocol):
-    """A class of backends: how much a page takes, and one over so many pages.
+class AttentionBackendType(Protocol):
+    """A class of attention backends: the size of a page, and the constructor.
 
-    `dtype` is what keys and values are kept in: the network's, or `FP8`, in which a number beyond
-    its largest becomes that.
+    `dtype` is the KV cache dtype: the network's, or `FP8`, where larger numbers saturate.
     """
 
     page_size: int

@@ -1,4 +1,4 @@
-"""Which kernels serve a model on a device: attention, products, what lies between, sampling."""
+"""Dispatch: chooses a device's kernels for attention, linear layers, norms, experts, sampling."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from functools import cache
 
 import torch
 
-from engine.errors import EngineError
-from engine.kernels import blocks, experts, pooling, sampling
-from engine.kernels.attention import AttentionShape, MakesBackend
-from engine.kernels.blocks import Blocks
-from engine.kernels.experts import MixesExperts
-from engine.kernels.pooling import Pools
-from engine.kernels.products import Products, prepack
-from engine.kernels.reference import ReferenceAttention
-from engine.kernels.sampling import ChoosesTokens
+from tidemill.protocol.contract import EngineError
 
-# Types of devices that Triton's kernels serve; what only compiles or interprets them says others.
+from . import elementwise, experts, pooling, sampling
+from .attention import AttentionBackendType, AttentionShape
+from .elementwise import ElementwiseOps
+from .experts import ExpertOps
+from .linear import LinearFactory, prepack
+from .pooling import PoolingOps
+from .reference import ReferenceAttention
+from .sampling import SamplingOps
+
+# Device types with Triton kernels; tests that interpret or only compile them add others.
 TRITON_TYPES = {"cuda"}
-# What they are compiled for: Ampere and later.
-FIRST_CAPABILITY = (8, 0)
+# Compute capability of Ampere, the oldest that they are compiled for.
+MIN_CAPABILITY = (8, 0)
 
 
 def has_triton(device: torch.device) -> bool:
-    """Say whether a device's kernels are Triton's; on older GPUs all is torch's own."""
+    """Say whether a device runs the Triton kernels; older GPUs run the torch reference."""
     if device.type == "cuda":
-        return "cuda" in TRITON_TYPES and _capability(device.index) >= FIRST_CAPABILITY
+        return "cuda" in TRITON_TYPES and _capability(device.index) >= MIN_CAPABILITY
     return device.type in TRITON_TYPES
 
 
@@ -37,134 +38,134 @@ def _capability(index: int | None) -> tuple[int, int]:
 
 
 def check_device(device: torch.device) -> None:
-    """Raise `EngineError` where a device's kernels cannot be launched, with what would help."""
+    """Raise `EngineError`, with a remedy, where a device's kernels cannot be launched."""
     if device.type != "cuda" or not has_triton(device):
         return
     if torch.version.hip is not None:
         raise EngineError("Tidemill has no kernels for AMD's GPUs; --device cpu runs without one")
     try:
-        from engine.kernels.triton.driver import why_not
+        from .triton.driver import launch_problem
     except ImportError as exc:
         raise EngineError(
             f"a GPU's kernels need triton, which cannot be imported here ({exc}): "
             "install the version that this torch names, or take --device cpu"
         ) from exc
-    if (reason := why_not()) is not None:
+    if (reason := launch_problem()) is not None:
         raise EngineError(f"a GPU's kernels cannot be launched here: {reason}; or --device cpu")
 
 
 def choose_backend(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
-) -> MakesBackend:
-    """Return the device's own backend where it serves all these layers, else the reference."""
+) -> AttentionBackendType:
+    """Return the device's attention backend if it supports all these layers, else the reference."""
     if has_triton(device):
-        from engine.kernels.triton.attention import TritonAttention
+        from .triton.attention import TritonAttention
 
-        if TritonAttention.serves(shapes, dtype):
+        if TritonAttention.supports(shapes, dtype):
             return TritonAttention
     elif device.type == "cpu":
-        from engine.kernels.cpu.attention import CpuAttention
+        from .cpu.attention import CpuAttention
 
-        if CpuAttention.serves(shapes, dtype, device):
+        if CpuAttention.supports(shapes, dtype, device):
             return CpuAttention
     return ReferenceAttention
 
 
-def choose_blocks(dtype: torch.dtype, device: torch.device) -> Blocks:
-    """Return the device's own functions where it has them for this dtype, else the reference."""
+def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
+    """Return the device's norms and gates where it has them for this dtype, else the reference."""
     if has_triton(device):
-        from engine.kernels.triton import blocks as of_gpu
-        from engine.kernels.triton.launching import DTYPES as OF_GPU
+        from .triton import elementwise as triton_ops
+        from .triton.launch import DTYPES as TRITON_DTYPES
 
-        if dtype in OF_GPU:
-            return of_gpu
+        if dtype in TRITON_DTYPES:
+            return triton_ops
     elif device.type == "cpu":
-        from engine.kernels.cpu import blocks as of_cpu
-        from engine.kernels.cpu.scalars import DTYPES
+        from .cpu import elementwise as cpu_ops
+        from .cpu.scalars import DTYPES
 
         if dtype in DTYPES:
-            return of_cpu
-    return blocks
+            return cpu_ops
+    return elementwise
 
 
-def choose_experts(dtype: torch.dtype, device: torch.device) -> MixesExperts:
-    """Return the device's own functions where it has them for this dtype, else the reference."""
+def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
+    """Return the device's MoE kernels where it has them for this dtype, else the reference."""
     if has_triton(device):
-        from engine.kernels.triton import experts as of_gpu
-        from engine.kernels.triton.launching import DTYPES as OF_GPU
+        from .triton import experts as triton_ops
+        from .triton.launch import DTYPES as TRITON_DTYPES
 
-        if dtype in OF_GPU:
-            return of_gpu
+        if dtype in TRITON_DTYPES:
+            return triton_ops
     return experts
 
 
-def choose_pooling(device: torch.device) -> Pools:
-    """Return the device's own functions where it has them, else the reference."""
+def choose_pooling(device: torch.device) -> PoolingOps:
+    """Return the device's pooling kernels where it has them, else the reference."""
     if has_triton(device):
-        from engine.kernels.triton import pooling as of_gpu
+        from .triton import pooling as triton_ops
 
-        return of_gpu
+        return triton_ops
     return pooling
 
 
-def choose_products(blocks: Blocks, device: torch.device) -> Products:
-    """Return what makes products on a device: by its own kernel, else by oneDNN, else by torch."""
+def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
+    """Return a device's factory of linear layers: its own kernel, else oneDNN, else torch."""
     if has_triton(device):
-        from engine.kernels.triton import products as of_gpu
+        from .triton import linear as triton_ops
 
-        ways = [of_gpu.prepare_scaled, of_gpu.prepare_fp8, of_gpu.prepare]
-        return Products(blocks, [], quantised=ways)
+        ways = [triton_ops.prepare_scaled, triton_ops.prepare_fp8, triton_ops.prepare]
+        return LinearFactory(ops, [], quantised=ways)
     if device.type == "cpu":
-        from engine.kernels.cpu.adapters import prepare_adapted
-        from engine.kernels.cpu.products import prepare
+        from .cpu.adapters import prepare_adapted
+        from .cpu.linear import prepare
 
-        return Products(blocks, [prepare, prepack], prepare_adapted)
-    return Products(blocks, [])
+        return LinearFactory(ops, [prepare, prepack], prepare_adapted)
+    return LinearFactory(ops, [])
 
 
-def multiplies_quantised(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether the device's products take quantised weights as they are."""
+def has_quantised_linear(dtype: torch.dtype, device: torch.device) -> bool:
+    """Say whether the device's linear layers take quantised weights without dequantising them."""
     return has_triton(device) and dtype in {torch.bfloat16, torch.float16}
 
 
-def choose_sampling(dtype: torch.dtype, device: torch.device) -> ChoosesTokens:
-    """Return the device's own functions where it has them for this dtype, else the reference."""
+def choose_sampling(dtype: torch.dtype, device: torch.device) -> SamplingOps:
+    """Return the device's sampler where it has one for this dtype, else the reference."""
     if has_triton(device):
-        from engine.kernels.triton import sampling as of_gpu
+        from .triton import sampling as triton_ops
 
-        return of_gpu
+        return triton_ops
     if device.type == "cpu":
-        from engine.kernels.cpu import sampling as of_cpu
-        from engine.kernels.cpu.scalars import DTYPES
+        from .cpu import sampling as cpu_ops
+        from .cpu.scalars import DTYPES
 
         if dtype in DTYPES:
-            return of_cpu
+            return cpu_ops
     return sampling
 
 
 @contextmanager
-def lend_torch_the_threads(device: torch.device) -> Iterator[None]:
-    """Let torch compute on as many threads as kernels do, for as long as this is entered."""
+def torch_on_all_threads(device: torch.device) -> Iterator[None]:
+    """Let torch use as many threads as the kernels' thread pool within this context."""
     if device.type != "cpu":
         yield
         return
-    from engine.kernels.cpu.threads import team_size
+    from .cpu.thread_pool import pool_size
 
     before = torch.get_num_threads()
-    torch.set_num_threads(team_size())
+    torch.set_num_threads(pool_size())
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def spare_torch_its_threads(device: torch.device) -> None:
-    """Let torch compute on its callers' threads from now on, where kernels have a team of theirs.
+def limit_torch_threads(device: torch.device) -> None:
+    """Limit torch to its caller's thread from now on, where kernels have a thread pool.
 
-    Its own threads look for work for a while after each function, on the cores that the team needs.
+    torch's own threads spin for a while after each function, on the cores that the pool needs.
     """
     if device.type == "cpu":
-        from engine.kernels.cpu.threads import team
+        from .cpu.thread_pool import shared_pool
 
-        team()  # as many as torch has until now
+        shared_pool()  # starts as many threads as torch has until now
         torch.set_num_threads(1)

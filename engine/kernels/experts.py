@@ -1,4 +1,4 @@
-"""A mixture of experts: each token through the MLPs that its router chose for it, in torch."""
+"""Mixture of experts (MoE) in torch: routing, and each token's MLPs; the reference."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.blocks import Blocks, Gate
-from engine.kernels.quantised import Matrix, as_tensor
+from .elementwise import ElementwiseOps, Gate
+from .quantised import Matrix, as_tensor
 
-# What torch's grouped product wants rows to be a multiple of.
+# torch.grouped_mm requires rows to be a multiple of it.
 ALIGNED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """The MLPs of `E` experts, gate and up as one, and their biases."""
+    """Weights of the MLPs of `E` experts, gate and up merged, and their biases."""
 
     gate_up: Matrix  # [E, 2·I, H]
     down: Matrix  # [E, H, I]
@@ -26,37 +26,37 @@ class ExpertWeights:
     down_bias: Tensor | None  # [E, H]
 
 
-class MixesExperts(Protocol):
-    """These functions for one kind of device."""
+class ExpertOps(Protocol):
+    """MoE functions of one kind of device."""
 
-    def choose(
+    def select_experts(
         self, scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the experts of each token and their shares: `scores [T, E]` → `[T, count]` twice.
+        """Return each token's top-k experts and routing weights: `[T, E]` → `[T, count]` twice.
 
-        Shares (fp32) are a softmax of the scores, over all or `among_chosen`; renormalised they sum
-        to one.
+        Routing weights (fp32), the `shares`, are a softmax of the router's `scores`, over all or
+        `among_chosen`; renormalised they sum to one.
         """
 
-    def mix(
+    def apply_experts(
         self,
         x: Tensor,
         experts: Tensor,
         shares: Tensor,
         weights: ExpertWeights,
         gate: Gate,
-        blocks: Blocks,
+        ops: ElementwiseOps,
     ) -> Tensor:
-        """Return the sum of what each token's experts give, by their shares: `x [T, H]` → `[T, H]`.
+        """Return the weighted sum of each token's experts' outputs: `x [T, H]` → `[T, H]`.
 
-        Tokens are sorted by expert, so that all of one expert are one product.
+        Tokens are sorted by expert, so that those of one expert are one matrix product.
         """
 
 
-def choose(
+def select_experts(
     scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `MixesExperts.choose`."""
+    """See `ExpertOps.select_experts`."""
     if among_chosen:
         best, experts = scores.float().topk(count, dim=-1)
         return experts, best.softmax(dim=-1)
@@ -64,10 +64,15 @@ def choose(
     return experts, shares / shares.sum(dim=-1, keepdim=True) if is_renormalised else shares
 
 
-def mix(
-    x: Tensor, experts: Tensor, shares: Tensor, weights: ExpertWeights, gate: Gate, blocks: Blocks
+def apply_experts(
+    x: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    weights: ExpertWeights,
+    gate: Gate,
+    ops: ElementwiseOps,
 ) -> Tensor:
-    """See `MixesExperts.mix`."""
+    """See `ExpertOps.apply_experts`."""
     count = experts.shape[1]
     order = experts.flatten().argsort(stable=True)  # [T · count]
     sorted_experts = experts.flatten()[order]
@@ -78,7 +83,7 @@ def mix(
     both = _grouped(x[tokens], as_tensor(weights.gate_up), stops)
     if weights.gate_up_bias is not None:
         both += weights.gate_up_bias[sorted_experts]
-    out = _grouped(blocks.gated(both, gate), as_tensor(weights.down), stops)
+    out = _grouped(ops.act_and_mul(both, gate), as_tensor(weights.down), stops)
     if weights.down_bias is not None:
         out += weights.down_bias[sorted_experts]
     weighted = torch.empty_like(out, dtype=torch.float32)
@@ -87,7 +92,7 @@ def mix(
 
 
 def _grouped(x: Tensor, weight: Tensor, stops: Tensor) -> Tensor:
-    """Multiply rows up to each stop by that weight: `x [S, I]`, `[E, O, I]`, `[E]` → `[S, O]`."""
+    """Multiply rows up to each stop by its weight: `[S, I]`, `[E, O, I]`, `[E]` → `[S, O]`."""
     if all(width * weight.itemsize % ALIGNED_BYTES == 0 for width in weight.shape[1:]):
         return functional.grouped_mm(x, weight.transpose(1, 2), offs=stops)
     parts = x.tensor_split(stops[:-1].cpu().long())

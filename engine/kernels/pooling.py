@@ -1,6 +1,6 @@
-"""Vectors of tokens to one of their sequence, in torch: the reference, on any device.
+"""Pooling of token vectors to one embedding a sequence, in torch: the reference, on any device.
 
-Sequences lie end to end, without padding.
+Sequences are packed end to end, without padding.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch.nn import functional
 
 
 class Segments(NamedTuple):
-    """Where the tokens of each of `S` sequences lie that are pooled: `starts [S + 1]`.
+    """The packed tokens to pool of each of `S` sequences: `starts [S + 1]`.
 
-    `skipped [S]` is how many tokens of each sequence come before them.
+    `skipped [S]` is the number of tokens of each sequence before these.
     """
 
     starts: Tensor
@@ -24,31 +24,31 @@ class Segments(NamedTuple):
 
     @property
     def lengths(self) -> Tensor:
-        """Return how many tokens each sequence has here."""
+        """Return the number of pooled tokens of each sequence."""
         return self.starts[1:] - self.starts[:-1]
 
 
-class Pools(Protocol):
-    """These functions for one kind of device."""
+class PoolingOps(Protocol):
+    """Pooling functions of one kind of device."""
 
     def pool(self, hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
-        """Return one vector a sequence, fp32: `hidden [N, H]` → `[S, len(modes) · H]`.
+        """Pool each sequence to one fp32 vector: `hidden [N, H]` → `[S, len(modes) · H]`.
 
-        As sentence-transformers has these modes; a row depends on its own sequence alone.
+        The modes are those of sentence-transformers; a row depends on its own sequence alone.
         """
 
-    def unit(self, x: Tensor) -> Tensor:
-        """Return vectors `[S, D]` fp32 at length 1."""
+    def normalise(self, x: Tensor) -> Tensor:
+        """Scale vectors `[S, D]` fp32 to length 1 (L2 norm)."""
 
 
 def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
-    """See `Pools.pool`."""
-    pooled = [_WAYS[mode](hidden, segments) for mode in modes]
+    """See `PoolingOps.pool`."""
+    pooled = [_POOLING_BY_MODE[mode](hidden, segments) for mode in modes]
     return pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
 
 
-def unit(x: Tensor) -> Tensor:
-    """See `Pools.unit`."""
+def normalise(x: Tensor) -> Tensor:
+    """See `PoolingOps.normalise`."""
     return functional.normalize(x, dim=-1)
 
 
@@ -86,7 +86,7 @@ def _weighted_mean(hidden: Tensor, segments: Segments) -> Tensor:
     return summed / total[:, None]
 
 
-_WAYS: dict[str, Callable[[Tensor, Segments], Tensor]] = {
+_POOLING_BY_MODE: dict[str, Callable[[Tensor, Segments], Tensor]] = {
     "cls": _first,
     "lasttoken": _last,
     "max": _largest,

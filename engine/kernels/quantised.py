@@ -1,7 +1,7 @@
-"""Weights in numbers of few bits: what they stand for, how they are packed, how they are made.
+"""Quantised weights: their layout, packing and dequantisation, and quantisation to fp8.
 
-There are two forms, whatever files have them as: fp8 (e4m3) numbers, and whole numbers of four bits
-with a zero. In both, runs of a row's numbers share a scale.
+There are two forms, whatever the checkpoint's format (GPTQ, AWQ, mxfp4, …): fp8 (e4m3) numbers, and
+int4 with zero points. In both, groups of a row's numbers share a scale.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
-# Of so many inputs the 4-bit numbers lie in words beside each other, each word those of eight
-# inputs that are so far apart: a kernel takes neighbours out of neighbouring words by one shift.
-BLOCK, APART = 128, 16
+# A block of so many inputs is packed to 16 words; each word has the 4-bit numbers of eight inputs
+# that are 16 apart, so that one shift gives a kernel neighbouring inputs of neighbouring words.
+BLOCK, WORDS_A_BLOCK = 128, 16
 ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """A weight `[…, O, I]`: (number − zero) · scale, where `group` inputs of a row share the two.
+    """Quantised weight `[…, O, I]`: (number − zero) · scale, one pair for `group` inputs of a row.
 
-    `numbers` are fp8 `[…, O, I]` without zeros, or int32 words `[…, O, ⌈I / 128⌉ · 16]`: word w of
-    a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first. With an
-    `order` column i is for input `order[i]`. It is multiplied as numbers of `dtype`.
+    `numbers` are fp8 `[…, O, I]` without zeros, or int4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
+    word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
+    With an `order` (GPTQ act-order) column i is for input `order[i]`. Products are in `dtype`.
     """
 
     numbers: Tensor
@@ -40,38 +40,40 @@ class Quantised:
 
     @property
     def shape(self) -> torch.Size:
-        """Return that of what it stands for."""
+        """Return the shape of the dequantised weight."""
         return torch.Size((*self.numbers.shape[:-1], self.inputs))
 
     @property
     def device(self) -> torch.device:
-        """Return where it lies."""
+        """Return the device of its numbers."""
         return self.numbers.device
 
     @property
     def kind(self) -> tuple[torch.dtype, int, torch.dtype, bool]:
-        """Return what a kernel for it goes by, beside its shape."""
+        """Return what a kernel for it depends on, besides its shape."""
         return self.numbers.dtype, self.group, self.dtype, self.order is None
 
     @property
     def nbytes(self) -> int:
-        """Return how much memory it takes."""
+        """Return its size in bytes."""
         tensors = (self.numbers, self.scales, self.zeros, self.order)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def dequantised(self) -> Tensor:
-        """Return what it stands for, `[…, O, I]`, computed in fp32 and rounded once."""
+        """Dequantise to `[…, O, I]`, computed in fp32 and rounded once."""
         if self.zeros is None:
             numbers = self.numbers.float()
         else:
-            numbers = unpacked(self.numbers, self.inputs).float() - self._spread(self.zeros)
-        weight = (numbers * self._spread(self.scales)).to(self.dtype)
+            numbers = unpack_int4(self.numbers, self.inputs).float() - self._expand_groups(
+                self.zeros
+            )
+        weight = (numbers * self._expand_groups(self.scales)).to(self.dtype)
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(-1, self.order, weight)
 
-    def taken(self, rows: range, columns: range) -> Quantised | None:
-        """Return neighbouring rows and columns; None where that cuts a group or a block."""
+    def submatrix(self, rows: range, columns: range) -> Quantised | None:
+        """Return contiguous rows and columns; None where that would split a group or a block."""
         is_one = self.group >= self.inputs
         step = lcm(1 if is_one else self.group, 1 if self.zeros is None else BLOCK)
         begin, end = columns.start, columns.stop
@@ -81,7 +83,7 @@ class Quantised:
         of_group = slice(None) if is_one else slice(begin // self.group, -(-end // self.group))
         words = slice(begin, end)
         if self.zeros is not None:
-            words = slice(begin // BLOCK * APART, -(-end // BLOCK) * APART)
+            words = slice(begin // BLOCK * WORDS_A_BLOCK, -(-end // BLOCK) * WORDS_A_BLOCK)
         own = slice(rows.start, rows.stop)
         return replace(
             self,
@@ -92,49 +94,49 @@ class Quantised:
             group=len(columns) if is_one else self.group,
         )
 
-    def _spread(self, of_groups: Tensor) -> Tensor:
-        """Return for each input what is told of its group."""
+    def _expand_groups(self, of_groups: Tensor) -> Tensor:
+        """Repeat each group's number for all its inputs."""
         return of_groups.float().repeat_interleave(self.group, -1)[..., : self.inputs]
 
 
-# What is multiplied by.
+# The weight of a linear layer.
 Matrix = Tensor | Quantised
 
 
 def as_tensor(weight: Matrix) -> Tensor:
-    """Return a weight as it is, or what it stands for."""
+    """Return a plain weight as it is, a quantised one dequantised."""
     return weight.dequantised() if isinstance(weight, Quantised) else weight
 
 
-def packed(numbers: Tensor) -> Tensor:
-    """Return 4-bit numbers `[…, O, I]` (uint8) as words, see `Quantised`; what lacks is zero."""
+def pack_int4(numbers: Tensor) -> Tensor:
+    """Pack int4 numbers `[…, O, I]` (uint8) into words, see `Quantised`; zeros pad a block."""
     lacking = -numbers.shape[-1] % BLOCK
     padded = torch.nn.functional.pad(numbers, (0, lacking))
-    blocks = padded.view(*padded.shape[:-1], -1, 8, APART)
-    words = blocks.new_zeros((*blocks.shape[:-2], APART), dtype=torch.int32)
+    blocks = padded.view(*padded.shape[:-1], -1, 8, WORDS_A_BLOCK)
+    words = blocks.new_zeros((*blocks.shape[:-2], WORDS_A_BLOCK), dtype=torch.int32)
     for place in range(8):
         words |= blocks[..., place, :].int() << 4 * place
     return words.flatten(-2)
 
 
-def unpacked(words: Tensor, inputs: int) -> Tensor:
-    """Return the 4-bit numbers `[…, O, I]` (uint8) of words."""
-    blocks = words.view(*words.shape[:-1], -1, APART)
+def unpack_int4(words: Tensor, inputs: int) -> Tensor:
+    """Unpack words to int4 numbers `[…, O, I]` (uint8)."""
+    blocks = words.view(*words.shape[:-1], -1, WORDS_A_BLOCK)
     numbers = [((blocks >> 4 * place) & 15).to(torch.uint8) for place in range(8)]
     return torch.stack(numbers, -2).flatten(-3)[..., :inputs]
 
 
-def to_fp8(weight: Tensor) -> Quantised:
-    """Return a weight `[…, O, I]` as fp8 with a scale a row, the largest number's being 448.
+def quantise_fp8(weight: Tensor) -> Quantised:
+    """Quantise a weight `[…, O, I]` to fp8 with a scale a row, its largest number becoming 448.
 
-    So many rows at once, as what is between takes several times as much as they do.
+    In chunks of rows, as temporaries take several times the memory of the rows.
     """
     numbers = torch.empty(weight.shape, dtype=FP8, device=weight.device)
     scales = torch.empty(*weight.shape[:-1], 1, device=weight.device)
     tensors = (tensor.flatten(0, -2) for tensor in (weight, numbers, scales))
     every = (torch.split(tensor, ROWS_AT_ONCE) for tensor in tensors)
     for rows, own, of_rows in zip(*every, strict=True):
-        made, scale = rows_to_fp8(rows, weight.shape[-1])
+        made, scale = quantise_rows_fp8(rows, weight.shape[-1])
         own.copy_(made)
         of_rows.copy_(scale)
     return Quantised(
@@ -147,8 +149,8 @@ def to_fp8(weight: Tensor) -> Quantised:
     )
 
 
-def rows_to_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """Return rows as fp8 `[T, I]` and scales `[T, ⌈I / group⌉]`; a row of zeros has the scale 1."""
+def quantise_rows_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """Quantise rows to fp8 `[T, I]` with scales `[T, ⌈I / group⌉]`; zeros have the scale 1."""
     rows, width = x.shape
     lacking = -width % group
     groups = torch.nn.functional.pad(x.float(), (0, lacking)).view(rows, -1, group)
@@ -158,20 +160,20 @@ def rows_to_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return numbers.flatten(1)[:, :width].contiguous(), scales
 
 
-def joined(
+def merge_quantised(
     shape: Sequence[int], parts: Sequence[tuple[Quantised, Callable[[Tensor], Tensor]]]
 ) -> Quantised | None:
-    """Return one weight of a shape, with parts at their places; None where they are of two kinds.
+    """Merge parts into one weight of a shape; None where they are quantised differently.
 
-    A place takes a tensor `[…, O, any]` and returns the view of it that a part fills.
+    A part's `place` takes a tensor `[…, O, any]` and returns the view of it that the part fills.
     """
     first, _ = parts[0]
     if len(parts) == 1 and first.shape == tuple(shape):
         return first
-    if not all(_are_alike(first, part) for part, _ in parts):
+    if not all(_can_merge(first, part) for part, _ in parts):
         return None
 
-    def together(name: str) -> Tensor | None:
+    def merge_field(name: str) -> Tensor | None:
         of_first = getattr(first, name)
         if of_first is None:
             return None
@@ -180,14 +182,14 @@ def joined(
             place(whole).copy_(getattr(part, name))
         return whole
 
-    numbers, scales = together("numbers"), together("scales")
+    numbers, scales = merge_field("numbers"), merge_field("scales")
     assert numbers is not None
     assert scales is not None
-    return replace(first, numbers=numbers, scales=scales, zeros=together("zeros"))
+    return replace(first, numbers=numbers, scales=scales, zeros=merge_field("zeros"))
 
 
-def _are_alike(one: Quantised, other: Quantised) -> bool:
-    """Say whether two weights may be rows of one."""
+def _can_merge(one: Quantised, other: Quantised) -> bool:
+    """Say whether two weights can be rows of one."""
     if one.order is not None and other.order is not None and not one.order.equal(other.order):
         return False
     return (one.kind, one.inputs) == (other.kind, other.inputs)

@@ -1,8 +1,8 @@
-"""Attention over a paged KV cache, in torch: the reference, on any device.
+"""Paged attention in torch: the reference, on any device.
 
 One layer's pages are `keys [pages, Hkv, Dk, page_size]` and `values [pages, Hkv, page_size, Dv]`.
-Keys lie transposed so that a score of 16 neighbouring tokens is one vector operation. Query heads
-`h·G … h·G+G-1` read key head `h` (grouped queries).
+Keys are transposed so that the scores of 16 neighbouring tokens are one vector operation. Query
+heads `h·G … h·G+G-1` read key head `h` (grouped-query attention).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms, width_of_token
-from engine.kernels.blocks import turned
-from engine.kernels.quantised import FP8, FP8_MAX
-from engine.kernels.step import Step
+from .attention import AttentionShape, HeadNorms, kv_width
+from .elementwise import qk_norm_rope
+from .quantised import FP8, FP8_MAX
+from .step import Step
 
 CPU = torch.device("cpu")
 
 
 class Span(NamedTuple):
-    """Packed tokens `start:stop` of one sequence, which follow `context` that lie in `pages`."""
+    """Packed tokens `start:stop` of one sequence, behind `context` cached ones in `pages`."""
 
     start: int
     stop: int
@@ -32,11 +32,11 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Return how many tokens the last of them sees."""
+        """Return the sequence length up to the span's last token."""
         return self.context + self.stop - self.start
 
 
-def spans_of(step: Step) -> list[Span]:
+def step_spans(step: Step) -> list[Span]:
     """Return the step's spans."""
     starts, contexts, page_starts = (
         array.tolist()
@@ -54,10 +54,10 @@ def spans_of(step: Step) -> list[Span]:
 
 
 class ReferenceAttention:
-    """An attention backend in plain torch, a span at a time.
+    """Attention backend in plain torch, a span at a time.
 
-    Plain attention goes through torch's flash kernel; a softcap, sinks, or keys and values
-    of unequal width through `attend`.
+    Plain attention runs torch's scaled_dot_product_attention; a softcap, sinks, or keys and values
+    of unequal width run `attend`.
     """
 
     page_size = 16
@@ -83,25 +83,27 @@ class ReferenceAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        return width_of_token(shapes) * cls.page_size * dtype.itemsize
+        return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
-        """Take in where the tokens of the coming forward pass lie; valid until the next call."""
-        self._spans, self._ends = spans_of(step), step.ends
+        """Read the places of the next forward pass's tokens; valid until the next call."""
+        self._spans, self._ends = step_spans(step), step.ends
         slots = step.slots.long()
         self._places = (slots // self.page_size, slots % self.page_size)
 
-    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
-        """Split, norm, turn and store; see `AttentionBackend.enter`."""
-        query, key, value = turned(qkv, turns, self.shapes[layer], norms)
+    def store_qkv(
+        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """Split, norm, rotate and store; see `AttentionBackend.store_qkv`."""
+        query, key, value = qk_norm_rope(qkv, cos_sin, self.shapes[layer], norms)
         self.store(layer, key, value)
         return query
 
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         keys, values = self.keys[layer], self.values[layer]
-        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(_kept(key, keys.dtype))
-        _bits(values).transpose(1, 2)[self._places] = _bits(_kept(value, values.dtype))
+        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(_to_storage(key, keys.dtype))
+        _bits(values).transpose(1, 2)[self._places] = _bits(_to_storage(value, values.dtype))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -125,7 +127,9 @@ class ReferenceAttention:
             return attend(query, key, value, shape, sinks, ends)
         is_whole = not shape.window or length <= shape.window
         is_plain = is_whole and ((span.context == 0 and ends is None) or not shape.is_causal)
-        mask = None if is_plain else visible(query.shape[0], length, shape, query.device, ends)
+        mask = (
+            None if is_plain else attention_mask(query.shape[0], length, shape, query.device, ends)
+        )
         out = torch.nn.functional.scaled_dot_product_attention(
             query.transpose(0, 1)[None],  # [1, Hq, t, D]
             key[None],
@@ -138,15 +142,15 @@ class ReferenceAttention:
         return out[0].transpose(0, 1)
 
 
-def _kept(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return numbers as they are kept."""
+def _to_storage(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert keys or values to the cache's dtype; fp8 saturates."""
     if dtype == FP8:
         numbers = numbers.clamp(-FP8_MAX, FP8_MAX)
     return numbers.to(dtype)
 
 
 def _bits(numbers: Tensor) -> Tensor:
-    """Return numbers of eight bits as whole ones, which torch gathers and scatters everywhere."""
+    """View fp8 as uint8, which torch can gather and scatter on every device."""
     return numbers.view(torch.uint8) if numbers.dtype == FP8 else numbers
 
 
@@ -168,7 +172,7 @@ def attend(
 ) -> Tensor:
     """Attend the last `t` positions to all `L`: `[t, Hq, Dk]`, `[Hkv, L, D…]` → `[t, Hq, Dv]`.
 
-    As the shape and `ends [t]` mask; scores and softmax in fp32.
+    The shape and `ends [t]` give the mask; scores and softmax are in fp32.
     """
     tokens, length = query.shape[0], key.shape[1]
     group = shape.num_query_heads // shape.num_kv_heads
@@ -177,7 +181,7 @@ def attend(
     scores *= shape.scaling
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
-    scores.masked_fill_(~visible(tokens, length, shape, query.device, ends), float("-inf"))
+    scores.masked_fill_(~attention_mask(tokens, length, shape, query.device, ends), float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)
         weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
@@ -187,7 +191,7 @@ def attend(
     return mixed.permute(2, 0, 1, 3).reshape(tokens, shape.num_query_heads, -1).to(query.dtype)
 
 
-def visible(
+def attention_mask(
     tokens: int,
     length: int,
     shape: AttentionShape,

@@ -1,9 +1,9 @@
-"""One step as flat arrays: which tokens it computes, where they lie, and whose logits are wanted.
+"""One step's input batch as flat arrays: its tokens, their KV slots, and the logits it wants.
 
-A step is a row of spans, each some consecutive tokens of one sequence: first the decodes, which are
-spans of one token, then longer ones. All tokens are packed into one axis, span after span. What
-attention, the network and the sampler need to know is in these arrays and nowhere else, so that one
-copy carries a step to a device, and one broadcast to others.
+A step is a list of spans, each some consecutive tokens of one sequence: first the decodes, which
+are spans of one token, then prefill chunks. All tokens are packed into one axis, span after span.
+These arrays hold all that attention, the network and the sampler need, so that one copy carries a
+step to a device, and one broadcast to other ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 # Slots are int32.
 MAX_SLOTS = 2**31
-# Arrays begin at multiples of 16 bytes, which kernels are compiled for.
-ALIGNED = 4
+# In int32: arrays begin at multiples of 16 bytes, an alignment that kernels are compiled for.
+ALIGNMENT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Step:
     page size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order.
     The first `num_decodes` spans are of one token each.
 
-    What is None is as in most steps. `ends`: a causal token sees what lies before place `ends[t]`,
-    which grows along its span and not beyond it (None: up to itself). `axes`: it is turned by three
-    numbers (None: thrice by its place). `shown`: the tokens `shown_rows`, packed ones, have these
-    vectors and not those of their ids. `adapters`: span `s` runs through adapter `adapters[s]`, 0
-    being none. `sampled_slots`: whose sequences, by their slots, get a token from it.
+    Optional arrays, None in most steps. `ends`: a causal token sees places before `ends[t]`, which
+    grows along its span and not beyond it (None: up to itself). `axes`: the three M-RoPE positions
+    of each token (None: its place, three times). `shown`: input embeddings, of images, that replace
+    those of the ids of the packed tokens `shown_rows`. `adapters`: span `s` runs through adapter
+    `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
     """
 
     num_decodes: int
@@ -60,9 +60,9 @@ class Step:
 
     @classmethod
     def pack(cls, num_decodes: int, device: torch.device, **arrays: NDArray[Any]) -> Step:
-        """Put the arrays, given by their names, into one buffer and that onto the device."""
+        """Pack the named arrays into one buffer and copy that to the device."""
         names = [field.name for field in fields(cls) if field.name in arrays]
-        places = places_of({name: len(arrays[name]) for name in names})
+        places = buffer_slices({name: len(arrays[name]) for name in names})
 
         def over(buffer: Tensor, host: Step | None = None) -> Step:
             views: dict[str, Any] = {name: buffer[place] for name, place in places.items()}
@@ -78,48 +78,48 @@ class Step:
         return over(buffer.to(device, non_blocking=True), host)
 
     def with_ids(self, last_ids: Tensor) -> Step:
-        """Return the step with `last_ids[-1 - id]` in place of each id below zero.
+        """Return the step with `last_ids[-1 - id]` in place of each negative id.
 
-        Which is a slot whose last token only the device knows.
+        A negative id names a slot whose last token only the device knows.
         """
         of_slots = last_ids[(-1 - self.token_ids).clamp(min=0)]
         return replace(self, token_ids=torch.where(self.token_ids < 0, of_slots, self.token_ids))
 
     @property
     def host(self) -> Step:
-        """Return the step in the host's memory: to know its numbers waits for no device."""
+        """Return the step in host memory: reading its numbers waits for no device."""
         return self if self.copy_on_host is None else self.copy_on_host
 
     @property
     def visible_ends(self) -> Tensor:
-        """Return the place `[T]` before which lies all that each causal token sees."""
+        """Return, for each causal token, the place `[T]` after the last one that it sees."""
         return self.positions + 1 if self.ends is None else self.ends
 
     @property
     def num_tokens(self) -> int:
-        """Return how many tokens the step computes."""
+        """Return the number of tokens that the step computes."""
         return len(self.token_ids)
 
 
 def host_buffer(length: int, device: torch.device) -> Tensor:
-    """Return int32 numbers of the host that a copy to the device need not wait for.
+    """Return an int32 buffer of the host, pinned so that copies to a GPU are asynchronous.
 
-    torch keeps them until such a copy is done, and takes them for the next ones then.
+    torch's pinned allocator reuses the memory once such a copy is done.
     """
     return torch.empty(length, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def places_of(lengths: Mapping[str, int]) -> dict[str, slice]:
-    """Return where arrays of so many int32 numbers lie in one buffer, in their order."""
+def buffer_slices(lengths: Mapping[str, int]) -> dict[str, slice]:
+    """Return the slices of one buffer that hold int32 arrays of these lengths, in their order."""
     places, start = {}, 0
     for name, length in lengths.items():
         places[name] = slice(start, start + length)
-        start += -(-length // ALIGNED) * ALIGNED
+        start += -(-length // ALIGNMENT) * ALIGNMENT
     return places
 
 
-def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array of the host on a device, which is not waited for."""
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array of the host to a device, asynchronously."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         tensor = tensor.pin_memory()

@@ -1,38 +1,42 @@
-"""What a decoder is made of: the numbers by which one block becomes a model of any family."""
+"""Decoder architecture: the numbers by which one block becomes a model of any family."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Gate
+from ..kernels.attention import AttentionShape
+from ..kernels.elementwise import Gate
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """How a position turns a head: by position · frequency, cosines and sines times `scale`.
+    """Rotary embedding: angles are position · `inv_freq`.
 
-    Of each head number i turns with number i + R, for R frequencies; what is above 2·R stays. With
-    a `reach` the frequencies hold for so many positions only. `axes` says of each frequency by
-    which of three positions it turns, of time, height and width; without them all turn by one.
+    Cosines and sines are multiplied by `attention_scaling`.
+    Number i of a head pairs with number i + R, for R frequencies; numbers above 2·R stay. The
+    frequencies hold for at most `max_positions`. M-RoPE: `axes` has each frequency's position, of
+    time, height and width; without it all use one.
     """
 
-    frequencies: tuple[float, ...]
-    scale: float = 1.0
-    reach: int | None = None
+    inv_freq: tuple[float, ...]
+    attention_scaling: float = 1.0
+    max_positions: int | None = None
     axes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """`chosen` of `count` MLPs of `width` a token, weighted by a softmax over all or the chosen."""
+    """Mixture of experts: `num_experts_per_tok` of `num_experts` MLPs for each token.
 
-    count: int
-    chosen: int
-    width: int
+    Their weights are a softmax over the router's logits of all experts or of the chosen ones.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
     softmax: Literal["all", "chosen"] = "all"
-    is_renormalised: bool = True
+    norm_topk_prob: bool = True
     has_biases: bool = False
 
 
@@ -46,8 +50,8 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What a family's checkpoints call the parts of a layer where families differ.
+class WeightNames:
+    """Weight names in a family's checkpoints, where families differ.
 
     An expert's are gate, up and down; with `stacked_experts` all experts lie in one tensor each, by
     transposed matrices with gate and up interleaved.
@@ -65,36 +69,38 @@ class Names:
 class Architecture:
     """A decoder: embedding, blocks, final norm, head; every norm is an RMSNorm.
 
-    `title` is how transformers calls the family's class. `norm_offset` is added to all weights of
-    norms. With sandwich norms, what attention and MLP give is normed before it is added.
-    `max_positions` are those that it can tell apart, `eos_token_ids` what its config has for the
-    end: an id, a list of ids, or None.
+    `class_name` is the family's class in transformers. `norm_offset` is added to all weights of
+    norms. With sandwich norms the outputs of attention and MLP are normed before they are added.
+    `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
+    or None.
     """
 
-    title: str
+    class_name: str
     vocab_size: int
     hidden_size: int
-    inner_size: int
+    intermediate_size: int
     max_positions: int
     blocks: tuple[Block, ...]
-    eps: float
+    rms_norm_eps: float
     gate: Gate
-    is_tied: bool
+    tie_word_embeddings: bool
     qkv_bias: bool = False
-    output_bias: bool = False
+    o_proj_bias: bool = False
     mlp_bias: bool = False
     norm_offset: float = 0.0
-    has_head_norms: bool = False
+    has_qk_norm: bool = False
     has_sandwich_norms: bool = False
     embedding_scale: float = 1.0
     logit_softcap: float | None = None
-    names: Names = Names()
+    names: WeightNames = WeightNames()
     eos_token_ids: object = None
 
     @property
-    def widest(self) -> int:
+    def max_intermediate_size(self) -> int:
         """Return the widest inner width that a token goes through, all of its experts together."""
         mixed = [
-            block.experts.chosen * block.experts.width for block in self.blocks if block.experts
+            block.experts.num_experts_per_tok * block.experts.intermediate_size
+            for block in self.blocks
+            if block.experts
         ]
-        return max([self.inner_size, *mixed])
+        return max([self.intermediate_size, *mixed])

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from engine.errors import ModelRefused
-from engine.files import find_file
-from engine.model.quantised.description import Quantisation
+from ..errors import ModelRefused
+from ..storage.hub import find_file
+from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,22 +37,22 @@ class Checkpoint:
     folder: Path
     files: tuple[Path, ...]
     num_bytes: int
-    quantisation: Quantisation | None = None
+    quantization: QuantizationConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
-    """How stored tensors fit a network: what it needs and they lack, what they hold beyond that.
+class LoadingInfo:
+    """Loading info: the keys that a network lacks, and stored ones that it has no place for.
 
-    `misfits` are of another shape: name, the shape that is stored, the one that is needed.
+    `mismatched` are of another shape: name, the shape that is stored, the one that is needed.
     """
 
     missing: Collection[str]
-    others: Collection[str]
-    misfits: Collection[tuple[str, Sequence[int], Sequence[int]]]
+    unexpected: Collection[str]
+    mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]
 
 
-def find_checkpoint(name: str, quantisation: Quantisation | None = None) -> Checkpoint:
+def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -> Checkpoint:
     """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not."""
     folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
@@ -64,9 +64,9 @@ def find_checkpoint(name: str, quantisation: Quantisation | None = None) -> Chec
         raise ModelRefused(f"{name} is a distributed checkpoint: save it as one model's weights.")
     files = _files(name, folder)
     for path in files:
-        _check_file(name, path, quantisation)
+        _check_file(name, path, quantization)
     num_bytes = sum(path.stat().st_size for path in files)
-    return Checkpoint(name, folder, tuple(files), num_bytes, quantisation)
+    return Checkpoint(name, folder, tuple(files), num_bytes, quantization)
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:
@@ -92,27 +92,33 @@ def check_kind(name: str, key: str, kind: str, kinds: Collection[str] = FLOATS) 
 
 
 def check_tensors(
-    name: str, needs: str, modules: Collection[str], base: str, found: Tensors, *, is_part: bool
+    name: str,
+    needs: str,
+    modules: Collection[str],
+    base: str,
+    found: LoadingInfo,
+    *,
+    is_multimodal: bool,
 ) -> None:
     """Refuse a network that was not filled with all of its weights, or not with all that they say.
 
     `needs` is what it is called, `modules` the names of all that it is made of, `base` the one of
-    all but its head. `is_part` says that the weights hold more than text, which is left out.
+    all but its head. `is_multimodal` says that the weights hold more than text, which is left out.
     """
-    missing, others = sorted(found.missing), sorted(found.others)
+    missing, others = sorted(found.missing), sorted(found.unexpected)
     if missing:
         instead = f" (they hold {some(others)} instead)" if others else ""
         raise ModelRefused(
             f"{name}: its weights lack {some(missing)}, which {needs} needs{instead}: a file is "
             "missing, tensors have another prefix, or config.json is another model's."
         )
-    if misfits := sorted(found.misfits):
-        shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in misfits]
+    if mismatched := sorted(found.mismatched):
+        shapes = [f"{key} {[*stored]} and not {[*wanted]}" for key, stored, wanted in mismatched]
         raise ModelRefused(
             f"{name}: its weights have other shapes than {needs} by its config.json: "
             f"{some(shapes)}; one of the two is another model's."
         )
-    if needed := _needed(others, modules, base, is_part=is_part):
+    if needed := _needed(others, modules, base, is_multimodal=is_multimodal):
         raise ModelRefused(
             f"{name}: its weights hold {some(needed)}, for which {needs} has no place: without "
             "them it would answer nonsense; config.json is another model's, or the weights are "
@@ -200,7 +206,7 @@ def _roots(folder: Path) -> list[Path]:
     return [folder]
 
 
-def _check_file(name: str, path: Path, quantisation: Quantisation | None) -> None:
+def _check_file(name: str, path: Path, quantization: QuantizationConfig | None) -> None:
     """Refuse a file that is torn or no safetensors, and weights that are no plain numbers."""
     from safetensors import SafetensorError, safe_open
 
@@ -211,23 +217,23 @@ def _check_file(name: str, path: Path, quantisation: Quantisation | None) -> Non
         raise ModelRefused(
             f"{name}: {path.name} is no whole safetensors file ({exc}): copy or fetch it again."
         ) from exc
-    form = None if quantisation is None else quantisation.form
-    known_by, kinds = ("weight", FLOATS) if form is None else form.known_by
+    weight_format = None if quantization is None else quantization.weight_format
+    main_tensor, kinds = ("weight", FLOATS) if weight_format is None else weight_format.main_tensor
     # Masks and ids may be stored as anything: only weights are multiplied by.
     for key, kind in stored.items():
         own = key.rpartition(".")[2]
-        if own == "weight" and not (own == known_by and kind in kinds):
+        if own == "weight" and not (own == main_tensor and kind in kinds):
             check_kind(name, key, kind)
 
 
 def _needed(
-    tensors: Iterable[str], modules: Collection[str], base: str, *, is_part: bool
+    tensors: Iterable[str], modules: Collection[str], base: str, *, is_multimodal: bool
 ) -> list[str]:
     """Return those tensors without a place that lie within a module that the network has.
 
     Beside its own modules there are heads of training and, in models of more than text, towers.
     """
-    outermost = {"", base} if is_part else {""}
+    outermost = {"", base} if is_multimodal else {""}
 
     def innermost(tensor: str) -> str:
         path = tensor.rpartition(".")[0]

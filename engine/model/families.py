@@ -1,7 +1,7 @@
 """The families that our decoder computes: a table of `model_type`, and how each fills the block.
 
 An entry takes every field of its config that changes how the model computes. What it takes no
-notice of, or does not know the value of, is `NotUnderstood`: the model is left to transformers.
+notice of, or does not know the value of, is `UnsupportedConfig`: the model is left to transformers.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.errors import ModelRefused
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Gate
-from engine.model.architecture import Architecture, Block, Experts, Names, Rope
-from engine.model.description import Description, Fields, NotUnderstood
-from engine.model.rope import make_rope, read_rope
+from ..errors import ModelRefused
+from ..kernels.attention import AttentionShape
+from ..kernels.elementwise import Gate
+from .architecture import Architecture, Block, Experts, Rope, WeightNames
+from .hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from .rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SILU, GELU = Gate("silu"), Gate("gelu_tanh")
 
 
-class Sizes(NamedTuple):
-    """What every family tells alike; `head_dim` is the width of a head."""
+class DecoderSizes(NamedTuple):
+    """Sizes that every family's config has."""
 
-    title: str
+    class_name: str
     layers: int
     hidden: int
     heads: int
@@ -34,37 +34,37 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How configs of one `model_type` fill the block.
+    """A family: fills the block from configs of one `model_type`.
 
-    `title` is how transformers calls the class. `head_dim` is that of a config without one, where
-    it is not the hidden size by heads. `defaults` stand in for other fields that are left out.
+    `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
+    not the hidden size by heads. `defaults` are transformers' for other fields left out.
     """
 
-    title: str
-    fill: Callable[[Fields, Sizes], Architecture]
+    class_name: str
+    fill: Callable[[ConfigFields, DecoderSizes], Architecture]
     head_dim: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-def architecture_of(description: Description) -> Architecture:
-    """Return what a model is made of; `NotUnderstood` says why our decoder cannot run it."""
-    family = FAMILIES.get(description.kind)
+def architecture_of(hf_config: HFConfig) -> Architecture:
+    """Return what a model is made of; `UnsupportedConfig` says why our decoder cannot run it."""
+    family = FAMILIES.get(hf_config.model_type)
     if family is None:
-        raise NotUnderstood(f"{description.kind!r} is no family that it knows")
-    fields = Fields(description.where, description.fields, family.defaults)
+        raise UnsupportedConfig(f"{hf_config.model_type!r} is no family that it knows")
+    fields = ConfigFields(hf_config.where, hf_config.fields, family.defaults)
     try:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
-        raise ModelRefused(f"{description.name}: {exc}") from exc
+        raise ModelRefused(f"{hf_config.name}: {exc}") from exc
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
-        raise NotUnderstood(f"{description.where} says what does not fit together") from exc
-    fields.close()
+        raise UnsupportedConfig(f"{hf_config.where} says what does not fit together") from exc
+    fields.check_all_read()
     return architecture
 
 
-def make(
-    fields: Fields,
-    sizes: Sizes,
+def make_architecture(
+    fields: ConfigFields,
+    sizes: DecoderSizes,
     *,
     key_heads: int | None = None,
     scaling: float | None = None,
@@ -75,20 +75,20 @@ def make(
     theta: float = 10_000.0,
     experts: Sequence[Experts | None] | None = None,
     gate: Gate | None = None,
-    is_tied: bool = False,
+    tie_word_embeddings: bool = False,
     **others: Any,
 ) -> Architecture:
     """Return an architecture; `windows`, `ropes` and `experts` are told layer by layer.
 
-    What is left out is as most families have it: one rope of base `theta`, full attention, an MLP
-    with SiLU. `key_heads` and `is_tied` hold where the config leaves them out; `others` are fields
-    of `Architecture`.
+    The defaults are those of most families: one rope of base `theta`, full attention, an MLP with
+    SiLU. `key_heads` and `tie_word_embeddings` hold where the config leaves them out; `others` are
+    fields of `Architecture`.
     """
     if gate is None:
-        fields.only("hidden_act", "silu", "swish")
+        fields.allow("hidden_act", "silu", "swish")
     key_heads = fields.count("num_key_value_heads", key_heads)
     if sizes.heads % key_heads:
-        raise NotUnderstood(f"{sizes.heads} heads do not share {key_heads} key heads evenly")
+        raise UnsupportedConfig(f"{sizes.heads} heads do not share {key_heads} key heads evenly")
     if ropes is None:
         ropes = [read_rope(fields, sizes.head_dim, sizes.positions, theta)] * sizes.layers
     shapes = [
@@ -106,80 +106,82 @@ def make(
     ]
     blocks = map(Block, shapes, ropes, experts or [None] * sizes.layers)
     return Architecture(
-        title=sizes.title,
+        class_name=sizes.class_name,
         vocab_size=fields.count("vocab_size"),
         hidden_size=sizes.hidden,
-        inner_size=fields.count("intermediate_size"),
-        max_positions=min(rope.reach or sizes.positions for rope in ropes),
+        intermediate_size=fields.count("intermediate_size"),
+        max_positions=min(rope.max_positions or sizes.positions for rope in ropes),
         blocks=tuple(blocks),
-        eps=fields.number("rms_norm_eps"),
+        rms_norm_eps=fields.number("rms_norm_eps"),
         gate=gate or SILU,
-        is_tied=fields.flag("tie_word_embeddings", default=is_tied),
-        eos_token_ids=fields.take("eos_token_id"),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=tie_word_embeddings),
+        eos_token_ids=fields.get("eos_token_id"),
         **others,
     )
 
 
-def _sizes(fields: Fields, family: Family) -> Sizes:
+def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     head_dim = fields.count("head_dim", family.head_dim or hidden // heads)
     positions = fields.count("max_position_embeddings")
-    return Sizes(family.title, layers, hidden, heads, head_dim, positions)
+    return DecoderSizes(family.class_name, layers, hidden, heads, head_dim, positions)
 
 
-def _llama(fields: Fields, sizes: Sizes) -> Architecture:
+def _llama(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     is_biased = fields.flag("attention_bias")
-    return make(
+    return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         qkv_bias=is_biased,
-        output_bias=is_biased,
+        o_proj_bias=is_biased,
         mlp_bias=fields.flag("mlp_bias"),
     )
 
 
-def _mistral(fields: Fields, sizes: Sizes) -> Architecture:
-    return make(fields, sizes, windows=_everywhere(fields, sizes))
+def _mistral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return make_architecture(fields, sizes, windows=_everywhere(fields, sizes))
 
 
-def _qwen2(fields: Fields, sizes: Sizes) -> Architecture:
-    return make(fields, sizes, windows=_qwen_windows(fields, sizes), qkv_bias=True)
+def _qwen2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return make_architecture(fields, sizes, windows=_qwen_windows(fields, sizes), qkv_bias=True)
 
 
-def _qwen2_5_vl(fields: Fields, sizes: Sizes) -> Architecture:
+def _qwen2_5_vl(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("vision_config", *_QWEN_MARKS):
-        fields.take(key)  # of the tower, and of what a prompt is written by
+        fields.get(key)  # of the tower, and of what a prompt is written by
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e6, _MROPE, has_axes=True)
     windows = _qwen_windows(fields, sizes)
-    return make(fields, sizes, windows=windows, ropes=[rope] * sizes.layers, qkv_bias=True)
+    return make_architecture(
+        fields, sizes, windows=windows, ropes=[rope] * sizes.layers, qkv_bias=True
+    )
 
 
-def _qwen3(fields: Fields, sizes: Sizes) -> Architecture:
+def _qwen3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     is_biased = fields.flag("attention_bias")
-    return make(
+    return make_architecture(
         fields,
         sizes,
         windows=_qwen_windows(fields, sizes),
         qkv_bias=is_biased,
-        output_bias=is_biased,
-        has_head_norms=True,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
     )
 
 
-def _qwen3_moe(fields: Fields, sizes: Sizes) -> Architecture:
-    fields.take("max_window_layers")  # its class has no such field
+def _qwen3_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.get("max_window_layers")  # its class has no such field
     is_biased, has_window = fields.flag("attention_bias"), fields.flag("use_sliding_window")
     windows = _everywhere(fields, sizes)
     experts = Experts(
-        count=_count_experts(fields),
-        chosen=fields.count("num_experts_per_tok"),
-        width=fields.count("moe_intermediate_size"),
-        is_renormalised=fields.flag("norm_topk_prob"),
+        num_experts=_count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
     )
-    dense, every = fields.take("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
-    return make(
+    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
+    return make_architecture(
         fields,
         sizes,
         windows=windows if has_window else None,
@@ -188,34 +190,34 @@ def _qwen3_moe(fields: Fields, sizes: Sizes) -> Architecture:
             for layer in range(sizes.layers)
         ],
         qkv_bias=is_biased,
-        output_bias=is_biased,
-        has_head_norms=True,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
     )
 
 
-def _mixtral(fields: Fields, sizes: Sizes) -> Architecture:
+def _mixtral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     experts = Experts(
-        count=_count_experts(fields),
-        chosen=fields.count("num_experts_per_tok"),
-        width=fields.count("intermediate_size"),
+        num_experts=_count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("intermediate_size"),
     )
-    return make(
+    return make_architecture(
         fields,
         sizes,
         windows=_everywhere(fields, sizes),
         theta=1e6,
         experts=[experts] * sizes.layers,
-        names=Names(experts="block_sparse_moe", expert=("w1", "w3", "w2")),
+        names=WeightNames(experts="block_sparse_moe", expert=("w1", "w3", "w2")),
     )
 
 
-def _gpt_oss(fields: Fields, sizes: Sizes) -> Architecture:
+def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("hidden_act", "experts_per_token", "initial_context_length"):
-        fields.take(key)  # what the class does not read
+        fields.get(key)  # what the class does not read
     experts = Experts(
-        count=_count_experts(fields),
-        chosen=fields.count("num_experts_per_tok"),
-        width=fields.count("intermediate_size"),
+        num_experts=_count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("intermediate_size"),
         softmax="chosen",
         has_biases=True,
     )
@@ -223,7 +225,7 @@ def _gpt_oss(fields: Fields, sizes: Sizes) -> Architecture:
     yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
     yarn["original_max_position_embeddings"] = 4096
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 150_000.0, default=yarn)
-    return make(
+    return make_architecture(
         fields,
         sizes,
         windows=_by_layer(fields, sizes, fields.count("sliding_window", 128), every=2),
@@ -231,54 +233,54 @@ def _gpt_oss(fields: Fields, sizes: Sizes) -> Architecture:
         has_sinks=True,
         experts=[experts] * sizes.layers,
         gate=Gate(
-            steepness=fields.number("swiglu_alpha", 1.702),
+            alpha=fields.number("swiglu_alpha", 1.702),
             limit=fields.number("swiglu_limit", 7.0),
-            lift=1.0,
+            beta=1.0,
         ),
         qkv_bias=is_biased,
-        output_bias=is_biased,
-        names=Names(router="router", stacked_experts=True),
+        o_proj_bias=is_biased,
+        names=WeightNames(router="router", stacked_experts=True),
     )
 
 
-def _phi3(fields: Fields, sizes: Sizes) -> Architecture:
+def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in (
         "full_attn_mod",
         "interpolate_factor",
     ):  # of its own code before transformers had it
-        fields.only(key, 1)
+        fields.allow(key, 1)
     kinds = {"default": "default"} | dict.fromkeys(("longrope", "su", "yarn"), "longrope")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0, kinds, may_be_partial=True)
-    return make(
+    return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         windows=_everywhere(fields, sizes),
         ropes=[rope] * sizes.layers,
-        names=Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
+        names=WeightNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
     )
 
 
-def _gemma(fields: Fields, sizes: Sizes, **others: Any) -> Architecture:
+def _gemma(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     """Return what all Gemmas share: norms of weight + 1, a scaled embedding, GELU."""
     for key in ("hidden_act", "hidden_activation"):  # what was released says "gelu" and means this
-        fields.only(key, "gelu", "gelu_pytorch_tanh")
-    fields.only("use_bidirectional_attention")
+        fields.allow(key, "gelu", "gelu_pytorch_tanh")
+    fields.allow("use_bidirectional_attention")
     is_biased = fields.flag("attention_bias")
-    return make(
+    return make_architecture(
         fields,
         sizes,
         gate=GELU,
-        is_tied=True,
+        tie_word_embeddings=True,
         qkv_bias=is_biased,
-        output_bias=is_biased,
+        o_proj_bias=is_biased,
         norm_offset=1.0,
         embedding_scale=sizes.hidden**0.5,
         **others,
     )
 
 
-def _gemma2(fields: Fields, sizes: Sizes) -> Architecture:
+def _gemma2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return _gemma(
         fields,
         sizes,
@@ -290,8 +292,8 @@ def _gemma2(fields: Fields, sizes: Sizes) -> Architecture:
     )
 
 
-def _gemma3(fields: Fields, sizes: Sizes) -> Architecture:
-    fields.only("attn_logit_softcapping")
+def _gemma3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.allow("attn_logit_softcapping")
     every = fields.count("sliding_window_pattern", fields.count("_sliding_window_pattern", 6))
     windows = _by_layer(fields, sizes, fields.count("sliding_window", 4096), every=every)
     near, far = _gemma3_ropes(fields, sizes)
@@ -302,18 +304,18 @@ def _gemma3(fields: Fields, sizes: Sizes) -> Architecture:
         logit_softcap=_cap(fields, "final_logit_softcapping", None),
         windows=windows,
         ropes=[near if window else far for window in windows],
-        has_head_norms=True,
+        has_qk_norm=True,
         has_sandwich_norms=True,
     )
 
 
-def _gemma3_ropes(fields: Fields, sizes: Sizes) -> tuple[Rope, Rope]:
+def _gemma3_ropes(fields: ConfigFields, sizes: DecoderSizes) -> tuple[Rope, Rope]:
     """Return how the layers with a window turn and how those without: only these are stretched."""
-    nested = dict(fields.take("rope_parameters") or {})
+    nested = dict(fields.get("rope_parameters") or {})
     near = dict(nested.pop(SLIDING, None) or {})
-    far = {**(nested.pop(FULL, None) or {}), **(fields.take("rope_scaling") or {})}
+    far = {**(nested.pop(FULL, None) or {}), **(fields.get("rope_scaling") or {})}
     if nested:
-        raise NotUnderstood("its ropes are told in another way than by kind of layer")
+        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
     kinds = {"default": "default", "linear": "linear"}
     thetas = fields.number("rope_local_base_freq", 1e4), fields.number("rope_theta", 1e6)
     first, second = (
@@ -323,48 +325,48 @@ def _gemma3_ropes(fields: Fields, sizes: Sizes) -> tuple[Rope, Rope]:
     return first, second
 
 
-def _everywhere(fields: Fields, sizes: Sizes) -> list[int]:
+def _everywhere(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
     """Return one window for all layers; 0 is none."""
-    window = fields.take("sliding_window")
+    window = fields.get("sliding_window")
     return [0 if window is None else fields.count("sliding_window")] * sizes.layers
 
 
-def _by_layer(fields: Fields, sizes: Sizes, window: int, *, every: int) -> list[int]:
+def _by_layer(fields: ConfigFields, sizes: DecoderSizes, window: int, *, every: int) -> list[int]:
     """Return the windows by `layer_types`; without them all slide but one of `every`."""
-    kinds = fields.take("layer_types")
+    kinds = fields.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise NotUnderstood(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def _qwen_windows(fields: Fields, sizes: Sizes) -> list[int]:
+def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
     """Return the windows of Qwen: none unless told to use them, and then above some layer."""
-    is_on, first = fields.flag("use_sliding_window"), fields.take("max_window_layers", 28)
-    window = fields.take("sliding_window", 4096)
+    is_on, first = fields.flag("use_sliding_window"), fields.get("max_window_layers", 28)
+    window = fields.get("sliding_window", 4096)
     if not is_on or window is None:
         windows = _by_layer(fields, sizes, -1, every=1)
         if any(windows):
-            raise NotUnderstood(f"{fields.where} has sliding layers but no window")
+            raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
         return windows
     window = fields.count("sliding_window", 4096)
-    if fields.take("layer_types") is not None:
+    if fields.get("layer_types") is not None:
         return _by_layer(fields, sizes, window, every=1)
     return [window if layer >= first else 0 for layer in range(sizes.layers)]
 
 
-def _count_experts(fields: Fields) -> int:
+def _count_experts(fields: ConfigFields) -> int:
     """Return how many experts there are, by either of the two names of that field."""
-    told = {fields.take(key) for key in ("num_experts", "num_local_experts")} - {None}
+    told = {fields.get(key) for key in ("num_experts", "num_local_experts")} - {None}
     if len(told) != 1:
-        raise NotUnderstood(f"{fields.where} says not how many experts there are")
-    return fields.count("num_experts", fields.take("num_local_experts"))
+        raise UnsupportedConfig(f"{fields.where} says not how many experts there are")
+    return fields.count("num_experts", fields.get("num_local_experts"))
 
 
-def _cap(fields: Fields, key: str, default: float | None) -> float | None:
+def _cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """Return where numbers are capped; null says nowhere."""
-    return None if fields.take(key, default) is None else fields.number(key, default)
+    return None if fields.get(key, default) is None else fields.number(key, default)
 
 
 _GEMMA3 = {

@@ -11,38 +11,40 @@ from functools import partial
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, ModelRefused, first_line_of
-from engine.kernels.backends import multiplies_quantised
-from engine.kernels.quantised import FP8
-from engine.model import own
-from engine.model.adapter_proof import check_adapters
-from engine.model.adapters.loading import read_adapters
-from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import Description, NotUnderstood
-from engine.model.families import architecture_of
-from engine.model.network import LoadedModel
-from engine.model.overrides import longest_context, read_overridden
-from engine.model.own import Leads
-from engine.model.placement import choose_device, choose_dtype, context_length
-from engine.model.proof import answers, proof_tokens
-from engine.model.proved import proof_fact, prove_once
-from engine.model.quantised.description import UNQUANTISED, quantisation_of
-from engine.model.sanity import refuse_noise
-from engine.model.shares import check_shares
-from engine.model.vision.description import Vision, describe
-from engine.scheduling.pictures import Sight
-from engine.timings import timed
+from tidemill.protocol.contract import EngineError
+
+from ..config import EngineConfig
+from ..errors import ModelRefused, first_line_of
+from ..kernels.backends import has_quantised_linear
+from ..kernels.quantised import FP8
+from ..scheduling.images import ImageSpec
+from . import native
+from .adapter_parity import check_adapters
+from .adapters.loading import read_adapters
+from .checkpoint import Checkpoint, find_checkpoint
+from .device import choose_device, choose_dtype, context_length
+from .families import architecture_of
+from .hf_config import HFConfig, UnsupportedConfig
+from .load_timing import timed
+from .loaded_model import LoadedModel
+from .native import LeaderRank
+from .overrides import longest_context, read_overridden_config
+from .parity import chunked_logits, parity_tokens
+from .parity_cache import parity_fact, run_once
+from .quantised.quantization_config import UNQUANTISED, read_quantization_config
+from .sanity import check_logits
+from .tensor_parallel import check_tensor_parallel_size
+from .vision.preprocessor_config import VisionConfig, read_vision_config
 
 
-def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedModel:
+def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> LoadedModel:
     """Load and prove the model; `ModelRefused` says by name why one cannot be served.
 
     A `leader` shares it with other ranks.
     """
     try:
         loaded = _loaded(settings, leader)
-        return loaded if settings.kv_cache_dtype == "auto" else loaded.kept_in(FP8)
+        return loaded if settings.kv_cache_dtype == "auto" else loaded.with_kv_cache_dtype(FP8)
     except EngineError:
         raise
     except torch.OutOfMemoryError as exc:
@@ -57,18 +59,18 @@ def load_model(settings: EngineConfig, leader: Leads | None = None) -> LoadedMod
         raise ModelRefused(f"{settings.model}: cannot be loaded{how}: {reason}") from exc
 
 
-def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
-    description = read_overridden(settings)
+def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
+    hf_config = read_overridden_config(settings)
     try:
-        return _run_by_ours(settings, description, leader)
-    except NotUnderstood as exc:
+        return _load_native(settings, hf_config, leader)
+    except UnsupportedConfig as exc:
         why = str(exc)
     if settings.lora_modules:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
             "the engine's own decoder only: merge the adapter into the model."
         )
-    if settings.quantization or description.quantisation:
+    if settings.quantization or hf_config.quantization_config:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and quantised weights are "
             f"served by the engine's own decoder only; {UNQUANTISED}."
@@ -78,19 +80,19 @@ def _loaded(settings: EngineConfig, leader: Leads | None) -> LoadedModel:
             f"{settings.model}: transformers runs this model ({why}), and models are shared "
             "between ranks by the engine's own decoder only: leave out --tensor-parallel-size."
         )
-    from engine.model import fallback
+    from . import transformers_model
 
-    loaded = fallback.load(settings, description, choose_device(settings.device))
+    loaded = transformers_model.load(settings, hf_config, choose_device(settings.device))
     note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
-    notes = (note, *_notes_on_context(settings, description, loaded.max_model_len))
+    notes = (note, *_notes_on_context(settings, hf_config, loaded.max_model_len))
     return replace(loaded, notes=notes)
 
 
 def _notes_on_context(
-    settings: EngineConfig, description: Description, max_model_len: int
+    settings: EngineConfig, hf_config: HFConfig, max_model_len: int
 ) -> tuple[str, ...]:
     """Return a note on the context of a model that has rope factors for a longer one."""
-    longest = longest_context(description)
+    longest = longest_context(hf_config)
     if settings.max_model_len is not None or longest is None:
         return ()
     note = (
@@ -101,23 +103,23 @@ def _notes_on_context(
 
 
 def _vision(
-    checkpoint: Checkpoint, description: Description
-) -> tuple[Vision | None, tuple[str, ...]]:
+    checkpoint: Checkpoint, hf_config: HFConfig
+) -> tuple[VisionConfig | None, tuple[str, ...]]:
     """Return what a model says of images, or a note of why it is served without them."""
     try:
-        vision = describe(description)
+        vision = read_vision_config(hf_config)
         if vision is not None:
-            from engine.model.vision.tower import check_tower
+            from .vision.tower import check_tower
 
-            check_tower(checkpoint, description, vision)
-    except NotUnderstood as exc:
+            check_tower(checkpoint, hf_config, vision)
+    except UnsupportedConfig as exc:
         return None, (f"this model is served without images: {exc}",)
-    if vision is not None and checkpoint.quantisation is not None:
+    if vision is not None and checkpoint.quantization is not None:
         return None, ("this model is served without images: its weights are quantised",)
     return vision, ()
 
 
-def _sight(settings: EngineConfig, description: Description) -> Sight:
+def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec:
     """Return how a model sees, images between the bounds of pixels that the settings have.
 
     Which its proof knows nothing of: they decide what it is shown, not what it makes of that.
@@ -125,39 +127,39 @@ def _sight(settings: EngineConfig, description: Description) -> Sight:
     told = settings.mm_processor_kwargs
     others = told.keys() - {"min_pixels", "max_pixels"}
     try:
-        vision = None if others else describe(description, told)
-    except NotUnderstood as exc:
+        vision = None if others else read_vision_config(hf_config, told)
+    except UnsupportedConfig as exc:
         raise ModelRefused(f"{settings.model}: --mm-processor-kwargs: {exc}") from exc
     if vision is None:
         raise ModelRefused(
             f"{settings.model}: --mm-processor-kwargs can tell min_pixels and max_pixels otherwise,"
             f" and not {min(others)}."
         )
-    return vision.sight
+    return vision.image_spec
 
 
-def _run_by_ours(
-    settings: EngineConfig, description: Description, leader: Leads | None
+def _load_native(
+    settings: EngineConfig, hf_config: HFConfig, leader: LeaderRank | None
 ) -> LoadedModel:
     name = settings.model
-    quantisation = quantisation_of(description, settings.quantization)
-    architecture = architecture_of(description)
+    quantization = read_quantization_config(hf_config, settings.quantization)
+    architecture = architecture_of(hf_config)
     if leader is not None:
-        check_shares(name, architecture, leader.size)
+        check_tensor_parallel_size(name, architecture, leader.size)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, description.dtype, device)
-    checkpoint = find_checkpoint(name, quantisation)
-    vision, blind = _vision(checkpoint, description)
-    adapters = read_adapters(settings, description, architecture)
+    dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
+    checkpoint = find_checkpoint(name, quantization)
+    vision, blind = _vision(checkpoint, hf_config)
+    adapters = read_adapters(settings, hf_config, architecture)
     ranks = () if leader is None else (f"{leader.size} ranks",)
-    others = (repr(vision), repr(quantisation), *ranks)
-    fact = proof_fact(checkpoint, description.whole, dtype, device, *others)
+    others = (repr(vision), repr(quantization), *ranks)
+    fact = parity_fact(checkpoint, hf_config.raw, dtype, device, *others)
     try:
         with timed("weights"):
-            loaded = own.load(
+            loaded = native.load(
                 checkpoint,
-                description,
+                hf_config,
                 architecture,
                 dtype,
                 device,
@@ -165,30 +167,36 @@ def _run_by_ours(
                 adapters=adapters,
                 leader=leader,
             )
-        parts = (checkpoint, description, architecture, loaded, vision)
+        parts = (checkpoint, hf_config, architecture, loaded, vision)
         with timed("proof"):
-            proof = prove_once(fact, partial(own.prove, *parts, leader=leader))
+            parity = run_once(fact, partial(native.check_parity, *parts, leader=leader))
     except torch.OutOfMemoryError:
         raise  # transformers' classes would take no less
     except (TypeError, ValueError, RuntimeError) as exc:
-        raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
-    if not proof.holds:
-        raise NotUnderstood(f"the two give other logits (relative distance {proof.distance:.2g})")
-    tokens = proof_tokens(loaded.vocab_size, ())
-    refuse_noise(name, answers(loaded, tokens))
+        raise UnsupportedConfig(f"it cannot run here: {first_line_of(exc)}") from exc
+    if not parity.holds:
+        raise UnsupportedConfig(
+            f"the two give other logits (relative distance {parity.distance:.2g})"
+        )
+    tokens = parity_tokens(loaded.vocab_size, ())
+    check_logits(name, chunked_logits(loaded, tokens))
     if adapters:
-        check_adapters(checkpoint, description, architecture, loaded, adapters, leader=leader)
-    if loaded.eye is not None:
-        loaded = replace(loaded, eye=loaded.eye._replace(sight=_sight(settings, description)))
-    notes = [*loaded.notes, *blind, *_notes_on_context(settings, description, max_model_len)]
-    if quantisation is not None and not multiplies_quantised(dtype, device):
+        check_adapters(checkpoint, hf_config, architecture, loaded, adapters, leader=leader)
+    if loaded.vision_encoder is not None:
+        loaded = replace(
+            loaded,
+            vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
+        )
+    notes = [*loaded.notes, *blind, *_notes_on_context(settings, hf_config, max_model_len)]
+    if quantization is not None and not has_quantised_linear(dtype, device):
         notes.append(
-            f"its weights are quantised ({quantisation.method}), and multiplied as {dtype} here: "
+            f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "
             "they take as much memory as if they were not"
         )
-    if proof.num_layers is not None:
+    if parity.num_layers is not None:
         notes.append(
-            f"the engine's decoder was compared with transformers' by the first {proof.num_layers} "
-            f"of {len(architecture.blocks)} layers: all of them in fp32 do not fit here"
+            "the engine's decoder was compared with transformers' by the first "
+            f"{parity.num_layers} of {len(architecture.blocks)} layers: all of them in fp32 do not "
+            "fit here"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model.description import TIE, Description, described, read_description
-from engine.model.families import FAMILIES, FULL
-from engine.model.rope import is_switched
+from ..config import EngineConfig
+from ..errors import ModelRefused
+from .families import FAMILIES, FULL
+from .hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
+from .rope import is_switched
 
 ROPES = ("rope_parameters", "rope_scaling")
 # What a rope keeps where its scaling is overridden.
@@ -22,13 +22,13 @@ _KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section")
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def read_overridden(settings: EngineConfig) -> Description:
+def read_overridden_config(settings: EngineConfig) -> HFConfig:
     """Return the description of a model that writes text, as the settings override it."""
-    read = read_description(settings.model)
-    if isinstance(read.whole.get("text_config"), dict):
-        _refuse_keys_of_text(settings, read.whole)
-    said = overridden(read.whole, settings)
-    return replace(described(settings.model, said), is_overridden=bool(settings.hf_overrides))
+    read = read_hf_config(settings.model)
+    if isinstance(read.raw.get("text_config"), dict):
+        _refuse_keys_of_text(settings, read.raw)
+    said = overridden(read.raw, settings)
+    return replace(parse_hf_config(settings.model, said), is_overridden=bool(settings.hf_overrides))
 
 
 def overridden(said: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def longest_context(description: Description) -> int | None:
+def longest_context(hf_config: HFConfig) -> int | None:
     """Return the context that long rope factors would give where short ones were chosen."""
-    longest = description.fields.get("max_position_embeddings")
-    ropes = [rope for key in ROPES if (rope := _long_rope(description.fields, key)) is not None]
+    longest = hf_config.fields.get("max_position_embeddings")
+    ropes = [rope for key in ROPES if (rope := _long_rope(hf_config.fields, key)) is not None]
     if not ropes or type(longest) is not int:
         return None
     is_longer = any(longest > original and not is_switched(rope) for rope, original in ropes)

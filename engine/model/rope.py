@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.model.architecture import Rope
-from engine.model.description import Fields, NotUnderstood
+from ..errors import ModelRefused
+from .architecture import Rope
+from .hf_config import ConfigFields, UnsupportedConfig
 
 # These switch by the longest position of all that runs together, so that one request would change
 # another: they are served where they never switch.
@@ -27,9 +27,9 @@ MOST_STRETCHED = 10_000
 
 
 class Plain(NamedTuple):
-    """What is the same for all kinds: `powers [R]` are the plain wave lengths over 2π."""
+    """Inputs of every rope type: `powers [R]` are the unscaled wave lengths over 2π."""
 
-    fields: Fields
+    fields: ConfigFields
     base: float
     powers: Tensor
     positions: int
@@ -37,7 +37,7 @@ class Plain(NamedTuple):
 
 
 def read_rope(
-    fields: Fields,
+    fields: ConfigFields,
     width: int,
     positions: int,
     theta: float,
@@ -52,16 +52,16 @@ def read_rope(
     `width` is that of a head, `theta` the base where none is told. `kinds` are those that the
     family knows, by what they may be called there; `default` are the parameters where none are.
     """
-    said = fields.take("rope_scaling"), fields.take("rope_parameters"), default
+    said = fields.get("rope_scaling"), fields.get("rope_parameters"), default
     parameters = dict(next((part for part in said if part), {}))
     for key in ("rope_theta", "partial_rotary_factor"):
-        parameters.setdefault(key, fields.take(key))
-    original = fields.take("original_max_position_embeddings")
+        parameters.setdefault(key, fields.get(key))
+    original = fields.get("original_max_position_embeddings")
     kind: Any = parameters.get("rope_type", parameters.get("type", "default"))
     if original and (kinds or {}).get(kind, kind) in _STRETCHED:
         parameters["original_max_position_embeddings"] = original
     if not may_be_partial and parameters.pop("partial_rotary_factor") not in (None, 1):
-        raise NotUnderstood("its rope says partial_rotary_factor")
+        raise UnsupportedConfig("its rope says partial_rotary_factor")
     return make_rope(parameters, width, positions, theta, kinds, has_axes=has_axes)
 
 
@@ -74,24 +74,24 @@ def make_rope(
     *,
     has_axes: bool = False,
 ) -> Rope:
-    """Return the rope of one set of parameters; `NotUnderstood` says what of it is not known."""
-    fields = Fields("its rope", parameters)
-    called = fields.take("rope_type", fields.take("type", "default"))
+    """Return the rope of one set of parameters; `UnsupportedConfig` names an unknown one."""
+    fields = ConfigFields("its rope", parameters)
+    called = fields.get("rope_type", fields.get("type", "default"))
     kind = str(called) if kinds is None else kinds.get(str(called), "")
     if kind not in _KINDS:
-        raise NotUnderstood(f"its rope says rope_type {called!r}")
+        raise UnsupportedConfig(f"its rope says rope_type {called!r}")
     _check_factor(fields, parameters.get("factor"))
     base = fields.number("rope_theta", theta)
     turned = int(width * fields.number("partial_rotary_factor", 1.0))
     if turned < 2 or turned % 2 or turned > width:
-        raise NotUnderstood(f"its rope turns {turned} of the {width} numbers of a head")
+        raise UnsupportedConfig(f"its rope turns {turned} of the {width} numbers of a head")
     original = fields.count("original_max_position_embeddings", positions)
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
     frequencies, scale = _KINDS[kind](Plain(fields, base, powers, positions, original))
     axes = _axes(fields, len(frequencies)) if has_axes else None
-    fields.close()
+    fields.check_all_read()
     if not frequencies.isfinite().all():
-        raise NotUnderstood("its rope turns by what is no number")
+        raise UnsupportedConfig("its rope turns by what is no number")
     reach = _reach(kind, parameters, positions, original)
     return Rope(tuple(frequencies.tolist()), scale, reach, axes)
 
@@ -121,7 +121,7 @@ def stretched_positions(parameters: Mapping[str, Any]) -> int:
     return int(factor * original)
 
 
-def _check_factor(fields: Fields, factor: object) -> None:
+def _check_factor(fields: ConfigFields, factor: object) -> None:
     """Refuse a factor that stretches nothing, or beyond measure; transformers would take it."""
     if factor is not None and not _is_factor(factor):
         raise ModelRefused(
@@ -134,12 +134,12 @@ def _is_factor(factor: Any) -> bool:
     return type(factor) in (int, float) and 1 <= factor <= MOST_STRETCHED
 
 
-def _axes(fields: Fields, count: int) -> tuple[int, ...]:
+def _axes(fields: ConfigFields, count: int) -> tuple[int, ...]:
     """Return the axis of each frequency: they come in sections, an axis after the other."""
-    sections = fields.take("mrope_section", [16, 24, 24])
+    sections = fields.get("mrope_section", [16, 24, 24])
     is_list = isinstance(sections, list) and all(type(size) is int for size in sections)
     if not is_list or len(sections) != NUM_AXES or sum(sections) != count or min(sections) < 0:
-        raise NotUnderstood(f"its rope says mrope_section {sections!r}")
+        raise UnsupportedConfig(f"its rope says mrope_section {sections!r}")
     return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
 
 
@@ -175,13 +175,13 @@ def _yarn(plain: Plain) -> tuple[Tensor, float]:
     """Return what turns often kept, what turns seldom stretched, with a ramp between."""
     fields, powers, original = plain.fields, plain.powers, plain.original
     factor = fields.number("factor", plain.positions / original)
-    above, below = fields.take("mscale"), fields.take("mscale_all_dim")
+    above, below = fields.get("mscale"), fields.get("mscale_all_dim")
     scale = _magnitude(factor, above) / _magnitude(factor, below) if above and below else None
     scale = fields.number("attention_factor", _magnitude(factor) if scale is None else scale)
     width = 2 * len(powers)
     first, last = (
         width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(plain.base))
-        for turns in (fields.take("beta_fast") or 32, fields.take("beta_slow") or 1)
+        for turns in (fields.get("beta_fast") or 32, fields.get("beta_slow") or 1)
     )
     if fields.flag("truncate", default=True):
         first, last = math.floor(first), math.ceil(last)
@@ -199,12 +199,12 @@ def _magnitude(factor: float, share: float = 1) -> float:
 def _longrope(plain: Plain) -> tuple[Tensor, float]:
     """Return what holds up to the original positions: above, the long factors would."""
     fields, original = plain.fields, plain.original
-    fields.take("long_factor")
+    fields.get("long_factor")
     factor = fields.number("factor", plain.positions / original)
     stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    short = torch.tensor(fields.take("short_factor"), dtype=torch.float32)
+    short = torch.tensor(fields.get("short_factor"), dtype=torch.float32)
     if short.shape != plain.powers.shape:
-        raise NotUnderstood(f"its rope has {short.numel()} short factors")
+        raise UnsupportedConfig(f"its rope has {short.numel()} short factors")
     return 1.0 / (short * plain.powers), fields.number("attention_factor", stretch)
 
 

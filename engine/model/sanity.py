@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused
+from ..errors import ModelRefused
 
 # fp16 ends at 65,504, and no model that was trained in bf16 comes near.
 LARGEST_NUMBER = 1e6
@@ -63,7 +63,7 @@ def _extremes(tensor: Tensor) -> Tensor:
     return torch.stack((found[:, 0].amin(), found[:, 1].amax())).double()
 
 
-def refuse_infinite(name: str, answers: Tensor) -> None:
+def check_finite(name: str, answers: Tensor) -> None:
     """Refuse a model whose answers are no numbers."""
     if not answers.isfinite().all():
         raise ModelRefused(
@@ -72,20 +72,20 @@ def refuse_infinite(name: str, answers: Tensor) -> None:
         )
 
 
-def refuse_noise(name: str, logits: Tensor) -> None:
+def check_logits(name: str, logits: Tensor) -> None:
     """Refuse a model whose logits `[…, V]` are no numbers, or say nothing of what it was given."""
-    refuse_infinite(name, logits)
+    check_finite(name, logits)
     if (logits.amax(-1) - logits.amin(-1)).max() < LEAST_SPREAD:
         raise ModelRefused(
             f"{name}: it gives every token of its vocabulary the same score: weights that its "
             f"answers pass through are 0 or far too large; {_DAMAGED}"
         )
-    refuse_constant(name, logits)
+    check_not_constant(name, logits)
 
 
-def refuse_constant(name: str, answers: Tensor) -> None:
+def check_not_constant(name: str, answers: Tensor) -> None:
     """Refuse a model that answers different tokens with the same numbers: `[…, V]`."""
-    refuse_infinite(name, answers)
+    check_finite(name, answers)
     rows = answers.flatten(0, -2)
     apart = (rows.amax(0) - rows.amin(0)).max()
     if len(rows) > 1 and apart <= LEAST_DIFFERENCE * rows.abs().max():

@@ -1,4 +1,4 @@
-"""Bytes of files on their way to a device: through two bounded buffers of the host, in turn.
+"""Double-buffered copies of file bytes to a device, through pinned memory of the host.
 
 While one is copied the other is read into, so that a model needs no room of its own on the host.
 """
@@ -37,10 +37,10 @@ class Staging:
         for part in torch.split(target.view(-1).view(torch.uint8), len(self._buffers[0])):
             buffer, is_free = self._buffers.pop(0), self._is_free.pop(0)
             is_free()
-            filled = buffer[: len(part)]
-            numbers: Any = filled.numpy()
+            fill_weights = buffer[: len(part)]
+            numbers: Any = fill_weights.numpy()
             read(memoryview(numbers))
-            self._is_free.append(self._copy(part, filled))
+            self._is_free.append(self._copy(part, fill_weights))
             self._buffers.append(buffer)
 
 

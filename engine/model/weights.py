@@ -21,29 +21,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.kernels.quantised import Matrix, as_tensor
-from engine.kernels.ranks import Share
-from engine.model.architecture import Architecture
-from engine.model.checkpoint import (
+from ..errors import ModelRefused
+from ..kernels.communicator import Shard
+from ..kernels.quantised import Matrix, as_tensor
+from .architecture import Architecture
+from .checkpoint import (
     FLOATS,
     Checkpoint,
-    Tensors,
+    LoadingInfo,
     check_count,
     check_kind,
     check_tensors,
 )
-from engine.model.description import NotUnderstood
-from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
-from engine.model.quantised.loading import (
+from .hf_config import UnsupportedConfig
+from .quantised.loading import (
     DERIVED,
     IGNORED,
     names_of,
-    planned,
+    plan_loading,
     without_empty_biases,
 )
-from engine.model.sanity import check_numbers
-from engine.model.staging import Staging, staging_for
+from .sanity import check_numbers
+from .staging import Staging, staging_for
+from .weight_map import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -63,7 +63,7 @@ _AS_STORED: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor in a file: its name in a text model, its kind as safetensors say, its first byte."""
 
     name: str
@@ -79,59 +79,68 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    is_part: bool = False,
+    is_multimodal: bool = False,
     num_layers: int | None = None,
     has_head: bool = True,
     more: Sequence[Weight] = (),
-    share: Share = WHOLE,
+    shard: Shard = WHOLE,
     zeros: list[str] | None = None,
 ) -> dict[str, Matrix]:
     """Return a rank's weights of a decoder by their roles; `ModelRefused` says what is wrong.
 
-    `is_part` says that the files hold more than text; `num_layers` reads so many layers only.
+    `is_multimodal` says that the files hold more than text; `num_layers` reads so many layers only.
     Without `has_head` the weights of logits are left out; `more` are read with the others. `zeros`
     as for `filled`.
     """
     wanted = [*weights_of(architecture, has_head=has_head), *more]
-    names = names_of(checkpoint.quantisation, wanted)
-    stored = stored_in(checkpoint.files, wanted, HEAD, *names, is_part=is_part)
-    if architecture.is_tied and EMBEDDING not in stored and HEAD in stored:
+    names = names_of(checkpoint.quantization, wanted)
+    stored = find_stored(checkpoint.files, wanted, HEAD, *names, is_multimodal=is_multimodal)
+    if architecture.tie_word_embeddings and EMBEDDING not in stored and HEAD in stored:
         stored[EMBEDDING] = stored.pop(HEAD)
-    if has_head and architecture.is_tied and HEAD in stored:
+    if has_head and architecture.tie_word_embeddings and HEAD in stored:
         # transformers, too, believes what is stored and not what is said.
-        more = [*more, table("head", HEAD, architecture, share)]
-        wanted.append(table("head", HEAD, architecture))
+        more = [*more, table("lm_head", HEAD, architecture, shard)]
+        wanted.append(table("lm_head", HEAD, architecture))
 
     staging = staging_for(device)  # once: of quantised weights each part is filled by itself
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
-        return filled(checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros)
+        return fill_weights(
+            checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros
+        )
 
-    needed = planned(checkpoint.name, checkpoint.quantisation, wanted, stored).tensors()
+    needed = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored).tensors()
     if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
         check_count(checkpoint, _count(needed))
-        raise NotUnderstood("its experts may be stored in another way")
-    stored = without_empty_biases(checkpoint.quantisation, wanted, stored, fill)
-    ignored = DERIVED if checkpoint.quantisation is None else IGNORED
-    check_stored(checkpoint, architecture.title, needed, stored, is_part=is_part, ignored=ignored)
+        raise UnsupportedConfig("its experts may be stored in another way")
+    stored = without_empty_biases(checkpoint.quantization, wanted, stored, fill)
+    ignored = DERIVED if checkpoint.quantization is None else IGNORED
+    check_stored(
+        checkpoint,
+        architecture.class_name,
+        needed,
+        stored,
+        is_multimodal=is_multimodal,
+        ignored=ignored,
+    )
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
-    own = [*weights_of(first, has_head=has_head, share=share), *more]
-    plan = planned(checkpoint.name, checkpoint.quantisation, own, stored)
+    own = [*weights_of(first, has_head=has_head, shard=shard), *more]
+    plan = plan_loading(checkpoint.name, checkpoint.quantization, own, stored)
     weights = dict(plan.read(fill, dtype, device))
-    head = weights.get("head") if architecture.is_tied else None
-    if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embedding"])):
-        del weights["head"]
+    head = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embed_tokens"])):
+        del weights["lm_head"]
     return weights
 
 
-def stored_in(
+def find_stored(
     files: Iterable[Path],
     wanted: Iterable[Weight],
     *more: str,
-    is_part: bool = False,
+    is_multimodal: bool = False,
     base: str = BASE,
     renamed: Mapping[str, str] = _AS_STORED,
-) -> dict[str, Stored]:
+) -> dict[str, StoredTensor]:
     """Return what the files hold by the keys that a layout, or `more`, has for it.
 
     `base` is what most keys begin with. `renamed` are patterns of names, with what they become.
@@ -139,7 +148,7 @@ def stored_in(
     keys = {part.key for weight in wanted for part in weight.parts}.union(more)
     found = {}
     for file in files:
-        for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_part else {})}):
+        for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_multimodal else {})}):
             # The weights of a bare base model have its names without its prefix.
             prefixed = f"{base}.{tensor.name}"
             is_bare = tensor.name not in keys and prefixed in keys
@@ -147,10 +156,10 @@ def stored_in(
     return found
 
 
-def filled(
+def fill_weights(
     name: str,
     wanted: Sequence[Weight],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -177,13 +186,13 @@ def filled(
     return weights
 
 
-def missing_from(stored: Mapping[str, Stored], wanted: Iterable[Weight]) -> set[str]:
+def missing_from(stored: Mapping[str, StoredTensor], wanted: Iterable[Weight]) -> set[str]:
     """Return the keys of a layout that nothing is stored under."""
     return {part.key for weight in wanted for part in weight.parts} - stored.keys()
 
 
 def _room(
-    weight: Weight, stored: Mapping[str, Stored], dtype: torch.dtype, device: torch.device
+    weight: Weight, stored: Mapping[str, StoredTensor], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     if weight.kinds is not None:
         dtype = DTYPES[stored[weight.parts[0].key].kind]
@@ -197,7 +206,7 @@ def _count(wanted: Iterable[Weight]) -> int:
     return sum(map(prod, shapes.values()))
 
 
-def _tensors(file: Path, renamed: Mapping[str, str]) -> list[Stored]:
+def _tensors(file: Path, renamed: Mapping[str, str]) -> list[StoredTensor]:
     """Return the tensors of a file that was checked, from the JSON in front of their bytes."""
     with FileIO(file) as opened:
         (length,) = unpack("<Q", opened.read(8))
@@ -209,7 +218,7 @@ def _tensors(file: Path, renamed: Mapping[str, str]) -> list[Stored]:
         for pattern, instead in renamed.items():
             name = re.sub(pattern, instead, name)
         start = 8 + length + said["data_offsets"][0]
-        found.append(Stored(name, said["dtype"], tuple(said["shape"]), file, start))
+        found.append(StoredTensor(name, said["dtype"], tuple(said["shape"]), file, start))
     return found
 
 
@@ -217,9 +226,9 @@ def check_stored(
     checkpoint: Checkpoint,
     title: str,
     wanted: Sequence[Weight],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, StoredTensor],
     *,
-    is_part: bool = False,
+    is_multimodal: bool = False,
     base: str = BASE,
     ignored: re.Pattern[str] = DERIVED,
 ) -> None:
@@ -233,27 +242,27 @@ def check_stored(
     for key in parts:
         path = key.split(".")[:-1]
         modules.update(".".join(path[:depth]) for depth in range(1, len(path) + 1))
-    report = Tensors(
+    report = LoadingInfo(
         missing=missing_from(stored, wanted),
-        others=[
+        unexpected=[
             tensor.name
             for key, tensor in stored.items()
             if key not in parts and not ignored.search(key)
         ],
-        misfits=[
+        mismatched=[
             (key, stored[key].shape, part.shape)
             for key, part in parts.items()
             if key in stored and stored[key].shape != part.shape
         ],
     )
-    check_tensors(checkpoint.name, title, modules, base, report, is_part=is_part)
+    check_tensors(checkpoint.name, title, modules, base, report, is_multimodal=is_multimodal)
     for weight in wanted:
         for part in weight.parts:
             check_kind(checkpoint.name, part.key, stored[part.key].kind, weight.kinds or FLOATS)
 
 
 def _read(
-    name: str, tensor: Stored, taken: Sequence[range], place: Tensor, staging: Staging | None
+    name: str, tensor: StoredTensor, taken: Sequence[range], place: Tensor, staging: Staging | None
 ) -> None:
     """Copy what is taken of a stored tensor to its place, straight where it lies there just so."""
     dtype = DTYPES[tensor.kind]
@@ -273,7 +282,9 @@ def _read(
 class _Reading:
     """The bytes of a file that are taken of a tensor, one run of neighbours after another."""
 
-    def __init__(self, name: str, opened: FileIO, tensor: Stored, taken: Sequence[range]) -> None:
+    def __init__(
+        self, name: str, opened: FileIO, tensor: StoredTensor, taken: Sequence[range]
+    ) -> None:
         self._name = name
         self._opened = opened
         self._tensor = tensor

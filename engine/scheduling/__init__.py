@@ -1,1 +1,1 @@
-"""Which sequences run, on which pages, and what the next step computes; no tensors."""
+"""Scheduling: continuous batching over a paged KV cache with a prefix cache; no tensors."""

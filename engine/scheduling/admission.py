@@ -1,4 +1,4 @@
-"""Which waiting sequence starts next: a policy of its own, behind a handful of verbs."""
+"""Admission policies: queues that choose the waiting sequence that starts next."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, Protocol
 
-from engine.scheduling.pictures import named
-from engine.scheduling.sequence import Sequence
+from .images import prompt_key
+from .sequence import Sequence
 
 
 class Admission(Protocol):
@@ -24,14 +24,14 @@ class Admission(Protocol):
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has just arrived."""
 
-    def give_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence again that ran, and has lost its pages."""
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the next to start, the same until the queue changes; None when nothing waits."""
 
-    def take(self) -> Sequence:
-        """Remove what `first` returned, which starts now, and return it."""
+    def pop(self) -> Sequence:
+        """Remove what `peek` returned, which starts now, and return it."""
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
@@ -51,13 +51,13 @@ class ArrivalOrder:
         """Queue a sequence behind all that arrived before it."""
         heappush(self._heap, (sequence.arrival, sequence))
 
-    give_back = add
+    requeue = add
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the one that arrived first."""
         return self._heap[0][1] if self._heap else None
 
-    def take(self) -> Sequence:
+    def pop(self) -> Sequence:
         """Remove and return the one that arrived first."""
         return heappop(self._heap)[1]
 
@@ -67,7 +67,7 @@ class ArrivalOrder:
         heapify(self._heap)
 
 
-class RequestTurns:
+class RoundRobin:
     """Requests in turn, a sequence each; those of one request in the order of arrival.
 
     A request of which nothing runs comes before all of which something does, by `num_running_of`
@@ -79,7 +79,7 @@ class RequestTurns:
         self._queues: dict[
             str, ArrivalOrder
         ] = {}  # by request id, whose turn was longest ago first
-        self._first_id = ""  # of what `first` returned, which may run by now
+        self._first_id = ""  # of what `peek` returned, which may run by now
         self._length = 0
 
     def __len__(self) -> int:
@@ -91,23 +91,23 @@ class RequestTurns:
         self._queues.setdefault(sequence.request.request_id, ArrivalOrder()).add(sequence)
         self._length += 1
 
-    give_back = add
+    requeue = add
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the next of the request whose turn it is."""
         if not self._queues:
             return None
         idle = (name for name in self._queues if name not in self._num_running_of)
         self._first_id = next(idle, next(iter(self._queues)))
-        return self._queues[self._first_id].first()
+        return self._queues[self._first_id].peek()
 
-    def take(self) -> Sequence:
-        """Remove what `first` returned, and return it; its request has the last turn now."""
+    def pop(self) -> Sequence:
+        """Remove what `peek` returned, and return it; its request has the last turn now."""
         queue = self._queues.pop(self._first_id)
         if len(queue) > 1:
             self._queues[self._first_id] = queue
         self._length -= 1
-        return queue.take()
+        return queue.pop()
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
@@ -118,7 +118,7 @@ class RequestTurns:
 
 
 class PrefixOrder:
-    """Those that begin alike one after another, so that they share pages while these are there.
+    """Prompts with a common prefix start one after another, to share pages of the prefix cache.
 
     In rounds: all that wait when a round begins start in the order of their prompts, of equal ones
     the longest first. Who comes meanwhile joins where its place is still ahead, but only as many as
@@ -128,10 +128,10 @@ class PrefixOrder:
 
     def __init__(self) -> None:
         self._returned = ArrivalOrder()
-        self._round: list[tuple[_Beginning, Sequence]] = []  # a heap
-        self._later: list[tuple[_Beginning, Sequence]] = []
+        self._round: list[tuple[_PromptKey, Sequence]] = []  # a heap
+        self._later: list[tuple[_PromptKey, Sequence]] = []
         self._num_joining = 0  # that this round still takes
-        self._last: _Beginning | None = None  # that it started
+        self._last: _PromptKey | None = None  # that it started
 
     def __len__(self) -> int:
         """Return how many sequences wait here."""
@@ -139,31 +139,31 @@ class PrefixOrder:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence for this round or the next."""
-        beginning = _Beginning.of(sequence)
-        if self._num_joining and self._last is not None and beginning > self._last:
+        key = _PromptKey.from_sequence(sequence)
+        if self._num_joining and self._last is not None and key > self._last:
             self._num_joining -= 1
-            heappush(self._round, (beginning, sequence))
+            heappush(self._round, (key, sequence))
         else:
-            self._later.append((beginning, sequence))
+            self._later.append((key, sequence))
 
-    def give_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence before all that have not run yet."""
         self._returned.add(sequence)
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the next of this round, and begin another one at its end."""
         if len(self._returned):
-            return self._returned.first()
+            return self._returned.peek()
         if not self._round:
             self._round, self._later = self._later, []
             heapify(self._round)
             self._num_joining, self._last = len(self._round), None
         return self._round[0][1] if self._round else None
 
-    def take(self) -> Sequence:
-        """Remove what `first` returned, and return it."""
+    def pop(self) -> Sequence:
+        """Remove what `peek` returned, and return it."""
         if len(self._returned):
-            return self._returned.take()
+            return self._returned.pop()
         self._last, sequence = heappop(self._round)
         return sequence
 
@@ -183,7 +183,7 @@ class UrgentFirst:
     """
 
     def __init__(self, lines: Admission, num_running_of: Mapping[str, int] | None = None) -> None:
-        self._urgent = RequestTurns({} if num_running_of is None else num_running_of)
+        self._urgent = RoundRobin({} if num_running_of is None else num_running_of)
         self._lines = lines
 
     def __len__(self) -> int:
@@ -194,17 +194,17 @@ class UrgentFirst:
         """Queue a sequence among its like."""
         self._queue_of(sequence).add(sequence)
 
-    def give_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence again among its like."""
-        self._queue_of(sequence).give_back(sequence)
+        self._queue_of(sequence).requeue(sequence)
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the next of those that somebody waits for, or else the next line."""
-        return self._next_queue.first()
+        return self._next_queue.peek()
 
-    def take(self) -> Sequence:
-        """Remove what `first` returned, and return it."""
-        return self._next_queue.take()
+    def pop(self) -> Sequence:
+        """Remove what `peek` returned, and return it."""
+        return self._next_queue.pop()
 
     def remove(self, unwanted: AbstractSet[object]) -> None:
         """Forget those of `unwanted` that wait here."""
@@ -219,7 +219,7 @@ class UrgentFirst:
         return self._urgent if len(self._urgent) else self._lines
 
 
-class _Beginning(NamedTuple):
+class _PromptKey(NamedTuple):
     """What the sequences of a round are sorted by; no two are equal."""
 
     adapter: int
@@ -229,13 +229,13 @@ class _Beginning(NamedTuple):
     arrival: int
 
     @classmethod
-    def of(cls, sequence: Sequence) -> _Beginning:
+    def from_sequence(cls, sequence: Sequence) -> _PromptKey:
         """Return the place of a sequence."""
         request = sequence.request
         return cls(
             request.adapter,
             request.cache_salt,
-            named(sequence.prompt, request.pictures),
+            prompt_key(sequence.prompt, request.images),
             -request.max_tokens,
             sequence.arrival,
         )

@@ -25,7 +25,7 @@ class EncodingRequest:
 
 @dataclass(frozen=True, slots=True)
 class EncodingResult:
-    """What a model gives for one sequence: a vector `[D]`, or scores `[labels]`, in fp32.
+    """A model's output for one sequence: a vector `[D]`, or scores `[labels]`, in fp32.
 
     Neither is normalised nor passed through an activation: that is the endpoint's.
     """

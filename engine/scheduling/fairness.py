@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.scheduling.table import SequenceTable
+from .table import SequenceTable
 
 
-def prompts_in_turn(table: SequenceTable) -> list[tuple[int, int]]:
+def prompt_shares(table: SequenceTable) -> list[tuple[int, int]]:
     """Return the slots with prompts under way, and among how many requests each shares a step.
 
     Those that started first come in front. Where somebody waits for them, one of each request does,
@@ -24,7 +24,7 @@ def prompts_in_turn(table: SequenceTable) -> list[tuple[int, int]]:
     return [*sharing.items(), *((slot, 1) for slot in slots if slot not in sharing)]
 
 
-def spare_slot(table: SequenceTable, request_id: str) -> int | None:
+def preemptible_slot(table: SequenceTable, request_id: str) -> int | None:
     """Return the newest sequence of the request that runs most, for a request that runs none.
 
     None where no request runs more than one, or this one runs some.

@@ -1,4 +1,4 @@
-"""The pages of the KV cache: who holds them, which hold a known prefix, which to reuse next.
+"""KV cache pages: a reference-counted pool, and the prefix cache over its full pages.
 
 Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
 consecutive tokens of a sequence, in every layer. Full pages are named by a digest of the salt and
@@ -9,12 +9,15 @@ without a name first, then the least recently freed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import OrderedDict, abc
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .images import image_digests
+from .sequence import Sequence
+from .table import SequenceTable
 
 Digest = bytes
 
@@ -28,7 +31,7 @@ def root_digest(salt: str, adapter: int = 0) -> Digest:
 
 
 def page_digests(
-    parent: Digest, tokens: NDArray[np.int32], page_size: int, shown: Sequence[bytes] = ()
+    parent: Digest, tokens: NDArray[np.int32], page_size: int, shown: abc.Sequence[bytes] = ()
 ) -> list[Digest]:
     """Return the names of full pages that follow `parent`: their tokens and all before them.
 
@@ -53,13 +56,13 @@ class PagePool:
         self._parent_of: list[Digest | None] = [None] * num_pages  # the page before, None: none
         self._page_of: dict[Digest, int] = {}
         # Pages without holders: those without a name, the next to be reused last, and the others.
-        self._nameless = list(reversed(range(num_pages)))
-        self._named: OrderedDict[int, None] = OrderedDict()
+        self._uncached = list(reversed(range(num_pages)))
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         """Pages that no sequence holds, cached or not."""
-        return len(self._nameless) + len(self._named)
+        return len(self._uncached) + len(self._cached)
 
     def can_allocate(self, count: int) -> bool:
         """Say whether `allocate(count)` would succeed now."""
@@ -67,17 +70,17 @@ class PagePool:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, forgetting what they held; the caller has asked `can_allocate`."""
-        cut = max(0, len(self._nameless) - count)
-        pages = self._nameless[cut:][::-1]
-        del self._nameless[cut:]
-        reused = [self._named.popitem(last=False)[0] for _ in range(count - len(pages))]
-        self._forget(reused)
+        cut = max(0, len(self._uncached) - count)
+        pages = self._uncached[cut:][::-1]
+        del self._uncached[cut:]
+        reused = [self._cached.popitem(last=False)[0] for _ in range(count - len(pages))]
+        self._drop_digests(reused)
         pages += reused
         for page in pages:
             self._holders[page] = 1
         return pages
 
-    def lookup(self, digests: Sequence[Digest]) -> list[int]:
+    def lookup(self, digests: abc.Sequence[Digest]) -> list[int]:
         """Return the cached pages of the longest known run at the start of `digests`."""
         pages = []
         for digest in digests:
@@ -87,19 +90,19 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def share(self, pages: Sequence[int]) -> None:
+    def share(self, pages: abc.Sequence[int]) -> None:
         """Add a holder to each of `pages`, which `lookup` returned."""
         for page in pages:
             if self._holders[page] == 0:
-                del self._named[page]
+                del self._cached[page]
             self._holders[page] += 1
 
-    def num_unheld(self, pages: Sequence[int]) -> int:
+    def num_unheld(self, pages: abc.Sequence[int]) -> int:
         """Count those of `pages` that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
     def register(
-        self, pages: Iterable[int], digests: Sequence[Digest], parent: Digest | None = None
+        self, pages: abc.Iterable[int], digests: abc.Sequence[Digest], parent: Digest | None = None
     ) -> None:
         """Name held pages that are full, or will be by the end of the step now being planned.
 
@@ -113,18 +116,18 @@ class PagePool:
                 parent_of[page] = parent
             parent = digest
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: abc.Sequence[int]) -> None:
         """Drop one holder from each page; the sequence's last pages are reused first."""
         holders, digest_of = self._holders, self._digest_of
         for page in reversed(pages):
             holders[page] -= 1
             if not holders[page]:
                 if digest_of[page] is None:
-                    self._nameless.append(page)
+                    self._uncached.append(page)
                 else:
-                    self._named[page] = None
+                    self._cached[page] = None
 
-    def forget(self, pages: Iterable[int]) -> None:
+    def invalidate(self, pages: abc.Iterable[int]) -> None:
         """Drop the names of pages, and of all that were computed from what these hold."""
         lost = {digest for page in pages if (digest := self._digest_of[page]) is not None}
         if not lost:
@@ -142,22 +145,22 @@ class PagePool:
             following = [one for one in children.get(todo.pop(), ()) if one not in lost]
             lost.update(following)
             todo += following
-        self._drop_names([page for digest, page in self._page_of.items() if digest in lost])
+        self._uncache([page for digest, page in self._page_of.items() if digest in lost])
 
-    def forget_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Drop every name: what the pages hold can no longer be trusted."""
-        self._drop_names(list(self._page_of.values()))
+        self._uncache(list(self._page_of.values()))
 
-    def _drop_names(self, pages: Sequence[int]) -> None:
+    def _uncache(self, pages: abc.Sequence[int]) -> None:
         """Take names away; pages that nobody holds are then reused behind those without one."""
-        self._forget(pages)
+        self._drop_digests(pages)
         gone = set(pages)
-        unheld = [page for page in self._named if page in gone]
-        self._nameless[:0] = reversed(unheld)
+        unheld = [page for page in self._cached if page in gone]
+        self._uncached[:0] = reversed(unheld)
         for page in unheld:
-            del self._named[page]
+            del self._cached[page]
 
-    def _forget(self, pages: Iterable[int]) -> None:
+    def _drop_digests(self, pages: abc.Iterable[int]) -> None:
         """Take the names of pages that have one away."""
         page_of, digest_of = self._page_of, self._digest_of
         for page in pages:
@@ -165,3 +168,61 @@ class PagePool:
             assert digest is not None, f"page {page} has no name"
             del page_of[digest]
             digest_of[page] = None
+
+
+class PrefixCache:
+    """Prefix cache: registers full pages by their token digests and finds them for sequences."""
+
+    def __init__(self, table: SequenceTable, pool: PagePool) -> None:
+        self._table = table
+        self._pool = pool
+        self._page_size = table.page_size
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Look the sequence's beginning up; its last token is always computed anew."""
+        request, size = sequence.request, self._page_size
+        num_full = sequence.num_tokens // size
+        if len(sequence.digests) < num_full:
+            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
+            self._extend_digests(sequence, tokens, num_full)
+        if request.prompt_logprobs is not None:
+            return []
+        return self._pool.lookup(sequence.digests[: (sequence.num_tokens - 1) // size])
+
+    def register(self, slot: int, start: int, stop: int) -> None:
+        """Name the pages that are full once these tokens are computed, whose ids are known.
+
+        Those of a prompt may be named when the step is planned: each layer stores before it
+        attends, so that even a sequence which starts in the same step may read them.
+        """
+        table = self._table
+        pages = slice(start // self._page_size, stop // self._page_size)
+        sequence = table.sequence(slot)
+        self._extend_digests(sequence, table.tokens[slot], pages.stop)
+        parent = sequence.digests[pages.start - 1] if pages.start else None
+        self._pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages], parent)
+
+    def register_generated(self, slot: int) -> None:
+        """Name the pages that a sequence has filled since it started, none of which has a name yet.
+
+        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
+        last page of its prompt is among them, since a step may end before its last token.
+        """
+        table = self._table
+        num_stored = min(table.num_known_ids[slot] - 1, table.num_computed[slot])
+        num_named = max(0, len(table.sequence(slot).digests) - 1)
+        self.register(slot, num_named * self._page_size, int(num_stored))
+
+    def _extend_digests(
+        self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
+    ) -> None:
+        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
+        digests, size = sequence.digests, self._page_size
+        if len(digests) < num_pages:
+            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
+            parent = digests[-1] if digests else root_digest(salt, adapter)
+            unnamed = tokens[len(digests) * size : num_pages * size]
+            images = sequence.request.images
+            pages = range(len(digests), num_pages) if images else ()
+            shown = [image_digests(images, page * size, (page + 1) * size) for page in pages]
+            digests += page_digests(parent, unnamed, size, shown)

@@ -1,4 +1,4 @@
-"""Where a sequence says the same over and over: told with each token, in constant time.
+"""Repetition detection: finds repeated patterns with each new token, in constant time.
 
 For each length of a pattern it is counted for how many tokens now each was the one that stands that
 length before it. Copies of a pattern are there once that count spans all of them but the first.

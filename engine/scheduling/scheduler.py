@@ -1,4 +1,4 @@
-"""Which tokens the next step computes: continuous batching under a token budget and a page pool.
+"""Scheduler: continuous batching with chunked prefill, under a token budget and a page pool.
 
 Every running sequence with one token to compute gets it; what the budget has left goes to prompts,
 in chunks, oldest first; then waiting sequences are admitted while slots and pages last, in the
@@ -24,16 +24,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.admission import Admission, ArrivalOrder
-from engine.scheduling.bound import StepBound
-from engine.scheduling.courtesy import Courtesy
-from engine.scheduling.fairness import prompts_in_turn, spare_slot
-from engine.scheduling.naming import PageNames
-from engine.scheduling.pages import PagePool
-from engine.scheduling.pictures import whole_stop
-from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_plan import StepPlan
-from engine.scheduling.table import SequenceTable
+from .admission import Admission, ArrivalOrder
+from .fairness import preemptible_slot, prompt_shares
+from .images import whole_stop
+from .pages import PagePool, PrefixCache
+from .sequence import Sequence
+from .step_budget import LineTokenLimit, StepTokenLimit
+from .step_plan import StepPlan
+from .table import SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
 MAX_SCORED_ROWS = 256
@@ -50,7 +48,7 @@ class _Budget:
         """Return how many a sequence may have."""
         return self.of_all if is_urgent else min(self.of_all, self.of_lines)
 
-    def take(self, num_tokens: int, *, is_urgent: bool) -> None:
+    def spend(self, num_tokens: int, *, is_urgent: bool) -> None:
         """Take so many."""
         self.of_all -= num_tokens
         if not is_urgent:
@@ -88,21 +86,21 @@ class Scheduler:
         pool: PagePool,
         admission: Admission,
         max_num_batched_tokens: int,
-        courtesy: Courtesy | None = None,
+        line_limit: LineTokenLimit | None = None,
         *,
         keeps_ids: bool = False,
     ) -> None:
         self.table = table
         self.pool = pool
         self.num_preemptions = 0
-        self.bound = StepBound(max_num_batched_tokens)
-        self.courtesy = Courtesy() if courtesy is None else courtesy
+        self.step_limit = StepTokenLimit(max_num_batched_tokens)
+        self.line_limit = LineTokenLimit() if line_limit is None else line_limit
         self._admission = admission
         self._keeps_ids = keeps_ids
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
-        self._names = PageNames(table, pool)
+        self._prefix_cache = PrefixCache(table, pool)
         self._page_size = table.page_size
         self._scored_rows_left = 0  # of the step that is being planned
         self._refusal: _Refusal | None = None  # the last, while nobody was placed since
@@ -119,7 +117,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that has just arrived."""
         if sequence.is_urgent:
-            self.courtesy.expect()
+            self.line_limit.expect()
         self._admission.add(sequence)
 
     def plan(self) -> StepPlan | None:
@@ -129,13 +127,16 @@ class Scheduler:
             return None
         self._scored_rows_left = MAX_SCORED_ROWS
         self._admit_urgent()
-        most_of_lines = self.courtesy.tokens(self.bound.tokens, is_awaited=self._is_awaited())
+        most_of_lines = self.line_limit.tokens(
+            self.step_limit.tokens, is_awaited=self._is_awaited()
+        )
         decodes = self._with_pages(self._of_lines_at_most(most_of_lines, self._decodes()))
-        budget = _Budget(self.bound.tokens, most_of_lines)
+        budget = _Budget(self.step_limit.tokens, most_of_lines)
         num_urgent = int(self.table.is_urgent[decodes].sum())
-        budget.take(num_urgent, is_urgent=True)
-        budget.take(len(decodes) - num_urgent, is_urgent=False)
-        stops = self._continue_prompts(budget)
+        budget.spend(num_urgent, is_urgent=True)
+        budget.spend(len(decodes) - num_urgent, is_urgent=False)
+        has_prompts = len(decodes) < len(self.table.running)
+        stops = self._continue_prompts(budget) if has_prompts else {}
         stops |= self._admit(budget)
         return self._laid_out(decodes, stops) if len(decodes) or stops else None
 
@@ -148,7 +149,7 @@ class Scheduler:
         table.has_begun[plan.slots] = True
         slots = plan.sampled
         table.num_tokens[slots] += table.num_tokens[slots] < table.max_tokens[slots]
-        table.is_through[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
+        table.is_fully_launched[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
 
     def collect(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
@@ -161,30 +162,30 @@ class Scheduler:
         table = self.table
         self._land(plan)
         slots = plan.sampled
-        taken = table.num_known[slots] < table.max_tokens[slots]
+        taken = table.num_known_ids[slots] < table.max_tokens[slots]
         taken &= table.is_running[slots] & ~is_broken
         grown = slots[taken]
-        table.tokens[grown, table.num_known[grown]] = token_ids[taken]
-        table.num_known[grown] += 1
+        table.tokens[grown, table.num_known_ids[grown]] = token_ids[taken]
+        table.num_known_ids[grown] += 1
         return taken
 
     def undo(self, plan: StepPlan) -> None:
         """Move the counts back of a step that was launched and is lost, newest first."""
         table = self.table
         table.num_computed[plan.slots] = plan.starts
-        table.num_tokens[plan.slots] = table.num_known[plan.slots]
-        table.is_through[plan.slots] = False
+        table.num_tokens[plan.slots] = table.num_known_ids[plan.slots]
+        table.is_fully_launched[plan.slots] = False
         table.has_begun[plan.slots[plan.starts_anew]] = False
         # Who left meanwhile runs no step again: what this one was to fill stays empty.
         has_left = ~table.is_running[plan.slots]
-        self.forget_from(plan.slots[has_left], plan.starts[has_left])
+        self.invalidate_from(plan.slots[has_left], plan.starts[has_left])
         self._land(plan)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
         table, slots = self.table, plan.slots
         is_urgent = table.is_urgent[slots]
-        self.courtesy.note(
+        self.line_limit.note(
             seconds,
             num_line_tokens=int((plan.stops - plan.starts)[~is_urgent].sum()),
             is_first=bool((is_urgent & (plan.starts < table.num_prompt_tokens[slots])).any()),
@@ -204,16 +205,16 @@ class Scheduler:
         Those that it was to fill and did not are forgotten. Its slot and pages are free once no
         step in flight holds them.
         """
-        self._names.register_generated(slot)
-        self.forget_from([slot], self.table.num_computed[[slot]])
+        self._prefix_cache.register_generated(slot)
+        self.invalidate_from([slot], self.table.num_computed[[slot]])
         return self._leave(slot)
 
     def discard(self, slot: int) -> Sequence:
         """Take a sequence out for good whose pages may be broken: nobody finds them any more."""
-        self.forget_from([slot], [0])
+        self.invalidate_from([slot], [0])
         return self._leave(slot)
 
-    def forget_from(self, slots: Iterable[int], starts: Iterable[int]) -> None:
+    def invalidate_from(self, slots: Iterable[int], starts: Iterable[int]) -> None:
         """Forget pages of sequences from a token on, and all that was computed from these.
 
         Others may hold the same pages, which proves nothing: they have read them, too.
@@ -224,7 +225,7 @@ class Scheduler:
             for slot, start in zip(slots, starts, strict=True)
         ]
         if held:
-            self.pool.forget(np.concatenate(held).tolist())
+            self.pool.invalidate(np.concatenate(held).tolist())
 
     def plan_alone(self, sequence: Sequence) -> StepPlan:
         """Place a sequence of one token, and return a step of nothing else.
@@ -242,7 +243,7 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         queue = self._suspects if sequence.is_suspect else self._admission
-        queue.give_back(sequence)
+        queue.requeue(sequence)
 
     def _leave(self, slot: int) -> Sequence:
         """Take a sequence out; its slot and pages are free once no step in flight holds them."""
@@ -265,7 +266,7 @@ class Scheduler:
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
-        decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_through[running]]
+        decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_fully_launched[running]]
         return decodes
 
     def _needy(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -286,7 +287,7 @@ class Scheduler:
         needs_ids = table.is_constrained[decodes]
         if not self._keeps_ids:
             needs_ids |= table.reads_ids[decodes]
-        if (needs_ids & (table.num_known[decodes] < table.num_tokens[decodes])).any():
+        if (needs_ids & (table.num_known_ids[decodes] < table.num_tokens[decodes])).any():
             return True
         return not self.pool.can_allocate(len(self._needy(decodes)))
 
@@ -294,6 +295,8 @@ class Scheduler:
         """Give each of them the page that it needs; return those that need not give way for it."""
         table = self.table
         needy = self._needy(decodes)
+        if not len(needy):
+            return decodes
         while not self.pool.can_allocate(len(needy)):
             youngest = int(table.running[-1])
             self.preempt(youngest)
@@ -306,7 +309,7 @@ class Scheduler:
         """Go on with prompts that are under way; return slots with where their spans stop."""
         table = self.table
         stops: dict[int, int] = {}
-        for slot, num_sharing in prompts_in_turn(table):
+        for slot, num_sharing in prompt_shares(table):
             sequence = table.sequence(slot)
             if budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
@@ -319,7 +322,7 @@ class Scheduler:
         stops: dict[int, int] = {}
         while self.table.free_slots:
             queue = self._suspects if len(self._suspects) else self._admission
-            sequence = queue.first()
+            sequence = queue.peek()
             if sequence is None or budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
             if not self._may_join(sequence) or not self._has_rows_for(sequence):
@@ -327,7 +330,7 @@ class Scheduler:
             slot = self._try_place(sequence)
             if slot is None:
                 break
-            queue.take()
+            queue.pop()
             stops[slot] = self._compute(slot, budget)
         return stops
 
@@ -337,13 +340,13 @@ class Scheduler:
         Where there is no line, a request with many sequences gives one up for a request with none.
         What gives way is computed again later, but for the pages that it has filled.
         """
-        while (sequence := self._admission.first()) is not None and sequence.is_urgent:
+        while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._may_join(sequence):
                 return
             while not self.table.free_slots or self._try_place(sequence) is None:
                 if not self._make_way_for(sequence):
                     return
-            self._admission.take()
+            self._admission.pop()
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Let another wait; False where there is none, or a step holds its pages still."""
@@ -352,7 +355,7 @@ class Scheduler:
             return False
         slot: int | None = int(running[-1])
         if self.table.is_urgent[slot]:
-            slot = spare_slot(self.table, sequence.request.request_id)
+            slot = preemptible_slot(self.table, sequence.request.request_id)
         if slot is None:
             return False
         is_held = bool(self.table.num_in_flight[slot])
@@ -415,7 +418,7 @@ class Scheduler:
         spare = self._pages_for(self.table.num_taken)
         if self._refusal is not None and self._refusal.lasts(sequence, self.pool, spare):
             return None
-        shared = self._names.cached(sequence)
+        shared = self._prefix_cache.lookup(sequence)
         needed = self._pages_for(sequence.num_tokens) - len(shared)
         num_free = needed + self.pool.num_unheld(shared)
         if not self.pool.can_allocate(num_free + spare):
@@ -427,7 +430,7 @@ class Scheduler:
         num_cached = len(shared) * self._page_size
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_cached
-            sequence.seniority = self._num_started
+            sequence.start_order = self._num_started
             self._num_started += 1
         return self.table.place(sequence, pages, num_cached)
 
@@ -447,11 +450,11 @@ class Scheduler:
         most = -(-budget.left(is_urgent=is_urgent) // num_sharing)
         is_scored = request.prompt_logprobs is not None
         stop = min(total, start + (min(most, self._scored_rows_left) if is_scored else most))
-        stop = whole_stop(request.pictures, start, stop)
+        stop = whole_stop(request.images, start, stop)
         if is_scored:
             self._scored_rows_left -= stop - start
-        budget.take(stop - start, is_urgent=is_urgent)
-        self._names.register(slot, start, stop)
+        budget.spend(stop - start, is_urgent=is_urgent)
+        self._prefix_cache.register(slot, start, stop)
         return stop
 
     def _pages_for(self, num_tokens: int) -> int:

@@ -9,8 +9,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.pictures import Picture, axes_of
-from engine.scheduling.repetition import Repetition
+from .images import PromptImage, axes_of
+from .repetition import Repetition
 
 FinishReason = Literal["stop", "length", "repetition"]
 # In vLLM's words.
@@ -18,7 +18,7 @@ REPETITION_DETECTED = "repetition_detected"
 
 
 class StopText(Protocol):
-    """Where the text of a sequence ends: a value, which any number of sequences may share.
+    """Stop strings of a sequence: a value, which any number of sequences may share.
 
     Those that are equal end texts alike, and have the same hash.
     """
@@ -35,16 +35,16 @@ class StopWatch(Protocol):
 
 
 class Constraint(Protocol):
-    """What the tokens of a sequence must be: a value, which any number of sequences may share.
+    """A constraint on the tokens of a sequence: a value, which any number of sequences may share.
 
     Those that are equal allow the same, and have the same hash.
     """
 
-    def begin(self) -> ConstraintWatch:
+    def start_state(self) -> ConstraintState:
         """Begin to hold one sequence to it, before its first token."""
 
 
-class ConstraintWatch(Protocol):
+class ConstraintState(Protocol):
     """Holds one sequence to its constraint, token by token.
 
     `fill` may run in any thread, but never beside another call of the same watch. Either raises a
@@ -66,7 +66,7 @@ class ConstraintWatch(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. `temperature == 0` is greedy; `top_k == 0` keeps all.
+    """Sampling parameters. `temperature == 0` is greedy; `top_k == 0` keeps all.
 
     `seed` and the position alone key the randomness, so a row never depends on its neighbours.
     `logprobs`: None for none, 0 for the chosen token's, k for the k likeliest as well, or, in place
@@ -96,7 +96,7 @@ class SequenceRequest:
     `repetition`; none of the latter three before `min_tokens`. `prompt_logprobs` asks for the
     prompt's own log-probabilities with that many alternatives (0: none besides the token itself).
     Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
-    each token is told as it comes, else all at the end. `pictures` are the images of the prompt, in
+    each token is told as it comes, else all at the end. `images` are the images of the prompt, in
     the order of their places; each stands there in place of its tokens. Each token is one that
     `constraint` allows, and where nothing may follow generation ends, even before `min_tokens`.
     Somebody waits for one whose `priority` is above 0: it comes before all others, which are lines
@@ -114,7 +114,7 @@ class SequenceRequest:
     prompt_logprobs: int | None = None
     cache_salt: str = ""
     is_streamed: bool = False
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[PromptImage, ...] = ()
     constraint: Constraint | None = None
     priority: int = 0
     adapter: int = 0
@@ -163,7 +163,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "axes",
-        "constraint_watch",
+        "constraint_state",
         "digests",
         "error",
         "finish_reason",
@@ -171,14 +171,14 @@ class Sequence:
         "is_suspect",
         "logprobs",
         "num_cached_tokens",
+        "num_emitted",
         "num_failures",
         "num_preemptions",
-        "num_told",
         "prompt",
         "prompt_logprobs",
         "repetition_watch",
         "request",
-        "seniority",
+        "start_order",
         "stop_reason",
         "stop_watch",
     )
@@ -186,19 +186,21 @@ class Sequence:
     def __init__(self, request: SequenceRequest, arrival: int) -> None:
         self.request = request
         self.prompt = np.array(request.prompt_ids, np.int32)
-        self.axes = axes_of(request.pictures, len(self.prompt)) if request.pictures else None
+        self.axes = axes_of(request.images, len(self.prompt)) if request.images else None
         self.arrival = arrival  # place in the queue
-        self.seniority = -1  # number of its first start: the highest gives way first
+        self.start_order = -1  # number of its first start: the highest gives way first
         self.generated: list[int] = []  # up to date while waiting and once finished
         self.digests: list[bytes] = []  # of the full pages, up to date while waiting
         self.num_cached_tokens = 0
         self.num_preemptions = 0
-        self.num_told = 0  # of those generated: the rest is for its next event
+        self.num_emitted = 0  # of those generated: the rest is for its next event
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: list[TokenLogprob | None] = [None]
         self.stop_reason: int | str | None = None
         self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
-        self.constraint_watch = None if request.constraint is None else request.constraint.begin()
+        self.constraint_state = (
+            None if request.constraint is None else request.constraint.start_state()
+        )
         self.repetition_watch = None if request.repetition is None else request.repetition.watch()
         self.finish_reason: FinishReason = "length"  # unless something ended it before
         self.is_suspect = False  # too often in a step that did not fit: runs alone

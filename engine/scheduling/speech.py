@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.sequence import Sampling
+from .sequence import Sampling
 
 Task = Literal["transcribe", "translate"]
 GREEDY = Sampling(temperature=0.0)
@@ -16,7 +16,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """How a recording is heard: `n_fft` samples a frame, one each `hop_length`, in windows."""
+    """Feature extraction: frames of `n_fft` samples every `hop_length`, in windows."""
 
     num_mels: int
     sampling_rate: int
@@ -27,7 +27,7 @@ class FeatureSettings:
 
 @dataclass(frozen=True, slots=True)
 class Hearing:
-    """What a model hears, and what it can be asked for.
+    """Abilities of a speech model: its input, languages and tasks.
 
     `languages` are its codes; none where it knows one language, English, and tells no other.
     A recording is heard `window_seconds` at a time. Of a prompt the last `max_prompt_tokens` are
@@ -68,7 +68,7 @@ class SpeechRequest:
 
 @dataclass(frozen=True, slots=True)
 class SpeechSegment:
-    """What was said from `start` to `end`, in seconds from the recording's start.
+    """Text spoken from `start` to `end`, in seconds from the recording's start.
 
     `token_ids` are of text alone. `token_times` are the start and end of each, where asked for.
     `seek` is where the window began, in frames of 10 ms.

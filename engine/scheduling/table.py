@@ -2,7 +2,7 @@
 
 The scheduler owns the counts and pages, the runner reads them, the sampler reads the parameters.
 While a step is in flight its tokens count already, but their ids are unknown: they are among the
-`num_tokens` of a sequence, not among its `num_known`, and nothing unknown leaves the table.
+`num_tokens` of a sequence, not among its `num_known_ids`, and nothing unknown leaves the table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.sequence import Sequence
+from .sequence import Sequence
 
 
 class SequenceTable:
@@ -29,13 +29,13 @@ class SequenceTable:
         self.pages: NDArray[np.int32] = np.zeros((slots, -(-max_model_len // page_size)), np.int32)
         self.num_pages = np.zeros(slots, np.int32)
         self.num_tokens = np.zeros(slots, np.int64)
-        self.num_known = np.zeros(slots, np.int64)  # of these, those with an id
+        self.num_known_ids = np.zeros(slots, np.int64)  # of these, those with an id
         self.num_computed = np.zeros(slots, np.int64)
         self.num_prompt_tokens = np.zeros(slots, np.int64)
         self.max_tokens = np.zeros(slots, np.int64)  # prompt included
-        self.seniority = np.zeros(slots, np.int64)
+        self.start_order = np.zeros(slots, np.int64)
         self.num_in_flight = np.zeros(slots, np.int64)  # steps that hold the slot
-        self.is_through = np.zeros(slots, np.bool_)  # launched to its last token
+        self.is_fully_launched = np.zeros(slots, np.bool_)  # launched to its last token
         self.is_running = np.zeros(slots, np.bool_)
         self.has_begun = np.zeros(slots, np.bool_)  # in a step that was launched
         self.is_urgent = np.zeros(slots, np.bool_)
@@ -55,7 +55,7 @@ class SequenceTable:
         self.is_constrained = np.zeros(slots, np.bool_)
         self.is_watched = np.zeros(slots, np.bool_)  # any token may be its last
         self.is_streamed = np.zeros(slots, np.bool_)
-        self.has_pictures = np.zeros(slots, np.bool_)
+        self.has_images = np.zeros(slots, np.bool_)
         self.adapter = np.zeros(slots, np.int32)
 
     @property
@@ -63,7 +63,7 @@ class SequenceTable:
         """Slots in use: those that are urgent before the others, of either who started first."""
         if self._running is None:
             slots = np.flatnonzero(self.is_running)
-            order = np.lexsort((self.seniority[slots], ~self.is_urgent[slots]))
+            order = np.lexsort((self.start_order[slots], ~self.is_urgent[slots]))
             self._running = slots[order]
         return self._running
 
@@ -88,12 +88,12 @@ class SequenceTable:
         self.tokens[slot, prompt:total] = sequence.generated
         self.pages[slot, : len(pages)] = pages
         self.num_pages[slot] = len(pages)
-        self.num_tokens[slot] = self.num_known[slot] = total
+        self.num_tokens[slot] = self.num_known_ids[slot] = total
         self.num_computed[slot] = num_computed
         self.num_prompt_tokens[slot] = prompt
         self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
-        self.seniority[slot] = sequence.seniority
-        self.is_through[slot] = False
+        self.start_order[slot] = sequence.start_order
+        self.is_fully_launched[slot] = False
         self.is_urgent[slot] = sequence.is_urgent
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p
@@ -116,7 +116,7 @@ class SequenceTable:
         watchers = (request.stop_text, request.repetition, request.constraint)
         self.is_watched[slot] = any(watcher is not None for watcher in watchers)
         self.is_streamed[slot] = request.is_streamed
-        self.has_pictures[slot] = bool(request.pictures)
+        self.has_images[slot] = bool(request.images)
         self.adapter[slot] = request.adapter
         self.is_running[slot] = True
         self.has_begun[slot] = False
@@ -144,7 +144,7 @@ class SequenceTable:
 
     def generated(self, slot: int) -> NDArray[np.int32]:
         """Return a view of the tokens generated so far whose ids are known."""
-        return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_known[slot]]
+        return self.tokens[slot, self.num_prompt_tokens[slot] : self.num_known_ids[slot]]
 
 
 def _or_none(count: int | None) -> int:

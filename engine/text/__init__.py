@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, stop strings, defaults of a model."""
+"""Text and tokens: tokenizer, incremental detokenization, chat template, stop strings."""

@@ -1,4 +1,4 @@
-"""From a conversation to the text of a prompt, by the model's own template in a sandbox."""
+"""Chat template: renders a conversation as a prompt, by the model's own Jinja in a sandbox."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from engine.errors import EngineError
-from engine.protocol.errors import RequestError
-from engine.protocol.messages import Message
-from engine.protocol.parts import TextPart
-from engine.protocol.tools import ToolCall
-from engine.protocol.validation import printable, shown
-from engine.text.sandbox import Sandbox, TemplateEndless, dated
-from engine.text.vocabulary import Vocabulary
+from tidemill.protocol.contract import EngineError
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.messages import Message
+from tidemill.protocol.parts import TextPart
+from tidemill.protocol.tools import ToolCall
+from tidemill.protocol.validation import printable, short_repr
+
+from .sandbox import Sandbox, TemplateEndless, strftime_at
+from .vocabulary import Vocabulary
 
 _PROBE = "tidemill probe of a template"
 _PART_SEPARATOR = "\n"
 _MAX_REASON_CHARS = 300
 _OPEN_END = "TIDEMILL OPEN END "
-# A call by which it is found out how a template takes arguments, and what a wrong way shows.
+# A call that probes how a template takes arguments, and the text that a wrong way renders.
 _PROBE_KEY = "tidemill_probe"
 _AS_PYTHON_SHOWS = f"{{'{_PROBE_KEY}'"
 _SHORT_ID_CHARS = 9
 _WANTS_SHORT_IDS = re.compile(rf"\bid\b\s*\|\s*length\s*!=\s*{_SHORT_ID_CHARS}\b")
-# Under these names templates read what the assistant thought.
+# Names under which templates read an assistant's reasoning.
 _REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 
 
 def read_chat_template(argument: str) -> str:
-    """Return the template that `--chat-template` names: the file of that path, or itself."""
+    """Return the template that `--chat-template` names: a file's text, or the argument itself."""
     looks_inline = "{" in argument or "\n" in argument
     try:
         if Path(argument).is_file():
@@ -48,10 +49,10 @@ def read_chat_template(argument: str) -> str:
 
 
 class ChatTemplate:
-    """A compiled chat template, rendered as transformers renders it but never without end.
+    """A compiled chat template, rendered as transformers renders it, within a limit of steps.
 
     `source` replaces the vocabulary's own template. Raises `EngineError` when there is none, when
-    it is no Jinja, and when one short message is enough to keep it from coming to an end. One that
+    it is invalid Jinja, and when one short message exceeds the limit. One that
     `leaves_messages_out` makes one prompt of all messages; one that `knows_tools` shows them.
     """
 
@@ -63,7 +64,7 @@ class ChatTemplate:
         self._wants_short_ids = _WANTS_SHORT_IDS.search(template) is not None
         self._special_tokens = vocabulary.special_tokens
         try:
-            self._compiled = Sandbox().compiled(template)
+            self._compiled = Sandbox().compile_template(template)
         except TemplateSyntaxError as exc:
             raise EngineError(
                 f"the chat template is no Jinja: line {exc.lineno}: {exc.message}"
@@ -72,8 +73,8 @@ class ChatTemplate:
             raise EngineError(
                 f"the chat template cannot be compiled: {type(exc).__name__}: {exc}"
             ) from exc
-        self._takes_parts, self.leaves_messages_out = self._tried_out()
-        self._takes_argument_texts = self.knows_tools and self._tried_arguments()
+        self._takes_parts, self.leaves_messages_out = self._probe_content()
+        self._takes_argument_texts = self.knows_tools and self._probe_arguments()
 
     def render(
         self,
@@ -89,9 +90,9 @@ class ChatTemplate:
         """Return the prompt's text; raises `RequestError` when the template refuses the messages.
 
         Text parts are joined by a newline unless the template can read only parts, or an image is
-        among them, of which it is told the place alone. `developer` is
-        called `system` for a template that does not know it. A template that asks for today's date
-        gets that of `created` (seconds since the epoch, UTC): a line must render alike on any day.
+        among them, which the template sees as a placeholder. `developer` becomes `system` for a
+        template that does not know it. A template that asks for today's date gets that of `created`
+        (seconds since the epoch, UTC): a line must render alike on any day.
         """
         told = [self._as_template_reads(message) for message in messages]
         if continue_final_message:
@@ -110,7 +111,7 @@ class ChatTemplate:
         variables = {"tools": None, "documents": None, **self._special_tokens, **options}
         try:
             return self._compiled(
-                **{"strftime_now": dated(created), **variables, "messages": messages}
+                **{"strftime_now": strftime_at(created), **variables, "messages": messages}
             )
         except Exception as exc:  # a template may fail in any way that Python code may
             reason = printable(str(exc), _MAX_REASON_CHARS) or type(exc).__name__
@@ -151,14 +152,14 @@ class ChatTemplate:
         return read if call.id is None else {"id": self._call_id(call.id), **read}
 
     def _call_id(self, call_id: str) -> str:
-        """Return an id as the template takes it: some want nine letters and digits, and no more."""
+        """Return an id as the template takes it: some want exactly nine letters and digits."""
         is_short = len(call_id) == _SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum()
         if is_short or not self._wants_short_ids:
             return call_id
         return blake2b(call_id.encode(), digest_size=8).hexdigest()[:_SHORT_ID_CHARS]
 
-    def _tried_arguments(self) -> bool:
-        """Find out whether the template takes the arguments of a call as a text, not an object."""
+    def _probe_arguments(self) -> bool:
+        """Probe whether the template takes a call's arguments as a text, not an object."""
         arguments = {_PROBE_KEY: 1}
         for value, is_text in ((arguments, False), (json.dumps(arguments), True)):
             function = {"name": "probe", "arguments": value}
@@ -175,8 +176,8 @@ class ChatTemplate:
                 return is_text
         return False
 
-    def _tried_out(self) -> tuple[bool, bool]:
-        """Find out whether the template reads content as parts only, and whether it reads any."""
+    def _probe_content(self) -> tuple[bool, bool]:
+        """Probe whether the template reads content as parts only, and whether it reads any."""
         as_parts = [{"type": "text", "text": _PROBE}]
         leaves_messages_out = True
         for content, takes_parts in ((_PROBE, False), (as_parts, True)):
@@ -197,7 +198,7 @@ class ChatTemplate:
 
 
 def _own_template(template: Any) -> str:
-    """Return the template of a model, of several the one that transformers takes, too."""
+    """Return the template of a model; of several, the default one, as transformers does."""
     if isinstance(template, dict):
         if "default" not in template:
             names = printable(", ".join(map(str, template)), _MAX_REASON_CHARS)
@@ -209,7 +210,7 @@ def _own_template(template: Any) -> str:
     if template is None:
         raise EngineError("the model has no chat template of its own")
     if not isinstance(template, str):
-        raise EngineError(f"the model's chat template is {shown(template)}, not a text")
+        raise EngineError(f"the model's chat template is {short_repr(template)}, not a text")
     return template
 
 
@@ -222,7 +223,7 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _with_open_end(content: Any) -> Any:
-    """Mark where the last message ends, so that what a template writes after it can be cut."""
+    """Mark the end of the last message, so that the template's text behind it can be cut."""
     if isinstance(content, str):
         return content + _OPEN_END
     *before, last = content

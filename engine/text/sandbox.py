@@ -1,9 +1,9 @@
-"""The Jinja that chat templates are written for, in which none can go on without end.
+"""Jinja sandbox for chat templates, in which no rendering runs without end.
 
-Jinja's sandbox keeps a template from the interpreter, but lets it nest loops, call macros of macros
-and double a text as often as it likes. Here each turn of a loop and each call is a step, and so is
-each kibibyte of a text that is put together; a rendering has a number of them and no more. Steps,
-not seconds: a line renders alike on any machine, or fails alike.
+Jinja's own sandbox keeps a template from the interpreter, but lets it nest loops, call macros of
+macros and double a text without limit. Here each iteration of a loop and each call is a step, and
+so is each kibibyte of text; a rendering has a limited number of steps. Steps, not seconds: a line
+renders alike on any machine, or fails alike.
 """
 
 # ruff: noqa: N802 - a visitor's methods are named after Jinja's nodes
@@ -35,11 +35,11 @@ _MAX_POWER_BITS = 4096
 
 
 class TemplateEndless(TemplateError):
-    """A rendering took more steps, or made more text, than any conversation needs."""
+    """A rendering exceeded its limit of steps or of text."""
 
 
 class _StepsLeft(threading.local):
-    """What the rendering of this thread has left."""
+    """Steps left of this thread's rendering."""
 
     steps = 0
 
@@ -64,8 +64,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Names
         self._left = _StepsLeft()
 
-    def compiled(self, source: str) -> Callable[..., str]:
-        """Return what renders a template with the variables that it is given."""
+    def compile_template(self, source: str) -> Callable[..., str]:
+        """Return a function that renders a template with its variables."""
         template = self.from_string(source)
 
         def render(**variables: Any) -> str:
@@ -80,40 +80,40 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
-        """Call what a template calls; a step, and what it has to look through."""
+        """Call a function for a template; costs a step, and the size of its arguments."""
         self.spend(1)
         owner = getattr(callee, "__self__", None)
         for value in (owner, *args, *names.values()):
-            self.operand(value, is_size=isinstance(owner, (str, bytes, int, list, tuple)))
-        return self.weighed(super().call(context, callee, *args, **names))
+            self.charge_operand(value, is_size=isinstance(owner, (str, bytes, int, list, tuple)))
+        return self.charge_result(super().call(context, callee, *args, **names))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute an operator unless its result would be too large to be made."""
+        """Compute an operator unless its result would be too large."""
         if operator == "*":
             for many, times in ((left, right), (right, left)):
                 if isinstance(many, (str, list, tuple)) and isinstance(times, int):
                     _check_size(len(many) * times)
         if operator == "**" and isinstance(left, int) and isinstance(right, int):
             _check_size(0 if left.bit_length() * right <= _MAX_POWER_BITS else None)
-        return self.weighed(super().call_binop(context, operator, left, right))
+        return self.charge_result(super().call_binop(context, operator, left, right))
 
     def spend(self, steps: int) -> None:
-        """Take steps from what the rendering has left."""
+        """Subtract steps from those that the rendering has left."""
         left = self._left
         left.steps -= steps
         if left.steps < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
 
-    def operand(self, value: Any, *, is_size: bool = True) -> Any:
-        """Return what a filter or a call is given: text is paid for, no size may be too large."""
+    def charge_operand(self, value: Any, *, is_size: bool = True) -> Any:
+        """Return an argument of a filter or a call: text costs steps, sizes are limited."""
         if isinstance(value, (str, list, tuple, dict)):
             self.spend(len(value) // _CHARS_READ_PER_STEP)
         elif is_size and isinstance(value, int):
             _check_size(abs(value))
         return value
 
-    def weighed(self, value: Any) -> Any:
-        """Return a value that a template has made, once its size is paid for."""
+    def charge_result(self, value: Any) -> Any:
+        """Return a template's value, once its size is charged."""
         if isinstance(value, (str, list, tuple)):
             _check_size(len(value))
             self.spend(len(value) // _CHARS_PER_STEP)
@@ -144,10 +144,10 @@ class _Counting(NodeTransformer):
         self.generic_visit(node)
         if node.node is not None:
             is_no_size = nodes.Keyword("is_size", nodes.Const(False))  # noqa: FBT003 - a template's
-            node.node = _asked_of("operand", node.node, is_no_size)
-        node.args = [_asked_of("operand", value) for value in node.args]
+            node.node = _asked_of("charge_operand", node.node, is_no_size)
+        node.args = [_asked_of("charge_operand", value) for value in node.args]
         for pair in node.kwargs:
-            pair.value = _asked_of("operand", pair.value)
+            pair.value = _asked_of("charge_operand", pair.value)
         return _weighed(node)
 
     def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
@@ -165,7 +165,7 @@ class _Counting(NodeTransformer):
         return [self._visit_all_but_filter(node), paid]
 
     def _visit_all_but_filter(self, node: nodes.FilterBlock | nodes.AssignBlock) -> nodes.Node:
-        """A block's filter has no value of its own to weigh; what it gives is weighed later."""
+        """Visit a block without its filter, which has no value; the result is charged later."""
         kept, node.filter = node.filter, None
         self.generic_visit(node)
         node.filter = kept
@@ -187,7 +187,7 @@ class _Names(Namespace):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant wrote, for training; here it is what it holds."""
+    """`{% generation %}` marks an assistant's text for training; here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -198,14 +198,14 @@ class _Generation(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def dated(created: int) -> Callable[[str], str]:
+def strftime_at(created: int) -> Callable[[str], str]:
     """Return `strftime_now` of a rendering: the date is that of `created`, not of today."""
     now = datetime.fromtimestamp(created, UTC)
     return now.strftime
 
 
 def _weighed(value: nodes.Expr) -> nodes.Call:
-    return _asked_of("weighed", value)
+    return _asked_of("charge_result", value)
 
 
 def _asked_of(name: str, value: nodes.Expr, *named: nodes.Keyword) -> nodes.Call:
@@ -237,7 +237,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,  # noqa: FBT001, FBT002
 ) -> str:
-    """Print JSON as it is: Jinja's own filter escapes what HTML would read."""
+    """Print plain JSON: Jinja's own filter escapes it for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,7 +1,7 @@
-"""Regular expressions at which a text ends: searched for as it comes, in time linear in its bytes.
+"""Stop patterns: regular expressions that end a text, matched in time linear in its bytes.
 
-A pattern is an automaton of llguidance's over bytes, so none goes back over what was read; one
-that would take too many states is refused, at once or where a text drives it there.
+A pattern is an automaton of llguidance's over bytes, without backtracking; one of too many states
+is refused, at once or where a text drives it there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from engine.protocol.errors import RequestError
+from tidemill.protocol.errors import RequestError
 
 _PARAM = "stop_regex"
 _MAX_REASON_CHARS = 200
@@ -20,7 +20,7 @@ _END = 256
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes, for a matcher that reads one after another."""
+    """A vocabulary of the 256 bytes, for a matcher that reads bytes."""
 
     eos_token_id = bos_token_id = _END
     special_token_ids = (_END,)
@@ -33,7 +33,7 @@ class _Bytes:
 
 @dataclass(frozen=True, slots=True)
 class StopPattern:
-    """One pattern that was compiled; raises `RequestError` for what cannot be searched for."""
+    """A compiled pattern; raises `RequestError` for one that cannot be searched for."""
 
     pattern: str
 
@@ -43,7 +43,7 @@ class StopPattern:
             raise _refusal(self.pattern, "it matches where nothing is written yet")
 
     def search(self) -> PatternSearch:
-        """Begin to search one text."""
+        """Return the search of one text."""
         return PatternSearch(self.pattern)
 
 
@@ -77,7 +77,7 @@ def _vocabulary() -> LLTokenizer:
 
 @lru_cache(maxsize=256)
 def _matcher(pattern: str) -> LLMatcher:
-    """Return the matcher of a pattern at the beginning of a text; nobody reads with it."""
+    """Return the cached matcher of a pattern at the beginning of a text; users copy it."""
     grammar = LLMatcher.grammar_from_regex(f"(?s:.*)(?:{pattern})")
     matcher = LLMatcher(_vocabulary(), grammar, log_level=0)
     if matcher.is_error():
@@ -86,7 +86,7 @@ def _matcher(pattern: str) -> LLMatcher:
 
 
 def _reason(error: str) -> str:
-    """Return the one line of llguidance's words that says what is wrong with a pattern."""
+    """Return the one line of an llguidance error that says what is wrong with a pattern."""
     lines = [line.strip() for line in error.splitlines()]
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
     return told.removeprefix("error: ").partition(" (in regex): ")[2] or told[:_MAX_REASON_CHARS]

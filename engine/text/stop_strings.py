@@ -1,22 +1,23 @@
-"""Stop strings that may span tokens: watched byte by byte, in constant memory."""
+"""Stop strings that may span tokens: matched byte by byte, in constant memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.text.stop_patterns import StopPattern
-from engine.text.tokenizer import Tokenizer
+from .stop_patterns import StopPattern
+from .tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class StopStrings:
-    """Where a text shall end: at the first of its `stops` or `patterns`; a `StopText`.
+    """Stop strings and patterns: a text ends at the first match; a `StopText`.
 
-    UTF-8 keeps its place: the bytes of one text lie in those of another only where its characters
-    do. So the search is in bytes and needs no token to end at a character. A match that ends
-    before `min_tokens` tokens is none. A special token that is written like a stop string ends the
-    sequence too, though its text is skipped. `markers` are special tokens that never are. What
-    matches a pattern stays in the text, to the end of the token that completes it, as in SGLang.
+    UTF-8 is self-synchronizing: the bytes of one text lie in those of another only where its
+    characters do. So the search is in bytes, across tokens that end inside characters. A match
+    within the first `min_tokens` tokens does not count. A special token that is written like a stop
+    string ends the sequence too, though its text is skipped. `markers` are special tokens that are
+    never skipped. A match of a pattern stays in the text, to the end of the token that completes
+    it, as in SGLang.
     """
 
     stops: tuple[str, ...]
@@ -26,9 +27,9 @@ class StopStrings:
     skip_special_tokens: bool = True
     markers: frozenset[int] = frozenset()
 
-    def watch(self) -> StopWatch:
-        """Begin to watch one sequence."""
-        return StopWatch(self)
+    def watch(self) -> StopStringState:
+        """Return the matcher of one sequence."""
+        return StopStringState(self)
 
     def kept(self, token_ids: list[int], stop: str, *, with_stop: bool = False) -> bytes:
         """Return the bytes of a text whose last token completed `stop`, up to it or with it."""
@@ -49,8 +50,8 @@ class StopStrings:
         return is_special and token_id not in self.markers
 
 
-class StopWatch:
-    """Watches one sequence for the first of its stop strings."""
+class StopStringState:
+    """Matches one sequence against its stop strings."""
 
     __slots__ = (
         "_min_tokens",
@@ -82,8 +83,8 @@ class StopWatch:
     def push(self, token_id: int) -> str | None:
         """Append one generated token and return the stop string that is now complete, if any.
 
-        Of several that become complete at once it is the one that begins first; patterns come
-        after all strings.
+        Of several completed at once it is the one that begins first; patterns come after all
+        strings.
         """
         self._num_tokens += 1
         is_early = self._num_tokens < self._min_tokens
@@ -97,7 +98,7 @@ class StopWatch:
         return ended[0] if found is None and ended and not is_early else found
 
     def _first_match(self, data: bytes, num_old_bytes: int) -> str | None:
-        """Return the stop string that begins first of those that end in the new bytes."""
+        """Return the earliest stop string of those that end in the new bytes."""
         first = None
         for stop, wanted in self._stops:
             position = data.find(wanted, max(0, num_old_bytes - len(wanted) + 1))

@@ -1,4 +1,4 @@
-"""What the endpoints know of the served model: everything about it but how to run it."""
+"""Text model: tokenizer, chat template, context and sampling defaults that the endpoints need."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from engine.errors import EngineError, first_line_of
-from engine.files import find_file
-from engine.protocol.constraints import Asked
-from engine.protocol.errors import RequestError
-from engine.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
-from engine.protocol.validation import parse, shown
-from engine.scheduling.sequence import Constraint
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
+from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.contract import EngineError
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
+from tidemill.protocol.validation import parse, short_repr
+
+from ..errors import first_line_of
+from ..scheduling.sequence import Constraint
+from ..storage.hub import find_file
+from .chat_template import ChatTemplate
+from .tokenizer import Tokenizer
 
 _GENERATION = "generation_config.json"
 
@@ -27,10 +29,10 @@ _Config = TypeVar("_Config", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request that says nothing is sampled with; OpenAI's defaults unless a model has own.
+    """Sampling defaults of requests: OpenAI's, unless the model has its own.
 
-    As in vLLM, a model's `generation_config.json` replaces them one by one; its `do_sample` is not
-    read.
+    As in vLLM, a model's `generation_config.json` replaces them one by one; its `do_sample` is
+    ignored.
     """
 
     temperature: float = 1.0
@@ -40,16 +42,20 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
-class MakesConstraints(Protocol):
-    """Makes constraints of one model's tokens; safe to use from threads."""
+class ConstraintCompiler(Protocol):
+    """Compiles constraints on one model's tokens; safe to use from threads."""
 
     def constraint(
-        self, asked: Asked, *, begins_after: str | None = None, opened_by: str | None = None
+        self,
+        asked: OutputConstraint,
+        *,
+        begins_after: str | None = None,
+        opened_by: str | None = None,
     ) -> Constraint:
-        """Return what holds an output to what was asked for, from `begins_after` in it on.
+        """Return the constraint of a request, from behind `begins_after` on.
 
-        With `opened_by`, one that does not begin with that token is held to it at once.
-        Raises `RequestError` for what cannot be held to.
+        With `opened_by`, an output that does not begin with that token is constrained at once.
+        Raises `RequestError` for an invalid constraint.
         """
 
 
@@ -66,12 +72,12 @@ class TextModel:
     max_model_len: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    grammars: MakesConstraints
+    grammars: ConstraintCompiler
     defaults: SamplingDefaults = SamplingDefaults()
 
 
 class GenerationConfig(BaseModel):
-    """What is read of a `generation_config.json`, held to what a request may say."""
+    """A `generation_config.json`, validated like the parameters of a request."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -84,13 +90,13 @@ class GenerationConfig(BaseModel):
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """Return the defaults of a request; what the config leaves out or nulls stays ours."""
+        """Return the sampling defaults; fields that the config leaves out or nulls stay ours."""
         said = self.model_dump(exclude_none=True, exclude={"eos_token_id"})
         return SamplingDefaults(**said)
 
 
 class _ModelEnds(BaseModel):
-    """What a `config.json` says of the end of a sequence."""
+    """The end tokens of a `config.json`."""
 
     model_config = ConfigDict(strict=True)
 
@@ -100,7 +106,7 @@ class _ModelEnds(BaseModel):
 def read_generation_config(model: str) -> GenerationConfig:
     """Return the `generation_config.json` of a local folder or hub id, empty if it has none.
 
-    `EngineError` names the file and the key that no request could set so.
+    `EngineError` names the file and the invalid key.
     """
     try:
         path = find_file(model, _GENERATION)
@@ -114,7 +120,7 @@ def read_generation_config(model: str) -> GenerationConfig:
     except (OSError, ValueError, RecursionError) as exc:
         raise EngineError(f"{model}: {_GENERATION} is no JSON: {first_line_of(exc)}") from exc
     if not isinstance(config, dict):
-        raise EngineError(f"{model}: {_GENERATION} holds no JSON object but {shown(config)}")
+        raise EngineError(f"{model}: {_GENERATION} holds no JSON object but {short_repr(config)}")
     return _checked(GenerationConfig, config, f"{model}: {_GENERATION}")
 
 
@@ -123,8 +129,8 @@ def eos_ids(
 ) -> frozenset[int]:
     """Return the tokens that end a sequence: the tokenizer's, and those of the model's configs.
 
-    `model_eos` is `config.eos_token_id`, read when the generation config names none. Each may be
-    an id, a list of ids or None.
+    `model_eos` is `config.eos_token_id`, read when the generation config names none. Each may be an
+    id, a list of ids or None.
     """
     configured = generation_config.eos_token_id
     if configured is None:

@@ -1,13 +1,14 @@
-"""How few tokens a text can be, told by its bytes: a tokenizer is slow and takes 160 bytes for one.
+"""Lower bound of a text's number of tokens by its bytes: tokenizing takes 160 bytes for one.
 
-No token stands for more bytes than the longest one of the vocabulary does, so a text has at least
-bytes / longest tokens. This holds where every byte comes out in some token: byte-level BPE, and BPE
-or Unigram with a token for each byte. It holds for no tokenizer that may drop text (accents, runs
-of spaces, control characters) or that writes one unknown token for many characters; those have no
+No token stands for more bytes than the longest one of the vocabulary, so a text has at least bytes
+/ longest tokens. This holds where every byte comes out in some token: byte-level BPE, and BPE or
+Unigram with a token for each byte. It holds for no tokenizer that may drop text (accents, runs of
+spaces, control characters) or that writes one unknown token for many characters; those have no
 bound here.
 
 The longest tokens are runs of spaces and of dashes, which texts rarely are. So letters, digits and
-all that is not ASCII are counted a second time by themselves, against the token that has most.
+all that is not ASCII are counted a second time by themselves, against the token with the most of
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from engine.text.pieces import BYTE_OF_CHAR, METASPACE
+from .token_bytes import BYTE_OF_CHAR, METASPACE
 
 _SLICE_CHARS = 2**16
 # Of four bytes these leave one or more: the mathematical bold A becomes an A, and iota with two
@@ -31,8 +32,8 @@ _OTHERS = bytes(byte for byte in range(0x80) if not chr(byte).isalnum())
 class TokenBound:
     """The most bytes of text in one token, and the most `letters` among them.
 
-    `shrink` is how many bytes of a text the normalizer may turn into one. Where `drops_spaces`, a
-    special token takes the spaces beside it along, however many they are.
+    `shrink` is how many bytes of a text the normalizer may turn into one. With `drops_spaces`, a
+    special token absorbs all spaces beside it.
     """
 
     most_bytes: int
@@ -41,7 +42,7 @@ class TokenBound:
     drops_spaces: bool
 
     def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that the text has at least."""
+        """Return a lower bound of the number of tokens of a text."""
         num_bytes = num_letters = 0
         for start in range(0, len(text), _SLICE_CHARS):
             part = text[start : start + _SLICE_CHARS]
@@ -56,7 +57,7 @@ class TokenBound:
 
 
 def token_bound(backend: Any) -> TokenBound | None:
-    """Return the bound of a fast tokenizer, or None where none can be given."""
+    """Return the bound of a fast tokenizer, or None if there is none."""
     normalizers = _steps(backend.normalizer, "normalizers")
     splitters = _steps(backend.pre_tokenizer, "pretokenizers")
     shrink = 1
@@ -111,7 +112,7 @@ def _splits_only(step: dict[str, Any]) -> bool:
 
 
 def _has_all_bytes(model: Any, vocab: dict[str, int], *, is_byte_level: bool) -> bool:
-    """Say whether no character is ever unknown, so that none is dropped or joined to others."""
+    """Say whether no character is ever unknown, so that none is dropped or merged with others."""
     state = json.loads(model.__getstate__())
     if state.get("continuing_subword_prefix") or state.get("end_of_word_suffix"):
         return False

@@ -1,11 +1,11 @@
-"""Text to token ids, and token ids to bytes, exactly and one token at a time.
+"""Tokenizer: text to token ids, and token ids to bytes, exactly and one token at a time.
 
 `decode` of a whole sequence cannot say which token brought which bytes, and decoding again for each
 new token costs more than sampling it. So every token has a piece, its own bytes, and the text of a
 sequence is its pieces joined. For byte-level BPE and for SentencePiece vocabularies this equals
 `decode` (for the latter but for the space that `decode` drops before the first word: a piece keeps
-it, since the text goes on from a prompt). For other vocabularies a piece is what `decode` adds
-after a plain letter.
+it, since the text continues a prompt). For other vocabularies a piece is what `decode` adds behind
+a plain letter.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from engine.errors import EngineError, first_line_of
-from engine.protocol.errors import RequestError
-from engine.text.pieces import BYTE_OF_CHAR, METASPACE, writing_of
-from engine.text.token_bound import TokenBound, token_bound
-from engine.text.vocabulary import Vocabulary, reraise_unless_broken
+from tidemill.protocol.contract import EngineError
+from tidemill.protocol.errors import RequestError
+
+from ..errors import first_line_of
+from .token_bound import TokenBound, token_bound
+from .token_bytes import BYTE_OF_CHAR, METASPACE, decoder_kind
+from .vocabulary import Vocabulary, reraise_unless_broken
 
 _TRIAL = "A text, 1 line.\n"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def load_tokenizer(model: str, vocabulary: Vocabulary, vocab_size: int) -> Tokenizer:
-    """Return the tokenizer of a folder or hub id, tried out; `EngineError` when it is none.
+    """Return the tokenizer of a folder or hub id, tested; `EngineError` when it does not work.
 
-    Its vocabulary must be that of a model of `vocab_size` tokens. Tokens added later may lie
-    beyond it: a prompt that holds one is refused by name.
+    Its vocabulary must be that of a model of `vocab_size` tokens. Tokens added later may lie beyond
+    it: a prompt with one of them is refused by name.
     """
     try:
         tokenizer = Tokenizer(vocabulary)
@@ -46,7 +48,7 @@ def load_tokenizer(model: str, vocabulary: Vocabulary, vocab_size: int) -> Token
 
 
 class Tokenizer:
-    """A model's vocabulary at work; safe to use from threads."""
+    """A tokenizer over a model's vocabulary; safe to use from threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
@@ -58,7 +60,7 @@ class Tokenizer:
         self._piece_of = self._piece_reader()
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text; raises `RequestError` for what is no Unicode text."""
+        """Return the token ids of a text; raises `RequestError` for invalid Unicode."""
         if not text.isascii():
             try:
                 text.encode()
@@ -67,13 +69,13 @@ class Tokenizer:
         if self._backend is None:
             ids = self.vocabulary.pretrained.encode(text, add_special_tokens=add_special_tokens)
             return [int(token_id) for token_id in ids]
-        # The batch form lets go of the interpreter while it works, and computes no offsets.
+        # The batch form releases the GIL, and computes no offsets.
         encodings = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids_of_text: list[int] = encodings[0].ids
         return ids_of_text
 
     def least_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text has at least, told without tokenizing it.
+        """Return a lower bound of the number of tokens of a text, without tokenizing it.
 
         It is 0 where this vocabulary allows no such bound.
         """
@@ -84,18 +86,18 @@ class Tokenizer:
         return None if self._backend is None else token_bound(self._backend)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of one token, a special token's too; none for an id without a token."""
+        """Return the bytes of one token, a special token's too; none for an unused id."""
         piece = self._pieces.get(token_id)
         if piece is None:
             piece = self._pieces[token_id] = self._piece_of(token_id)
         return piece
 
     def is_special(self, token_id: int) -> bool:
-        """Say whether the token is markup (`<|im_end|>`) and no part of the text."""
+        """Say whether the token is special (`<|im_end|>`) and no part of the text."""
         return token_id in self._special
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of the special token that is written exactly so, if there is one."""
+        """Return the id of the special token of exactly this text, if there is one."""
         return self._special_ids.get(text)
 
     def text_bytes(
@@ -115,12 +117,12 @@ class Tokenizer:
         return b"".join([self.piece(i) for i in token_ids])
 
     def text(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of a sequence; bytes that are no UTF-8 come out as U+FFFD."""
+        """Return the text of a sequence; invalid UTF-8 becomes U+FFFD."""
         data = self.text_bytes(token_ids, skip_special_tokens=skip_special_tokens)
         return data.decode("utf-8", "replace")
 
     def _piece_reader(self) -> Callable[[int], bytes]:
-        match writing_of(self._backend):
+        match decoder_kind(self._backend):
             case "byte-level":
                 return self._byte_level_piece
             case "sentencepiece":

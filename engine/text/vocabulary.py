@@ -1,8 +1,8 @@
-"""What transformers makes of a model's tokenizer files, as far as it is read here: remembered.
+"""Vocabulary: the parts of transformers' tokenizer that are used here, cached on disk.
 
-transformers makes the same of the same files every time, but takes seconds to be imported and to
-read a large vocabulary. What it has made once of these files, byte for byte, is taken from the
-cache. A tokenizer that only transformers can run is never remembered, and no failure is.
+transformers makes the same of the same files every time, but takes seconds to import and to read a
+large vocabulary. Its result for these files, byte for byte, comes from the cache. A tokenizer that
+only transformers can run is never cached, and no failure is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError, first_line_of
-from engine.files import source_of
-from engine.remembered import Fact, versions_of
-from engine.text.pieces import writing_of
+from tidemill.protocol.contract import EngineError
+
+from ..errors import first_line_of
+from ..storage.disk_cache import CacheEntry, package_versions
+from ..storage.hub import file_origin
+from .token_bytes import decoder_kind
 
 # What decides, beside the files, what transformers makes of them.
 _PACKAGES = (
@@ -43,11 +45,11 @@ _FEWEST_LEARNT = 3
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A model's tokenizer: `backend` is that of the tokenizers library, None if Python runs it.
+    """A model's tokenizer: `backend` is that of the tokenizers library, None for a slow tokenizer.
 
-    `highest_id` is that of the vocabulary without the tokens that were `added` to it, of which the
-    texts are told; -1 where Python runs it. `special_tokens` has the names that templates know.
-    `pretrained` is transformers' own, None when it was remembered.
+    `highest_id` is that of the vocabulary without `added` tokens, whose texts are in that table; -1
+    for a slow tokenizer. `special_tokens` has the names that templates know. `pretrained` is
+    transformers' own, None for one from the cache.
     """
 
     backend: Any
@@ -61,14 +63,14 @@ class Vocabulary:
 
 
 def recall_vocabulary(model: str, folder: Path | None) -> Vocabulary | None:
-    """Return what was made of the tokenizer files that lie in a model's folder now, if it was."""
+    """Return the cached vocabulary of a model folder's tokenizer files, if there is one."""
     fact = _fact_of(model, folder)
-    data = None if fact is None else fact.recall()
+    data = None if fact is None else fact.load()
     return None if data is None else _unpacked(data)
 
 
 def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
-    """Return what transformers makes of a folder or hub id, and remember it where that is possible.
+    """Load the vocabulary of a folder or hub id by transformers, and cache it if possible.
 
     `folder` is where its files lie. Remote code is never run. Raises `EngineError`.
     """
@@ -97,7 +99,7 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
 
 
 def vocabulary_of(pretrained: Any) -> Vocabulary:
-    """Return what is read of transformers' tokenizer, which never cuts or pads from now on."""
+    """Return the vocabulary of transformers' tokenizer, which never truncates from now on."""
     backend, highest_id = getattr(pretrained, "backend_tokenizer", None), -1
     if backend is not None:
         backend.no_truncation()
@@ -120,7 +122,7 @@ def vocabulary_of(pretrained: Any) -> Vocabulary:
 
 
 def reraise_unless_broken(exc: BaseException) -> None:
-    """Let pass what no broken file raises; a panic of the tokenizers library is no `Exception`."""
+    """Reraise what no broken file raises; a panic of the tokenizers library is no `Exception`."""
     if not isinstance(exc, Exception) and type(exc).__name__ != "PanicException":
         raise exc
 
@@ -134,18 +136,18 @@ def _is_learnt(vocabulary: Vocabulary) -> bool:
 
 
 def _has_files(pretrained: Any, folder: Path | None) -> bool:
-    """Say whether any of the files is there that a tokenizer's class reads a vocabulary from."""
+    """Say whether a vocabulary file of the tokenizer's class exists."""
     names = pretrained.vocab_files_names.values()
     return folder is not None and any((folder / name).is_file() for name in names)
 
 
-def _fact_of(model: str, folder: Path | None) -> Fact | None:
+def _fact_of(model: str, folder: Path | None) -> CacheEntry | None:
     """Return the fact of what transformers makes of the files in a folder, as they are now.
 
     `model` counts, as some names are read differently. None when it cannot be told which files
     are read, or when more of them may come from the hub.
     """
-    source = None if folder is None else source_of(model, folder, _FETCHED)
+    source = None if folder is None else file_origin(model, folder, _FETCHED)
     if folder is None or source is None:
         return None
     try:
@@ -155,12 +157,14 @@ def _fact_of(model: str, folder: Path | None) -> Fact | None:
     except (OSError, ValueError, RecursionError):
         return None
     causes = [part for name, data in files.items() for part in (name, data)]
-    return Fact.of("tokenizer", versions_of(*_PACKAGES), source, model, str(folder), *causes)
+    return CacheEntry.from_inputs(
+        "tokenizer", package_versions(*_PACKAGES), source, model, str(folder), *causes
+    )
 
 
-def _remember(fact: Fact, vocabulary: Vocabulary) -> None:
-    """Remember a vocabulary, if all of it comes back as it is."""
-    if writing_of(vocabulary.backend) is None:
+def _remember(fact: CacheEntry, vocabulary: Vocabulary) -> None:
+    """Cache a vocabulary, if it survives the round trip."""
+    if decoder_kind(vocabulary.backend) is None:
         return  # its texts are put together by transformers
     try:
         data = _packed(vocabulary)
@@ -170,11 +174,11 @@ def _remember(fact: Fact, vocabulary: Vocabulary) -> None:
         reraise_unless_broken(exc)
         return
     if is_whole and again == replace(vocabulary, backend=again.backend, pretrained=None):
-        fact.remember(data)
+        fact.save(data)
 
 
 def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield all files that a tokenizer may be made of; ValueError when they are too many bytes."""
+    """Yield all possible tokenizer files; ValueError when they are too many bytes."""
     num_bytes = 0
     for path in sorted([*folder.iterdir(), *folder.glob(f"{_TEMPLATES}/*")]):
         if path.suffix in _WEIGHTS or not path.is_file():
@@ -186,7 +190,7 @@ def _files_in(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _may_read_others(data: bytes | None) -> bool:
-    """Say whether one of the configs names files, which may lie anywhere."""
+    """Say whether a config names files, which may lie anywhere."""
     config = json.loads(data or b"{}")
     return not isinstance(config, dict) or any(
         ("_file" in key or key in _PATHS) and key != _UNREAD_FILE and config[key] for key in config

@@ -1,13 +1,13 @@
 """Writes the OpenAPI document of this API to standard output.
 
-python -m handler.api > docs/openapi.json
+python -m tidemill.handler.api > docs/openapi.json
 """
 
 from __future__ import annotations
 
 import sys
 
-from handler.api.app import app
-from handler.api.document import text
+from .app import app
+from .document import text
 
 sys.stdout.write(text(app))

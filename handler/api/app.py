@@ -21,25 +21,25 @@ from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from handler.api.envelope import errors
-from handler.api.envelope.bodies import Bodies
-from handler.api.envelope.caller import Caller, identify
-from handler.api.envelope.means import aws
-from handler.api.public import DOCUMENT, HEALTH, is_public
-from handler.api.routers import batches, files, history, models, results, stats, uploads
-from handler.deployment import deployment
-from handler.errors import InvalidOption
-from handler.log import logger
-from handler.tenants.limits import LimitReached
+from tidemill.batch.errors import InvalidOption
+
+from ..deployment import deployment
+from ..observability import logger
+from ..tenants.limits import LimitReached
+from .envelope import errors
+from .envelope.bodies import BodyReader
+from .envelope.caller import Caller, aws, identify
+from .open_paths import DOCUMENT, HEALTH, is_open
+from .routers import batches, files, history, models, results, stats, uploads
 
 
-def let_in(app: ApiGatewayResolver) -> None:
-    """Answer nobody but who has a key, whatever the routes behind this forget.
+def authenticate(app: ApiGatewayResolver) -> None:
+    """Require a key for all paths that are not public, even if a route forgets to.
 
-    What needs a key is counted, where its tenant has a limit of requests.
+    Such requests are counted if their tenant has a request limit.
     """
     event = cast("APIGatewayProxyEventV2", app.current_event)
-    if is_public(event.path):
+    if is_open(event.path):
         return
     caller = admitted(event)
     logger.info("request", tenant=caller.tenant, key_id=caller.key_id)
@@ -62,7 +62,7 @@ def as_json(answer: object) -> str:
 app = APIGatewayHttpResolver(
     enable_validation=True, response_validation_error_http_code=500, serializer=as_json
 )
-app._request_validation_middleware = Bodies(let_in)  # noqa: SLF001
+app._request_validation_middleware = BodyReader(authenticate)  # noqa: SLF001
 app.include_router(batches.router)
 app.include_router(history.router)
 app.include_router(results.router)
@@ -88,7 +88,7 @@ def health() -> HealthObject:
 def show_document() -> Response[str]:
     """Return the OpenAPI document of this API; needs no key and asks nothing of AWS."""
     # Not at the top: every cold start would pay for what hardly any request asks.
-    from handler.api.document import text
+    from .document import text
 
     return Response(int(HTTPStatus.OK), content_types.APPLICATION_JSON, text(app))
 

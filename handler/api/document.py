@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aws_lambda_powertools.event_handler import APIGatewayHttpResolver
 
-from handler.api.public import is_public
+from .open_paths import is_open
 
 _TITLE: Final = "Tidemill"
 _ABOUT: Final = (
@@ -99,7 +99,7 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
         text = {_TEXTS[function.__name__]: {"schema": {"type": "string"}}}
         operation["responses"]["200"]["content"] = text
     statuses = _ALWAYS | _ALSO.get(function.__name__, set())
-    if is_public(path):
+    if is_open(path):
         operation["security"] = []
     else:
         statuses |= {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED}

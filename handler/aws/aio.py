@@ -13,20 +13,20 @@ from aiobotocore.session import get_session
 from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.calls import (
-    AGAIN_DELAYS_SECONDS,
+from ..errors import AwsError
+from .calls import (
+    RETRY_DELAYS_SECONDS,
     WORKER_SERVICES,
     Call,
     Operation,
     Service,
     T,
     client_options,
-    is_to_be_sent_again,
+    is_retryable,
     region,
-    spread,
     translate,
+    with_jitter,
 )
-from handler.errors import AwsError
 
 
 class AioAws:
@@ -79,15 +79,15 @@ class AioAws:
     async def _send(self, call: Call) -> Any:
         send = getattr(self._clients[call.service], call.method)
         if call.delay_seconds:
-            await asyncio.sleep(spread(call.delay_seconds))
-        for delay_seconds in AGAIN_DELAYS_SECONDS:
+            await asyncio.sleep(with_jitter(call.delay_seconds))
+        for delay_seconds in RETRY_DELAYS_SECONDS:
             try:
                 response = await send(**call.arguments)
                 break
             except ClientError as exc:
-                if not is_to_be_sent_again(exc):
+                if not is_retryable(exc):
                     raise
-            await asyncio.sleep(spread(delay_seconds))
+            await asyncio.sleep(with_jitter(delay_seconds))
         else:
             response = await send(**call.arguments)
         if "Body" in response:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, NamedTuple
 
-from handler.aws.calls import Call, Operation
-from handler.batch.keys import part_key, part_prefix, seal_key, segment_key
-from handler.batch.model import Shard, Source
-from handler.batch.parts import (
+from tidemill.batch.errors import BadPart
+from tidemill.batch.model import Shard, Source
+from tidemill.batch.object_keys import part_key, part_prefix, seal_key, segment_key
+from tidemill.batch.parts import (
     PartIndex,
     RowPlace,
     Seal,
@@ -20,7 +20,9 @@ from handler.batch.parts import (
     decode_seal,
     encode_seal,
 )
-from handler.errors import AwsError, BadPart, NotThere, ObjectChanged
+
+from ..errors import AwsError, NotThere, ObjectChanged
+from .calls import Call, Operation
 
 # Of a part of some hundred rows; the heads of larger ones take a second look.
 _HEAD_BYTES = 2**14
@@ -63,8 +65,8 @@ def read_range(source: Source, start: int, end: int) -> Operation[bytes]:
     return body if "ContentRange" in response else body[start:end]
 
 
-class Found(NamedTuple):
-    """An object as a list tells of it; `modified` is Unix seconds."""
+class ObjectHead(NamedTuple):
+    """An object in a listing; `modified` is Unix seconds."""
 
     key: str
     etag: str
@@ -79,7 +81,7 @@ class Bucket:
     name: str
 
     def head(self, key: str, version_id: str | None = None) -> Operation[Mapping[str, Any] | None]:
-        """Return what S3 tells of an object, or None when it is not there."""
+        """Return the S3 metadata of an object, or None if it does not exist."""
         try:
             response: Mapping[str, Any] = yield Call(
                 "s3", "head_object", self._version(key, version_id)
@@ -132,12 +134,14 @@ class Bucket:
         found = yield from self._list(prefix)
         return {each["Key"]: each["Size"] for each in found}
 
-    def list_page(self, prefix: str, after: str) -> Operation[tuple[list[Found], bool]]:
+    def list_page(self, prefix: str, after: str) -> Operation[tuple[list[ObjectHead], bool]]:
         """Return the next objects behind a key, a thousand at most, and whether more follow."""
         arguments = {"Bucket": self.name, "Prefix": prefix, "StartAfter": after}
         response = yield Call("s3", "list_objects_v2", arguments)
         listed = [
-            Found(each["Key"], each["ETag"], each["Size"], int(each["LastModified"].timestamp()))
+            ObjectHead(
+                each["Key"], each["ETag"], each["Size"], int(each["LastModified"].timestamp())
+            )
             for each in response.get("Contents", ())
         ]
         return listed, bool(response.get("IsTruncated"))
@@ -150,7 +154,7 @@ class Bucket:
             yield Call("s3", "delete_objects", where)
 
     def delete(self, key: str) -> Operation[None]:
-        """Take an object away; where the bucket keeps versions it can be had back."""
+        """Delete an object; in a bucket with versions it can be restored."""
         yield Call("s3", "delete_object", {"Bucket": self.name, "Key": key})
 
     def delete_found(self, key: str, found: Mapping[str, Any]) -> Operation[None]:
@@ -170,7 +174,7 @@ class Bucket:
     # Multipart uploads
 
     def part_url(self, key: str, upload_id: str, number: int, num_bytes: int) -> Call:
-        """Return the call that writes one part of exactly so many bytes, for a url."""
+        """Return the call that writes one part of exactly `num_bytes`, for a signed URL."""
         where = {"Bucket": self.name, "Key": key, "UploadId": upload_id, "PartNumber": number}
         return Call("s3", "upload_part", where | {"ContentLength": num_bytes})
 
@@ -182,7 +186,7 @@ class Bucket:
         return (yield from self._create_upload(self._new(key) | about))
 
     def create_work_upload(self, key: str) -> Operation[str]:
-        """Begin an object of many parts that nobody but us will see; return the upload's id."""
+        """Start a multipart upload of an internal object; return the upload's id."""
         return self._create_upload(self._new(key))
 
     def _create_upload(self, where: Mapping[str, Any]) -> Operation[str]:
@@ -303,7 +307,7 @@ class Bucket:
         return b"".join(rows)
 
     def read_head(self, key: str) -> Operation[tuple[RowPlace, ...]]:
-        """Return where each row stands in a part, and read no more of it than its first line.
+        """Return the place of each row in a part; only its first line is read.
 
         Raises BadPart and NotThere.
         """

@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.items import from_item
-from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+from ..errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+from .items import from_item
 
 Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
 SERVICES: tuple[Service, ...] = get_args(Service)
@@ -82,8 +82,8 @@ _BRIEF: Mapping[str, Any] = {
     "read_timeout": 10,
     "retries": {"mode": "standard", "total_max_attempts": 3},
 }
-# Of single services, over those. A worker that is not started now is started in a minute: those who
-# start them wait for nobody.
+# Overrides for single services. A worker that is not started now is started in a minute, so that
+# calls which start workers do not wait.
 _OPTIONS_OF_SERVICE: Mapping[str, Mapping[str, Any]] = {
     # Urls that are signed name the region's own host, by a signature that every region knows.
     "s3": {
@@ -100,7 +100,7 @@ _OPTIONS_OF_SERVICE: Mapping[str, Mapping[str, Any]] = {
 # Before each new try of a write that met a transaction on its item, and of a transaction that was
 # throttled or met another: nothing was done, and clients do not try those again themselves. Nor do
 # they ask again for what a read of many items has left out.
-AGAIN_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+RETRY_DELAYS_SECONDS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 
 
 def client_options(service: str) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def client_options(service: str) -> dict[str, Any]:
     return deepcopy({**_CLIENT_OPTIONS, **_OPTIONS_OF_SERVICE.get(service, {})})
 
 
-def spread(delay_seconds: float) -> float:
+def with_jitter(delay_seconds: float) -> float:
     """Return about this delay, so that those who met once do not meet again."""
     return delay_seconds * random.uniform(0.5, 1.5)  # noqa: S311
 
 
-def is_to_be_sent_again(error: ClientError | BotoCoreError) -> bool:
+def is_retryable(error: ClientError | BotoCoreError) -> bool:
     """Say whether a write was refused for what others do at this moment, and nothing was done."""
     if not isinstance(error, ClientError):
         return False

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from handler.aws.calls import Call, Operation
-from handler.errors import AwsError
+from ..errors import AwsError
+from .calls import Call, Operation
 
 SOURCE = "tidemill"
 DETAIL_TYPE = "Batch Status Change"

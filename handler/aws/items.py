@@ -33,7 +33,7 @@ def from_item(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def dump(value: object) -> dict[str, Any]:
     """Return the fields of a frozen dataclass as plain values."""
-    fields: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
+    fields: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json", by_alias=True)
     return fields
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from handler.aws.calls import Call, Operation
-from handler.batch.fleet import FleetPlan
+from tidemill.batch.fleet import FleetPlan
+
+from .calls import Call, Operation
 
 _PLAN = TypeAdapter(FleetPlan)
 

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from handler.aws.calls import Call, Operation
-from handler.errors import AwsError, NotThere
+from ..errors import AwsError, NotThere
+from .calls import Call, Operation
 
 _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
-# How long a message that failed is hidden, by how often it was received; from then on the last.
-_AGAIN_SECONDS = (1, 2, 5, 15, 60, 120, 300)
+# Backoff of a failed message, by how often it was received; the last is for all later ones.
+_RETRY_SECONDS = (1, 2, 5, 15, 60, 120, 300)
 # Of a message to the control Lambda before it is a dead letter: three quarters of an hour of
-# failures that are told, four hours of runs that die.
+# reported failures, four hours of runs that die.
 MAX_CONTROL_RECEIVES = 15
 _SENT, _GROUP = "SentTimestamp", "MessageGroupId"
 _COUNTS = [
@@ -27,10 +27,10 @@ _COUNTS = [
 
 
 class Message(NamedTuple):
-    """A received message: `receipt` stands for it until its visibility ends.
+    """A received message: `receipt` identifies it until its visibility timeout.
 
-    `sent_at` is Unix seconds, None where the queue does not tell; `group` is the tenant for whom it
-    was sent, None for nobody's.
+    `sent_at` is Unix seconds, None if the queue does not give it; `group` is the tenant of the
+    message, None if it has none.
     """
 
     body: str
@@ -110,7 +110,7 @@ class Queue:
         ]
 
     def count(self) -> Operation[int]:
-        """Return about how many messages there are: waiting, delayed or in somebody's hands."""
+        """Return about how many messages there are: waiting, delayed or in flight."""
         response = yield Call(
             "sqs", "get_queue_attributes", {"QueueUrl": self.url, "AttributeNames": _COUNTS}
         )
@@ -144,12 +144,12 @@ class Queue:
             return
 
 
-def again_seconds(num_receives: int) -> int:
-    """Return how long to hide a message that failed when it was received for the so-manieth time.
+def retry_seconds(num_receives: int) -> int:
+    """Return the backoff of a failed message, by its number of receives.
 
     What failed for moments is done moments later, and an outage of hours costs few tries.
     """
-    return _AGAIN_SECONDS[max(1, min(num_receives, len(_AGAIN_SECONDS))) - 1]
+    return _RETRY_SECONDS[max(1, min(num_receives, len(_RETRY_SECONDS))) - 1]
 
 
 def _of_group(group: str | None) -> dict[str, str]:
@@ -177,7 +177,7 @@ def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
 
 
 def parse_message(body: str) -> dict[str, Any] | None:
-    """Return a message's fields, or None for one that is no JSON object.
+    """Return a message's fields, or None if it is not a JSON object.
 
     Neither is one whose batch could be none of ours: the table takes no key of any length.
     """
@@ -197,7 +197,7 @@ def _text(body: dict[str, object]) -> str:
     return to_json(body, ensure_ascii=True).decode()
 
 
-def tens(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:
+def message_batches(bodies: Iterable[dict[str, object]]) -> Iterable[list[dict[str, object]]]:
     """Yield the messages ten at a time, as many as SQS takes at once."""
     batch: list[dict[str, object]] = []
     for body in bodies:

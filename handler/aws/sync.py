@@ -12,18 +12,18 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from handler.aws.calls import (
-    AGAIN_DELAYS_SECONDS,
+from .calls import (
+    RETRY_DELAYS_SECONDS,
     SERVICES,
     Call,
     Operation,
     Service,
     T,
     client_options,
-    is_to_be_sent_again,
+    is_retryable,
     region,
-    spread,
     translate,
+    with_jitter,
 )
 
 MAX_PRESIGNED_SECONDS = 3600
@@ -31,7 +31,7 @@ _NUM_THREADS = 16
 
 
 def aws_client(service: str, **options: Any) -> Any:
-    """Return a client with the settings of whoever runs this, in the region that they name."""
+    """Return a client with the caller's own AWS settings, in the region given there."""
     return boto3.client(service, **{"region_name": region(), **options})  # noqa: TID251 - here
 
 
@@ -57,8 +57,8 @@ class Clients(Mapping[Service, Any]):
         return len(SERVICES)
 
 
-class Waiting:
-    """The time in which something is waited for: what several threads wait for at once counts once.
+class WaitClock:
+    """Time spent waiting; concurrent waits of several threads count once.
 
     To be entered by whoever waits; `seconds` grows when the last one leaves.
     """
@@ -83,14 +83,14 @@ class Waiting:
 
 
 class Aws:
-    """Runs operations one call after another; may be used by several threads at once.
+    """Runs operations, one call after the other; thread-safe.
 
     `waiting` tells for how long at least one call has been under way.
     """
 
     def __init__(self, make_client: Callable[..., Any] = aws_client) -> None:
         self.clients: Mapping[Service, Any] = Clients(make_client)
-        self.waiting = Waiting()
+        self.waiting = WaitClock()
 
     def run(self, operation: Operation[T]) -> T:
         """Return the operation's result; raises AwsError for what it does not handle itself."""
@@ -117,7 +117,7 @@ class Aws:
             return list(pool.map(self.run, waiting))
 
     def open(self, **pin: Any) -> IO[bytes]:
-        """Return the body of an object as a stream; `pin` is what `get_object` takes.
+        """Return the body of an object as a stream; `pin` are arguments of `get_object`.
 
         Raises AwsError; errors in the middle of the stream are botocore's own.
         """
@@ -143,15 +143,15 @@ class Aws:
     def _send(self, call: Call) -> Any:
         send = getattr(self.clients[call.service], call.method)
         if call.delay_seconds:
-            time.sleep(spread(call.delay_seconds))
-        for delay_seconds in AGAIN_DELAYS_SECONDS:
+            time.sleep(with_jitter(call.delay_seconds))
+        for delay_seconds in RETRY_DELAYS_SECONDS:
             try:
                 response = send(**call.arguments)
                 break
             except ClientError as exc:
-                if not is_to_be_sent_again(exc):
+                if not is_retryable(exc):
                     raise
-            time.sleep(spread(delay_seconds))
+            time.sleep(with_jitter(delay_seconds))
         else:
             response = send(**call.arguments)
         if "Body" in response:

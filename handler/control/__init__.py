@@ -1,1 +1,1 @@
-"""Who decides what comes next: a message, the schedule, and what becomes of dead messages."""
+"""Control plane: advances batches by messages, the reaper, the sweep and dead letters."""

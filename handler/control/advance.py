@@ -1,7 +1,7 @@
-"""Brings a batch forward: looks where it stands and does what comes next.
+"""Advances a batch: a state machine that does the next steps of its current status.
 
-Every message about a batch ends here. Each step is done by whoever comes, any number of times, with
-the same result.
+Every message about a batch ends here. Each step is idempotent: any run may do it, any number of
+times.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from handler.aws.items import dump
-from handler.aws.sync import Aws
-from handler.batch.fleet import Waiting
-from handler.batch.model import Batch, BatchError
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.finalize.close import close_abandoned
-from handler.finalize.finalize import finalize
-from handler.fleet.waiting import why_waiting
-from handler.intake.convert import give_up
-from handler.intake.intake import take_in
-from handler.intake.shards import ring_shards
-from handler.log import logger
-from handler.moves.announce import announce
-from handler.moves.end import end_batch
-from handler.outbound.webhook import tell
+from tidemill.batch.fleet import WaitingReason
+from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.states import Status
+
+from ..aws.items import dump
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..finalize.close import close_abandoned
+from ..finalize.finalize import finalize
+from ..finalize.webhook import send_webhook
+from ..fleet.waiting_reason import get_waiting_reason
+from ..intake.convert import abort_conversion
+from ..intake.intake import ingest
+from ..intake.shards import enqueue_shards
+from ..lifecycle.announce import announce
+from ..lifecycle.finish import end_batch
+from ..observability import logger
 
 
 def advance(
@@ -36,42 +37,45 @@ def advance(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Bring a batch as far as it can come now.
+    """Advance a batch as far as possible now.
 
-    `time_left` gives the seconds until this run must have ended; what it does not allow is left to
-    the next one, and a message for that is sent. An id that no batch has is logged and forgotten.
+    `time_left` returns the seconds until this run's deadline; the rest is left to another run, and
+    a message for that is sent. An unknown id is logged and dropped.
     """
     batch = aws.run(deployment.table.get_batch(batch_id))
     if batch is None:
         logger.warning("no such batch", batch_id=batch_id)
         return
-    go_on(aws, deployment, batch, time_left, now=now)
+    advance_batch(aws, deployment, batch, time_left, now=now)
 
 
-def go_on(
+def advance_batch(
     aws: Aws,
     deployment: Deployment,
     found: Batch,
     time_left: Callable[[], float],
     *,
     now: Callable[[], float] = time.time,
+    owner: str | None = None,
 ) -> None:
-    """Bring a batch that was just read or made as far as it can come now.
+    """Advance a batch that was just read or created as far as possible now.
 
-    Each step moves it by a conditional write, which says how the batch is then: a step goes by that
-    instead of reading again what may have changed since `found`.
+    Each step is a conditional write that returns the batch: the next step uses that instead of
+    reading it again. `owner` is that of the lock with which this run has created the batch.
     """
-    aws.run(announce(deployment, found))
     batch: Batch | None = found
+    # Intake announces `validating`, unless its first run gets through.
     if found.status is Status.VALIDATING:
-        batch = _validate(aws, deployment, found, time_left, now)
+        batch = _validate(aws, deployment, found, time_left, now, owner=owner)
+    else:
+        aws.run(announce(deployment, found))
     if batch is not None and batch.status is Status.IN_PROGRESS:
         batch = _progress(aws, deployment, batch, time_left, now)
     if batch is not None and batch.status in {Status.FINALIZING, Status.CANCELLING}:
         finalize(aws, deployment, batch, time_left, now=now)
     elif batch is not None and batch.is_terminal:
-        give_up(aws, deployment, batch)
-        tell(aws, deployment, batch, time_left, now=now)
+        abort_conversion(aws, deployment, batch)
+        send_webhook(aws, deployment, batch, time_left, now=now)
 
 
 def _validate(
@@ -80,10 +84,12 @@ def _validate(
     batch: Batch,
     time_left: Callable[[], float],
     now: Callable[[], float],
+    *,
+    owner: str | None,
 ) -> Batch | None:
     if batch.expires_at <= now():
         return end_batch(aws, deployment, batch.id, Status.EXPIRED, int(now()))
-    return take_in(aws, deployment, batch, time_left, now=now, is_patient=False)
+    return ingest(aws, deployment, batch, time_left, now=now, is_patient=False, owner=owner)
 
 
 def _progress(
@@ -102,12 +108,12 @@ def _progress(
     if is_rung:
         close_abandoned(aws, deployment, batch, time_left, now)
     else:
-        ring_shards(aws, deployment, batch, time_left)
+        enqueue_shards(aws, deployment, batch, time_left)
     return batch
 
 
-def _told(batch: Batch, why: Waiting | None) -> dict[str, Any]:
-    """Return the fields that tell why lines of a batch had no worker at its end."""
+def _waiting_errors(batch: Batch, why: WaitingReason | None) -> dict[str, Any]:
+    """Return the error fields of a batch that expired while it waited for a worker."""
     if why is None:
         return {}
     errors = (*batch.errors, BatchError(why.code, why.message))
@@ -117,9 +123,9 @@ def _told(batch: Batch, why: Waiting | None) -> dict[str, Any]:
 def _wind_up(
     aws: Aws, deployment: Deployment, batch: Batch, outcome: Status, now: int
 ) -> Batch | None:
-    why = aws.run(why_waiting(deployment, batch, now)) if outcome is Status.EXPIRED else None
+    why = aws.run(get_waiting_reason(deployment, batch, now)) if outcome is Status.EXPIRED else None
     move = deployment.table.move_batch(
-        batch.id, Status.FINALIZING, now, outcome=str(outcome), **_told(batch, why)
+        batch.id, Status.FINALIZING, now, outcome=str(outcome), **_waiting_errors(batch, why)
     )
     moved = aws.run(move).batch
     if moved is not None:

@@ -1,43 +1,45 @@
-"""Finds uploads that no batch knows, whatever became of the events that told of them.
+"""Sweep: finds uploads without a batch, whose S3 events were lost.
 
-Once a day, page by page. What it sends for may be known all the same, or told of by its own event
-later: the table makes one batch of it. Of an object that is older than the window nothing is done,
-for the table may have forgotten its batch.
+Once a day, page by page. A found upload may have a batch after all, or its event may arrive later:
+the table deduplicates. Objects older than the window are skipped, as the table may have forgotten
+their batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from handler.aws.bucket import Found
-from handler.aws.calls import Operation
-from handler.aws.queues import tens
-from handler.aws.stores.drops import is_known
-from handler.batch.keys import (
+from tidemill.batch.object_keys import (
     DROP_TENANT,
     INPUT_PREFIX,
     is_folder,
-    name_of_results,
     outputs_of_drop,
+    results_name,
 )
-from handler.deployment import Deployment
-from handler.intake.events import Drop, drop_message, sweep_message
-from handler.log import logger
-from handler.moves.turn import RESERVE_SECONDS
 
-# S3 dates an upload at its beginning, which may be a week before its end; a sweep comes each day.
+from ..aws.bucket import ObjectHead
+from ..aws.calls import Operation
+from ..aws.queues import message_batches
+from ..aws.stores.drops import is_known
+from ..deployment import Deployment
+from ..intake.control_messages import Drop, drop_message, sweep_message
+from ..lifecycle.batch_lock import RESERVE_SECONDS
+from ..observability import logger
+
+# S3 dates an upload at its start, up to a week before its end; the sweep runs daily.
 WINDOW_SECONDS = 8 * 24 * 3600
 EVERY_SECONDS = 24 * 3600
-# Until then an event is not late.
+# Younger uploads may still get their event.
 SETTLED_SECONDS = 15 * 60
 
 
 def sweep(
     deployment: Deployment, after: str, now: int, time_left: Callable[[], float]
 ) -> Operation[None]:
-    """Send for every recent upload behind a key that nobody knows; the rest is left to a message.
+    """Send a message for every recent upload after a key that has no batch.
 
-    Repeated it sends for the same uploads again, until they are known.
+    Near the deadline the rest is left to a message. A repetition sends for the same uploads again,
+    until they have a batch.
     """
     num_found = 0
     while True:
@@ -46,7 +48,7 @@ def sweep(
         num_found += len(unknown)
         for drop in unknown:
             logger.warning("upload found that nobody knew", key=drop.key)
-        for messages in tens(drop_message(drop) for drop in unknown):
+        for messages in message_batches(drop_message(drop) for drop in unknown):
             yield from deployment.control.send_all(messages, group=DROP_TENANT)
         if not (page and is_more):
             break
@@ -57,7 +59,7 @@ def sweep(
     logger.info("swept", num_found=num_found)
 
 
-def _unknown(deployment: Deployment, page: Sequence[Found], now: int) -> Operation[list[Drop]]:
+def _unknown(deployment: Deployment, page: Sequence[ObjectHead], now: int) -> Operation[list[Drop]]:
     """Return those of the objects that are recent and have no batch."""
     bucket = deployment.bucket.name
     results = {
@@ -71,6 +73,6 @@ def _unknown(deployment: Deployment, page: Sequence[Found], now: int) -> Operati
     return [
         Drop(bucket, found.key, None, mark=f"{found.etag} {found.modified}")
         for found, outputs in results.items()
-        if (newest := known.get(name_of_results(outputs))) is None
+        if (newest := known.get(results_name(outputs))) is None
         or not is_known(newest, found.key, found.etag, found.modified)
     ]

@@ -14,7 +14,7 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 # In a bundle the packages' files lie beside ours, in a checkout where npm has put them.
 _BUNDLED: Final = HERE / "vendor"
-INSTALLED: Final = HERE.parents[1] / "infra" / "node_modules"
+INSTALLED: Final = HERE.parents[2] / "infra" / "node_modules"
 # By the name that the page knows: the path inside npm's folder of packages.
 VENDOR: Final[Mapping[str, str]] = {
     "htmx.min.js": "htmx.org/dist/htmx.min.js",

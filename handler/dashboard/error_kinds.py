@@ -1,11 +1,11 @@
-"""Errors of a batch, those of one kind told once."""
+"""Failures of a batch grouped by kind, for the dashboard's tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from engine.batchfile.kinds import kind_of
+from tidemill.batch.file.error_kinds import ErrorCounter
 
 _MAX_KINDS = 10
 _MAX_PLACES = 10
@@ -13,7 +13,7 @@ _MAX_PLACES = 10
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is told of one failure; `place` is a line or the id of a request.
+    """One failure as it is displayed; `place` is a line or the id of a request.
 
     `status` is None for a line that was never run.
     """
@@ -25,40 +25,27 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """Failures that differ in values only; `first` is the first of them."""
+class FailureKind:
+    """Row of the table: `count` failures that differ in values only, and their first places."""
 
-    failures: Sequence[Failure]
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return len(self.failures)
-
-    @property
-    def first(self) -> Failure:
-        """The first of them, which stands for all."""
-        return self.failures[0]
-
-    @property
-    def message(self) -> str:
-        """What went wrong, in the words of the first."""
-        words = self.first.message
-        is_one = all(failure.message == words for failure in self.failures)
-        return words if is_one else f"{words.rstrip('.')}, and the like"
-
-    @property
-    def places(self) -> str:
-        """Where they are; of many the first ones."""
-        named = [failure.place for failure in self.failures if failure.place]
-        shown, num_more = ", ".join(named[:_MAX_PLACES]), len(named) - _MAX_PLACES
-        return f"{shown} and {num_more:,} more" if num_more > 0 else shown
+    count: int
+    first: Failure
+    message: str
+    places: str
 
 
-def kinds_of(failures: Iterable[Failure]) -> list[Kind]:
+def group_errors(failures: Iterable[Failure]) -> list[FailureKind]:
     """Return the most frequent kinds of failures, ten at most."""
-    found: dict[tuple[int | None, str, str], list[Failure]] = {}
+    counter = ErrorCounter[Failure]()
     for failure in failures:
-        key = failure.status, failure.code, kind_of(failure.message)
-        found.setdefault(key, []).append(failure)
-    return sorted(map(Kind, found.values()), key=lambda kind: -kind.count)[:_MAX_KINDS]
+        counter.add(failure.message, failure, (failure.status, failure.code))
+    return [
+        FailureKind(kind.count, kind.first[0], kind.message, _places(kind.first))
+        for kind in counter.most_frequent(_MAX_KINDS)
+    ]
+
+
+def _places(failures: Sequence[Failure]) -> str:
+    named = [failure.place for failure in failures if failure.place]
+    listed, num_more = ", ".join(named[:_MAX_PLACES]), len(named) - _MAX_PLACES
+    return f"{listed} and {num_more:,} more" if num_more > 0 else listed

@@ -6,13 +6,15 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from handler.aws.calls import Operation
-from handler.batch.keys import part_prefix
-from handler.batch.kinds import ERRORS
-from handler.batch.model import Batch, Shard
-from handler.dashboard.error_kinds import Failure
-from handler.deployment import Deployment
-from handler.errors import BadPart, NotThere
+from tidemill.batch.errors import BadPart
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.object_keys import part_prefix
+from tidemill.batch.result_kinds import ERRORS
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from ..errors import NotThere
+from .error_kinds import Failure
 
 # Each row of a part is a request to S3; those of an error file come with one.
 _MAX_READ: Final = 10
@@ -51,13 +53,13 @@ def _of_shards(deployment: Deployment, batch: Batch) -> Operation[list[Failure]]
 def _failing(deployment: Deployment, batch: Batch) -> Operation[list[Shard]]:
     """Return a few shards that have such rows, of those that are done the first ones."""
     table = deployment.table
-    standing = yield from table.stand(batch)
+    standing = yield from table.get_shard_progress(batch)
     found: list[Shard] = []
     first: int | None = 0 if standing.done.failed else None
     for _ in range(_MAX_PAGES):
         if first is None or len(found) >= _MAX_SHARDS:
             break
-        shards, first = yield from table.page_of_shards(batch.id, first)
+        shards, first = yield from table.list_shards_page(batch.id, first)
         found += [shard for shard in shards if shard.error_sizes]
     for live in standing.live:
         if len(found) < _MAX_SHARDS and live.progress.failed:

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from aws_lambda_powertools.event_handler import Response
 
-from handler.api.envelope.errors import NotFound
-from handler.api.envelope.means import aws
-from handler.aws.calls import Call
-from handler.dashboard.assets import assets, type_of, version
-from handler.dashboard.render import render
-from handler.deployment import deployment
+from ..api.envelope.caller import aws
+from ..api.envelope.errors import NotFound
+from ..aws.calls import Call
+from ..deployment import deployment
+from .assets import assets, type_of, version
+from .render import render
 
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from handler.dashboard.assets import HERE, url_of
+from .assets import HERE, url_of
 
 _WORDS: Final = {
     "validating": "Validating",

@@ -11,7 +11,7 @@ from aws_lambda_powertools.event_handler import Response
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.redirect import redirect
+from ..api.envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -25,7 +25,7 @@ def go_to_page() -> Response[Any]:
 @router.get("/dashboard", compress=True, include_in_schema=False)
 def show_page() -> Response[Any]:
     """Return the page, which is the same for everybody."""
-    from handler.dashboard.page import show
+    from .page import show
 
     return show()
 
@@ -33,7 +33,7 @@ def show_page() -> Response[Any]:
 @router.get("/dashboard/assets/<version>/<name>", compress=True, include_in_schema=False)
 def show_asset(version: str, name: str) -> Response[Any]:
     """Return a file that the page loads."""
-    from handler.dashboard.page import asset
+    from .page import asset
 
     return asset(version, name)
 
@@ -41,7 +41,7 @@ def show_asset(version: str, name: str) -> Response[Any]:
 @router.get("/dashboard/view/session", include_in_schema=False)
 def show_session() -> Response[Any]:
     """Say whose key this is: what a person who signs in is asked of."""
-    from handler.dashboard.views import session
+    from .views import session
 
     return session()
 
@@ -49,7 +49,7 @@ def show_session() -> Response[Any]:
 @router.get("/dashboard/view/batches", compress=True, include_in_schema=False)
 def show_batches(after: Annotated[str | None, Query()] = None) -> Response[Any]:
     """Return a page of the tenant's batches, newest first."""
-    from handler.dashboard.views import batches
+    from .views import batches
 
     return batches(after)
 
@@ -57,7 +57,7 @@ def show_batches(after: Annotated[str | None, Query()] = None) -> Response[Any]:
 @router.get("/dashboard/view/batches/<batch_id>", compress=True, include_in_schema=False)
 def show_batch(batch_id: str) -> Response[Any]:
     """Return one batch."""
-    from handler.dashboard.views import batch
+    from .views import batch
 
     return batch(batch_id)
 
@@ -65,7 +65,7 @@ def show_batch(batch_id: str) -> Response[Any]:
 @router.get("/dashboard/view/batches/<batch_id>/errors", compress=True, include_in_schema=False)
 def show_errors(batch_id: str) -> Response[Any]:
     """Return the first rows of a batch that went wrong."""
-    from handler.dashboard.views import errors
+    from .views import errors
 
     return errors(batch_id)
 
@@ -73,7 +73,7 @@ def show_errors(batch_id: str) -> Response[Any]:
 @router.get("/dashboard/view/new", compress=True, include_in_schema=False)
 def show_form() -> Response[Any]:
     """Return the form of a new batch."""
-    from handler.dashboard.views import form
+    from .views import form
 
     return form()
 
@@ -81,6 +81,6 @@ def show_form() -> Response[Any]:
 @router.get("/dashboard/view/files/<file_id>/link", include_in_schema=False)
 def show_link(file_id: str) -> Response[Any]:
     """Return where a file can be had now; the browser goes there without its key."""
-    from handler.dashboard.views import link
+    from .views import link
 
     return link(file_id)

@@ -1,4 +1,4 @@
-"""What the page is filled with: pieces of HTML about the caller's own batches."""
+"""Views of the page: pieces of HTML about the caller's own batches."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from aws_lambda_powertools.event_handler import Response
 from pydantic_core import to_json
 
-from engine.batchfile.pace import Rates
-from engine.protocol.routes import ENDPOINTS
-from handler.api.envelope.caller import tenant_of
-from handler.api.envelope.means import aws
-from handler.api.routers.batches import list_batches, own_batch, retrieve_batch, router
-from handler.api.routers.files import file_content
-from handler.batch.keys import DROP_TENANT, INPUT_PREFIX
-from handler.batch.states import TERMINAL, Status
-from handler.batch.wire import BatchObject
-from handler.dashboard.error_kinds import Failure, kinds_of
-from handler.dashboard.first_errors import first_errors
-from handler.dashboard.page import html, serve_text
-from handler.deployment import deployment
-from handler.reading.describe import progress_of
+from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.file.throughput import Rates
+from tidemill.batch.object_keys import DROP_TENANT, INPUT_PREFIX
+from tidemill.batch.states import TERMINAL, Status
+from tidemill.protocol.routes import ENDPOINTS
+
+from ..api.envelope.caller import aws, tenant_of
+from ..api.routers.batches import list_batches, own_batch, retrieve_batch, router
+from ..api.routers.files import file_content
+from ..deployment import deployment
+from ..queries.batch_view import progress_of
+from .error_kinds import Failure, group_errors
+from .first_errors import first_errors
+from .page import html, serve_text
 
 _PAGE_BATCHES = 20
 _WINDOWS = (
@@ -39,7 +39,7 @@ _CANCELLABLE = {Status.VALIDATING, Status.IN_PROGRESS}
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BatchRow:
     """A batch as people see it: the API's object, a name for it, and what follows from both."""
 
     wire: BatchObject
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing changes any more."""
+        """True when nothing changes any more."""
         return self.wire.status in TERMINAL
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether it makes sense to ask for an end."""
+        """True while it can be cancelled."""
         return self.wire.status in _CANCELLABLE
 
     @property
@@ -63,32 +63,32 @@ class Row:
 
     @property
     def percent(self) -> int:
-        """How much of it is done; 100 only when all of it is."""
+        """Percentage done; 100 only when all of it is."""
         total = self.wire.request_counts.total
         return self.num_done * 100 // total if total else 0
 
     @property
     def writes_tokens(self) -> bool:
-        """Whether tokens of its own are to be expected of it, as from any model that generates."""
+        """True for a model that generates tokens."""
         wire = self.wire
         return bool(wire.usage.output_tokens) or wire.endpoint not in _WITHOUT_TOKENS
 
     @property
     def flow(self) -> str:
-        """How fast it reads, writes or listens, whichever tells most."""
+        """Rate of tokens written, tokens read or audio, the first that applies."""
         beyond = self.wire.tidemill
-        return Rates(*(getattr(beyond, name) for name in Rates._fields)).flow
+        return Rates(*(getattr(beyond, name) for name in Rates._fields)).main_rate
 
     @property
     def worked_until(self) -> int | None:
-        """When its last row can have come; None while more may come."""
+        """Time of the last possible row; None while more may come."""
         wire = self.wire
         ends = (wire.finalizing_at, wire.completed_at, wire.cancelled_at, wire.expired_at)
         return next((at for at in ends if at), None)
 
     @property
     def left_seconds(self) -> float | None:
-        """How long it will take at its present rate."""
+        """Seconds left at its present rate."""
         eta_at = self.wire.tidemill.eta_at
         return None if eta_at is None else max(0.0, eta_at - self.now)
 
@@ -121,7 +121,7 @@ def batch(batch_id: str) -> Response[str]:
     """Return one batch."""
     (row,) = _rows([retrieve_batch(batch_id)])
     errors = row.wire.errors.data if row.wire.errors else []
-    problems = kinds_of(
+    problems = group_errors(
         Failure(str(error.line or ""), error.code, error.message) for error in errors
     )
     return html(
@@ -141,7 +141,7 @@ def errors(batch_id: str) -> Response[str]:
     failures = aws().run(first_errors(deployment(), found)) or []
     return html(
         "errors.html",
-        kinds=kinds_of(failures),
+        kinds=group_errors(failures),
         num_read=len(failures),
         num_failed=progress.failed,
         has_ended=found.is_terminal,
@@ -170,14 +170,14 @@ def _currency() -> str:
     return settings.currency if settings.gpu_hour_prices else ""
 
 
-def _rows(wires: Sequence[BatchObject]) -> list[Row]:
+def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
     """Return batches under the names of their files; one whose file is gone goes by its id."""
     tenant, now = tenant_of(router.context), time.time()
     files = deployment().files
     uploaded = [wire.input_file_id for wire in wires if not _is_drop(wire)]
     found = aws().run_all(files.get_file(file_id) for file_id in uploaded)
     names = {file.id: file.filename for file in found if file and file.tenant == tenant}
-    return [Row(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
+    return [BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
 
 
 def _is_drop(wire: BatchObject) -> bool:

@@ -17,22 +17,29 @@ from itertools import islice
 from threading import Lock
 from uuid import uuid4
 
-from engine.batchfile.lines import RawLine, read_lines
-from handler.aws.queues import advance_message
-from handler.aws.sync import Aws
-from handler.batch.keys import fill_key
-from handler.batch.model import Batch, Shard, ShardStatus
-from handler.batch.not_run import EXPIRED, NotRun, row_not_run
-from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
-from handler.finalize.sealed import each_shard
-from handler.log import logger
-from handler.metrics import emit, figures_of
-from handler.moves.abandon import abandon
-from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
-from handler.objects.stream import LineStream, ObjectStream
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.model import Batch, Shard, ShardStatus
+from tidemill.batch.object_keys import fill_key
+from tidemill.batch.parts import (
+    EXPIRED,
+    FinishedRow,
+    NotRun,
+    PartIndex,
+    decode_index,
+    encode_part,
+    row_not_run,
+)
+from tidemill.batch.states import Status
+
+from ..aws.objects.stream import LineStream, ObjectStream
+from ..aws.queues import advance_message
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import ConditionFailed, LeaseLost, NotThere, ObjectChanged
+from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, Requeue
+from ..lifecycle.finish import abandon
+from ..observability import emit, figures_of, logger
+from .sealed import each_shard
 
 # How long workers may take to notice that the batch winds up; then their leases count for nothing.
 PATIENCE_SECONDS = 8.0
@@ -47,7 +54,7 @@ _parsing = Lock()
 _UNREADABLE = "The input can no longer be read, so lines that were not run have no row"
 
 
-def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
+def skip_reason(batch: Batch, shard: Shard) -> NotRun | None:
     """Return what the shard's lines without a row get; None when they get nothing."""
     if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
         return None
@@ -56,20 +63,26 @@ def why_not_run(batch: Batch, shard: Shard) -> NotRun | None:
     return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
 
 
-def close_shards(run: Run) -> None:
+def close_shards(lock: BatchLock) -> None:
     """Seal the shards of a batch that winds up: after that each is sealed or has no row.
 
-    Raises ComeBack while workers may still hand in rows, and when the time is over.
+    Raises Requeue while workers may still hand in rows, and when the time is over.
     """
-    if run.aws.run(run.deployment.table.count_left(run.batch)) == 0:
+    if lock.aws.run(lock.deployment.table.count_left(lock.batch)) == 0:
         return
-    shards = each_shard(run.aws, run.deployment, run.batch.id, run.check)
-    closing = (shard for shard in shards if _is_to_close(run.batch, shard))
-    steal = run.now() - (run.batch.winds_up_since or 0) > PATIENCE_SECONDS
+    shards = each_shard(lock.aws, lock.deployment, lock.batch.id, lock.check_deadline)
+    closing = (shard for shard in shards if _is_to_close(lock.batch, shard))
+    steal = lock.now() - (lock.batch.winds_up_since or 0) > PATIENCE_SECONDS
     if not _close_all(
-        run.aws, run.deployment, run.batch, closing, now=run.now, steal=steal, check=run.check
+        lock.aws,
+        lock.deployment,
+        lock.batch,
+        closing,
+        now=lock.now,
+        steal=steal,
+        check=lock.check_deadline,
     ):
-        raise ComeBack(_WAIT_SECONDS)
+        raise Requeue(_WAIT_SECONDS)
 
 
 def close_abandoned(
@@ -84,7 +97,9 @@ def close_abandoned(
     One that somebody still holds is looked at again when its lease has ended.
     """
     table = deployment.table
-    given_up = [shard for shard in aws.run(table.stand(batch)).live if shard.is_given_up]
+    given_up = [
+        shard for shard in aws.run(table.get_shard_progress(batch)).live if shard.is_given_up
+    ]
     found = aws.run_all(table.get_shard(batch.id, shard.number) for shard in given_up)
     closing = [shard for shard in found if shard and shard.status is ShardStatus.PENDING]
     if not closing:
@@ -92,23 +107,23 @@ def close_abandoned(
 
     def check() -> None:
         if time_left() < RESERVE_SECONDS:
-            raise ComeBack
+            raise Requeue
 
     delay_seconds = 0.0
     try:
         if not _close_all(aws, deployment, batch, closing, now=now, steal=False, check=check):
             leased = [shard.lease_until for shard in closing if shard.is_leased(now())]
             delay_seconds = max(_WAIT_SECONDS, min(leased, default=0.0) + 1 - now())
-    except ComeBack:
+    except Requeue:
         logger.info("closing goes on in another run", batch_id=batch.id)
     message, tenant = advance_message(batch.id), batch.tenant
     aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
 def _is_to_close(batch: Batch, shard: Shard) -> bool:
-    """A shard that nobody ever claimed has no rows; if it needs none it stays as it is."""
+    """Say whether a pending shard must be closed: it was ever claimed, or needs error rows."""
     is_pending = shard.status is ShardStatus.PENDING
-    return is_pending and (shard.fence > 0 or why_not_run(batch, shard) is not None)
+    return is_pending and (shard.fence > 0 or skip_reason(batch, shard) is not None)
 
 
 def _close_all(
@@ -137,7 +152,7 @@ def _close_all(
 def _close(
     aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, *, now: float, steal: bool
 ) -> bool:
-    """Claim, fill, seal and commit one shard; False when somebody else has it."""
+    """Claim, fill, seal and commit one shard; False if another process has it."""
     table = deployment.table
     try:
         mine = aws.run(
@@ -195,12 +210,12 @@ def _index_parts(aws: Aws, deployment: Deployment, shard: Shard) -> PartIndex:
 def _fill(
     aws: Aws, deployment: Deployment, batch: Batch, shard: Shard, index: PartIndex
 ) -> tuple[Shard, int]:
-    """Give every line without a row the one it is due; return how many of them are failures.
+    """Write the missing row of every line without one; return how many of them are failures.
 
     The shard, which is returned as it is then, is given up where they cannot be read. The rows are
     no part of it: should this run die, the next must be able to tell them from real failures.
     """
-    reason = why_not_run(batch, shard)
+    reason = skip_reason(batch, shard)
     if reason is None or len(index) == shard.num_rows:
         return shard, 0
     # As a stream: the one line of a shard may be a gigabyte that is to be skipped.

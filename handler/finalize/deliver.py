@@ -1,7 +1,7 @@
-"""Putting a batch's objects where its client asked: uploaded once, retried, and told when not.
+"""Delivery of a batch's objects to its client's URLs: once, with retries; failures are reported.
 
-Tries are counted in the batch before they begin, and the wait between them is a queue's delay: no
-run sleeps, and one that dies takes its try with it. The rows stay in the bucket in any case. Those
+Tries are counted in the batch before they start, and the backoff is a queue's delay: no run
+sleeps, and a run that dies uses up its try. The rows stay in the bucket in any case. Those
 of a tenant whose receivers have taken too much of everybody's runs wait a while, no try is used up.
 """
 
@@ -15,15 +15,17 @@ from typing import IO
 
 from botocore.exceptions import BotoCoreError
 
-from engine.hosts.addresses import Target, UrlRefused, find_target, without_secrets
-from engine.hosts.network import Network
-from handler.aws.items import dump
-from handler.batch.kinds import KINDS, Kind
-from handler.batch.model import BatchError
-from handler.errors import HandlerError, NotThere
-from handler.log import logger
-from handler.moves.turn import RESERVE_SECONDS, ComeBack, Run
-from handler.outbound.transfer import Answer, put_stream
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.model import BatchError
+from tidemill.batch.result_kinds import KINDS, ResultKind
+from tidemill.net.pinned_connection import Network
+from tidemill.net.request import Response, put_stream
+from tidemill.net.ssrf_guard import Target, UrlRefused, redact_url, resolve_target
+
+from ..aws.items import dump
+from ..errors import NotThere
+from ..lifecycle.batch_lock import RESERVE_SECONDS, BatchLock, Requeue
+from ..observability import logger
 
 MAX_TRIES = 5
 DELIVERED, FAILED = "delivered", "failed"
@@ -49,113 +51,115 @@ class TryFailed(HandlerError):
         self.is_final = is_final
 
 
-def deliver(run: Run, network: Network | None = None) -> None:
-    """Put output and errors to the urls of the batch; raises ComeBack before another try."""
+def deliver(lock: BatchLock, network: Network | None = None) -> None:
+    """Put output and errors to the urls of the batch; raises Requeue before another try."""
     for kind in KINDS:
-        url = kind.url_of(run.batch)
-        is_made = kind.field(run.batch, "file_id") is not None
-        if url and is_made and kind.field(run.batch, "delivery") is None:
-            _deliver(run, kind, url, network or Network())
+        url = kind.url_of(lock.batch)
+        is_made = kind.field(lock.batch, "file_id") is not None
+        if url and is_made and kind.field(lock.batch, "delivery") is None:
+            _deliver(lock, kind, url, network or Network())
 
 
-def _deliver(run: Run, kind: Kind, url: str, network: Network) -> None:
-    tries = kind.field(run.batch, "tries")
+def _deliver(lock: BatchLock, kind: ResultKind, url: str, network: Network) -> None:
+    tries = kind.field(lock.batch, "tries")
     if tries >= MAX_TRIES:
-        _give_up(run, kind, "the last try did not come to its end")
+        _give_up(lock, kind, "the last try did not come to its end")
         return
-    run.check()
-    if not run.aws.run(run.deployment.usage.may_wait(run.batch.tenant, int(run.now()))):
-        raise ComeBack(_LATER_SECONDS)
-    run.change(**kind.fields(tries=tries + 1))
+    lock.check_deadline()
+    if not lock.aws.run(lock.deployment.usage.may_wait(lock.batch.tenant, int(lock.now()))):
+        raise Requeue(_LATER_SECONDS)
+    lock.change(**kind.fields(tries=tries + 1))
     try:
-        _put(run, kind, url, network, tries)
+        _put(lock, kind, url, network, tries)
     except TryFailed as exc:
         logger.warning(
             "delivery failed",
-            batch_id=run.batch.id,
+            batch_id=lock.batch.id,
             kind=kind.name,
             tries=tries + 1,
             reason=str(exc),
         )
         if not exc.is_final and tries + 1 < MAX_TRIES:
-            raise ComeBack(_FIRST_DELAY_SECONDS * 2**tries) from exc
-        _give_up(run, kind, str(exc))
+            raise Requeue(_FIRST_DELAY_SECONDS * 2**tries) from exc
+        _give_up(lock, kind, str(exc))
     else:
-        run.change(**kind.fields(delivery=DELIVERED))
-        logger.info("delivered", batch_id=run.batch.id, kind=kind.name)
+        lock.change(**kind.fields(delivery=DELIVERED))
+        logger.info("delivered", batch_id=lock.batch.id, kind=kind.name)
 
 
-def _put(run: Run, kind: Kind, url: str, network: Network, tries: int) -> None:
+def _put(lock: BatchLock, kind: ResultKind, url: str, network: Network, tries: int) -> None:
     """Upload the object once; raises TryFailed unless it was taken."""
     try:
-        target = find_target(url, network.resolve)
+        target = resolve_target(url, network.resolve)
     except UrlRefused as exc:
         raise TryFailed(str(exc), is_final=True) from exc
     except OSError as exc:
         raise TryFailed(f"the host was not found: {exc}") from exc
     try:
-        answer = _send(run, kind, target, network, tries)
+        answer = _send(lock, kind, target, network, tries)
     except (OSError, HTTPException, BotoCoreError) as exc:
         raise TryFailed(_words(f"{type(exc).__name__}: {exc}", url)) from exc
     if not answer.is_success:
         is_redirect = 300 <= answer.status < 400
         told = "redirects are not followed" if is_redirect else _words(answer.text, url)
-        raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.may_change)
+        raise TryFailed(f"answered {answer.status}: {told}", is_final=not answer.is_retryable)
 
 
 def _words(text: str, url: str) -> str:
     """Return what went wrong, cut short and without what the url may hide."""
-    return without_secrets(text, url)[:_MAX_TEXT_CHARS]
+    return redact_url(text, url)[:_MAX_TEXT_CHARS]
 
 
-def _send(run: Run, kind: Kind, target: Target, network: Network, tries: int) -> Answer:
-    bucket, key = run.deployment.bucket, kind.key_of(run.batch)
-    found = run.aws.run(bucket.head(key))
+def _send(
+    lock: BatchLock, kind: ResultKind, target: Target, network: Network, tries: int
+) -> Response:
+    bucket, key = lock.deployment.bucket, kind.key_of(lock.batch)
+    found = lock.aws.run(bucket.head(key))
     if found is None:
         raise NotThere(f"{key} has gone")
     num_bytes = found["ContentLength"]
-    stall_seconds = min(network.stall_seconds, max(1.0, run.time_left() - RESERVE_SECONDS))
+    stall_seconds = min(network.stall_seconds, max(1.0, lock.time_left() - RESERVE_SECONDS))
     whole_seconds = _STEPS_SECONDS + num_bytes / _MIN_BYTES_PER_SECOND
-    # The turn must outlast a stall.
-    run.turn_seconds += stall_seconds
-    run.keep_turn()
+    # The lock must outlast a stall.
+    lock.lock_seconds += stall_seconds
+    lock.renew()
     with (
-        _waiting(run, num_bytes),
-        closing(run.aws.open(Bucket=bucket.name, Key=key, IfMatch=found["ETag"])) as stream,
+        _waiting(lock, num_bytes),
+        closing(lock.aws.open(Bucket=bucket.name, Key=key, IfMatch=found["ETag"])) as stream,
     ):
         return put_stream(
             replace(network, stall_seconds=stall_seconds, whole_seconds=whole_seconds),
             target,
             target.addresses[tries % len(target.addresses)],
-            _chunks(run, stream),
+            _chunks(lock, stream),
             num_bytes,
         )
 
 
 @contextmanager
-def _waiting(run: Run, num_bytes: int) -> Iterator[None]:
+def _waiting(lock: BatchLock, num_bytes: int) -> Iterator[None]:
     """Count what such an upload takes beyond its due, whatever comes of it."""
-    began = run.now()
+    began = lock.now()
     try:
         yield
     finally:
-        seconds = run.now() - began - num_bytes / _FAIR_BYTES_PER_SECOND
-        usage = run.deployment.usage
-        run.aws.run(usage.add_waited(run.batch.tenant, seconds, int(began)))
+        seconds = lock.now() - began - num_bytes / _FAIR_BYTES_PER_SECOND
+        usage = lock.deployment.usage
+        lock.aws.run(usage.add_waited(lock.batch.tenant, seconds, int(began)))
 
 
-def _chunks(run: Run, stream: IO[bytes]) -> Iterator[bytes]:
+def _chunks(lock: BatchLock, stream: IO[bytes]) -> Iterator[bytes]:
     while chunk := stream.read(_CHUNK_BYTES):
-        run.check()
+        lock.check_deadline()
         yield chunk
 
 
-def _give_up(run: Run, kind: Kind, reason: str) -> None:
+def _give_up(lock: BatchLock, kind: ResultKind, reason: str) -> None:
     param = f"{kind.name}_url"
     error = BatchError(
         TryFailed.code,
-        f"The PUT to `{param}` failed: {reason}. The rows are kept as {kind.key_of(run.batch)}.",
+        f"The PUT to `{param}` failed: {reason}. The rows are kept as {kind.key_of(lock.batch)}.",
         param=param,
     )
-    errors = [dump(each) for each in (*run.batch.errors, error)]
-    run.change(errors=errors, **kind.fields(delivery=FAILED))
+    errors = [dump(each) for each in (*lock.batch.errors, error)]
+    lock.change(errors=errors, **kind.fields(delivery=FAILED))

@@ -1,4 +1,4 @@
-"""What happens to a batch that winds up: close its shards, publish, deliver, report, end.
+"""Finalizes a batch: close its shards, publish, deliver, report, end.
 
 Every step looks first at what is done, so a run may die anywhere, and a message may come twice: the
 next run ends in the same state. A run whose time is over rings for the next one.
@@ -9,18 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from engine.hosts.network import Network
-from handler.aws.queues import advance_message
-from handler.aws.sync import Aws
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.finalize.close import close_shards
-from handler.finalize.deliver import deliver
-from handler.finalize.publish import publish
-from handler.log import logger
-from handler.moves.end import end_batch
-from handler.moves.turn import ComeBack, Run, TurnLost
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+from tidemill.net.pinned_connection import Network
+
+from ..aws.queues import advance_message
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..lifecycle.batch_lock import BatchLock, LockLost, Requeue
+from ..lifecycle.finish import end_batch
+from ..observability import logger
+from .close import close_shards
+from .deliver import deliver
+from .publish import publish
 
 
 def finalize(
@@ -37,34 +38,34 @@ def finalize(
     `time_left` gives the seconds until the run must have ended. Returns when the batch is terminal,
     when a message is on its way that goes on with it, or when another run has it: that one rings.
     """
-    run = Run(aws, deployment, batch, time_left, now)
-    if not run.take_turn():
+    lock = BatchLock(aws, deployment, batch, time_left, now)
+    if not lock.acquire():
         logger.info("another run has the batch", batch_id=batch.id)
         return
     delay_seconds: float | None = None
     try:
-        _go_on(run, network)
-    except ComeBack as pause:
+        _go_on(lock, network)
+    except Requeue as pause:
         delay_seconds = pause.delay_seconds
-    except TurnLost as exc:
+    except LockLost as exc:
         logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
     finally:
-        run.give_turn()
-    # Only now: whoever hears it must find the turn free.
+        lock.release()
+    # Only now: the receiver of the message must find the lock free.
     if delay_seconds is not None:
         message, tenant = advance_message(batch.id), batch.tenant
         aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
 
 
-def _go_on(run: Run, network: Network | None) -> None:
-    batch = run.batch
+def _go_on(lock: BatchLock, network: Network | None) -> None:
+    batch = lock.batch
     if batch.status not in {Status.FINALIZING, Status.CANCELLING}:
         return
     if batch.final is None:
-        close_shards(run)
-        publish(run)
-    deliver(run, network)
-    outcome = run.batch.outcome or Status.COMPLETED
+        close_shards(lock)
+        publish(lock)
+    deliver(lock, network)
+    outcome = lock.batch.outcome or Status.COMPLETED
     status = Status.CANCELLED if batch.status is Status.CANCELLING else outcome
-    run.keep_turn()
-    end_batch(run.aws, run.deployment, batch.id, status, int(run.now()))
+    lock.renew()
+    end_batch(lock.aws, lock.deployment, batch.id, status, int(lock.now()))

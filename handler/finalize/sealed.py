@@ -1,4 +1,4 @@
-"""What publishing needs of a batch's shards: gathered page by page, and kept in a few bytes."""
+"""Sealed segments of a batch's shards: gathered page by page, kept in a few bytes each."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-from handler.aws.sync import Aws
-from handler.batch.kinds import KINDS, Kind, SealedSegment
-from handler.batch.model import BatchError, Progress, Shard
-from handler.batch.wire import MAX_LISTED_ERRORS
-from handler.deployment import Deployment
-from handler.moves.turn import Run
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.model import BatchError, Progress, Shard
+from tidemill.batch.result_kinds import KINDS, ResultKind, SealedSegment
+
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..lifecycle.batch_lock import BatchLock
 
 
 class SealedSegments(Sequence[SealedSegment]):
     """The segments of one kind in the order of lines, each in some twenty bytes."""
 
-    def __init__(self, batch_id: str, kind: Kind) -> None:
+    def __init__(self, batch_id: str, kind: ResultKind) -> None:
         self._batch_id = batch_id
         self._kind = kind
         self._shards, self._fences, self._numbers = array("I"), array("I"), array("H")
@@ -65,15 +66,15 @@ class Sealed:
         """Take the next shard, which is closed."""
         for segments in self.segments.values():
             segments.add(shard)
-        self.progress += shard.progress.at_rest
+        self.progress += shard.progress.without_rates
         if shard.abandoned and len(self.errors) < MAX_LISTED_ERRORS:
             self.errors.append(BatchError("shard_failed", shard.abandoned, line=shard.first_line))
 
 
-def gather(run: Run) -> Sealed:
+def gather(lock: BatchLock) -> Sealed:
     """Return what the closed shards of the batch have."""
-    sealed = Sealed(run.batch.id)
-    for shard in each_shard(run.aws, run.deployment, run.batch.id, run.check):
+    sealed = Sealed(lock.batch.id)
+    for shard in each_shard(lock.aws, lock.deployment, lock.batch.id, lock.check_deadline):
         sealed.add(shard)
     return sealed
 
@@ -85,5 +86,5 @@ def each_shard(
     first: int | None = 0
     while first is not None:
         check()
-        shards, first = aws.run(deployment.table.page_of_shards(batch_id, first))
+        shards, first = aws.run(deployment.table.list_shards_page(batch_id, first))
         yield from shards

@@ -1,1 +1,1 @@
-"""How many workers a model has: started when there is work, braked when they die of it."""
+"""Fleets of workers: scaled by demand, to zero without work, with a circuit breaker."""

@@ -1,28 +1,29 @@
-"""What starts, lists and stops workers: one small interface, whatever runs them."""
+"""Launcher: the interface that starts, lists and stops workers, and its errors."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from handler.aws.calls import Operation
-from handler.batch.fleet import FleetPlan, Worker
-from handler.errors import HandlerError
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.fleet import FleetPlan, Worker
+
+from ..aws.calls import Operation
 
 
 class NotStarted(HandlerError):
-    """AWS has started no worker; the message is what it said, of which nobody knows the meaning."""
+    """AWS started no worker, for a reason that we do not know; the message is AWS's own."""
 
     code = "not_started"
 
 
 class NoCapacity(NotStarted):
-    """No machine can be had now, for a quota or for want of them; the message says why."""
+    """No machine is available now, for a quota or a shortage; the message says why."""
 
     code = "no_capacity"
 
 
 class StartRefused(NotStarted):
-    """AWS refuses the start as it is asked for, and will until something of ours is mended."""
+    """AWS refuses the start until something of ours is fixed, such as a role."""
 
     code = "start_refused"
 
@@ -30,14 +31,14 @@ class StartRefused(NotStarted):
 class Launcher(Protocol):
     """Makes the operations on the workers of one fleet."""
 
-    def running(self, plan: FleetPlan) -> Operation[list[Worker]]:
-        """Return the workers that have not ended; those asked for seconds ago may be missing."""
+    def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
+        """List the workers that have not ended; recent starts may be missing."""
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Ask for one worker of the plan's release; again with the same number it asks for none.
+        """Start one worker of the plan's release; idempotent per `number`.
 
-        Returns its id. Raises NotStarted, and AwsError where nobody knows whether one starts.
+        Returns its id. Raises NotStarted, and AwsError where it is unknown whether one starts.
         """
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
-        """Ask a worker to end as SIGTERM does: within a minute it has handed its shards over."""
+        """Stop a worker as SIGTERM does: it hands over its shards within a minute."""

@@ -1,16 +1,17 @@
-"""Which launcher starts the workers of a plan."""
+"""Selects the launcher that starts the workers of a plan."""
 
 from __future__ import annotations
 
-from handler.batch.fleet import LauncherKind
-from handler.deployment import Deployment
-from handler.fleet.ecs import EcsLauncher
-from handler.fleet.launcher import Launcher
-from handler.fleet.processes import ProcessLauncher
-from handler.fleet.sagemaker import SageMakerLauncher
+from tidemill.batch.fleet import LauncherKind
+
+from ..deployment import Deployment
+from .ecs import EcsLauncher
+from .launcher import Launcher
+from .processes import ProcessLauncher
+from .sagemaker import SageMakerLauncher
 
 
-def launcher_of(deployment: Deployment, kind: LauncherKind) -> Launcher:
+def launcher_for(deployment: Deployment, kind: LauncherKind) -> Launcher:
     """Return the launcher of this kind."""
     match kind:
         case "ecs":

@@ -1,4 +1,4 @@
-"""Names of workers with launchers that take short and plain ones only. No I/O."""
+"""Names of workers for launchers that accept only short and plain names. No I/O."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MAX_TAG = 256
 
 
 def plain_name(text: str) -> str:
-    """Return a name of letters, digits and hyphens for any text: readable, and no other text's."""
+    """Return a unique, readable name of letters, digits and hyphens for any text."""
     readable = _FOREIGN.sub("-", text)[:_READABLE].strip("-")
     return f"{readable}-{digest(text, 4)}" if readable else digest(text, 4)
 
 
 def tag_value(text: str) -> str:
-    """Return a text as a tag may hold it."""
+    """Return a text as a valid tag value."""
     return _NO_TAG.sub("-", text)[:_MAX_TAG]
 
 
 def digest(text: str, size: int) -> str:
-    """Return so many bytes of a text's digest, in hexadecimal digits."""
+    """Return a text's digest of `size` bytes, in hexadecimal digits."""
     return blake2b(text.encode(), digest_size=size).hexdigest()

@@ -1,4 +1,4 @@
-"""Workers as processes of one machine: asked for in the table, where who supervises them reads."""
+"""Process launcher: requests workers in the table, for a local supervisor to start."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from handler.aws.calls import Operation
-from handler.aws.stores.processes import Process, ProcessStore, process_id
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
+
+from ..aws.calls import Operation
+from ..aws.stores.processes import Process, ProcessStore, process_id
 
 _STATUS = {
     "asked": WorkerStatus.STARTING,
@@ -19,24 +20,24 @@ _STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessLauncher:
-    """A `launcher.Launcher`."""
+    """Launches workers as local processes; a `launcher.Launcher`."""
 
     store: ProcessStore
     now: Callable[[], float] = time.time
 
-    def running(self, plan: FleetPlan) -> Operation[list[Worker]]:
-        """Return the processes that have not ended."""
+    def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
+        """List the processes that have not ended."""
         found = yield from self.store.list_processes(plan.model)
         return [
             Worker(each.id, each.release, _STATUS[each.state], started_at=each.at) for each in found
         ]
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Ask for a process, whose id is of this number."""
+        """Request a process; its id holds `number`."""
         process = Process(process_id(number), plan.release, "asked", int(self.now()))
         yield from self.store.ask(plan.model, process)
         return process.id
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
-        """Ask a process to end."""
+        """Request that a process stops."""
         yield from self.store.tell(plan.model, worker.id, "stopping", int(self.now()))

@@ -1,11 +1,11 @@
-"""Refusals of AWS, sorted by what helps: time, a change of ours, or nobody knows. No I/O."""
+"""Classifies refusals of AWS: a shortage, an error of ours, or unknown. No I/O."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
+from .launcher import NoCapacity, NotStarted, StartRefused
 
 _SHORTAGE = re.compile(
     r"RESOURCE:|AGENT\b|NO ACTIVE INSTANCES|capacity(?![ -]?provider)|InsufficientInstance|"
@@ -13,11 +13,11 @@ _SHORTAGE = re.compile(
     r"network interface (provision|attach|creat)|limit for network interfaces",
     re.IGNORECASE,
 )
-# A quota that is used up, or too much asked for at once.
+# A used-up quota, or throttling.
 _SHORTAGE_CODES: Final = frozenset(
     {"LimitExceededException", "ResourceLimitExceeded", "ThrottlingException", "Throttling"}
 )
-# What a right, a parameter or an account is the cause of; AWS answers the same until it is mended.
+# Caused by a permission, a parameter or the account; permanent until that is fixed.
 _OUR_CODES: Final = frozenset(
     {
         "ClientException",
@@ -29,19 +29,19 @@ _OUR_CODES: Final = frozenset(
         "ValidationException",
     }
 )
-# The same, whatever names their words hold.
+# The same, even where the message mentions capacity.
 _RIGHTS_CODES: Final = frozenset({"AccessDenied", "AccessDeniedException", "BlockedException"})
 # The first: no instance type of the provider is large enough for the task.
 _OUR_WORDS = re.compile(r"\b(EMPTY CAPACITY PROVIDER|ATTRIBUTE|INACTIVE|MISSING)\b")
 
 
 def is_shortage(words: str) -> bool:
-    """Say whether an answer or an end is told in the words of a shortage, which time helps."""
+    """Say whether a message reports a shortage, which passes with time."""
     return bool(_SHORTAGE.search(words))
 
 
-def refusal_of(words: str, code: str = "") -> NotStarted | None:
-    """Return what an answer of AWS to a start means; None where nobody knows."""
+def classify_refusal(words: str, code: str = "") -> NotStarted | None:
+    """Return the error that an answer of AWS to a start means; None where unknown."""
     if code in _SHORTAGE_CODES or (is_shortage(words) and code not in _RIGHTS_CODES):
         return NoCapacity(words)
     if code in _OUR_CODES | _RIGHTS_CODES or _OUR_WORDS.search(words):

@@ -1,4 +1,4 @@
-"""Workers as training jobs of SageMaker: any container, on managed Spot, and nothing when idle."""
+"""SageMaker launcher: workers as training jobs, on managed Spot, scaled to zero when idle."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handler.aws.calls import Call, Operation
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
-from handler.errors import AwsError
-from handler.fleet.names import digest, plain_name, tag_value
-from handler.fleet.refusals import refusal_of
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
+
+from ..aws.calls import Call, Operation
+from ..errors import AwsError
+from .names import digest, plain_name, tag_value
+from .refusals import classify_refusal
 
 _PAGE = 100
 _DAY_SECONDS = 24 * 3600
@@ -21,7 +22,7 @@ _THERE = "ResourceInUse"
 _NO_QUOTA = "ResourceLimitExceeded"
 _OVER = "ValidationException"
 _STATUS: Final = {"InProgress": WorkerStatus.RUNNING, "Stopping": WorkerStatus.STOPPING}
-# Of a job in progress: nothing of ours runs, for want of a machine or before the image is there.
+# Secondary states of a job in progress whose container does not run yet.
 _BEFORE_START: Final = frozenset(
     {
         "Downloading",
@@ -37,11 +38,11 @@ _BEFORE_START: Final = frozenset(
 _NAME = re.compile(r"tidemill-[A-Za-z0-9-]+-(?P<release>[0-9a-f]{8})-[0-9]+")
 
 
-class SageMakerMeans(BaseModel):
-    """What the training jobs of a fleet are.
+class SageMakerConfig(BaseModel):
+    """Launch configuration of SageMaker training jobs.
 
-    `instance_types` are tried in turn where a quota leaves no room. `output_uri` is a place in the
-    deployment's bucket: SageMaker insists on one, and writes there what a job leaves behind.
+    `instance_types` are tried in order where a quota leaves no room. `output_uri` lies in the
+    deployment's bucket: SageMaker requires one, and writes there what a job leaves behind.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,23 +64,23 @@ class SageMakerMeans(BaseModel):
 
 
 def jobs_prefix(plan: FleetPlan) -> str:
-    """Return how the names of a fleet's jobs begin: those of no other fleet of the account do."""
-    means = SageMakerMeans.model_validate(plan.means)
-    return f"tidemill-{plain_name(plan.model)}-{digest(means.output_uri, 3)}-"
+    """Return the prefix of a fleet's job names, unique in the account."""
+    config = SageMakerConfig.model_validate(plan.means)
+    return f"tidemill-{plain_name(plan.model)}-{digest(config.output_uri, 3)}-"
 
 
 def release_of(plan: FleetPlan, job_name: str) -> str:
-    """Return the release of a fleet's job: the plan's own, or what stands for another one."""
+    """Return the release of a fleet's job: the plan's own, or the digest of another one."""
     found = _NAME.fullmatch(job_name)
     mark = found["release"] if found else ""
     return plan.release if mark == _mark(plan.release) else mark
 
 
 class SageMakerLauncher:
-    """A `launcher.Launcher`."""
+    """Launches workers as training jobs; a `launcher.Launcher`."""
 
-    def running(self, plan: FleetPlan) -> Operation[list[Worker]]:
-        """Return the jobs that have not ended."""
+    def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:
+        """List the jobs that have not ended."""
         workers: list[Worker] = []
         for said, status in _STATUS.items():
             arguments: dict[str, Any] = {
@@ -98,27 +99,27 @@ class SageMakerLauncher:
         return workers
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one job, whose name is of this number; one of that name is there already."""
-        means = SageMakerMeans.model_validate(plan.means)
+        """Create one job; its name holds `number`, so that a retry creates no second one."""
+        config = SageMakerConfig.model_validate(plan.means)
         name = f"{jobs_prefix(plan)}{_mark(plan.release)}-{number}"
-        for instance_type in means.instance_types:
+        for instance_type in config.instance_types:
             try:
                 yield Call(
-                    "sagemaker", "create_training_job", _job(plan, means, name, instance_type)
+                    "sagemaker", "create_training_job", _job(plan, config, name, instance_type)
                 )
             except AwsError as exc:
                 if exc.aws_code == _THERE:
                     return name
-                if exc.aws_code == _NO_QUOTA and instance_type != means.instance_types[-1]:
+                if exc.aws_code == _NO_QUOTA and instance_type != config.instance_types[-1]:
                     continue
-                if refusal := refusal_of(str(exc), exc.aws_code):
+                if refusal := classify_refusal(str(exc), exc.aws_code):
                     raise refusal from exc
                 raise
             break
         return name
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:  # noqa: ARG002 - the Protocol's
-        """Stop a job: SIGTERM, and two minutes later SIGKILL. One that has ended is left alone."""
+        """Stop a job: SIGTERM, and two minutes later SIGKILL. Ended jobs are left alone."""
         try:
             yield Call("sagemaker", "stop_training_job", {"TrainingJobName": worker.id})
         except AwsError as exc:
@@ -126,34 +127,34 @@ class SageMakerLauncher:
                 raise
 
 
-def _job(plan: FleetPlan, means: SageMakerMeans, name: str, instance_type: str) -> dict[str, Any]:
-    algorithm: dict[str, Any] = {"TrainingImage": means.image, "TrainingInputMode": "File"}
-    if means.entrypoint:
-        algorithm["ContainerEntrypoint"] = list(means.entrypoint)
-    if means.arguments:
-        algorithm["ContainerArguments"] = list(means.arguments)
-    stopping = {"MaxRuntimeInSeconds": means.max_run_seconds}
-    if means.spot:  # the wait for a machine counts, too
+def _job(plan: FleetPlan, config: SageMakerConfig, name: str, instance_type: str) -> dict[str, Any]:
+    algorithm: dict[str, Any] = {"TrainingImage": config.image, "TrainingInputMode": "File"}
+    if config.entrypoint:
+        algorithm["ContainerEntrypoint"] = list(config.entrypoint)
+    if config.arguments:
+        algorithm["ContainerArguments"] = list(config.arguments)
+    stopping = {"MaxRuntimeInSeconds": config.max_run_seconds}
+    if config.spot:  # includes the wait for a machine
         stopping["MaxWaitTimeInSeconds"] = min(
-            28 * _DAY_SECONDS, means.max_run_seconds + _DAY_SECONDS
+            28 * _DAY_SECONDS, config.max_run_seconds + _DAY_SECONDS
         )
-    network = {"Subnets": list(means.subnets), "SecurityGroupIds": list(means.security_groups)}
+    network = {"Subnets": list(config.subnets), "SecurityGroupIds": list(config.security_groups)}
     return {
         "TrainingJobName": name,
-        "RoleArn": means.role,
+        "RoleArn": config.role,
         "AlgorithmSpecification": algorithm,
-        # Not packed, the nothing that a worker leaves in its folders becomes no object.
-        "OutputDataConfig": {"S3OutputPath": means.output_uri, "CompressionType": "NONE"},
+        # Uncompressed, so that the empty folders of a worker become no object.
+        "OutputDataConfig": {"S3OutputPath": config.output_uri, "CompressionType": "NONE"},
         "ResourceConfig": {
             "InstanceType": instance_type,
             "InstanceCount": 1,
-            "VolumeSizeInGB": means.volume_gib,
+            "VolumeSizeInGB": config.volume_gib,
         },
         "StoppingCondition": stopping,
-        "EnableManagedSpotTraining": means.spot,
-        "Environment": dict(means.environment),
+        "EnableManagedSpotTraining": config.spot,
+        "Environment": dict(config.environment),
         "Tags": [{"Key": "tidemill:model", "Value": tag_value(plan.model)}],
-        **({"VpcConfig": network} if means.subnets else {}),
+        **({"VpcConfig": network} if config.subnets else {}),
     }
 
 

@@ -1,37 +1,38 @@
-"""The workers of a fleet, seen and stopped by those who look after a deployment."""
+"""Lists and stops the workers of a fleet, for operators and the reaper."""
 
 from __future__ import annotations
 
-from handler.aws.calls import Operation
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
-from handler.deployment import Deployment
-from handler.fleet.launchers import launcher_of
-from handler.log import logger
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from ..observability import logger
+from .launchers import launcher_for
 
 
-def running(deployment: Deployment, plan: FleetPlan) -> Operation[list[Worker]]:
-    """Return the workers of a fleet that have not ended."""
-    return (yield from launcher_of(deployment, plan.launcher).running(plan))
+def list_workers(deployment: Deployment, plan: FleetPlan) -> Operation[list[Worker]]:
+    """List the workers of a fleet that have not ended."""
+    return (yield from launcher_for(deployment, plan.launcher).list_workers(plan))
 
 
-def stop_hung(deployment: Deployment, plan: FleetPlan) -> Operation[None]:
-    """Ask workers that hang to end: ECS does that for services alone."""
-    launcher = launcher_of(deployment, plan.launcher)
-    for worker in (yield from launcher.running(plan)):
+def stop_hung_workers(deployment: Deployment, plan: FleetPlan) -> Operation[None]:
+    """Stop hung workers: ECS itself does that only for services."""
+    launcher = launcher_for(deployment, plan.launcher)
+    for worker in (yield from launcher.list_workers(plan)):
         if worker.status is WorkerStatus.HUNG:
             logger.error("worker hangs", model=plan.model, worker=worker.id)
             yield from launcher.stop(plan, worker)
 
 
-def stop(
+def stop_workers(
     deployment: Deployment, plan: FleetPlan, release: str | None = None
 ) -> Operation[list[Worker]]:
-    """Ask the workers of a release to end, or all; return them. Waits for none of them.
+    """Stop the workers of a release, or all; return them without waiting for their end.
 
-    Whoever has open work starts others, unless a brake is set first.
+    Open work starts new ones, unless the circuit breaker was opened first.
     """
-    launcher = launcher_of(deployment, plan.launcher)
-    found = yield from launcher.running(plan)
+    launcher = launcher_for(deployment, plan.launcher)
+    found = yield from launcher.list_workers(plan)
     stopped = [
         worker
         for worker in found

@@ -3,7 +3,7 @@
 The whole file is looked at before anything of it runs. It is divided into ranges of bytes, which
 are scanned by as many runs as there are; a file of one range is brought through by a single one,
 which keeps all in memory. What several runs have to know of each other stands in the table
-(`handler.batch.intake`), what they have found in the bucket.
+(`batch.intake_progress`), what they have found in the bucket.
 """
 
 from __future__ import annotations
@@ -11,44 +11,47 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from uuid import uuid4
 
-from engine.batchfile.duplicates import DuplicateFinder
-from engine.batchfile.forms import HEAD_BYTES, Form, form_of
-from handler.aws.bucket import read_range
-from handler.aws.items import dump, load
-from handler.aws.queues import intake_message
-from handler.aws.sync import Aws
-from handler.batch.check import Verdict
-from handler.batch.intake import Phase, Reading, Unit, begin_reading
-from handler.batch.keys import plain_key
-from handler.batch.model import Batch, Conversion
-from handler.batch.states import Status
-from handler.batch.wire import MAX_LISTED_ERRORS
-from handler.deployment import Deployment
-from handler.intake.convert import give_up, make_plain
-from handler.intake.file import (
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
+from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
+from tidemill.batch.model import Batch, Conversion
+from tidemill.batch.object_keys import converted_key
+from tidemill.batch.states import Status
+from tidemill.batch.validation import Verdict
+
+from ..aws.bucket import read_range
+from ..aws.calls import Operation
+from ..aws.items import dump, load
+from ..aws.objects.stream import CHUNK_BYTES
+from ..aws.queues import intake_message
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..lifecycle.announce import announce
+from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
+from ..observability import logger
+from .convert import abort_conversion, convert_to_jsonl
+from .new_batch import SHORT_BYTES
+from .phases import advance_phase
+from .scan_summary import ScanSummary, shards_of
+from .shards import record_shards
+from .verdict import (
     FileRefused,
-    admit,
-    fail,
-    let_run,
-    reading_input,
-    scanner_of,
+    fail_batch,
+    make_scanner,
+    refusing_bad_input,
+    reserve_lines,
+    start_batch,
     verdict_of,
 )
-from handler.intake.phases import go_on
-from handler.intake.shards import record
-from handler.intake.survey import Survey, shards_of
-from handler.log import logger
-from handler.moves.turn import TURN_SECONDS, ComeBack, Run, TurnLost
-from handler.objects.stream import CHUNK_BYTES
 
-# What is no longer is taken in where it is heard of: to ring for another run would take longer.
-SHORT_BYTES = CHUNK_BYTES
-_AFTER_SECONDS = TURN_SECONDS + 5
-_FIRST = str(Unit(Phase.SCAN, 0))
+_AFTER_SECONDS = LOCK_SECONDS + 5
+_FIRST = str(WorkUnit(Phase.SCAN, 0))
 
 
-def take_in(
+def ingest(
     aws: Aws,
     deployment: Deployment,
     batch: Batch,
@@ -57,127 +60,146 @@ def take_in(
     now: Callable[[], float] = time.time,
     chunk_bytes: int = CHUNK_BYTES,
     is_patient: bool = True,
+    owner: str | None = None,
 ) -> Batch:
     """Bring a batch that is validating to `in_progress` or `failed`, or as far as one run can.
 
     `time_left` gives the seconds until the run must have ended. Returns the batch as it is then,
-    when that is done or messages are on their way that go on with it. A run that is not patient
-    leaves to others what is no short JSONL.
+    when that is done or messages are on their way that go on with it: then `validating` is
+    announced, or by the reaper after a crash. A run that is not patient leaves to others what is no
+    short JSONL. `owner` is that of the lock with which this run has created the batch.
     """
-    again = intake_message(batch.id)
     if not is_patient and batch.source.num_bytes > SHORT_BYTES:
-        aws.run(deployment.intake.send(again, group=batch.tenant))
+        aws.run(_leave(deployment, batch))
         return batch
-    run = Run(aws, deployment, batch, time_left, now)
-    if not run.take_turn():
+    lock = BatchLock(aws, deployment, batch, time_left, now, owner=owner or uuid4().hex)
+    if not lock.acquire():
         logger.info("another run has the batch", batch_id=batch.id)
-        # It may have died: somebody must come when its turn has ended.
-        delayed = deployment.intake.send(again, group=batch.tenant, delay_seconds=_AFTER_SECONDS)
-        aws.run(delayed)
-        return run.batch
+        # Its holder announces the status. Should it have died, the next run follows the lock.
+        aws.run(_send(deployment, lock.batch, _AFTER_SECONDS))
+        return lock.batch
     is_unfinished = False
     try:
-        _go_on(run, chunk_bytes, is_patient=is_patient)
-    except ComeBack:
+        _ingest(lock, chunk_bytes, is_patient=is_patient)
+    except Requeue:
         is_unfinished = True
-    except TurnLost as exc:
+    except LockLost as exc:
         logger.info("intake stops", batch_id=batch.id, reason=str(exc))
         is_unfinished = True
     finally:
-        begun = run.batch
-        run.give_turn()
-    if run.batch.status is not Status.VALIDATING:
-        give_up(aws, deployment, begun)
-    # Only now: whoever hears it must find the turn free.
+        begun = lock.batch
+        if lock.is_held:
+            lock.release()
+    if lock.batch.status is not Status.VALIDATING:
+        abort_conversion(aws, deployment, begun)
+    # Only now: the receiver of the message must find the lock free.
     if is_unfinished:
-        aws.run(deployment.intake.send(again, group=batch.tenant))
-    return run.batch
+        aws.run(_leave(deployment, lock.batch))
+    return lock.batch
 
 
-def _go_on(run: Run, chunk_bytes: int, *, is_patient: bool) -> None:
-    batch = run.batch
+def _leave(deployment: Deployment, batch: Batch) -> Operation[None]:
+    """Announce a batch that stays `validating`, then send the message for the next run.
+
+    In this order, because that run announces the next status.
+    """
+    if batch.status is Status.VALIDATING:
+        yield from announce(deployment, batch)
+    yield from _send(deployment, batch)
+
+
+def _send(deployment: Deployment, batch: Batch, delay_seconds: float = 0.0) -> Operation[None]:
+    """Send the message for the next run."""
+    message = intake_message(batch.id)
+    yield from deployment.intake.send(message, group=batch.tenant, delay_seconds=delay_seconds)
+
+
+def _ingest(lock: BatchLock, chunk_bytes: int, *, is_patient: bool) -> None:
+    batch = lock.batch
     if batch.status is not Status.VALIDATING:
         return
     if batch.errors:
         verdict = Verdict(batch.num_errors, batch.errors)
-        fail(run.aws, run.deployment, batch, verdict, run.now())
+        fail_batch(lock.aws, lock.deployment, batch, verdict, lock.now())
         return
     try:
-        with reading_input():
-            form = _plain(run, is_patient=is_patient)
-        reading = _begin(run, form)
-        # Of no file whose units somebody has rung for, or that has come further.
+        with refusing_bad_input():
+            form = _ensure_jsonl(lock, is_patient=is_patient)
+        reading = _get_progress(lock, form)
+        # Not a file whose units were already sent out as messages, or that has made progress.
         is_short = reading.num_ranges == 1 and not reading.is_rung and _FIRST in reading.left
-        if not (is_short and _take_in_at_once(run, reading, chunk_bytes)):
-            go_on(run, reading)
+        if not (is_short and _ingest_at_once(lock, reading, chunk_bytes)):
+            advance_phase(lock, reading)
     except FileRefused as exc:
-        fail(run.aws, run.deployment, batch, exc.verdict, run.now())
+        fail_batch(lock.aws, lock.deployment, batch, exc.verdict, lock.now())
 
 
-def _plain(run: Run, *, is_patient: bool) -> Form:
-    """Return the form of the input, when the source is plain JSONL; raises FormError, ComeBack."""
-    batch = run.batch
+def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
+    """Return the form of the input, when the source is plain JSONL; raises FormatError, Requeue."""
+    batch = lock.batch
     if batch.conversion is None:
         head = read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes))
-        form = form_of(run.aws.run(head))
+        form = detect_format(lock.aws.run(head))
         if form.is_plain:
             return form
-        batch = _begin_conversion(run, form)
+        batch = _start_conversion(lock, form)
     assert batch.conversion is not None
     if batch.original is None:
         if not is_patient:
-            raise ComeBack
-        make_plain(run, batch.conversion)
+            raise Requeue
+        convert_to_jsonl(lock, batch.conversion)
     return batch.conversion.form
 
 
-def _begin_conversion(run: Run, form: Form) -> Batch:
-    batch, bucket = run.batch, run.deployment.bucket
-    key = plain_key(batch.id)
-    begun = dump(Conversion(form, run.aws.run(bucket.create_work_upload(key))))
-    chosen = run.aws.run(run.deployment.table.set_once(batch.id, "conversion", begun))
+def _start_conversion(lock: BatchLock, form: FileFormat) -> Batch:
+    batch, bucket = lock.batch, lock.deployment.bucket
+    key = converted_key(batch.id)
+    begun = dump(Conversion(form, lock.aws.run(bucket.create_work_upload(key))))
+    chosen = lock.aws.run(lock.deployment.table.set_once(batch.id, "conversion", begun))
     if chosen != begun:
-        run.aws.run(bucket.abort_upload(key, begun["upload"]))
-    run.batch = replace(batch, conversion=load(Conversion, chosen))
-    return run.batch
+        lock.aws.run(bucket.abort_upload(key, begun["upload"]))
+    lock.batch = replace(batch, conversion=load(Conversion, chosen))
+    return lock.batch
 
 
-def _begin(run: Run, form: Form) -> Reading:
+def _get_progress(lock: BatchLock, form: FileFormat) -> IntakeProgress:
     """Return how far intake has come, or the beginning."""
-    batch, settings = run.batch, run.deployment.settings
-    reading = begin_reading(
+    batch, settings = lock.batch, lock.deployment.settings
+    reading = new_progress(
         form,
         settings.shard_limits,
         batch.source.num_bytes,
         settings.range_bytes,
         batch.expires,
     )
-    return run.aws.run(run.deployment.readings.begin_reading(batch.id, reading))
+    return lock.aws.run(lock.deployment.intake_progress.get_or_create(batch.id, reading))
 
 
-def _take_in_at_once(run: Run, reading: Reading, chunk_bytes: int) -> bool:
+def _ingest_at_once(lock: BatchLock, reading: IntakeProgress, chunk_bytes: int) -> bool:
     """Bring a file of one range through; a run that dies has left nothing that counts.
 
     False for one that has too many lines for a run: then nothing is done.
     """
-    aws, deployment, batch = run.aws, run.deployment, run.batch
-    scanner = scanner_of(aws, deployment, batch, reading, look=run.stay, chunk_bytes=chunk_bytes)
-    survey = Survey()
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
+    scanner = make_scanner(
+        aws, deployment, batch, reading, look=lock.check_active, chunk_bytes=chunk_bytes
+    )
+    survey = ScanSummary()
     with DuplicateFinder() as finder:
-        with reading_input():
+        with refusing_bad_input():
             scanned = scanner.scan(reading.range_of(0), finder)
             if scanned.end is not None:
                 return False
-            survey.add(Unit(Phase.SCAN, 0), scanned)
-        duplicates = finder.find(MAX_LISTED_ERRORS, run.stay)
+            survey.add(WorkUnit(Phase.SCAN, 0), scanned)
+        duplicates = finder.find(MAX_LISTED_ERRORS, lock.check_active)
     verdict = verdict_of(batch, reading, survey.findings, duplicates)
     if verdict.num_errors:
         raise FileRefused(verdict)
-    admit(aws, deployment, batch, survey.findings)
-    record(
+    reserve_lines(aws, deployment, batch, survey.findings)
+    record_shards(
         aws,
         deployment,
         shards_of(batch.id, scanned.cuts, first=0, shift=0, expires=batch.expires),
     )
-    let_run(aws, deployment, batch, survey, run.now())
+    start_batch(lock, survey)
     return True

@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.batchfile.duplicates import DuplicateFinder
-from engine.batchfile.lines import FormError, read_lines, refuse_endless
-from handler.batch.check import Findings, LineChecker
-from handler.batch.cutter import ShardCutter, ShardLimits
-from handler.batch.model import Shard, Source
-from handler.objects.stream import LineStream, ObjectStream, Opener
+from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.lines import FormatError, check_line_length, read_lines
+from tidemill.batch.model import Shard, Source
+from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
+from tidemill.batch.validation import Findings, LineChecker
+
+from ..aws.objects.stream import LineStream, ObjectStream, Opener
 
 _SKIPPED_BYTES = 2**20
 
 
-class Cut(NamedTuple):
+class PlannedShard(NamedTuple):
     """One shard of a range: what is planned of it, by local line numbers and bytes of the file."""
 
     first_line: int
@@ -31,8 +32,8 @@ class Cut(NamedTuple):
 
 
 @dataclass(slots=True)
-class Scanned:
-    """What a range has shown; lines of its errors, too, are local ones.
+class ScanResult:
+    """Result of scanning a range; lines of its errors, too, are local ones.
 
     `last_line` is the number of the last line that has ended, or in which the range lies.
     `ids` are how many ids each partition has. `end` is the byte at which the next part of the range
@@ -42,7 +43,7 @@ class Scanned:
 
     last_line: int = 0
     findings: Findings = field(default_factory=Findings)
-    cuts: list[Cut] = field(default_factory=list)
+    cuts: list[PlannedShard] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     end: int | None = None
     endless: int | None = None
@@ -50,7 +51,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """What is the same for all ranges of a file.
+    """Scanner of a file's ranges: the settings that all ranges share.
 
     `models` and `endpoint` are those of `LineChecker`. `look` is called before each chunk.
     """
@@ -66,7 +67,7 @@ class Scanner:
 
     def scan(
         self, span: tuple[int, int], finder: DuplicateFinder, model: str | None = None
-    ) -> Scanned:
+    ) -> ScanResult:
         """Read the lines that begin in a range of bytes, and give their ids to the finder.
 
         `model` is that of the lines before, where it is known. Raises ObjectChanged, NotThere and
@@ -75,12 +76,12 @@ class Scanner:
         start, end = span
         begin = max(0, start - 1)
         stream = ObjectStream(self.aws, self.source, begin)
-        scanned = Scanned(findings=Findings(model=model))
+        scanned = ScanResult(findings=Findings(model=model))
 
         def look() -> None:
             self.look()
             if lines.num_lines or not start:
-                refuse_endless(lines.num_lines + 1, lines.tell() - lines.end)
+                check_line_length(lines.num_lines + 1, lines.tell() - lines.end)
 
         lines = LineStream(
             stream,
@@ -93,7 +94,7 @@ class Scanner:
         try:
             if not start or _skip_line(lines, end):
                 self._read(lines, 2 if start else 1, scanned, finder)
-        except FormError as exc:
+        except FormatError as exc:
             scanned.endless = exc.number
         finally:
             stream.close()
@@ -103,7 +104,7 @@ class Scanner:
         return scanned
 
     def _read(
-        self, lines: LineStream, first_number: int, scanned: Scanned, finder: DuplicateFinder
+        self, lines: LineStream, first_number: int, scanned: ScanResult, finder: DuplicateFinder
     ) -> None:
         checker = LineChecker(
             scanned.findings, models=self.models, endpoint=self.endpoint, add_id=finder.add
@@ -112,7 +113,7 @@ class Scanner:
 
         def keep(shard: Shard | None) -> None:
             if shard is not None:
-                cut = Cut(shard.first_line, shard.num_rows, shard.start, shard.end)
+                cut = PlannedShard(shard.first_line, shard.num_rows, shard.start, shard.end)
                 scanned.cuts.append(cut)
 
         for raw in read_lines(lines, first_number=first_number):

@@ -9,15 +9,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
 
-from handler.aws.queues import advance_message, shard_message, tens
-from handler.aws.sync import Aws
-from handler.batch.model import Batch, Progress, Shard
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.fleet.ensure import ensure_for
-from handler.fleet.wanted import open_work
-from handler.log import logger
-from handler.moves.turn import RESERVE_SECONDS
+from tidemill.batch.model import Batch, Progress, Shard
+from tidemill.batch.states import Status
+
+from ..aws.queues import advance_message, message_batches, shard_message
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..fleet.demand import open_work
+from ..fleet.scale import scale_for_batch
+from ..lifecycle.batch_lock import RESERVE_SECONDS
+from ..observability import logger
 
 _NUM_THREADS = 4
 _MAX_PENDING = 32
@@ -59,7 +60,7 @@ class ShardWriter:
             self._pending.popleft().result()
 
 
-def record(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
+def record_shards(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
     """Record planned shards, several at once; those that were begun stay as they are."""
     with ShardWriter(lambda shard: aws.run(deployment.table.put_shard(shard))) as writer:
         for shard in shards:
@@ -67,7 +68,7 @@ def record(aws: Aws, deployment: Deployment, shards: Iterable[Shard]) -> None:
         writer.drain()
 
 
-def ring_shards(
+def enqueue_shards(
     aws: Aws, deployment: Deployment, batch: Batch, time_left: Callable[[], float]
 ) -> None:
     """Ring for the shards not rung for yet and see that there is a worker to hear it.
@@ -82,7 +83,9 @@ def ring_shards(
     rung = batch.shards_rung
     while rung < batch.num_shards:
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
-        for messages in tens(shard_message(batch.id, number) for number in range(rung, until)):
+        for messages in message_batches(
+            shard_message(batch.id, number) for number in range(rung, until)
+        ):
             aws.run(queue.send_all(messages, group=batch.tenant))
         if rung == batch.shards_rung:
             _ensure_workers(aws, deployment, batch)
@@ -99,4 +102,4 @@ def ring_shards(
 
 def _ensure_workers(aws: Aws, deployment: Deployment, batch: Batch) -> None:
     work = open_work(batch, Progress(), num_shards=batch.shards_left)
-    aws.run(ensure_for(deployment, work, int(time.time())))
+    aws.run(scale_for_batch(deployment, work, int(time.time())))

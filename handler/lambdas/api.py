@@ -1,4 +1,4 @@
-"""The Lambda behind the HTTP API."""
+"""API Lambda: answers the HTTP API and the dashboard."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.api.app import app
-from handler.api.envelope.means import IS_HEAD, aws
-from handler.dashboard import routes as dashboard
-from handler.log import logger
+from ..api.app import app
+from ..api.envelope.caller import IS_HEAD, aws
+from ..dashboard import routes as dashboard
+from ..observability import logger
 
-# What Lambda hands on is a string within JSON again: quotes and backslashes of a long answer could
-# double it, beyond the 6 MB that it takes. Base64 makes four thirds of anything.
+# Lambda encodes the answer as a string within JSON: quotes and backslashes could double a long one,
+# beyond the limit of 6 MB. Base64 always takes four thirds.
 _MAX_TEXT_CHARS = 1_000_000
 
 
 def fit(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer in the form in which Lambda takes it, up to 4.4 MB."""
+    """Return an answer in a form that Lambda accepts, up to 4.4 MB."""
     body = answer.get("body")
     if answer.get("isBase64Encoded") or not body or len(body) <= _MAX_TEXT_CHARS:
         return answer
@@ -29,8 +29,8 @@ def fit(answer: dict[str, Any]) -> dict[str, Any]:
 app.include_router(dashboard.router)
 
 
-def answered(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Return the answer to one request; that to a HEAD is a GET's without its body."""
+def respond(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Answer one request; a HEAD as a GET without its body."""
     asked = event["requestContext"]["http"]
     if asked["method"] != "HEAD":
         return fit(app.resolve(event, context))
@@ -45,10 +45,10 @@ def answered(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
     """Answer one request (payload format 2.0), under the id that the logs have of it.
 
-    `Server-Timing` tells the milliseconds that this took, and those of them spent waiting for AWS.
+    `Server-Timing` holds the milliseconds that this took, and those spent waiting for AWS.
     """
     started, waited = time.perf_counter(), aws().waiting.seconds
-    answer = answered(event, context)
+    answer = respond(event, context)
     total, waited = time.perf_counter() - started, aws().waiting.seconds - waited
     answer["headers"]["server-timing"] = f"total;dur={total * 1e3:.1f}, aws;dur={waited * 1e3:.1f}"
     answer["headers"]["x-request-id"] = event["requestContext"]["requestId"]

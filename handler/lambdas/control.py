@@ -1,4 +1,4 @@
-"""The Lambda on the control queue: uploads, messages about batches, ends of workers."""
+"""Control Lambda: handles uploads, messages about batches, and worker events from its queue."""
 
 from __future__ import annotations
 
@@ -6,62 +6,68 @@ import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
+from uuid import uuid4
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.sync import Aws
-from handler.batch.keys import DROP_TENANT
-from handler.control.advance import advance, go_on
-from handler.control.sweep import sweep
-from handler.deployment import Deployment, deployment
-from handler.fleet.ended import take_end
-from handler.intake.create import take_drop
-from handler.intake.events import (
+from tidemill.batch.object_keys import DROP_TENANT
+
+from ..aws.sync import Aws
+from ..control.advance import advance, advance_batch
+from ..control.sweep import sweep
+from ..deployment import Deployment, deployment
+from ..fleet.worker_ended import handle_worker_event
+from ..intake.control_messages import (
     Advance,
     Drop,
-    Ended,
     Ignored,
-    Intake,
+    IntakeStep,
     Sweep,
-    Uploaded,
+    UploadEvent,
+    WorkerEvent,
     drop_message,
     parse_control,
 )
-from handler.intake.units import work_on
-from handler.lambdas.messages import deal_in_time
-from handler.log import logger
+from ..intake.new_batch import create_batch_of_drop
+from ..intake.work_units import run_unit
+from ..observability import logger
+from .messages import process_in_time
 
 _aws = cache(Aws)
 
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> Any:
-    """Deal with the messages of an SQS event; return those that must come again."""
+    """Handle the messages of an SQS event; return those to be retried."""
 
     def act(body: str, time_left: Callable[[], float]) -> None:
-        act_on(_aws(), deployment(), body, time_left)
+        handle_message(_aws(), deployment(), body, time_left)
 
-    return deal_in_time(event, context, act, _aws, lambda: deployment().control)
+    return process_in_time(event, context, act, _aws, lambda: deployment().control)
 
 
-def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
-    """Do what one message asks for; one that asks for nothing is logged and dropped."""
+def handle_message(
+    aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]
+) -> None:
+    """Handle one message; one that requests nothing is logged and dropped."""
     for request in parse_control(body):
         match request:
-            case Uploaded(drop):
+            case UploadEvent(drop):
                 aws.run(deployment.control.send(drop_message(drop), group=DROP_TENANT))
             case Drop():
-                batch = aws.run(take_drop(deployment, request, int(time.time())))
+                owner = uuid4().hex
+                made = create_batch_of_drop(deployment, request, int(time.time()), owner)
+                batch = aws.run(made)
                 if batch is not None:
-                    go_on(aws, deployment, batch, time_left)
+                    advance_batch(aws, deployment, batch, time_left, owner=owner)
             case Sweep(after):
                 aws.run(sweep(deployment, after, int(time.time()), time_left))
             case Advance():
                 advance(aws, deployment, request.batch_id, time_left)
-            case Intake():
-                work_on(aws, deployment, request, time_left)
-            case Ended(ended):
-                aws.run(take_end(deployment, ended, int(time.time())))
+            case IntakeStep():
+                run_unit(aws, deployment, request, time_left)
+            case WorkerEvent(ended):
+                aws.run(handle_worker_event(deployment, ended, int(time.time())))
             case Ignored():
                 log = logger.info if request.is_expected else logger.warning
                 log("message dropped", reason=request.reason)

@@ -1,4 +1,4 @@
-"""The queue of dead letters: messages that were received again and again."""
+"""Dead-letter Lambda: handles messages that failed too often."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.sync import Aws
-from handler.control.bury import bury
-from handler.deployment import deployment
-from handler.lambdas.messages import deal_with_each
-from handler.log import logger
+from ..aws.sync import Aws
+from ..control.dead_letters import handle_dead_letter
+from ..deployment import deployment
+from ..observability import logger
+from .messages import process_each
 
 _aws = cache(Aws)
 
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> Any:
-    """Deal with each message; those that cannot be dealt with now come again."""
-    return deal_with_each(event, context, _bury)
+    """Handle each message; return those to be retried."""
+    return process_each(event, context, _handle)
 
 
-def _bury(body: str) -> None:
-    _aws().run(bury(deployment(), body, int(time.time())))
+def _handle(body: str) -> None:
+    _aws().run(handle_dead_letter(deployment(), body, int(time.time())))

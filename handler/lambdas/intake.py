@@ -1,4 +1,4 @@
-"""The Lambda on the intake queue: units of the work with files that are taken in."""
+"""Intake Lambda: handles the units of work of files that are read."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.sync import Aws
-from handler.deployment import Deployment, deployment
-from handler.intake.events import Intake, parse_control
-from handler.intake.units import work_on
-from handler.lambdas.messages import deal_in_time
-from handler.log import logger
+from ..aws.sync import Aws
+from ..deployment import Deployment, deployment
+from ..intake.control_messages import IntakeStep, parse_control
+from ..intake.work_units import run_unit
+from ..observability import logger
+from .messages import process_in_time
 
 _aws = cache(Aws)
 
 
 @logger.inject_lambda_context
 def handler(event: dict[str, Any], context: LambdaContext) -> Any:
-    """Deal with the messages of an SQS event; return those that must come again."""
+    """Handle the messages of an SQS event; return those to be retried."""
 
     def act(body: str, time_left: Callable[[], float]) -> None:
-        act_on(_aws(), deployment(), body, time_left)
+        handle_message(_aws(), deployment(), body, time_left)
 
-    return deal_in_time(event, context, act, _aws, lambda: deployment().intake)
+    return process_in_time(event, context, act, _aws, lambda: deployment().intake)
 
 
-def act_on(aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]) -> None:
-    """Do what one message asks for; one that is about no file is logged and dropped."""
+def handle_message(
+    aws: Aws, deployment: Deployment, body: str, time_left: Callable[[], float]
+) -> None:
+    """Handle one message; one that is not about a file is logged and dropped."""
     for request in parse_control(body):
-        if isinstance(request, Intake):
-            work_on(aws, deployment, request, time_left)
+        if isinstance(request, IntakeStep):
+            run_unit(aws, deployment, request, time_left)
         else:
             logger.warning("message dropped", reason="it is for no intake")

@@ -1,4 +1,4 @@
-"""Messages of a queue, each dealt with by itself: one that fails is counted and comes again."""
+"""Processes the messages of a queue one by one: a failed one is counted and retried."""
 
 from __future__ import annotations
 
@@ -13,52 +13,53 @@ from aws_lambda_powertools.utilities.batch import (
 from aws_lambda_powertools.utilities.data_classes.sqs_event import SQSRecord
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.queues import Message, Queue, again_seconds
-from handler.aws.sync import Aws
-from handler.errors import AwsError
-from handler.log import logger
-from handler.metrics import Metric, emit
+from ..aws.queues import Message, Queue, retry_seconds
+from ..aws.sync import Aws
+from ..errors import AwsError
+from ..observability import Metric, emit, logger
 
 _processor = BatchProcessor(event_type=EventType.SQS, raise_on_entire_batch_failure=False)
 
 
-def deal_in_time(
+def process_in_time(
     event: dict[str, Any],
     context: LambdaContext,
-    act_on: Callable[[str, Callable[[], float]], None],
+    handle_message: Callable[[str, Callable[[], float]], None],
     aws: Callable[[], Aws],
     queue: Callable[[], Queue],
 ) -> Mapping[str, Any]:
-    """Deal with each message of a queue by `act_on`, which is told how to ask what time is left.
+    """Process each message of a queue by `handle(body, time_left)`.
 
-    One that failed is seen again in seconds: others wait as long as the longest run. That is when
-    it comes where SQS, too, cannot be reached.
+    The visibility timeout of a failed message is shortened to seconds, with backoff. Where SQS
+    cannot be reached either, it lasts as long as the longest run.
     """
 
     def time_left() -> float:
         return context.get_remaining_time_in_millis() / 1000
 
-    def show_again_soon(record: SQSRecord) -> None:
-        seconds = again_seconds(int(record.attributes.approximate_receive_count))
+    def shorten_visibility(record: SQSRecord) -> None:
+        seconds = retry_seconds(int(record.attributes.approximate_receive_count))
         message = Message(record.body, record.receipt_handle)
         try:
             aws().run(queue().hide(message, seconds))
         except AwsError as exc:
             logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
 
-    return deal_with_each(event, context, lambda body: act_on(body, time_left), show_again_soon)
+    return process_each(
+        event, context, lambda body: handle_message(body, time_left), shorten_visibility
+    )
 
 
-def deal_with_each(
+def process_each(
     event: dict[str, Any],
     context: LambdaContext,
     deal_with: Callable[[str], None],
     after_failure: Callable[[SQSRecord], None] = lambda _: None,
 ) -> Mapping[str, Any]:
-    """Hand on the body of each message of an SQS event; return those that must come again.
+    """Pass the body of each message of an SQS event on; return those to be retried.
 
-    For Lambda such a run is a success, so that each failure is told as a figure. `after_failure`
-    may say when the message comes again, which is else when its visibility ends.
+    Lambda counts such a run as a success, so each failure is emitted as a metric. `after_failure`
+    may change the visibility timeout of the message.
     """
 
     def count_failure(record: SQSRecord) -> None:

@@ -1,4 +1,4 @@
-"""The schedules: all active batches are looked at every minute, the bucket once a day."""
+"""Reaper Lambda: checks all active batches every minute, and requests a daily sweep."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.sync import Aws
-from handler.control.reap import reap
-from handler.deployment import deployment
-from handler.intake.events import sweep_message
-from handler.log import logger
+from ..aws.sync import Aws
+from ..control.reaper import reap
+from ..deployment import deployment
+from ..intake.control_messages import sweep_message
+from ..observability import logger
 
 _aws = cache(Aws)
 
 
 @logger.inject_lambda_context
-def handler(event: dict[str, Any], context: LambdaContext) -> None:  # noqa: ARG001 - Lambda's form
-    """Mend what is amiss with any batch, or ask for the sweep of a day."""
+def handler(event: dict[str, Any], context: LambdaContext) -> None:  # noqa: ARG001 - Lambda's signature
+    """Run the reaper, or request the daily sweep."""
     if event.get("sweep"):
         _aws().run(deployment().control.send(sweep_message(), group=None))
         return

@@ -1,1 +1,1 @@
-"""Who may: keys of the API, tenants and their limits."""
+"""Tenants: API keys and limits."""

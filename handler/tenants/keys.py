@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from handler.aws.calls import Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.store import META, Store, condition
-from handler.batch.keys import check_tenant
-from handler.errors import ConditionFailed
+from tidemill.batch.object_keys import check_tenant
+
+from ..aws.calls import Operation
+from ..aws.items import dump, load, to_item
+from ..aws.stores.store import META, Store, condition
+from ..errors import ConditionFailed
 
 _TOKEN: Final = re.compile(r"tm_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
 _LISTED = "KEYS"

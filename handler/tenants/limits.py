@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
-from handler.aws.calls import Operation
-from handler.aws.stores.usage import DAY_SECONDS, Counted, UsageStore
-from handler.batch.model import Batch, BatchError
-from handler.errors import HandlerError
-from handler.settings import Limits
-from handler.tenants.tenants import KnownTenants, TenantStore
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.model import Batch, BatchError
+
+from ..aws.calls import Operation
+from ..aws.stores.usage import DAY_SECONDS, Counted, UsageStore
+from ..settings import Limits
+from .tenants import KnownTenants
 
 # Nobody knows when the next batch ends.
 _LINES_RETRY_SECONDS = 60
@@ -34,9 +36,8 @@ class TenantLimits:
     `default` holds for those that have none of their own.
     """
 
-    def __init__(self, tenants: TenantStore, usage: UsageStore, default: Limits) -> None:
-        self._tenants = tenants
-        self._known = KnownTenants(tenants)
+    def __init__(self, tenants: KnownTenants, usage: UsageStore, default: Limits) -> None:
+        self._known = tenants
         self._usage = usage
         self._default = default
 
@@ -79,9 +80,8 @@ class TenantLimits:
 
         Holds for what is dropped into the bucket too: that is the tenant `default`'s.
         """
-        tenant = yield from self._tenants.find(batch.tenant)
-        limit = tenant.limits(self._default).queued_lines
-        if not limit or (yield from self._usage.take_lines(batch, num_lines, limit)):
+        limit = (yield from self._limits(batch.tenant, time.time())).queued_lines
+        if not limit or (yield from self._usage.reserve_lines(batch, num_lines, limit)):
             return None
         return BatchError(
             QUEUE_FULL,

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from pydantic import NonNegativeInt
 
-from handler.aws.calls import Operation
-from handler.aws.items import load
-from handler.aws.stores.store import META, Store
-from handler.settings import Limits
+from ..aws.calls import Operation
+from ..aws.items import load
+from ..aws.stores.store import META, Store
+from ..settings import Limits
 
 # How long a receiver has to learn a new secret: until then both have signed.
 OLD_SECRET_SECONDS: Final = 24 * 3600
@@ -25,7 +25,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What is set for a tenant. A limit that is None is the deployment's.
+    """Settings of a tenant. A limit that is None is the deployment's.
 
     After a change of the secret the old one signs too, until `webhook_old_until` (Unix seconds).
     """
@@ -96,12 +96,17 @@ class KnownTenants:
         read_at, tenant = self._known.get(name, (0.0, None))
         # Less than a second before: some callers tell whole seconds.
         if tenant is None or not -1 < now - read_at < KNOWN_SECONDS:
-            tenant = yield from self._store.find(name)
-            with self._changing:
-                self._known.pop(name, None)
-                while len(self._known) >= _MAX_KNOWN:
-                    del self._known[next(iter(self._known))]
-                self._known[name] = (now, tenant)
+            tenant = yield from self.refresh(name, now)
+        return tenant
+
+    def refresh(self, name: str, now: float) -> Operation[Tenant]:
+        """Return a tenant as it is now, which is remembered."""
+        tenant = yield from self._store.find(name)
+        with self._changing:
+            self._known.pop(name, None)
+            while len(self._known) >= _MAX_KNOWN:
+                del self._known[next(iter(self._known))]
+            self._known[name] = (now, tenant)
         return tenant
 
 

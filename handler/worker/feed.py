@@ -1,4 +1,4 @@
-"""Lines of the owned shards into the engine, the oldest claim first, as many as it takes."""
+"""Feeds the engine with lines of the owned shards, the oldest claim first, with backpressure."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.batchfile.lines import RawLine
-from engine.process.frames import Row
-from handler.worker.gpu_time import GpuTime
-from handler.worker.link import EngineDied
-from handler.worker.proof import Canary
-from handler.worker.shard.shard_run import ShardRun
+from tidemill.batch.file.lines import RawLine
+
+from .canary import Canary
+from .engine_client import EngineDied
+from .engine_process.frames import Row
+from .gpu_time import GpuTime
+from .shard.shard_run import ShardRun
 
 MAX_OWNED = 3
 
 
 class Engine(Protocol):
-    """What answers lines; `link.EngineLink` does."""
+    """Answers lines; `engine_client.EngineClient` does."""
 
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Return the row of a line; raises EngineDied when there will be none."""
@@ -26,9 +27,9 @@ class Engine(Protocol):
 class Feed:
     """Keeps one engine full, for as long as it lives. `runs` is shared with its owner.
 
-    `died` gets the reason once the engine has died, `hungry` is set while another shard is wanted.
-    The `canary` runs before all lines: if the engine dies of it, or its row is not what it must be,
-    the machine `is_broken`, and no line of anybody is to blame.
+    `died` gets the reason once the engine has died, `hungry` is set while another shard is needed.
+    The `canary` runs before all lines: if the engine dies of it, or its row shows a fault, the
+    machine `is_broken`, and no line is to blame.
     """
 
     def __init__(
@@ -49,9 +50,9 @@ class Feed:
         self.num_answered = 0
         self.is_broken = False
         self._canary = canary
-        self._is_proved = canary is None
-        self._num_failures = 0  # of steps, when the canary was well last
-        self._proving: asyncio.Task[None] | None = None
+        self._is_checked = canary is None
+        self._num_failures = 0  # failed steps when the canary last succeeded
+        self._checking: asyncio.Task[None] | None = None
         self._is_open = True
         self._num_inflight = 0
         self._inflight_bytes = 0
@@ -62,13 +63,13 @@ class Feed:
         self.hungry.set()
 
     def admit(self) -> None:
-        """Give the engine what it may have now; called whenever something has changed."""
+        """Admit lines up to the limits; called whenever something has changed."""
         self._gpu_time.share()
-        if self._is_open and self._canary is not None and self._proving is None:
-            self._begin_proof(self._canary)
-        while self._is_open and self._is_proved and self._has_room():
+        if self._is_open and self._canary is not None and self._checking is None:
+            self._start_canary(self._canary)
+        while self._is_open and self._is_checked and self._has_room():
             run = self._next_run()
-            line = run.agenda.take() if run is not None else None
+            line = run.pending.pop() if run is not None else None
             if run is None or line is None:
                 break
             self._send(run, line)
@@ -79,16 +80,16 @@ class Feed:
 
     @property
     def death(self) -> str | None:
-        """Return why the engine has died, or None."""
+        """Return the reason of the engine's death, or None."""
         is_told = self.died.done() and self.died.exception() is None
         return self.died.result() if is_told else None
 
     def close(self) -> None:
-        """Admit nothing more."""
+        """Stop admitting lines."""
         self._is_open = False
 
     async def drained(self) -> None:
-        """Wait until no request is with the engine."""
+        """Wait until no request is in flight."""
         await self._idle.wait()
 
     def _has_room(self) -> bool:
@@ -98,21 +99,21 @@ class Feed:
         )
 
     def _wants_more(self) -> bool:
-        """One shard more when lines could become short, but none beside suspects."""
+        """Say whether another shard is needed to keep the engine full; never beside suspects."""
         return (
             self._is_open
             and len(self._runs) < MAX_OWNED
             and sum(run.num_waiting for run in self._runs) < self._max_inflight
-            and not any(run.agenda.is_exclusive for run in self._runs)
+            and not any(run.pending.is_exclusive for run in self._runs)
         )
 
     def _next_run(self) -> ShardRun | None:
-        """Return the run whose line is next; suspects wait until nothing else is in the engine."""
+        """Return the run whose line is next; suspects wait until nothing else is in flight."""
         ready = [run for run in self._runs if run.is_open and not run.is_ending]
         for run in ready:
-            if run.agenda.is_exclusive:
-                return run if run.agenda.num_inflight == self._num_inflight else None
-        return next((run for run in ready if run.agenda.num_waiting), None)
+            if run.pending.is_exclusive:
+                return run if run.pending.num_inflight == self._num_inflight else None
+        return next((run for run in ready if run.pending.num_waiting), None)
 
     def _send(self, run: ShardRun, line: RawLine) -> None:
         self._num_inflight += 1
@@ -122,43 +123,43 @@ class Feed:
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
 
-    async def prove(self) -> bool:
-        """Say whether rows may be kept; after a step that failed the canary has to be well first.
+    async def check_machine(self) -> bool:
+        """Say whether rows may be kept; after a failed step the canary must succeed first.
 
-        It runs beside lines then. Once the engine has died what was finished before is kept.
+        It then runs beside lines. Rows that were finished before the engine's death are kept.
         """
         num_failures = self._gpu_time.stats().failures
         if self._canary is None or num_failures == self._num_failures or self.died.done():
             return not self.is_broken
-        if self._proving is None or self._proving.done():
-            self._begin_proof(self._canary)
-        assert self._proving is not None
-        await asyncio.wait((self._proving,))
+        if self._checking is None or self._checking.done():
+            self._start_canary(self._canary)
+        assert self._checking is not None
+        await asyncio.wait((self._checking,))
         if not self.died.done():
             self._num_failures = num_failures
         return not self.is_broken
 
-    def _begin_proof(self, canary: Canary) -> None:
+    def _start_canary(self, canary: Canary) -> None:
         self._num_inflight += 1
         self._idle.clear()
-        self._proving = asyncio.create_task(self._prove(canary))
-        self._proving.add_done_callback(self._proved)
+        self._checking = asyncio.create_task(self._run_canary(canary))
+        self._checking.add_done_callback(self._canary_done)
 
-    async def _prove(self, canary: Canary) -> None:
-        """Run the canary; raises EngineDied where it is not well."""
-        is_alone = not self._is_proved
+    async def _run_canary(self, canary: Canary) -> None:
+        """Run the canary; raises EngineDied where it shows a fault."""
+        is_alone = not self._is_checked
         try:
             row = await self._engine.fetch_row(1, 0, canary.line)
         except EngineDied:
-            self.is_broken = is_alone  # else a line may be why
+            self.is_broken = is_alone  # else a line may be the cause
             raise
-        fault = canary.fault_in(row)
+        fault = canary.find_fault(row)
         if fault is not None:
             self.is_broken = True
             raise EngineDied(fault)
-        self._is_proved = True
+        self._is_checked = True
 
-    def _proved(self, task: asyncio.Task[None]) -> None:
+    def _canary_done(self, task: asyncio.Task[None]) -> None:
         self._num_inflight -= 1
         self._go_on_after(None if task.cancelled() else task.exception())
 

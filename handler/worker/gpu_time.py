@@ -1,41 +1,42 @@
-"""Whose the GPUs' time is: the runs share it by the requests that each has in the engine."""
+"""GPU time: split between shard runs by their requests in flight."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.contract import EngineStats
-from handler.worker.shard.shard_run import ShardRun
-from handler.worker.site.site import Site
+from tidemill.protocol.contract import EngineStats
+
+from .context.context import WorkerContext
+from .shard.shard_run import ShardRun
 
 
 class GpuTime:
-    """Counts the time of `num_gpus` GPUs; `stats` tells what the engine does now."""
+    """Counts the time of `num_gpus` GPUs; `stats` returns the engine's statistics."""
 
-    def __init__(self, site: Site, runs: Sequence[ShardRun]) -> None:
+    def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:
         self.num_gpus = 0
         self.stats: Callable[[], EngineStats] = EngineStats
-        self._site = site
+        self._context = context
         self._runs = runs
-        self._shared_at = site.clock()
+        self._shared_at = context.clock()
 
     def share(self) -> None:
-        """Give the time since the last call to the runs; called before their requests change.
+        """Split the time since the last call between the runs; called before their requests change.
 
-        It is called at each beat, too: time beyond that, for which this process was stopped, is
-        nobody's.
+        It is also called at each heartbeat: longer gaps, in which this process was stopped, are
+        not charged.
         """
-        now = self._site.clock()
-        seconds = min(now - self._shared_at, 2 * self._site.config.tick_seconds)
+        now = self._context.clock()
+        seconds = min(now - self._shared_at, 2 * self._context.config.tick_seconds)
         self._shared_at = now
         runs = [run for run in self._runs if not run.is_over]
-        num_inflight = sum(run.agenda.num_inflight for run in runs)
+        num_inflight = sum(run.pending.num_inflight for run in runs)
         if not num_inflight:
             return
         for run in runs:
-            run.gpu_seconds += seconds * self.num_gpus * run.agenda.num_inflight / num_inflight
+            run.gpu_seconds += seconds * self.num_gpus * run.pending.num_inflight / num_inflight
         stats = self.stats()
         if stats.output_tokens:
-            self._site.cold_start.reach("token")
-        self._site.meter.work(seconds, stats.kv_cache_usage)
-        self._site.tempo.work(seconds, is_full=any(run.num_waiting for run in runs))
+            self._context.cold_start.reach("token")
+        self._context.usage_meter.add_busy(seconds, stats.kv_cache_usage)
+        self._context.rate_meter.add_busy(seconds, is_full=any(run.num_waiting for run in runs))

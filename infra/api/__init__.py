@@ -1,1 +1,1 @@
-"""What answers: the Lambdas and the HTTP API in front of one of them."""
+"""The Api stack: the Lambdas, and the HTTP API in front of one of them."""

@@ -1,4 +1,4 @@
-"""Whether a Lambda can be told all that it is to know: AWS says so when half is deployed."""
+"""Checks the size of Lambda environment variables at synth: AWS refuses them mid-deployment."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MAX_NAME: Final = 80
 _QUEUE_URL: Final = "https://sqs.ap-southeast-2.amazonaws.com/111122223333/"
 
 
-def check_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
+def check_environment_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> None:
     """Raise ConfigRefused for more variables than Lambda takes; `stack` has what they refer to."""
     values = {
-        name: written(value, name, stack.stack_name)
+        name: estimate_value(value, name, stack.stack_name)
         for name, value in stack.resolve(dict(variables)).items()
     }
     num_bytes = len(json.dumps(values, separators=(",", ":"), ensure_ascii=False).encode())
@@ -34,13 +34,13 @@ def check_size(stack: Stack, variables: Mapping[str, str], num_models: int) -> N
         )
 
 
-def written(value: Any, variable: str, stack_name: str) -> str:
-    """Return a text as long as what a variable's resolved value will be once it is deployed."""
+def estimate_value(value: Any, variable: str, stack_name: str) -> str:
+    """Estimate a variable's value: a text as long as the resolved one once it is deployed."""
     match value:
         case str():
             return value
         case {"Fn::Join": [separator, parts]}:
-            return str(separator).join(written(part, variable, stack_name) for part in parts)
+            return str(separator).join(estimate_value(part, variable, stack_name) for part in parts)
         case {"Ref": logical_id}:
             before = _QUEUE_URL if "QUEUE" in variable else ""
             return before + f"{stack_name}-{logical_id}{_MADE_UP}"[:_MAX_NAME]

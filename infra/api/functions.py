@@ -10,15 +10,15 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from handler.metrics import NAMESPACE, Metric
 from infra.bundle import Bundle
 from infra.config import Config
-from infra.logs import log_group
-from infra.permissions import trusting
+from infra.monitoring import log_group
+from infra.permissions import service_principal
+from tidemill.handler.observability import NAMESPACE, Metric
 
 
 class Function(Construct):
-    """A Lambda whose handler is `handler.lambdas.<module>.handler`; logs go to its own group."""
+    """A Lambda whose handler is in `handler/lambdas/<module>.py`; logs go to its own group."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Function(Construct):
         bundle: Bundle,
         config: Config,
         environment: Mapping[str, str],
-        may: Iterable[iam.PolicyStatement],
+        statements: Iterable[iam.PolicyStatement],
         memory_mib: int,
         timeout: Duration,
         scratch: Size | None = None,
@@ -37,9 +37,9 @@ class Function(Construct):
         super().__init__(scope, construct_id)
         self._module = module
         self.logs = log_group(self, "Logs", days=config.retention.log_days)
-        self.role = iam.Role(self, "Role", assumed_by=trusting(Stack.of(self), "lambda"))
+        self.role = iam.Role(self, "Role", assumed_by=service_principal(Stack.of(self), "lambda"))
         self.logs.grant_write(self.role)
-        for statement in may:
+        for statement in statements:
             self.role.add_to_policy(statement)
         self.function = lambda_.Function(
             self,
@@ -47,7 +47,7 @@ class Function(Construct):
             code=bundle.code,
             runtime=bundle.runtime,
             architecture=bundle.architecture,
-            handler=f"handler.lambdas.{module}.handler",
+            handler=f"tidemill.handler.lambdas.{module}.handler",
             role=self.role,
             log_group=self.logs,
             logging_format=lambda_.LoggingFormat.JSON,
@@ -59,7 +59,7 @@ class Function(Construct):
         )
 
     def metric(self, metric: Metric, period: Duration) -> cloudwatch.Metric:
-        """Return the sum of a figure that the handler tells without a model."""
+        """Return the sum of a metric that the handler emits without a model dimension."""
         return cloudwatch.Metric(
             namespace=NAMESPACE,
             metric_name=metric.value,

@@ -1,4 +1,4 @@
-"""The HTTP API: one Lambda behind every route, which itself looks at keys."""
+"""The HTTP API: one Lambda behind every route, which itself authenticates keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from constructs import Construct
 # One person with a runaway loop must not use up the account's Lambdas.
 # Of all tenants together, before anybody is asked who they are; each has limits of its own.
 _REQUESTS_PER_SECOND, _BURST = 500, 1000
-# What needs no signature; handler/api/public.py has the same list. None of it holds anything of a
-# tenant.
+# What needs no signature; handler/api/open_paths.py has the same list. None of it holds anything
+# of a tenant.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")
 # What is logged of a request: never its headers or query, where keys and signatures may stand. The
 # function's log has its tenant and the key's id under the same request's id.

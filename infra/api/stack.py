@@ -13,16 +13,15 @@ from aws_cdk import aws_scheduler_targets as scheduler_targets
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from handler.metrics import Metric
-from infra import permissions as may
-from infra.alarms import add_alarm
-from infra.api.environment import check_size
+from infra import permissions
+from infra.api.environment import check_environment_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
 from infra.bundle import Bundle
 from infra.data.queues import LAMBDA_SECONDS
 from infra.data.stack import DataStack
-from infra.logs import log_group
+from infra.monitoring import add_alarm, log_group
+from tidemill.handler.observability import Metric
 
 _INPUT, _WORK = "input/", "work/"
 # Small parts of files, until they are joined.
@@ -72,20 +71,20 @@ class ApiStack(Stack):
             memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
-                *self._to_end_batches(),
-                may.read_fleets(data),
-                may.ring_intake(data),
-                may.tenants(data),
-                may.batches(data, "BatchGetItem", "PutItem", "Query"),
-                may.find_objects(data),
-                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
-                may.write_objects(data, _WORK),
-                may.resume_uploads(data, _WORK, *_RESULTS),
-                may.delete_objects(data, *_RESULTS),
-                may.tag_objects(data, "files/"),
+                *self._finish_batch_statements(),
+                permissions.read_fleets(data),
+                permissions.send_to_intake(data),
+                permissions.read_tenants(data),
+                permissions.table_items(data, "BatchGetItem", "PutItem", "Query"),
+                permissions.find_objects(data),
+                permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
+                permissions.write_objects(data, _WORK),
+                permissions.resume_uploads(data, _WORK, *_RESULTS),
+                permissions.delete_objects(data, *_RESULTS),
+                permissions.tag_objects(data, "files/"),
             ],
         )
-        self._feed(control, data.doorbells.control, max_concurrency=_MAX_RUNS)
+        self._add_event_source(control, data.queues.control, max_concurrency=_MAX_RUNS)
         return control
 
     def _add_intake(self) -> Function:
@@ -99,36 +98,36 @@ class ApiStack(Stack):
             # Custom ids of a range lie in files there.
             scratch=Size.gibibytes(4),
             statements=[
-                *self._to_end_batches(),
-                may.read_fleets(data),
-                may.ring_intake(data),
-                may.tenants(data),
-                may.batches(data, "PutItem", "Query"),
-                may.find_objects(data),
-                may.read_objects(data, _INPUT, _WORK, "files/"),
-                may.write_objects(data, _WORK),
-                may.resume_uploads(data, _WORK),
+                *self._finish_batch_statements(),
+                permissions.read_fleets(data),
+                permissions.send_to_intake(data),
+                permissions.read_tenants(data),
+                permissions.table_items(data, "PutItem", "Query"),
+                permissions.find_objects(data),
+                permissions.read_objects(data, _INPUT, _WORK, "files/"),
+                permissions.write_objects(data, _WORK),
+                permissions.resume_uploads(data, _WORK),
             ],
         )
-        self._feed(intake, data.doorbells.intake, max_concurrency=_MAX_RUNS)
+        self._add_event_source(intake, data.queues.intake, max_concurrency=_MAX_RUNS)
         return intake
 
     def _add_reaper(self) -> Function:
-        """Add the Lambda that mends what is amiss, and the schedule that calls it."""
+        """Add the reaper, which repairs stuck batches, and the schedule that calls it."""
         reaper = self._add_function(
             "Reaper",
             "reaper",
             memory_mib=512,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
-                *self._to_end_batches(),
-                may.read_fleets(self.data),
-                may.batches(self.data, "PutItem", "Query"),
-                may.count_doorbells(self.data),
-                may.ring_intake(self.data),
+                *self._finish_batch_statements(),
+                permissions.read_fleets(self.data),
+                permissions.table_items(self.data, "PutItem", "Query"),
+                permissions.read_queue_depths(self.data),
+                permissions.send_to_intake(self.data),
             ],
         )
-        undeliverable = self.data.doorbells.undeliverable
+        undeliverable = self.data.queues.undeliverable
         # What the construct would add to it is the right to call any version.
         role = self._schedule_role(reaper, undeliverable).without_policy_updates()
         for name, every, event, description in (
@@ -174,9 +173,9 @@ class ApiStack(Stack):
             "dead_letters",
             memory_mib=512,
             timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
-            statements=[*self._to_end_batches(), may.ring_intake(self.data)],
+            statements=[*self._finish_batch_statements(), permissions.send_to_intake(self.data)],
         )
-        self._feed(dead_letters, self.data.doorbells.dead_letters, max_concurrency=5)
+        self._add_event_source(dead_letters, self.data.queues.dead_letters, max_concurrency=5)
         return dead_letters
 
     def _add_api(self) -> Function:
@@ -188,39 +187,39 @@ class ApiStack(Stack):
             memory_mib=512,
             timeout=Duration.seconds(29),
             statements=[
-                *([may.api_keys(data)] if data.config.auth == "keys" else []),
-                may.tenants(data),
-                may.batches(
+                *([permissions.read_api_keys(data)] if data.config.auth == "keys" else []),
+                permissions.read_tenants(data),
+                permissions.table_items(
                     data, "BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"
                 ),
-                may.listings(data),
-                may.ring_control(data),
-                may.announce(data),
+                permissions.list_batches(data),
+                permissions.send_to_control(data),
+                permissions.publish_events(data),
                 # Files come in and go out; so do reports of batches cancelled before they ran.
-                may.find_objects(data),
-                may.read_objects(data, _INPUT, _WORK, *_RESULTS),
-                may.write_objects(data, *_RESULTS, _UPLOADS),
-                may.delete_objects(data, *_RESULTS, _UPLOADS),
-                may.resume_uploads(data, "files/"),
-                may.tag_objects(data, "files/"),
+                permissions.find_objects(data),
+                permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
+                permissions.write_objects(data, *_RESULTS, _UPLOADS),
+                permissions.delete_objects(data, *_RESULTS, _UPLOADS),
+                permissions.resume_uploads(data, "files/"),
+                permissions.tag_objects(data, "files/"),
             ],
         )
 
     @property
-    def launching(self) -> list[iam.IRole]:
-        """The roles of those that see to it that there are workers."""
+    def launcher_roles(self) -> list[iam.IRole]:
+        """The roles of the Lambdas that start workers."""
         return [function.role for function in (self.control, self.intake, self.reaper)]
 
-    def _to_end_batches(self) -> list[iam.PolicyStatement]:
-        """Return what every handler needs that may move a batch on, to its end."""
+    def _finish_batch_statements(self) -> list[iam.PolicyStatement]:
+        """Return the statements of every handler that may finish a batch."""
         data = self.data
         return [
-            may.batches(data, "GetItem", "UpdateItem", "DeleteItem"),
-            may.ring_control(data),
-            may.ring_workers(data),
-            may.announce(data),
+            permissions.table_items(data, "GetItem", "UpdateItem", "DeleteItem"),
+            permissions.send_to_control(data),
+            permissions.send_to_workers(data),
+            permissions.publish_events(data),
             # The report of a batch that has ended.
-            may.write_objects(data, *_RESULTS),
+            permissions.write_objects(data, *_RESULTS),
         ]
 
     def _add_function(
@@ -234,7 +233,7 @@ class ApiStack(Stack):
         scratch: Size | None = None,
     ) -> Function:
         environment = {**self.data.settings(), "POWERTOOLS_SERVICE_NAME": module}
-        check_size(self.data, environment, len(self.data.config.models))
+        check_environment_size(self.data, environment, len(self.data.config.models))
         return Function(
             self,
             construct_id,
@@ -242,14 +241,16 @@ class ApiStack(Stack):
             bundle=self._bundle,
             config=self.data.config,
             environment=environment,
-            may=statements,
+            statements=statements,
             memory_mib=memory_mib,
             timeout=timeout,
             scratch=scratch,
         )
 
-    def _feed(self, function: Function, queue: sqs.Queue, *, max_concurrency: int) -> None:
-        """Hand the queue's messages to the function, one at a time: each may take minutes."""
+    def _add_event_source(
+        self, function: Function, queue: sqs.Queue, *, max_concurrency: int
+    ) -> None:
+        """Map the queue to the function, one message at a time: each may take minutes."""
         function.function.add_event_source(
             event_sources.SqsEventSource(
                 queue,

@@ -1,4 +1,4 @@
-"""Where workers run: work queues in, parts out.
+"""Compute stacks for the workers: work queues in, parts out.
 
 A compute stack is made of a `DataStack`, whose work queues ring for shards, of an `ApiStack`, whose
 Lambdas start workers, and of the workers' image. It makes what `tidemill worker` is started from

@@ -1,4 +1,4 @@
-"""GPU machines of one model: kept by ECS itself, or by an Auto Scaling group."""
+"""ECS capacity providers of one model: managed instances, or an Auto Scaling group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from infra.gpus import GPUS
 # have their own disks unformatted.
 DISK = Size.gibibytes(200)
 # AWS's policy for the role that starts machines lets it hand over roles of such names only.
-_HANDED_OVER = "ecsInstanceRole"
+_PASSABLE_ROLE = "ecsInstanceRole"
 _SUBMISSIONS = (
     "SubmitAttachmentStateChanges",
     "SubmitContainerStateChange",
@@ -36,8 +36,8 @@ class Capacity:
     compatibility: ecs.Compatibility
 
 
-class Machines(Construct):
-    """Adds the machines that the configuration asks for; there are none until a task needs one.
+class CapacityProviders(Construct):
+    """Adds the configured capacity providers; there is no instance until a task needs one.
 
     Those of all models have one role: it serves ECS's agent, and no task can get at it.
     """
@@ -67,7 +67,7 @@ class Machines(Construct):
             "Machines",
             subnets=self._network.subnets,
             security_groups=[self._network.workers],
-            infrastructure_role=self._starter,
+            infrastructure_role=self._infrastructure_role,
             ec2_instance_profile=self._profile,
             capacity_option_type=option.SPOT if self._config.spot else option.ON_DEMAND,
             propagate_tags=ecs.PropagateManagedInstancesTags.CAPACITY_PROVIDER,
@@ -157,7 +157,7 @@ class Machines(Construct):
             self,
             "Role",
             # Roles are the account's and not the region's: two regions must not share this one.
-            role_name=f"{_HANDED_OVER}-{self._config.name}-{Stack.of(self).region}"
+            role_name=f"{_PASSABLE_ROLE}-{self._config.name}-{Stack.of(self).region}"
             if is_managed
             else None,
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
@@ -198,7 +198,7 @@ class Machines(Construct):
         )
 
     @cached_property
-    def _starter(self) -> iam.Role:
+    def _infrastructure_role(self) -> iam.Role:
         """The role with which ECS starts and ends machines: AWS alone knows what that takes."""
         return iam.Role(
             self,

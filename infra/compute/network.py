@@ -1,4 +1,4 @@
-"""The workers' network: no way in; a way out, or endpoints for AWS's services alone."""
+"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS's services alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GATEWAYS = {
 }
 # What else a worker speaks to, and what ECS does on its machine.
 _SQS = {"Sqs": ec2.InterfaceVpcEndpointAwsService.SQS}
-_OF_MACHINES = {
+_INSTANCE_ENDPOINTS = {
     "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
     "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
     "EcrImages": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
@@ -40,7 +40,7 @@ class WorkerNetwork(Construct):
     service, which costs by the hour in each zone that it stands in, and serves the others too; what
     lines name by url is fetched through a NAT gateway where there is one.
 
-    `variables` are what workers in it must be told.
+    `environment` is what workers in it must be told.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, config: Config) -> None:
@@ -52,13 +52,13 @@ class WorkerNetwork(Construct):
         self.workers = self._add_group()
         for name, gateway in _GATEWAYS.items():
             endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
-            for statement in self._let_through(name):
+            for statement in self._endpoint_policy(name):
                 endpoint.add_to_policy(statement)
         if not self._is_public:
             self._add_endpoints()
 
     @property
-    def variables(self) -> Mapping[str, str]:
+    def environment(self) -> Mapping[str, str]:
         """The address at which workers find SQS, where the usual one is out of reach."""
         stack = Stack.of(self)
         if not self._is_public:
@@ -138,8 +138,8 @@ class WorkerNetwork(Construct):
         )
         group.add_ingress_rule(self.workers, ec2.Port.tcp(443), "Workers")
         # SageMaker's own machines pull images and ship logs from a network of their own.
-        of_machines = {} if self._config.compute == "sagemaker" else _OF_MACHINES
-        for name, service in (_SQS | of_machines).items():
+        instance_endpoints = {} if self._config.compute == "sagemaker" else _INSTANCE_ENDPOINTS
+        for name, service in (_SQS | instance_endpoints).items():
             endpoint = self.vpc.add_interface_endpoint(
                 name,
                 service=service,
@@ -150,9 +150,9 @@ class WorkerNetwork(Construct):
                     subnets=self.subnets[: self._config.isolated.endpoint_zones]
                 ),
             )
-            endpoint.add_to_policy(self._for_us("*"))
+            endpoint.add_to_policy(self._allow_own_account("*"))
 
-    def _for_us(self, actions: str) -> iam.PolicyStatement:
+    def _allow_own_account(self, actions: str) -> iam.PolicyStatement:
         return iam.PolicyStatement(
             principals=[iam.AnyPrincipal()],
             actions=[actions],
@@ -160,14 +160,14 @@ class WorkerNetwork(Construct):
             conditions={"StringEquals": {"aws:PrincipalAccount": Stack.of(self).account}},
         )
 
-    def _let_through(self, name: str) -> Iterator[iam.PolicyStatement]:
-        """Yield what a gateway lets through: identities of this account, and images from ECR.
+    def _endpoint_policy(self, name: str) -> Iterator[iam.PolicyStatement]:
+        """Yield a gateway endpoint's policy: identities of this account, and images from ECR.
 
         It leads to everybody's buckets or tables: what runs here could otherwise carry data away
         with somebody else's keys. What this account's identities may do, their policies say.
         """
         stack = Stack.of(self)
-        yield self._for_us(f"{name}:*")
+        yield self._allow_own_account(f"{name}:*")
         if name == "s3":
             # ECR keeps the layers of images in a bucket of AWS's, and signs requests for them.
             layers = f"prod-{stack.region}-starport-layer-bucket"

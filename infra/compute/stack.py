@@ -11,14 +11,14 @@ from constructs import Construct
 
 from infra.api.stack import ApiStack
 from infra.bundle import ROOT
-from infra.compute.capacity import Machines
-from infra.compute.ends import Ends
-from infra.compute.launching import run_tasks
+from infra.compute.capacity import CapacityProviders
+from infra.compute.launch_permissions import run_tasks
 from infra.compute.network import WorkerNetwork
 from infra.compute.worker import WorkerTask
+from infra.compute.worker_events import WorkerEventRules
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
-from infra.fleets import Fleet, FleetAlarms, Launching, for_policies
+from infra.fleets import Fleet, FleetAlarms, LaunchPolicies, policy_chunks
 from infra.image import WorkerImage
 
 
@@ -49,8 +49,10 @@ class ComputeStack(Stack):
             # Workers tell what they do, and the reaper how many there are.
             container_insights_v2=ecs.ContainerInsights.DISABLED,
         )
-        machines = Machines(self, "Machines", cluster=cluster, network=network, config=config)
-        pulled = WorkerImage(self, "Image", ready=config.image, folder=image)
+        machines = CapacityProviders(
+            self, "Machines", cluster=cluster, network=network, config=config
+        )
+        pulled = WorkerImage(self, "Image", existing=config.image, folder=image)
         tasks = []
         for model in config.models:
             task = WorkerTask(
@@ -74,14 +76,14 @@ class ComputeStack(Stack):
             )
             FleetAlarms(task, "Alarms", data=data, model=model)
             tasks.append(task)
-        Launching(
+        LaunchPolicies(
             self,
             "Launching",
-            roles=api.launching,
-            may=[run_tasks(cluster, some) for some in for_policies(tasks)],
+            roles=api.launcher_roles,
+            policies=[run_tasks(cluster, some) for some in policy_chunks(tasks)],
         )
         in_cluster = {"clusterArn": [cluster.cluster_arn]}
-        Ends(
+        WorkerEventRules(
             self,
             "Ends",
             data=data,

@@ -1,4 +1,4 @@
-"""The tasks of one model: what they run, as whom, with which rights."""
+"""ECS task definition of one model's workers, with its roles."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra import permissions as may
-from infra.compute.capacity import Machines
+from infra import permissions
+from infra.compute.capacity import CapacityProviders
 from infra.compute.network import WorkerNetwork
 from infra.config import Model
 from infra.data.stack import DataStack
 from infra.gpus import GPUS
 from infra.image import WorkerImage
-from infra.logs import log_group
-from infra.permissions import trusting
-from infra.worker import worker_flags
+from infra.monitoring import log_group
+from infra.permissions import service_principal
+from infra.worker_flags import worker_flags
 
 # ECS allows no more; a worker needs half of it.
 STOP_SECONDS = 120
@@ -31,7 +31,7 @@ _LOG_PREFIX = "worker"
 
 
 class WorkerTask(Construct):
-    """What `tidemill worker` of one model is started from; nothing runs by itself.
+    """The task definition that runs `tidemill worker` of one model; nothing runs by itself.
 
     `task` is its definition, a new revision of which is a new release, and `means` what the
     launcher of `handler.fleet.ecs` must know.
@@ -45,7 +45,7 @@ class WorkerTask(Construct):
         data: DataStack,
         cluster: ecs.ICluster,
         network: WorkerNetwork,
-        machines: Machines,
+        machines: CapacityProviders,
         image: WorkerImage,
         model: Model,
     ) -> None:
@@ -68,11 +68,13 @@ class WorkerTask(Construct):
     def _add_roles(self, image: WorkerImage) -> tuple[iam.Role, iam.Role]:
         """Add the role of what runs, and that by which ECS pulls its image and ships its log."""
         stack = Stack.of(self)
-        role = iam.Role(self, "Role", assumed_by=trusting(stack, "ecs-tasks"))
-        for statement in may.worker(self._data, self._model):
+        role = iam.Role(self, "Role", assumed_by=service_principal(stack, "ecs-tasks"))
+        for statement in permissions.worker_statements(self._data, self._model):
             role.add_to_policy(statement)
-        execution = iam.Role(self, "ExecutionRole", assumed_by=trusting(stack, "ecs-tasks"))
-        image.let_pull(execution)
+        execution = iam.Role(
+            self, "ExecutionRole", assumed_by=service_principal(stack, "ecs-tasks")
+        )
+        image.grant_pull(execution)
         self.logs.grant_write(execution)
         return role, execution
 
@@ -82,7 +84,7 @@ class WorkerTask(Construct):
         task = ecs.TaskDefinition(
             self,
             "Task",
-            family=config.fleet_of(model),
+            family=config.fleet_name(model),
             compatibility=compatibility,
             network_mode=ecs.NetworkMode.AWS_VPC,
             cpu=str(gpu.vcpus * count * 1024),
@@ -96,7 +98,7 @@ class WorkerTask(Construct):
             command=["worker", *worker_flags(model)],
             environment={
                 **self._data.worker_settings(model),
-                **self._network.variables,
+                **self._network.environment,
                 # ECS itself says this to some kinds of tasks only.
                 "AWS_DEFAULT_REGION": Stack.of(self).region,
                 "POWERTOOLS_SERVICE_NAME": "worker",
@@ -109,7 +111,7 @@ class WorkerTask(Construct):
             linux_parameters=self._linux(count),
             stop_timeout=Duration.seconds(STOP_SECONDS),
             health_check=ecs.HealthCheck(
-                command=["CMD", "python", "-m", "cli.health"],
+                command=["CMD", "python", "-m", "tidemill.cli.health"],
                 interval=Duration.seconds(30),
                 timeout=Duration.seconds(10),
                 retries=3,

@@ -1,1 +1,1 @@
-"""What outlives every process: bucket, table, queues, events."""
+"""The Data stack: bucket, table, queues and events, which outlive every process."""

@@ -20,7 +20,7 @@ SHORT_LIVED_TAG = "tidemill-short-lived"
 
 
 class DropBucket(Construct):
-    """A private, versioned bucket that tells `control` of each drop; kept when its stack goes."""
+    """A private, versioned bucket that notifies `control` of drops; retained by deletions."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, retention: Retention, control: sqs.Queue

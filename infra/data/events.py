@@ -1,4 +1,4 @@
-"""The event bus for whoever waits for batches, and the topic for whoever mends them."""
+"""The event bus for batch statuses, and the SNS topic for alarms."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from aws_cdk import aws_sns_subscriptions as subscriptions
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from handler.aws.events import DETAIL_TYPE, SOURCE
-from handler.batch.states import Status
+from tidemill.batch.states import Status
+from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
 
 _BAD_ENDS = [str(Status.FAILED), str(Status.EXPIRED)]
 
 
-class Announcements(Construct):
+class BatchEvents(Construct):
     """A `bus` that carries every batch's statuses, and a `topic` for alarms and bad ends."""
 
     def __init__(

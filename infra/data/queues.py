@@ -1,4 +1,4 @@
-"""The queues: doorbells for the Lambdas and for each model's workers, and where dead ones go."""
+"""SQS queues of the Lambdas and of each model's workers, and their dead-letter queues."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from aws_cdk import Duration
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from handler.aws.queues import MAX_CONTROL_RECEIVES
 from infra.config import Model
+from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
 
 # Of every handler; a queue that calls one must hide a message for longer.
 LAMBDA_SECONDS = 900
@@ -27,7 +27,7 @@ _MAX_DEAD_LETTER_RECEIVES = 24 * 3600 // _DEAD_LETTER_SECONDS
 _RETENTION = Duration.days(14)
 
 
-class Doorbells(Construct):
+class Queues(Construct):
     """`control`, `intake`, `work` (one queue a model, by its name) and their `dead_letters`.
 
     Files that are read have a queue of their own, so that many large ones stop no cancel.

@@ -1,4 +1,4 @@
-"""The Data stack: everything that must survive a redeployment, and what tells of it."""
+"""The Data stack: everything that must survive a redeployment, and its alarms."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aws_cdk import CfnOutput, Duration, Stack
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from infra.alarms import add_alarm
 from infra.config import Config, Model
 from infra.data.bucket import DropBucket
-from infra.data.events import Announcements
-from infra.data.queues import Doorbells
+from infra.data.events import BatchEvents
+from infra.data.queues import Queues
 from infra.data.table import BatchTable
+from infra.monitoring import add_alarm
 
 _MINUTE = Duration.minutes(1)
 
@@ -28,18 +28,18 @@ class DataStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.config = config
-        self.doorbells = Doorbells(self, "Doorbells", models=config.models)
+        self.queues = Queues(self, "Doorbells", models=config.models)
         self.bucket = DropBucket(
-            self, "Drops", retention=config.retention, control=self.doorbells.control
+            self, "Drops", retention=config.retention, control=self.queues.control
         ).bucket
-        self._let_ends_in()
+        self._allow_worker_events()
         self.table = BatchTable(self, "Batches").table
-        events = Announcements(
+        events = BatchEvents(
             self,
             "Events",
             name=config.name,
             alarm_email=config.alarm_email,
-            undeliverable=self.doorbells.undeliverable,
+            undeliverable=self.queues.undeliverable,
         )
         self.bus, self.topic = events.bus, events.topic
         self._add_alarms()
@@ -49,7 +49,7 @@ class DataStack(Stack):
         """Return the variables that `handler.settings` reads, for every Lambda."""
         return {
             **self._settings_for(self.config.models),
-            "TIDEMILL_INTAKE_QUEUE": self.doorbells.intake.queue_url,
+            "TIDEMILL_INTAKE_QUEUE": self.queues.intake.queue_url,
             "TIDEMILL_FLEETS": self.config.fleets_path,
         }
 
@@ -59,11 +59,11 @@ class DataStack(Stack):
 
     def _settings_for(self, models: Sequence[Model]) -> dict[str, str]:
         config = self.config
-        queues = self.doorbells.work
+        queues = self.queues.work
         return {
             "TIDEMILL_BUCKET": self.bucket.bucket_name,
             "TIDEMILL_TABLE": self.table.table_name,
-            "TIDEMILL_CONTROL_QUEUE": self.doorbells.control.queue_url,
+            "TIDEMILL_CONTROL_QUEUE": self.queues.control.queue_url,
             "TIDEMILL_WORK_QUEUES": self.to_json_string(
                 {model.name: queues[model.name].queue_url for model in models}
             ),
@@ -86,19 +86,19 @@ class DataStack(Stack):
             "TIDEMILL_KEEP_DAYS": str(config.retention.table_days),
         }
 
-    def _let_ends_in(self) -> None:
-        """Let rules of this deployment tell the control queue of workers that end.
+    def _allow_worker_events(self) -> None:
+        """Allow event rules of this deployment to send worker events to the control queue.
 
         They stand in other stacks, so the queue's one policy knows them by their name.
         """
         rules = self.format_arn(
             service="events", resource="rule", resource_name=f"{self.config.name}-*"
         )
-        self.doorbells.control.add_to_resource_policy(
+        self.queues.control.add_to_resource_policy(
             iam.PolicyStatement(
                 principals=[iam.ServicePrincipal("events.amazonaws.com")],
                 actions=["sqs:SendMessage"],
-                resources=[self.doorbells.control.queue_arn],
+                resources=[self.queues.control.queue_arn],
                 conditions={
                     "StringEquals": {"aws:SourceAccount": self.account},
                     "ArnLike": {"aws:SourceArn": rules},
@@ -107,12 +107,12 @@ class DataStack(Stack):
         )
 
     def _add_alarms(self) -> None:
-        doorbells = self.doorbells
+        queues = self.queues
         add_alarm(
             self,
             "UndeliverableAlarm",
             topic=self.topic,
-            metric=doorbells.undeliverable.metric_approximate_number_of_messages_visible(
+            metric=queues.undeliverable.metric_approximate_number_of_messages_visible(
                 period=_MINUTE, statistic="Maximum"
             ),
             above=0,
@@ -124,7 +124,7 @@ class DataStack(Stack):
             "DeadLetterAlarm",
             topic=self.topic,
             # Not their number: one that is tried again and again is hidden nearly all the time.
-            metric=doorbells.dead_letters.metric_approximate_age_of_oldest_message(
+            metric=queues.dead_letters.metric_approximate_age_of_oldest_message(
                 period=_MINUTE, statistic="Maximum"
             ),
             above=10 * 60,
@@ -132,8 +132,8 @@ class DataStack(Stack):
             description="Dead letters are not being dealt with.",
         )
         for name, queue, words in (
-            ("ControlAgeAlarm", doorbells.control, "what batches wait for is stuck"),
-            ("IntakeAgeAlarm", doorbells.intake, "files are not being read"),
+            ("ControlAgeAlarm", queues.control, "what batches wait for is stuck"),
+            ("IntakeAgeAlarm", queues.intake, "files are not being read"),
         ):
             add_alarm(
                 self,
@@ -151,11 +151,11 @@ class DataStack(Stack):
         for name, value in (
             ("BucketName", self.bucket.bucket_name),
             ("TableName", self.table.table_name),
-            ("ControlQueueUrl", self.doorbells.control.queue_url),
-            ("IntakeQueueUrl", self.doorbells.intake.queue_url),
+            ("ControlQueueUrl", self.queues.control.queue_url),
+            ("IntakeQueueUrl", self.queues.intake.queue_url),
             ("WorkQueueUrls", self.settings()["TIDEMILL_WORK_QUEUES"]),
             ("FleetsPath", self.config.fleets_path),
-            ("DeadLetterQueueUrl", self.doorbells.dead_letters.queue_url),
+            ("DeadLetterQueueUrl", self.queues.dead_letters.queue_url),
             ("EventBusName", self.bus.event_bus_name),
         ):
             CfnOutput(self, name, value=value)

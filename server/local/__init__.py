@@ -1,6 +1,6 @@
-"""Files and batches without a cloud: a folder, a database in it, and who runs what it holds.
+"""Files and Batches API of one machine: a data folder, an SQLite database and a batch runner.
 
-`file_routes`, `upload_routes` and `batch_routes` are what clients ask, `runner` carries every
-batch to its end by way of `checking`, `answering` and `publishing`; `store` holds the tables of
-files, uploads, batches and rows and the folder that their bytes lie in.
+`file_routes`, `upload_routes` and `batch_routes` are the API. `runner` takes each batch through
+`validation`, `batch_run` and `publish`. `store` holds the tables of files, uploads, batches and
+rows, and the folder of their bytes.
 """

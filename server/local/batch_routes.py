@@ -1,4 +1,4 @@
-"""`/v1/batches`: what runs, how far it is, and its end."""
+"""Batch routes: `/v1/batches` creates, lists, retrieves and cancels batches, and lists rows."""
 
 from __future__ import annotations
 
@@ -12,38 +12,45 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.protocol.errors import RequestError
-from handler.batch.keys import DROP_TENANT, batch_id_of_request, outputs_of_request
-from handler.batch.model import Batch, Source
-from handler.batch.page import page_of
-from handler.batch.request import S3, Asked, BatchRequest, bad_input, read_request
-from handler.batch.results_object import (
+from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.batch_request import (
+    S3,
+    BatchParams,
+    BatchRequest,
+    invalid_input_file,
+    parse_request,
+    window_seconds,
+)
+from tidemill.batch.errors import InvalidMove
+from tidemill.batch.model import Batch, Source
+from tidemill.batch.object_keys import DROP_TENANT, batch_id_of_request, outputs_of_request
+from tidemill.batch.pagination import make_page
+from tidemill.batch.results_object import (
     GONE_CODE,
     MAX_LINE,
     MAX_LISTED_ROWS,
     ResultsObject,
     result_row,
-    where_rows_are,
+    rows_deleted_message,
 )
-from handler.batch.window import window_seconds
-from handler.batch.wire import BatchObject
-from handler.errors import InvalidMove
-from server.bodies import Bodies
-from server.errors import as_json
-from server.local.asking import not_found, number, refusing_options, validated
-from server.local.batches import Kept
-from server.local.folder import is_full
-from server.local.receiving import no_room
-from server.local.rows import RowsGone
-from server.local.runner import Runner
-from server.local.store import Store
+from tidemill.protocol.errors import RequestError
 
-_BODIES: Final = Bodies(2**20, 30.0)
+from ..errors import json_response
+from ..request_bodies import BodyReader
+from .batches import StoredBatch
+from .folder import is_full
+from .query_params import int_param, not_found, options_as_request_errors, parse_model
+from .rows import RowsGone
+from .runner import Runner
+from .store import Store
+from .upload import disk_full
+
+_BODY_READER: Final = BodyReader(2**20, 30.0)
 _URLS: Final = ("output_url", "error_url", "webhook_url")
 
 
 class BatchRoutes:
-    """What clients ask of the batches of a store, which a runner carries."""
+    """The Batches API over a store and its runner."""
 
     def __init__(self, store: Store, runner: Runner) -> None:
         self._store = store
@@ -60,23 +67,23 @@ class BatchRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Make a batch of a file, or return the one that the same idempotency key has made."""
-        async with _BODIES.read_object(request.scope, request.receive) as body:
+        """Create a batch of a file, or return the one with the same idempotency key."""
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
             fields = _fields_of(body, request.headers.get("idempotency-key"))
         try:
-            with refusing_options():
-                batch = await asyncio.to_thread(self._create, read_request(fields))
+            with options_as_request_errors():
+                batch = await asyncio.to_thread(self._create, parse_request(fields))
         except (OSError, sqlite3.Error) as exc:
             if is_full(exc):
-                raise no_room() from exc
+                raise disk_full() from exc
             raise
         if not batch.is_terminal:
-            self._runner.take(batch.id)
-        return await self._shown(batch.id)
+            self._runner.start(batch.id)
+        return await self._respond(batch.id)
 
     async def list(self, request: Request) -> Response:
         """List the batches, newest first."""
-        limit = number(request.query_params, "limit", 1, 100, 20)
+        limit = int_param(request.query_params, "limit", 1, 100, 20)
         after = request.query_params.get("after")
         try:
             found, has_more = await asyncio.to_thread(
@@ -84,32 +91,32 @@ class BatchRoutes:
             )
         except KeyError:
             raise not_found("batch", str(after), param="after") from None
-        shown = [self._runner.describe(kept) for kept in found]
-        return as_json(page_of(BatchObject, shown, has_more=has_more))
+        shown = [self._runner.describe(stored) for stored in found]
+        return json_response(make_page(BatchObject, shown, has_more=has_more))
 
     async def retrieve(self, request: Request) -> Response:
         """Return one batch."""
-        return await self._shown(request.path_params["batch_id"])
+        return await self._respond(request.path_params["batch_id"])
 
     async def cancel(self, request: Request) -> Response:
-        """Cancel a batch; the rows that are finished by then are kept."""
-        kept = await self._kept(request.path_params["batch_id"])
+        """Cancel a batch; its finished rows are kept."""
+        stored = await self._stored(request.path_params["batch_id"])
         try:
-            await self._runner.cancel(kept.batch.id)
+            await self._runner.cancel(stored.batch.id)
         except InvalidMove:
-            now = (await self._kept(kept.batch.id)).batch
+            now = (await self._stored(stored.batch.id)).batch
             words = "has ended: it is" if now.is_terminal else "is"
             raise RequestError(
                 f"Batch {now.id} {words} {now.status}.", code="not_cancellable"
             ) from None
-        return await self._shown(kept.batch.id)
+        return await self._respond(stored.batch.id)
 
     async def list_results(self, request: Request) -> Response:
-        """List the rows behind a line that are finished, seconds after they were made."""
-        after_line = number(request.query_params, "after_line", 0, MAX_LINE, 0)
-        limit = number(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
-        batch = (await self._kept(request.path_params["batch_id"])).batch
-        # First, so that the rows of all these lines are among those that are read then.
+        """List finished rows after a line, within seconds of their completion."""
+        after_line = int_param(request.query_params, "after_line", 0, MAX_LINE, 0)
+        limit = int_param(request.query_params, "limit", 1, MAX_LISTED_ROWS, 100)
+        batch = (await self._stored(request.path_params["batch_id"])).batch
+        # Read first, so that the page read next holds the rows of all these lines.
         through = self._runner.complete_through(batch.id)
         return await asyncio.to_thread(self._results, batch, after_line, limit, through)
 
@@ -117,11 +124,13 @@ class BatchRoutes:
         try:
             rows, has_more = self._store.results.page(batch, after_line, limit)
         except RowsGone as exc:
-            raise RequestError(where_rows_are(batch), code=GONE_CODE, status_code=410) from exc
+            raise RequestError(
+                rows_deleted_message(batch), code=GONE_CODE, status_code=410
+            ) from exc
         last = rows[-1][0] if rows else after_line
         if batch.is_terminal or has_more:
             through = last if batch.is_terminal else min(through, last)
-        return as_json(
+        return json_response(
             ResultsObject(
                 data=[result_row(line, row) for line, row in rows],
                 complete_through=max(after_line, through),
@@ -129,44 +138,44 @@ class BatchRoutes:
             )
         )
 
-    async def _kept(self, batch_id: str) -> Kept:
-        kept = await asyncio.to_thread(self._store.batches.get, batch_id)
-        if kept is None:
+    async def _stored(self, batch_id: str) -> StoredBatch:
+        stored = await asyncio.to_thread(self._store.batches.get, batch_id)
+        if stored is None:
             raise not_found("batch", batch_id)
-        return kept
+        return stored
 
-    async def _shown(self, batch_id: str) -> Response:
-        return as_json(self._runner.describe(await self._kept(batch_id)))
+    async def _respond(self, batch_id: str) -> Response:
+        return json_response(self._runner.describe(await self._stored(batch_id)))
 
-    def _create(self, asked: Asked) -> Batch:
-        """Return the batch that a request makes, or has made; raises InvalidOption."""
-        batch_id = batch_id_of_request(DROP_TENANT, asked.idempotency_key or uuid4().hex)
-        kept = self._store.batches.get(batch_id)
-        made = kept.batch if kept is not None else self._made(batch_id, asked)
-        asked.refuse_another(made)
+    def _create(self, parsed: BatchParams) -> Batch:
+        """Create the batch of a request, or find it; raises InvalidOption."""
+        batch_id = batch_id_of_request(DROP_TENANT, parsed.idempotency_key or uuid4().hex)
+        stored = self._store.batches.get(batch_id)
+        made = stored.batch if stored is not None else self._create_batch(batch_id, parsed)
+        parsed.check_same(made)
         return made
 
-    def _made(self, batch_id: str, asked: Asked) -> Batch:
-        now, file = int(time.time()), self._store.files.get(asked.input_file_id)
-        if file is None or not self._store.lend(file.id, batch_id):
-            raise bad_input("names no file that is there")
+    def _create_batch(self, batch_id: str, parsed: BatchParams) -> Batch:
+        now, file = int(time.time()), self._store.files.get(parsed.input_file_id)
+        if file is None or not self._store.link_input(file.id, batch_id):
+            raise invalid_input_file("names no file that is there")
         batch = Batch(
             id=batch_id,
             tenant=DROP_TENANT,
             source=Source("", file.id, "", file.num_bytes),
             input_file_id=file.id,
-            options=asked.options,
+            options=parsed.options,
             outputs=outputs_of_request(DROP_TENANT, batch_id),
             created_at=now,
-            expires_at=now + window_seconds(asked.options.completion_window),
-            endpoint=asked.endpoint,
+            expires_at=now + window_seconds(parsed.options.completion_window),
+            endpoint=parsed.endpoint,
         )
         return self._store.batches.create(batch)
 
 
 def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """Return the parameters of a new batch; raises `RequestError` for those that cannot be."""
-    fields = validated(BatchRequest, body).fields()
+    """Return the parameters of a new batch; raises `RequestError` for unsupported ones."""
+    fields = parse_model(BatchRequest, body).fields()
     for name in _URLS:
         if fields[name] is not None:
             raise RequestError(

@@ -1,4 +1,4 @@
-"""The table of batches: each as a document, with what its rows came to so far."""
+"""Table of batches: each as a JSON document, with the sums of its finished rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from handler.batch.model import Batch, Progress
-from handler.batch.states import Status
-from server.local.database import Database
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.states import Status
+
+from .database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS batches (
@@ -29,8 +30,8 @@ OPEN = (Status.VALIDATING, Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELL
 _BY_ID = "SELECT place, document, progress, rows_end FROM batches WHERE id = ?"
 
 
-class Kept(NamedTuple):
-    """A batch as it is kept: its number among all, its rows' sums, and where their bytes end."""
+class StoredBatch(NamedTuple):
+    """A batch as stored: its number, the sums of its rows, and the end of their bytes."""
 
     place: int
     batch: Batch
@@ -39,13 +40,13 @@ class Kept(NamedTuple):
 
 
 class BatchTable:
-    """Batches by id and the newest first; a status moves by `move` alone."""
+    """Batches by id, listed newest first; only `move` changes a status."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def create(self, batch: Batch) -> Batch:
-        """Record a batch, and return it, or the one of the same id that is there."""
+        """Insert a batch and return it, or return the existing one of the same id."""
         with self._database.writing() as connection:
             connection.execute(
                 "INSERT INTO batches (id, status, document, progress) VALUES (?, ?, ?, ?)"
@@ -54,37 +55,37 @@ class BatchTable:
             )
             return _found(connection, batch.id).batch
 
-    def get(self, batch_id: str) -> Kept | None:
+    def get(self, batch_id: str) -> StoredBatch | None:
         """Return a batch, None where there is none."""
         found = self._database.read(_BY_ID, batch_id)
-        return _kept(found[0]) if found else None
+        return _stored(found[0]) if found else None
 
-    def list(self, *, limit: int, after: str | None = None) -> tuple[Sequence[Kept], bool]:
-        """Return some batches behind `after`, the newest first, and whether there are more.
+    def list(self, *, limit: int, after: str | None = None) -> tuple[Sequence[StoredBatch], bool]:
+        """Return a page of batches after `after`, newest first, and whether there are more.
 
-        Raises KeyError for one to begin behind that is not there.
+        Raises KeyError when there is no batch `after`.
         """
         place = 2**62
         if after is not None:
-            kept = self.get(after)
-            if kept is None:
+            stored = self.get(after)
+            if stored is None:
                 raise KeyError(after)
-            place = kept.place
+            place = stored.place
         found = self._database.read(
             "SELECT place, document, progress, rows_end FROM batches WHERE place < ?"
             " ORDER BY place DESC LIMIT ?",
             place,
             limit + 1,
         )
-        return [_kept(row) for row in found[:limit]], len(found) > limit
+        return [_stored(row) for row in found[:limit]], len(found) > limit
 
     def open_ids(self) -> Sequence[str]:
-        """Return the ids of those that have not ended, the oldest first."""
+        """Return the ids of batches that are not terminal, oldest first."""
         query = "SELECT id FROM batches WHERE status IN (?, ?, ?, ?) ORDER BY place"
         return [batch_id for (batch_id,) in self._database.read(query, *OPEN)]
 
     def move(self, batch_id: str, status: Status, now: float, **changes: Any) -> Batch:
-        """Bring a batch to another status, with changes; raises InvalidMove when it cannot be."""
+        """Move a batch to another status, with changes; raises InvalidMove."""
         with self._database.writing() as connection:
             return self.move_by(connection, batch_id, status, now, **changes)
 
@@ -96,7 +97,7 @@ class BatchTable:
         now: float,
         **changes: Any,
     ) -> Batch:
-        """Do the same among other writes."""
+        """Move a batch within a transaction."""
         moved = replace(_found(connection, batch_id).batch.moved(status, int(now)), **changes)
         connection.execute(
             "UPDATE batches SET status = ?, document = ? WHERE id = ?",
@@ -107,7 +108,7 @@ class BatchTable:
     def add_progress(
         self, connection: sqlite3.Connection, batch_id: str, gained: Progress, rows_end: int
     ) -> None:
-        """Add what rows came to that are durable with the same write."""
+        """Add the sums of rows that become durable in the same transaction."""
         total = _found(connection, batch_id).progress + gained
         connection.execute(
             "UPDATE batches SET progress = ?, rows_end = ? WHERE id = ?",
@@ -115,13 +116,15 @@ class BatchTable:
         )
 
 
-def _found(connection: sqlite3.Connection, batch_id: str) -> Kept:
-    return _kept(connection.execute(_BY_ID, (batch_id,)).fetchone())
+def _found(connection: sqlite3.Connection, batch_id: str) -> StoredBatch:
+    return _stored(connection.execute(_BY_ID, (batch_id,)).fetchone())
 
 
-def _kept(row: Any) -> Kept:
+def _stored(row: Any) -> StoredBatch:
     place, document, progress, rows_end = row
-    return Kept(place, _BATCH.validate_json(document), _PROGRESS.validate_json(progress), rows_end)
+    return StoredBatch(
+        place, _BATCH.validate_json(document), _PROGRESS.validate_json(progress), rows_end
+    )
 
 
 def _text(batch: Batch) -> str:

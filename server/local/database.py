@@ -1,4 +1,4 @@
-"""One SQLite file with all tables: a write is durable when it returns."""
+"""SQLite database of all tables: a write is durable when it returns."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from server.local.folder import FolderRefused
+from .folder import FolderRefused
 
 _VERSION = 1
 
 
 class Database:
-    """Methods may be called from any thread; one at a time is at work."""
+    """One connection, usable from any thread; a lock serialises calls."""
 
     def __init__(self, path: Path, schemas: Iterable[str]) -> None:
-        """Open the file and make the tables that are not there; raises FolderRefused."""
+        """Open the file and create missing tables; raises FolderRefused."""
         self._lock = threading.RLock()
         try:
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -38,23 +38,23 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """Write all that is written inside, or nothing of it."""
+        """Run a transaction: all of its writes, or none."""
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                if self._connection.in_transaction:  # which some errors have ended already
+                if self._connection.in_transaction:  # some errors have rolled back already
                     self._connection.execute("ROLLBACK")
                 raise
 
     def read(self, query: str, *values: object) -> list[Any]:
-        """Return all rows that a query finds."""
+        """Return all rows of a query."""
         with self._lock:
             return self._connection.execute(query, values).fetchall()
 
     def close(self) -> None:
-        """Close the file; called once, last."""
+        """Close the database; called once, last."""
         with self._lock:
             self._connection.close()

@@ -1,4 +1,4 @@
-"""`/v1/files`: inputs of batches, and their results."""
+"""File routes: `/v1/files` holds inputs of batches and their results."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from engine.protocol.errors import RequestError
-from handler.batch.file_object import (
+from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from tidemill.batch.file_object import (
     FileDeleted,
     FileObject,
     check_purpose,
-    disposition_of,
+    content_disposition,
+    display_name,
     file_object,
-    name_of,
 )
-from handler.batch.keys import DROP_TENANT
-from handler.batch.model import File
-from handler.batch.page import page_of
-from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
-from server.errors import as_json
-from server.local.asking import chosen, not_found, number, refusing_options
-from server.local.receiving import Received, received
-from server.local.store import Store
+from tidemill.batch.model import File
+from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.batch.pagination import make_page
+from tidemill.protocol.errors import RequestError
+
+from ..errors import json_response
+from .query_params import choice_param, int_param, not_found, options_as_request_errors
+from .store import Store
+from .upload import ReceivedForm, receive_form
 
 MAX_FILE_BYTES: Final = 16 * 2**30
 _MAX_LISTED: Final = 10_000
@@ -36,7 +37,7 @@ _ORDERS: Final[Mapping[str, Literal["asc", "desc"]]] = {"asc": "asc", "desc": "d
 
 
 class FileRoutes:
-    """What clients ask of the files of a store."""
+    """The Files API over a store."""
 
     def __init__(self, store: Store, max_file_bytes: int = MAX_FILE_BYTES) -> None:
         self._store = store
@@ -53,41 +54,41 @@ class FileRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Keep a file for batches to read."""
-        async with received(request, self._store.folder, "file", self._max_file_bytes) as form:
+        """Create a file from a multipart upload."""
+        async with receive_form(request, self._store.folder, "file", self._max_file_bytes) as form:
             made = _file_of(form)
-            await asyncio.to_thread(self._store.keep, form.path, made)
-        return as_json(file_object(made))
+            await asyncio.to_thread(self._store.add_file, form.path, made)
+        return json_response(file_object(made))
 
     def list(self, request: Request) -> Response:
-        """List the files, the newest or the oldest first."""
-        asked = request.query_params
-        limit = number(asked, "limit", 1, _MAX_LISTED, _MAX_LISTED)
-        after = asked.get("after")
+        """List the files, newest or oldest first."""
+        params = request.query_params
+        limit = int_param(params, "limit", 1, _MAX_LISTED, _MAX_LISTED)
+        after = params.get("after")
         try:
             found, has_more = self._store.files.list(
                 limit=limit,
                 after=after,
-                order=chosen(asked, "order", _ORDERS, "desc"),
-                purpose=asked.get("purpose"),
+                order=choice_param(params, "order", _ORDERS, "desc"),
+                purpose=params.get("purpose"),
             )
         except KeyError:
             raise not_found("file", str(after), param="after") from None
         shown = [file_object(file) for file in found]
-        return as_json(page_of(FileObject, shown, has_more=has_more))
+        return json_response(make_page(FileObject, shown, has_more=has_more))
 
     def retrieve(self, request: Request) -> Response:
-        """Return what is known of one file."""
-        return as_json(file_object(self._file(request)))
+        """Return one file object."""
+        return json_response(file_object(self._file(request)))
 
     def delete(self, request: Request) -> Response:
-        """Delete a file; a batch that reads it goes on."""
+        """Delete a file; batches that read it go on."""
         file = self._file(request)
         self._store.files.delete(file.id)
-        return as_json(FileDeleted(id=file.id))
+        return json_response(FileDeleted(id=file.id))
 
     def content(self, request: Request) -> Response:
-        """Send the bytes of a file, or a range of them."""
+        """Send the content of a file, or a range of it."""
         file = self._file(request)
         path = self._store.folder.file(file.id)
         if not path.is_file():
@@ -96,7 +97,7 @@ class FileRoutes:
                 code="content_gone",
                 status_code=410,
             )
-        headers = {"Content-Disposition": disposition_of(file.filename)}
+        headers = {"Content-Disposition": content_disposition(file.filename)}
         return FileResponse(path, headers=headers, media_type="application/octet-stream")
 
     def _file(self, request: Request) -> File:
@@ -107,14 +108,14 @@ class FileRoutes:
         return file
 
 
-def _file_of(form: Received) -> File:
-    """Return the file that a form makes; raises `RequestError` for a form that makes none."""
+def _file_of(form: ReceivedForm) -> File:
+    """Return the file object of an upload form; raises `RequestError`."""
     for name, is_there in (("file", form.has_file), ("purpose", "purpose" in form.fields)):
         if not is_there:
             raise RequestError(
                 f"`{name}` is missing.", param=name, code="missing_required_parameter"
             )
-    with refusing_options():
+    with options_as_request_errors():
         purpose = check_purpose(form.fields["purpose"])
     if not form.num_bytes:
         raise RequestError("`file` is empty.", param="file", code="empty_file")
@@ -126,7 +127,7 @@ def _file_of(form: Received) -> File:
         key=file_id,
         num_bytes=form.num_bytes,
         created_at=now,
-        filename=name_of(form.filename),
+        filename=display_name(form.filename),
         purpose=purpose,
         expires=None if seconds is None else now + seconds,
     )
@@ -141,7 +142,7 @@ def _seconds_to_keep(fields: Mapping[str, Any]) -> int | None:
             '`expires_after` needs `anchor`, which is "created_at", and `seconds`.',
             param="expires_after",
         )
-    return number(
+    return int_param(
         {"expires_after[seconds]": seconds},
         "expires_after[seconds]",
         MIN_EXPIRY_SECONDS,

@@ -1,4 +1,4 @@
-"""The table of files: what clients have uploaded, and the results of batches."""
+"""Table of files: uploads of clients, and results of batches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from handler.batch.model import File
-from server.local.database import Database
-from server.local.folder import Folder
+from tidemill.batch.model import File
+
+from .database import Database
+from .folder import Folder
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -36,19 +37,19 @@ _LISTS = {
 
 
 class FileTable:
-    """Files by id and in the order in which they came; one that has expired is not there."""
+    """Files by id and in order of creation; expired files are hidden."""
 
     def __init__(self, database: Database, folder: Folder) -> None:
         self._database = database
         self._folder = folder
 
     def put(self, file: File) -> None:
-        """Record a file whose bytes are there."""
+        """Insert a file whose bytes are in the folder."""
         with self._database.writing() as connection:
             self.put_by(connection, file)
 
     def put_by(self, connection: sqlite3.Connection, file: File) -> None:
-        """Record a file among other writes; one of the same id is replaced."""
+        """Insert a file within a transaction; one of the same id is replaced."""
         connection.execute(
             "INSERT INTO files (id, purpose, expires, document) VALUES (?, ?, ?, ?)"
             " ON CONFLICT (id) DO UPDATE SET expires = excluded.expires,"
@@ -57,7 +58,7 @@ class FileTable:
         )
 
     def get(self, file_id: str) -> File | None:
-        """Return a file, None where there is none."""
+        """Return a file, or None."""
         query = "SELECT document FROM files WHERE id = ? AND (expires IS NULL OR expires > ?)"
         found = self._database.read(query, file_id, time.time())
         return _FILE.validate_json(found[0][0]) if found else None
@@ -70,9 +71,9 @@ class FileTable:
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> tuple[Sequence[File], bool]:
-        """Return some files behind `after`, and whether there are more.
+        """Return a page of files after `after`, and whether there are more.
 
-        Raises KeyError for a file to begin behind that is not there.
+        Raises KeyError when there is no file `after`.
         """
         if after is not None and self.get(after) is None:
             raise KeyError(after)
@@ -80,21 +81,21 @@ class FileTable:
         return [_FILE.validate_json(text) for (text,) in found[:limit]], len(found) > limit
 
     def delete(self, file_id: str) -> bool:
-        """Drop the bytes of a file and forget it; False where there is none."""
-        # Bytes first: on a disk that is full there is else no room to write that it is gone.
+        """Delete the bytes and the record of a file; False when there is none."""
+        # Bytes first: a full disk has no room to record the deletion otherwise.
         self._folder.file(file_id).unlink(missing_ok=True)
         with self._database.writing() as connection:
             deleted = connection.execute("DELETE FROM files WHERE id = ?", (file_id,)).rowcount
         return bool(deleted)
 
-    def drop_expired(self) -> None:
-        """Drop what nobody may fetch any more."""
+    def delete_expired(self) -> None:
+        """Delete expired files."""
         query = "SELECT id FROM files WHERE expires <= ?"
         for (file_id,) in self._database.read(query, time.time()):
             self.delete(file_id)
 
-    def drop_strays(self) -> None:
-        """Drop bytes that are no file's; only while none is being made."""
+    def delete_orphans(self) -> None:
+        """Delete bytes without a record; only while no file is being created."""
         for path in self._folder.files.iterdir():
             if not self._database.read("SELECT 1 FROM files WHERE id = ?", path.name):
                 path.unlink()

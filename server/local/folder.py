@@ -1,4 +1,4 @@
-"""The folder of a server: who holds it, and where each thing lies in it."""
+"""Data folder of a server: its lock file and the layout of its contents."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FolderRefused(Exception):
-    """A folder that a server cannot have; the message is for whoever started it."""
+    """A data folder that cannot be used; the message is for the operator."""
 
 
-class FolderHeld(FolderRefused):
-    """A folder that another server has."""
+class FolderLocked(FolderRefused):
+    """A data folder that another server has locked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where files, what is being received, and work in flight lie."""
+    """Paths of a data folder: files, uploads in progress, and work of running batches."""
 
     root: Path
 
@@ -37,44 +37,44 @@ class Folder:
 
     @property
     def files(self) -> Path:
-        """What clients have uploaded, and the results that they may fetch."""
+        """The folder of uploaded files and of results."""
         return self.root / "files"
 
     @property
     def incoming(self) -> Path:
-        """What is being received, and is nothing yet."""
+        """The folder of bytes that are still being received."""
         return self.root / "incoming"
 
     @property
     def work(self) -> Path:
-        """What batches need that have not ended."""
+        """The folder of inputs and rows of running batches."""
         return self.root / "work"
 
     @property
     def uploads(self) -> Path:
-        """The parts of files that come in parts."""
+        """The folder of parts of multipart uploads."""
         return self.root / "uploads"
 
-    def parts_of(self, upload_id: str) -> Path:
-        """Return where the parts of an upload lie."""
+    def parts_path(self, upload_id: str) -> Path:
+        """Return the folder of the parts of an upload."""
         return self.uploads / upload_id
 
     def file(self, file_id: str) -> Path:
-        """Return where the bytes of a file lie."""
+        """Return the path of a file's bytes."""
         return self.files / file_id
 
-    def work_of(self, batch_id: str) -> Path:
-        """Return where the work of a batch lies."""
+    def work_path(self, batch_id: str) -> Path:
+        """Return the folder of a batch's work."""
         return self.work / batch_id
 
     def rows_of(self, batch_id: str) -> Path:
-        """Return where the finished rows of a batch lie that has not ended."""
-        return self.work_of(batch_id) / "rows"
+        """Return the path of the finished rows of a running batch."""
+        return self.work_path(batch_id) / "rows"
 
 
 @contextmanager
-def held(root: Path) -> Iterator[Folder]:
-    """Make a folder where there is none, and hold it alone; raises FolderRefused, FolderHeld."""
+def lock_folder(root: Path) -> Iterator[Folder]:
+    """Create the folder if needed and lock it; raises FolderRefused, FolderLocked."""
     folder = Folder(root)
     try:
         for path in (root, folder.files, folder.uploads, folder.work):
@@ -83,8 +83,8 @@ def held(root: Path) -> Iterator[Folder]:
     except OSError as exc:
         raise FolderRefused(f"{root} cannot be used for files: {exc.strerror}") from exc
     try:
-        _take(lock, root)
-        # What another server was receiving when it ended.
+        _acquire_lock(lock, root)
+        # Partial uploads of an earlier server.
         shutil.rmtree(folder.incoming, ignore_errors=True)
         folder.incoming.mkdir(mode=0o700, exist_ok=True)
         yield folder
@@ -92,12 +92,12 @@ def held(root: Path) -> Iterator[Folder]:
         os.close(lock)
 
 
-def _take(lock: int, root: Path) -> None:
+def _acquire_lock(lock: int, root: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         owner = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "?"
-        raise FolderHeld(
+        raise FolderLocked(
             f"{root} is held by another server (process {owner}): end it, or name another folder"
         ) from None
     except OSError as exc:
@@ -107,14 +107,14 @@ def _take(lock: int, root: Path) -> None:
 
 
 def is_full(exc: BaseException) -> bool:
-    """Say whether there is no room for what was to be written, by the disk or by a quota."""
+    """Say whether a write failed for lack of space, on the disk or by quota."""
     if isinstance(exc, sqlite3.Error):
         return getattr(exc, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return isinstance(exc, OSError) and exc.errno in _FULL
 
 
 def sync_folder(path: Path) -> None:
-    """Make durable which names a folder has."""
+    """Make the entries of a folder durable (fsync)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

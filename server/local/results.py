@@ -1,4 +1,4 @@
-"""Finished rows by their lines, a page at a time, while a batch runs and after its end."""
+"""Pages of finished rows by line number, while a batch runs and after its end."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from handler.batch.kinds import ERRORS, OUTPUT
-from handler.batch.model import Batch
-from handler.batch.page import MAX_BYTES
-from server.local.batches import OPEN, BatchTable
-from server.local.database import Database
-from server.local.files import FileTable
-from server.local.folder import Folder
-from server.local.rows import RowsGone, read_row
+from tidemill.batch.model import Batch
+from tidemill.batch.pagination import MAX_BYTES
+from tidemill.batch.result_kinds import ERRORS, OUTPUT
 
-# In one query, so that where rows lie belongs to the status: they move when a batch ends.
+from .batches import OPEN, BatchTable
+from .database import Database
+from .files import FileTable
+from .folder import Folder
+from .rows import RowsGone, read_row
+
+# In one query, so that positions and status agree: rows move when a batch ends.
 _BEHIND: Final = (
     "SELECT line, start, size, is_success, status FROM rows JOIN batches ON place = batch"
     " WHERE id = ? AND line > ? ORDER BY line LIMIT ?"
@@ -46,28 +47,28 @@ class Results:
         self._folder = folder
 
     def page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
-        """Return finished rows behind a line, in the order of lines, as many as an answer holds.
+        """Return finished rows after a line, in line order, as many as a response holds.
 
-        Raises RowsGone once the files of the batch, where its rows lie, are gone.
+        Raises RowsGone once the result files of the batch are deleted.
         """
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
-            pass  # the batch has ended since: its rows lie in its files now
+            pass  # the batch has ended meanwhile: its rows are in its files now
         try:
             return self._page(batch, after_line, limit)
         except FileNotFoundError:
             raise RowsGone("The files of the batch are gone.") from None
 
-    def drop_unpublished(self) -> None:
-        """Forget where rows of ended batches lay whose files are gone."""
+    def delete_unpublished(self) -> None:
+        """Delete the row positions of ended batches whose files are gone."""
         for (batch_id,) in self._database.read(_ENDED, *OPEN):
-            kept = self._batches.get(batch_id)
-            assert kept is not None, batch_id
-            ids = filter(None, (kept.batch.output_file_id, kept.batch.error_file_id))
+            stored = self._batches.get(batch_id)
+            assert stored is not None, batch_id
+            ids = filter(None, (stored.batch.output_file_id, stored.batch.error_file_id))
             if all(self._files.get(file_id) is None for file_id in ids):
                 with self._database.writing() as connection:
-                    connection.execute("DELETE FROM rows WHERE batch = ?", (kept.place,))
+                    connection.execute("DELETE FROM rows WHERE batch = ?", (stored.place,))
 
     def _page(self, batch: Batch, after_line: int, limit: int) -> RowPage:
         found = self._database.read(_BEHIND, batch.id, after_line, limit + 1)
@@ -93,10 +94,10 @@ class Results:
         return self._folder.file((OUTPUT if is_success else ERRORS).file_id_of(batch))
 
     def _is_indexed(self, batch: Batch) -> bool:
-        """Say whether the rows that a batch has, if any, are listed."""
-        kept = self._batches.get(batch.id)
-        if kept is None or not kept.batch.is_terminal or not kept.progress.num_rows:
+        """Say whether the row positions of a batch are still in the table."""
+        stored = self._batches.get(batch.id)
+        if stored is None or not stored.batch.is_terminal or not stored.progress.num_rows:
             return True
         query = "SELECT 1 FROM rows WHERE batch = ? LIMIT 1"
-        found: list[Any] = self._database.read(query, kept.place)
+        found: list[Any] = self._database.read(query, stored.place)
         return bool(found)

@@ -1,8 +1,8 @@
-"""The table of finished rows: the bytes in a file of each batch, and here where each of them lies.
+"""Table of finished rows: their positions in each batch's file of rows.
 
-Rows come in any order. They are durable, and count, once the table tells of them; what the file
-has behind those is of a write that never ended, and goes. Once the batch has ended, the table tells
-where its rows lie in its output and error files.
+Rows arrive in any order. A row is durable, and counts, once the table has its position; bytes
+after the last position are of an unfinished write, and are cut off. When the batch has ended, the
+table holds the positions in its output and error files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from engine.contract import Usage
-from handler.batch.model import Progress
-from handler.batch.parts import FinishedRow
-from server.local.batches import BatchTable
-from server.local.database import Database
+from tidemill.batch.model import Progress
+from tidemill.batch.parts import FinishedRow
+from tidemill.protocol.contract import Usage
+
+from .batches import BatchTable
+from .database import Database
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rows (
@@ -39,24 +40,24 @@ _COPIED_BYTES = 2**22
 
 
 class RowsGone(Exception):
-    """Finished rows are no longer where they were written to."""
+    """Finished rows are missing from the file they were written to."""
 
 
 class Rows:
-    """The finished rows of one batch; one at a time writes to it."""
+    """The finished rows of one batch, for a single writer."""
 
     def __init__(self, database: Database, batches: BatchTable, batch_id: str, path: Path) -> None:
-        kept = batches.get(batch_id)
-        assert kept is not None, batch_id
+        stored = batches.get(batch_id)
+        assert stored is not None, batch_id
         self._database = database
         self._batches = batches
         self._batch_id = batch_id
-        self._place = kept.place
-        self._end = kept.rows_end
+        self._place = stored.place
+        self._end = stored.rows_end
         self._path = path
 
     def open(self) -> None:
-        """Drop what was written and never recorded; raises RowsGone."""
+        """Cut off bytes that were written and never recorded; raises RowsGone."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size < self._end:
             raise RowsGone(
@@ -67,9 +68,9 @@ class Rows:
             os.truncate(self._path, self._end)
 
     def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
-        """Make rows durable; `gained` is what they count as, by default what they are.
+        """Make rows durable; `gained` overrides the progress that they count as.
 
-        What it raises has changed nothing.
+        An exception means that nothing changed.
         """
         self.open()
         with self._path.open("ab") as file:
@@ -83,8 +84,8 @@ class Rows:
             start += len(row.row)
         with self._database.writing() as connection:
             connection.executemany("INSERT INTO rows VALUES (?, ?, ?, ?, ?)", places)
-            told = gained_by(rows) if gained is None else gained
-            self._batches.add_progress(connection, self._batch_id, told, start)
+            progress = progress_of(rows) if gained is None else gained
+            self._batches.add_progress(connection, self._batch_id, progress, start)
         self._end = start
 
     def lines(self) -> Iterator[int]:
@@ -96,7 +97,7 @@ class Rows:
                 yield last
 
     def copy(self, to: Path, *, successes: bool) -> int:
-        """Write those of one kind to a file, in the order of lines; return how many bytes.
+        """Write the rows of one kind to a file in line order; return the number of bytes.
 
         Raises RowsGone.
         """
@@ -111,7 +112,7 @@ class Rows:
             return copy.tell()
 
     def _runs(self, *, successes: bool) -> Iterator[tuple[int, int]]:
-        """Yield where bytes lie, neighbours together."""
+        """Yield byte ranges `(start, size)`, adjacent rows merged."""
         last, run = 0, (0, 0)
         query = (
             "SELECT line, start, size FROM rows WHERE batch = ? AND line > ? AND is_success = ?"
@@ -130,24 +131,24 @@ class Rows:
             yield run
 
     def publish_by(self, connection: sqlite3.Connection) -> None:
-        """Record, among other writes, that rows lie in the files that `copy` made."""
+        """Record within a transaction the positions of rows in the files that `copy` made."""
         connection.execute(_PUBLISH, (self._place,))
 
-    def forget(self) -> None:
-        """Drop what the table tells of them."""
+    def delete(self) -> None:
+        """Delete the positions from the table."""
         with self._database.writing() as connection:
             connection.execute("DELETE FROM rows WHERE batch = ?", (self._place,))
 
 
-def gained_by(rows: Sequence[FinishedRow]) -> Progress:
-    """Return what rows come to."""
+def progress_of(rows: Sequence[FinishedRow]) -> Progress:
+    """Return the progress that rows add up to."""
     completed = sum(row.is_success for row in rows)
     usage = sum((row.usage for row in rows), start=Usage())
     return Progress(completed, len(rows) - completed, **asdict(usage))
 
 
 def read_row(descriptor: int, start: int, size: int) -> bytes:
-    """Return bytes of a file of rows; raises RowsGone where they are not there."""
+    """Return the bytes of a row; raises RowsGone when the file is too short."""
     data = os.pread(descriptor, size, start)
     if len(data) != size:
         raise RowsGone("The file of the batch's finished rows ends before its last row.")

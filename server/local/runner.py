@@ -1,7 +1,7 @@
-"""Every batch that is kept here, carried to its end: checked, answered, published.
+"""Batch runner: takes every stored batch through validation, its run, and publishing.
 
-What is done is in the store before the next thing begins, so a runner that begins anew goes on
-where any other has stopped.
+Each step is durable before the next one starts, so a restarted runner resumes where the last one
+stopped.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any, Final
 
-from engine.backpressure import InFlight
-from engine.batchfile.lines import FormError
-from engine.contract import Served
-from engine.errors import EngineError
-from engine.protocol.names import ANY_MODEL
-from handler.batch.model import Batch, BatchError
-from handler.batch.states import Status
-from handler.batch.wire import BatchObject, to_wire
-from handler.errors import InvalidMove
-from server.local.answering import Answering
-from server.local.batches import Kept
-from server.local.checking import check_file
-from server.local.folder import is_full
-from server.local.publishing import fill, publish
-from server.local.rows import RowsGone
-from server.local.store import Store
+from tidemill.batch.batch_object import BatchObject, batch_object
+from tidemill.batch.errors import InvalidMove
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.states import Status
+from tidemill.protocol.contract import EngineError, Served
+from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.names import ANY_MODEL
+
+from .batch_run import BatchRun
+from .batches import StoredBatch
+from .folder import is_full
+from .publish import fill_expired, publish
+from .rows import RowsGone
+from .store import Store
+from .validation import check_file
 
 _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES: Final = 64 * 2**20
 MAX_RUNNING: Final = 16
-"""So many batches take turns; others wait for them."""
+"""Batches that share the engine at once; others wait for a slot."""
 
 _LINES_PER_SEQUENCE = 4
 _RETRY_SECONDS = 5.0
@@ -46,25 +46,25 @@ _INPUT_CODES = ("input_gone", "input_changed")
 
 
 class _Interrupted(Exception):
-    """A file is not looked at to its end, since nobody waits for that any more."""
+    """The validation of a file was cancelled."""
 
 
 @dataclass(eq=False, slots=True)
-class _Carried:
-    """A batch on its way: `stop` is set once it must not go on as it does."""
+class _RunningBatch:
+    """A batch in progress; `stop` is set when its current step must end."""
 
     id: str
     stop: asyncio.Event = field(default_factory=asyncio.Event)
-    has_stopped: Event = field(default_factory=Event)  # the same, for a thread
-    trouble: BatchError | None = None
-    answering: Answering | None = None
+    thread_stop: Event = field(default_factory=Event)  # the same, for a thread
+    problem: BatchError | None = None
+    run: BatchRun | None = None
 
 
 class Runner:
-    """Carries the batches of a store by one engine. Made for one loop, in which all is called.
+    """Runs the batches of a store on one engine. All calls are made in one event loop.
 
-    `models` are what lines may ask for, by each name. `retry_seconds` pass before what failed for
-    want of room is tried again.
+    `models` maps each name that lines may use to its model. After `retry_seconds` a step is retried
+    that failed for lack of disk space.
     """
 
     def __init__(
@@ -82,138 +82,138 @@ class Runner:
         self._clock = clock
         self._retry_seconds = retry_seconds
         max_lines = _LINES_PER_SEQUENCE * engine.info().max_num_seqs
-        self._window = InFlight(MAX_HELD_BYTES, max_lines)
-        self._checking = asyncio.Semaphore(1)
-        self._running = asyncio.Semaphore(MAX_RUNNING)
-        self._carried: dict[str, _Carried] = {}
+        self._in_flight = InFlightLimiter(MAX_HELD_BYTES, max_lines)
+        self._check_slot = asyncio.Semaphore(1)
+        self._run_slots = asyncio.Semaphore(MAX_RUNNING)
+        self._batches: dict[str, _RunningBatch] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        """Carry batches while entered; those that have not ended are left as they are.
+    async def running(self) -> AsyncIterator[None]:
+        """Run batches while entered; unfinished ones resume at the next start.
 
-        What is answered by then is durable.
+        Rows finished by the exit are durable.
         """
-        await asyncio.to_thread(self._store.clear_up)
+        await asyncio.to_thread(self._store.clean_up)
         for batch_id in await asyncio.to_thread(self._store.batches.open_ids):
-            self.take(batch_id)
-        self._begin(self._drop_expired())
+            self.start(batch_id)
+        self._spawn(self._delete_expired())
         try:
             yield
         finally:
-            for carried in self._carried.values():
-                carried.has_stopped.set()
+            for running in self._batches.values():
+                running.thread_stop.set()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def take(self, batch_id: str) -> None:
-        """Begin to carry a batch that is in the store; one that is carried already goes on."""
-        if batch_id not in self._carried:
-            carried = self._carried[batch_id] = _Carried(batch_id)
-            self._begin(self._carry(carried))
+    def start(self, batch_id: str) -> None:
+        """Start a stored batch; one that is running already goes on."""
+        if batch_id not in self._batches:
+            running = self._batches[batch_id] = _RunningBatch(batch_id)
+            self._spawn(self._run_to_end(running))
 
     async def cancel(self, batch_id: str) -> Batch:
-        """Cancel a batch, whose finished rows are kept; raises InvalidMove for one that has ended.
+        """Cancel a batch and keep its finished rows; raises InvalidMove for one that has ended.
 
-        Repeated it changes nothing.
+        Idempotent.
         """
         moved = await asyncio.to_thread(self._move_to_cancelled, batch_id)
-        if (carried := self._carried.get(batch_id)) is not None:
-            carried.stop.set()
-            carried.has_stopped.set()
+        if (running := self._batches.get(batch_id)) is not None:
+            running.stop.set()
+            running.thread_stop.set()
         return moved
 
     def complete_through(self, batch_id: str) -> int:
-        """Return a line up to which every line of a batch that runs has a durable row, or none."""
-        carried = self._carried.get(batch_id)
-        if carried is None or carried.answering is None:
+        """Return the last line up to which a running batch has all rows durable; 0 if unknown."""
+        running = self._batches.get(batch_id)
+        if running is None or running.run is None:
             return 0
-        return carried.answering.complete_through
+        return running.run.complete_through
 
-    def describe(self, kept: Kept) -> BatchObject:
-        """Return a batch as clients see it, with what holds it up."""
-        batch, progress = kept.batch, kept.progress
-        carried = self._carried.get(batch.id)
-        if carried is not None and carried.trouble is not None:
-            batch = replace(batch, errors=(*batch.errors, carried.trouble))
-        if carried is not None and carried.answering is not None:
-            progress = replace(progress, **carried.answering.pace.rates._asdict())
-        return to_wire(batch, progress, now=self._clock(), has_worker=carried is not None)
+    def describe(self, stored: StoredBatch) -> BatchObject:
+        """Return the Batch object that clients see, with the current problem among its errors."""
+        batch, progress = stored.batch, stored.progress
+        running = self._batches.get(batch.id)
+        if running is not None and running.problem is not None:
+            batch = replace(batch, errors=(*batch.errors, running.problem))
+        if running is not None and running.run is not None:
+            progress = replace(progress, **running.run.pace.rates._asdict())
+        return batch_object(batch, progress, now=self._clock(), has_worker=running is not None)
 
     def _move_to_cancelled(self, batch_id: str) -> Batch:
         table = self._store.batches
-        kept = table.get(batch_id)
-        assert kept is not None, batch_id
-        if kept.batch.status in (Status.CANCELLING, Status.CANCELLED):
-            return kept.batch
+        stored = table.get(batch_id)
+        assert stored is not None, batch_id
+        if stored.batch.status in (Status.CANCELLING, Status.CANCELLED):
+            return stored.batch
         moved = table.move(batch_id, Status.CANCELLING, self._clock())
-        if kept.batch.in_progress_at is None:  # nothing of it was ever run
+        if stored.batch.in_progress_at is None:  # nothing of it has run
             moved = publish(self._store, moved, Status.CANCELLED, self._clock())
         return moved
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _drop_expired(self) -> None:
+    async def _delete_expired(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRED_SECONDS)
             with suppress(OSError, sqlite3.Error):
-                await asyncio.to_thread(self._store.drop_expired)
+                await asyncio.to_thread(self._store.delete_expired)
 
-    async def _carry(self, carried: _Carried) -> None:
-        """Bring a batch from one status to the next until it has ended."""
+    async def _run_to_end(self, running: _RunningBatch) -> None:
+        """Advance a batch from status to status until it is terminal."""
         try:
             while True:
-                kept = await asyncio.to_thread(self._store.batches.get, carried.id)
-                assert kept is not None, carried.id
-                if kept.batch.is_terminal:
+                stored = await asyncio.to_thread(self._store.batches.get, running.id)
+                assert stored is not None, running.id
+                if stored.batch.is_terminal:
                     break
                 with suppress(InvalidMove):  # it was cancelled meanwhile
-                    await self._go_on(carried, kept.batch)
+                    await self._advance(running, stored.batch)
         except EngineError as exc:
-            _logger.exception("%s stands still", carried.id)
+            _logger.exception("%s stands still", running.id)
             message = "The engine cannot go on: the batch does once the server is started again."
-            carried.trouble = BatchError(exc.code, message)
+            running.problem = BatchError(exc.code, message)
             return
-        del self._carried[carried.id]
+        del self._batches[running.id]
 
-    async def _go_on(self, carried: _Carried, batch: Batch) -> None:
-        """Do what comes next, again after a while when there is no room for it."""
+    async def _advance(self, running: _RunningBatch, batch: Batch) -> None:
+        """Run the next step; a disk error waits for the retry, other errors fail the batch."""
         try:
-            await self._next_step(carried, batch)
-            carried.trouble = None
+            await self._run_step(running, batch)
+            running.problem = None
         except (OSError, sqlite3.Error) as exc:
-            if isinstance(exc, FileNotFoundError) and not self._store.input_of(batch.id).exists():
+            if isinstance(exc, FileNotFoundError) and not self._store.input_path(batch.id).exists():
                 words = "The input is no longer in the server's folder: somebody has removed it."
-                await self._give_up(batch, BatchError(_INPUT_CODES[0], words))
+                await self._fail(batch, BatchError(_INPUT_CODES[0], words))
                 return
-            carried.trouble = _trouble_of(exc)
+            running.problem = _problem_of(exc)
             _logger.warning("%s waits: %s", batch.id, exc)
             await asyncio.sleep(self._retry_seconds)
-        except FormError as exc:
-            await self._give_up(batch, BatchError(_INPUT_CODES[1], exc.message))
+        except FormatError as exc:
+            await self._fail(batch, BatchError(_INPUT_CODES[1], exc.message))
         except RowsGone as exc:
-            await self._give_up(batch, BatchError("rows_gone", str(exc)))
+            await self._fail(batch, BatchError("rows_gone", str(exc)))
         except (EngineError, InvalidMove):
             raise
         except Exception:
             _logger.exception("%s failed", batch.id)
             words = "Something went wrong on the server's side; its log tells what."
-            await self._give_up(batch, BatchError("internal_error", words))
+            await self._fail(batch, BatchError("internal_error", words))
 
-    async def _next_step(self, carried: _Carried, batch: Batch) -> None:
+    async def _run_step(self, running: _RunningBatch, batch: Batch) -> None:
         match batch.status:
             case Status.VALIDATING:
-                await self._check(carried, batch)
+                await self._check(running, batch)
             case Status.IN_PROGRESS if not self._is_served(batch):
-                await self._wait_for_another_server(carried, batch)
+                await self._wait_for_another_server(running, batch)
             case Status.IN_PROGRESS:
-                await self._answer(carried, batch)
+                await self._run_batch(running, batch)
             case Status.FINALIZING if batch.outcome is Status.EXPIRED:
-                await asyncio.to_thread(fill, self._store, batch)
+                await asyncio.to_thread(fill_expired, self._store, batch)
                 await self._publish(batch, Status.EXPIRED)
             case Status.CANCELLING:
                 await self._publish(batch, Status.CANCELLED)
@@ -225,8 +225,8 @@ class Runner:
             lambda: publish(self._store, batch, status, self._clock(), **changes)
         )
 
-    async def _give_up(self, batch: Batch, error: BatchError) -> None:
-        """Let a batch fail; finished rows are kept, unless it is these that are the matter."""
+    async def _fail(self, batch: Batch, error: BatchError) -> None:
+        """Fail a batch; finished rows are kept, unless they are the problem."""
         _logger.error("%s fails: %s", batch.id, error.message)
         errors = batch.errors if error in batch.errors else (*batch.errors, error)
         changes = {"errors": errors, "num_errors": len(errors)}
@@ -241,31 +241,31 @@ class Runner:
             await asyncio.to_thread(self._end, batch, status, changes)
 
     def _end(self, batch: Batch, status: Status, changes: dict[str, Any]) -> None:
-        kept = self._store.batches.get(batch.id)
-        assert kept is not None, batch.id
-        final = kept.progress.at_rest
+        stored = self._store.batches.get(batch.id)
+        assert stored is not None, batch.id
+        final = stored.progress.without_rates
         self._store.batches.move(batch.id, status, self._clock(), final=final, **changes)
-        self._store.rows_of(batch.id).forget()
-        self._store.drop_work(batch.id)
+        self._store.rows_of(batch.id).delete()
+        self._store.delete_work(batch.id)
 
     async def _move(self, batch: Batch, status: Status, **changes: Any) -> Batch:
         return await asyncio.to_thread(
             lambda: self._store.batches.move(batch.id, status, self._clock(), **changes)
         )
 
-    async def _check(self, carried: _Carried, batch: Batch) -> None:
-        def look() -> None:
-            if carried.has_stopped.is_set():
+    async def _check(self, running: _RunningBatch, batch: Batch) -> None:
+        def check_stopped() -> None:
+            if running.thread_stop.is_set():
                 raise _Interrupted
 
-        async with self._checking:
+        async with self._check_slot:
             try:
                 verdict, findings = await asyncio.to_thread(
                     check_file,
-                    self._store.input_of(batch.id),
+                    self._store.input_path(batch.id),
                     self._models,
                     batch.options.on_invalid_line,
-                    look,
+                    check_stopped,
                 )
             except _Interrupted:
                 return
@@ -280,76 +280,76 @@ class Runner:
     def _is_served(self, batch: Batch) -> bool:
         return batch.model in self._models.values() or ANY_MODEL in self._models
 
-    async def _wait_for_another_server(self, carried: _Carried, batch: Batch) -> None:
-        """Leave a batch alone whose lines ask for a model that an earlier server had."""
+    async def _wait_for_another_server(self, running: _RunningBatch, batch: Batch) -> None:
+        """Keep a batch waiting for a server of its model, until it expires or is cancelled."""
         served = ", ".join(sorted(set(self._models.values())))
         words = f"The batch is for {batch.model}, and {served} is served: start a server of that."
-        carried.trouble = BatchError("model_not_served", words)
+        running.problem = BatchError("model_not_served", words)
         seconds = max(0.0, batch.expires_at - self._clock())
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await carried.stop.wait()
+                await running.stop.wait()
             return
         await self._move(batch, Status.FINALIZING, outcome=Status.EXPIRED)
 
-    async def _answer(self, carried: _Carried, batch: Batch) -> None:
-        """Answer the lines of a batch until all are, or it is cancelled or late."""
+    async def _run_batch(self, running: _RunningBatch, batch: Batch) -> None:
+        """Run the lines of a batch until all have rows, or it is cancelled or expires."""
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
-        path = self._store.input_of(batch.id)
-        answering = Answering(path, rows, self._engine, self._window, batch.created_at)
-        carried.answering = answering
-        stopping = asyncio.create_task(carried.stop.wait())
-        working = asyncio.create_task(self._in_turn(answering))
-        flushing = asyncio.create_task(self._flush_often(carried, answering))
+        path = self._store.input_path(batch.id)
+        run = BatchRun(path, rows, self._engine, self._in_flight, batch.created_at)
+        running.run = run
+        stopping = asyncio.create_task(running.stop.wait())
+        working = asyncio.create_task(self._run_in_slot(run))
+        flushing = asyncio.create_task(self._flush_often(running, run))
         seconds = max(0.0, batch.expires_at - self._clock())
         try:
             await asyncio.wait(
                 {stopping, working}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )
-            await _ended(stopping, working)
-            await self._flush_all(carried, answering)
+            await _cancel_all(stopping, working)
+            await self._flush_all(running, run)
         finally:
-            await _ended(stopping, working, flushing)
-            await self._flush(carried, answering)
-            answering.forget()
-            carried.answering = None
+            await _cancel_all(stopping, working, flushing)
+            await self._flush(running, run)
+            run.discard_unflushed()
+            running.run = None
         if not working.cancelled():
             working.result()
             await self._move(batch, Status.FINALIZING, outcome=Status.COMPLETED)
-        elif not carried.stop.is_set():
+        elif not running.stop.is_set():
             await self._move(batch, Status.FINALIZING, outcome=Status.EXPIRED)
 
-    async def _in_turn(self, answering: Answering) -> None:
-        async with self._running:
-            await answering.run()
+    async def _run_in_slot(self, run: BatchRun) -> None:
+        async with self._run_slots:
+            await run.run()
 
-    async def _flush_often(self, carried: _Carried, answering: Answering) -> None:
+    async def _flush_often(self, running: _RunningBatch, run: BatchRun) -> None:
         while True:
-            await answering.due()
-            await self._flush_all(carried, answering)
+            await run.wait_until_due()
+            await self._flush_all(running, run)
 
-    async def _flush_all(self, carried: _Carried, answering: Answering) -> None:
+    async def _flush_all(self, running: _RunningBatch, run: BatchRun) -> None:
         is_durable = False
         while not is_durable:
-            is_durable = await self._flush(carried, answering)
+            is_durable = await self._flush(running, run)
             await asyncio.sleep(0 if is_durable else self._retry_seconds)
 
-    async def _flush(self, carried: _Carried, answering: Answering) -> bool:
-        """Make durable what is answered; False where there is no room, and it is still held."""
+    async def _flush(self, running: _RunningBatch, run: BatchRun) -> bool:
+        """Make finished rows durable; False on a disk error, with the rows still held."""
         try:
-            await answering.flush()
+            await run.flush()
         except (OSError, sqlite3.Error) as exc:
-            if carried.trouble is None:
-                _logger.warning("%s waits: %s", carried.id, exc)
-            carried.trouble = _trouble_of(exc)
+            if running.problem is None:
+                _logger.warning("%s waits: %s", running.id, exc)
+            running.problem = _problem_of(exc)
             return False
-        carried.trouble = None
+        running.problem = None
         return True
 
 
-def _trouble_of(exc: Exception) -> BatchError:
-    """Return what holds a batch up, in words for whoever asks about it."""
+def _problem_of(exc: Exception) -> BatchError:
+    """Return a disk error as the batch error that clients see."""
     if is_full(exc):
         words = "The disk of the server is full: the batch goes on as soon as there is room."
         return BatchError("disk_full", words)
@@ -357,8 +357,8 @@ def _trouble_of(exc: Exception) -> BatchError:
     return BatchError("disk_error", f"The server's folder cannot be used: {reason}.")
 
 
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    """Return when tasks have ended, cancelled where they had not."""
+async def _cancel_all(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""`/v1/uploads`: files that come in parts, as forms or as whole bodies at urls of this server."""
+"""Upload routes: `/v1/uploads`, multipart uploads by forms or by PUT to this server's urls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from engine.protocol.errors import RequestError
-from handler.batch.file_object import check_purpose, file_object, name_of
-from handler.batch.keys import DROP_TENANT
-from handler.batch.model import Upload
-from handler.batch.upload_object import (
+from tidemill.batch.file_object import check_purpose, display_name, file_object
+from tidemill.batch.model import Upload
+from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.batch.upload_object import (
     CompleteRequest,
     PartUrl,
     PartUrls,
@@ -32,30 +31,32 @@ from handler.batch.upload_object import (
     check_sent_to_urls,
     check_uploaded,
     file_of_upload,
-    number_of,
-    other_parts,
+    parse_part_number,
     part_bytes_of,
+    parts_mismatch,
     size_of_part,
     sizes_of_parts,
     upload_object,
     wrong_md5,
 )
-from server.bodies import Bodies
-from server.errors import as_json, too_large
-from server.local.asking import not_found, refusing_options, validated
-from server.local.receiving import incoming, received, received_body
-from server.local.store import Store
+from tidemill.protocol.errors import RequestError
+
+from ..errors import json_response, too_large
+from ..request_bodies import BodyReader
+from .query_params import not_found, options_as_request_errors, parse_model
+from .store import Store
+from .upload import incoming_file, receive_body, receive_form
 
 _HOUR: Final = 3600
 _OPEN_SECONDS: Final = 24 * _HOUR
 _REMEMBERED_SECONDS: Final = 8 * 24 * _HOUR
-_BODIES: Final = Bodies(2**20, 30.0)
-# Names of parts: those that came as forms are named by their ids, the others by their numbers.
+_BODY_READER: Final = BodyReader(2**20, 30.0)
+# Prefixes of part names: by id when sent as a form, by number when PUT.
 _BY_ID, _BY_NUMBER = "part_", "number_"
 
 
 class UploadRoutes:
-    """What clients ask of uploads; one request at a time ends one."""
+    """The Uploads API; a lock per upload serialises complete and cancel."""
 
     def __init__(self, store: Store, max_file_bytes: int) -> None:
         self._store = store
@@ -76,37 +77,37 @@ class UploadRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        """Begin a file that comes in parts."""
-        async with _BODIES.read_object(request.scope, request.receive) as body:
-            asked = validated(UploadRequest, body)
-        if asked.bytes > self._max_file_bytes:
+        """Create an upload."""
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            parsed = parse_model(UploadRequest, body)
+        if parsed.bytes > self._max_file_bytes:
             raise too_large(self._max_file_bytes)
-        with refusing_options():
-            check_purpose(asked.purpose)
+        with options_as_request_errors():
+            check_purpose(parsed.purpose)
         now = int(time.time())
         upload = Upload(
             id=f"upload_{uuid4().hex}",
             tenant=DROP_TENANT,
-            num_bytes=asked.bytes,
-            filename=name_of(asked.filename),
-            purpose=asked.purpose,
+            num_bytes=parsed.bytes,
+            filename=display_name(parsed.filename),
+            purpose=parsed.purpose,
             created_at=now,
             expires_at=now + _OPEN_SECONDS,
             file_id=f"file-{uuid4().hex}",
-            file_seconds=asked.expires_after.seconds if asked.expires_after else None,
+            file_seconds=parsed.expires_after.seconds if parsed.expires_after else None,
             expires=now + _REMEMBERED_SECONDS,
         )
         await asyncio.to_thread(self._store.uploads.create, upload)
-        return await self._shown(upload)
+        return await self._respond(upload)
 
     async def retrieve(self, request: Request) -> Response:
-        """Return an upload with its numbered parts that are there: a client goes on behind them."""
-        return await self._shown(await self._upload(request))
+        """Return an upload with its uploaded numbered parts, so that a client can resume."""
+        return await self._respond(await self._upload(request))
 
     async def add_part(self, request: Request) -> Response:
-        """Keep a part that comes as a form, until the upload is completed with it or given up."""
+        """Add a part sent as a form."""
         upload = await self._pending(request)
-        async with received(request, self._store.folder, "data", self._max_file_bytes) as form:
+        async with receive_form(request, self._store.folder, "data", self._max_file_bytes) as form:
             if not form.has_file:
                 raise RequestError(
                     "`data` is missing.", param="data", code="missing_required_parameter"
@@ -116,32 +117,32 @@ class UploadRoutes:
             part_id = f"{_BY_ID}{uuid4().hex}"
             await self._keep(upload, part_id, form.path)
         made = UploadPartObject(id=part_id, created_at=int(time.time()), upload_id=upload.id)
-        return as_json(made)
+        return json_response(made)
 
     async def name_urls(self, request: Request) -> Response:
-        """Return where to PUT numbered parts: addresses on this server, beside that of this."""
-        async with _BODIES.read_object(request.scope, request.receive) as body:
-            asked = validated(UrlsRequest, body)
+        """Return the urls to PUT numbered parts to, relative to this one."""
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            parsed = parse_model(UrlsRequest, body)
         async with self._lock_of(request):
             upload = await self._pending(request)
-            with refusing_options():
-                check_numbers(upload, asked.part_numbers)
+            with options_as_request_errors():
+                check_numbers(upload, parsed.part_numbers)
             if upload.way is None:
                 upload = await asyncio.to_thread(self._store.uploads.change, upload, way="urls")
         data = [
             PartUrl(part_number=number, url=f"parts/{number}", expires_at=upload.expires_at)
-            for number in asked.part_numbers
+            for number in parsed.part_numbers
         ]
-        return as_json(PartUrls(part_bytes=part_bytes_of(upload.num_bytes), data=data))
+        return json_response(PartUrls(part_bytes=part_bytes_of(upload.num_bytes), data=data))
 
     async def put_part(self, request: Request) -> Response:
-        """Keep a numbered part, which comes as it is; one that was there is replaced."""
+        """Add a numbered part sent as a raw body; an earlier one is replaced."""
         upload, typed = await self._pending(request), request.path_params["number"]
-        with refusing_options():
-            number = number_of(typed)
+        with options_as_request_errors():
+            number = parse_part_number(typed)
             check_numbers(upload, [number])
         size = size_of_part(upload.num_bytes, number)
-        async with received_body(request, self._store.folder, size) as (path, num_bytes):
+        async with receive_body(request, self._store.folder, size) as (path, num_bytes):
             if num_bytes != size:
                 raise RequestError(
                     f"Part {number} has {num_bytes:,} bytes, and must have {size:,}.",
@@ -151,45 +152,45 @@ class UploadRoutes:
         return Response()
 
     async def complete(self, request: Request) -> Response:
-        """Make the parts a file; repeated it changes nothing."""
-        async with _BODIES.read_object(request.scope, request.receive) as body:
-            asked = validated(CompleteRequest, body)
+        """Complete an upload: join its parts to a file. Idempotent."""
+        async with _BODY_READER.read_object(request.scope, request.receive) as body:
+            parsed = parse_model(CompleteRequest, body)
         async with self._lock_of(request):
             upload = await self._upload(request)
-            digest = sha256("\n".join(asked.part_ids).encode()).hexdigest()
+            digest = sha256("\n".join(parsed.part_ids).encode()).hexdigest()
             if upload.status != "completed" or upload.digest != digest:
-                upload = await self._complete(upload, asked, digest)
-            return await self._shown(upload)
+                upload = await self._complete(upload, parsed, digest)
+            return await self._respond(upload)
 
     async def cancel(self, request: Request) -> Response:
-        """Give an upload up; what came of it is thrown away."""
+        """Cancel an upload and delete its parts."""
         async with self._lock_of(request):
             upload = await self._upload(request)
             if upload.status == "completed":
                 raise RequestError(
                     "The upload is completed: delete its file.", code="upload_completed"
                 )
-            return await self._shown(await asyncio.to_thread(self._store.uploads.cancel, upload))
+            return await self._respond(await asyncio.to_thread(self._store.uploads.cancel, upload))
 
-    async def _complete(self, upload: Upload, asked: CompleteRequest, digest: str) -> Upload:
+    async def _complete(self, upload: Upload, parsed: CompleteRequest, digest: str) -> Upload:
         table = self._store.uploads
-        with refusing_options():
+        with options_as_request_errors():
             check_pending(upload, time.time())
-            names = await asyncio.to_thread(self._names, upload, asked.part_ids)
-            with incoming(self._store.folder) as path:
+            names = await asyncio.to_thread(self._names, upload, parsed.part_ids)
+            with incoming_file(self._store.folder) as path:
                 md5 = await asyncio.to_thread(table.join, upload, names, path)
-                if asked.md5 is not None and md5 != asked.md5.lower():
+                if parsed.md5 is not None and md5 != parsed.md5.lower():
                     await asyncio.to_thread(table.cancel, upload)
                     raise wrong_md5()
                 file = file_of_upload(upload, upload.file_id, int(time.time()), kept_until=None)
                 return await asyncio.to_thread(table.complete, upload, path, file, digest)
 
     def _names(self, upload: Upload, part_ids: Sequence[str]) -> Sequence[str]:
-        """Return the parts of the file in their order; raises UploadRefused."""
+        """Return the names of the parts in file order; raises UploadRefused."""
         sizes = self._store.uploads.sizes(upload)
         if part_ids:
             if upload.way is not None:
-                raise other_parts()
+                raise parts_mismatch()
             by_id = {name: size for name, size in sizes.items() if name.startswith(_BY_ID)}
             sizes_of_parts(upload, part_ids, by_id)
             return part_ids
@@ -202,7 +203,7 @@ class UploadRoutes:
         try:
             await asyncio.to_thread(self._store.uploads.add_part, upload, name, path)
         except FileNotFoundError:
-            with refusing_options():  # it has ended while the part was on its way
+            with options_as_request_errors():  # it ended while the part was being sent
                 check_pending(self._store.uploads.get(upload.id) or upload, time.time())
             raise
 
@@ -211,7 +212,7 @@ class UploadRoutes:
 
     async def _pending(self, request: Request) -> Upload:
         upload = await self._upload(request)
-        with refusing_options():
+        with options_as_request_errors():
             check_pending(upload, time.time())
         return upload
 
@@ -222,8 +223,8 @@ class UploadRoutes:
             raise not_found("upload", upload_id)
         return upload
 
-    async def _shown(self, upload: Upload) -> Response:
-        return as_json(await asyncio.to_thread(self._object_of, upload))
+    async def _respond(self, upload: Upload) -> Response:
+        return json_response(await asyncio.to_thread(self._object_of, upload))
 
     def _object_of(self, upload: Upload) -> UploadObject:
         file, uploaded = None, []
@@ -237,7 +238,7 @@ class UploadRoutes:
 
 
 def _numbered(sizes: Mapping[str, int]) -> dict[int, int]:
-    """Return the sizes of the parts that have a number."""
+    """Return the sizes of the numbered parts, by number."""
     return {
         int(name.removeprefix(_BY_NUMBER)): size
         for name, size in sizes.items()

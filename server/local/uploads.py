@@ -1,4 +1,4 @@
-"""The table of uploads: files in the making, whose parts lie in a folder until they are joined."""
+"""Table of multipart uploads; their parts lie in a folder until they are joined."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from handler.batch.model import File, Upload
-from server.local.database import Database
-from server.local.files import FileTable
-from server.local.folder import Folder, sync_folder
+from tidemill.batch.model import File, Upload
+
+from .database import Database
+from .files import FileTable
+from .folder import Folder, sync_folder
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS uploads (
@@ -32,7 +33,7 @@ _CHUNK_BYTES: Final = 2**20
 
 
 class UploadTable:
-    """Uploads by id. A part is durable once `add_part` returns, and has a name in its upload."""
+    """Uploads by id. A part is durable once `add_part` returns; parts have unique names."""
 
     def __init__(self, database: Database, files: FileTable, folder: Folder) -> None:
         self._database = database
@@ -40,44 +41,44 @@ class UploadTable:
         self._folder = folder
 
     def create(self, upload: Upload) -> None:
-        """Record a new upload, and make room for its parts."""
-        self._folder.parts_of(upload.id).mkdir()
+        """Insert an upload and create the folder of its parts."""
+        self._folder.parts_path(upload.id).mkdir()
         self._put(upload)
 
     def get(self, upload_id: str) -> Upload | None:
-        """Return an upload, None where there is none."""
+        """Return an upload, or None."""
         found = self._database.read("SELECT document FROM uploads WHERE id = ?", upload_id)
         return _UPLOAD.validate_json(found[0][0]) if found else None
 
     def change(self, upload: Upload, **changes: Any) -> Upload:
-        """Record changes, and return the upload with them."""
+        """Update fields and return the changed upload."""
         changed = replace(upload, **changes)
         self._put(changed)
         return changed
 
     def add_part(self, upload: Upload, name: str, path: Path) -> None:
-        """Make the bytes at a path a part; one of the same name is replaced.
+        """Move the bytes at a path in as a part; one of the same name is replaced.
 
-        Raises FileNotFoundError where the upload has ended.
+        Raises FileNotFoundError when the upload has ended.
         """
-        folder = self._folder.parts_of(upload.id)
+        folder = self._folder.parts_path(upload.id)
         path.rename(folder / name)
         sync_folder(folder)
 
     def sizes(self, upload: Upload) -> dict[str, int]:
-        """Return the size of each part that is there, by name."""
+        """Return the sizes of the uploaded parts, by name."""
         with suppress(FileNotFoundError):
-            found = os.scandir(self._folder.parts_of(upload.id))
+            found = os.scandir(self._folder.parts_path(upload.id))
             with found:
                 return {entry.name: entry.stat().st_size for entry in found}
         return {}
 
     def join(self, upload: Upload, names: Sequence[str], to: Path) -> str:
-        """Write parts to one file, durably and in this order, and return the MD5 of its bytes."""
+        """Concatenate parts into one durable file, and return its MD5."""
         digest = hashlib.md5(usedforsecurity=False)
         with to.open("wb") as whole:
             for name in names:
-                with (self._folder.parts_of(upload.id) / name).open("rb") as part:
+                with (self._folder.parts_path(upload.id) / name).open("rb") as part:
                     while chunk := part.read(_CHUNK_BYTES):
                         digest.update(chunk)
                         whole.write(chunk)
@@ -86,44 +87,44 @@ class UploadTable:
         return digest.hexdigest()
 
     def complete(self, upload: Upload, path: Path, file: File, digest: str) -> Upload:
-        """Make the bytes at a path the upload's file, and drop the parts."""
+        """Make the bytes at a path the upload's file, and delete the parts."""
         done = replace(upload, status="completed", digest=digest)
         path.rename(self._folder.file(file.id))
         sync_folder(self._folder.files)
         with self._database.writing() as connection:
             self._files.put_by(connection, file)
             connection.execute(_PUT, _values(done))
-        self._drop_parts(done.id)
+        self._delete_parts(done.id)
         return done
 
     def cancel(self, upload: Upload) -> Upload:
-        """Give an upload up, and drop its parts."""
+        """Cancel an upload and delete its parts."""
         cancelled = self.change(upload, status="cancelled")
-        self._drop_parts(upload.id)
+        self._delete_parts(upload.id)
         return cancelled
 
-    def drop_expired(self) -> None:
-        """Drop parts that nobody completed in time, and forget what ended long ago."""
+    def delete_expired(self) -> None:
+        """Delete parts of expired uploads, and records of those that ended long ago."""
         now = time.time()
         for (upload_id,) in self._database.read(
             "SELECT id FROM uploads WHERE expires_at <= ?", now
         ):
-            self._drop_parts(upload_id)
+            self._delete_parts(upload_id)
         with self._database.writing() as connection:
             connection.execute("DELETE FROM uploads WHERE expires <= ?", (now,))
 
-    def drop_strays(self) -> None:
-        """Drop parts that are of no upload; only while none is being made."""
+    def delete_orphans(self) -> None:
+        """Delete parts without an upload; only while none is being created."""
         for path in self._folder.uploads.iterdir():
             if self.get(path.name) is None:
-                self._drop_parts(path.name)
+                self._delete_parts(path.name)
 
     def _put(self, upload: Upload) -> None:
         with self._database.writing() as connection:
             connection.execute(_PUT, _values(upload))
 
-    def _drop_parts(self, upload_id: str) -> None:
-        shutil.rmtree(self._folder.parts_of(upload_id), ignore_errors=True)
+    def _delete_parts(self, upload_id: str) -> None:
+        shutil.rmtree(self._folder.parts_path(upload_id), ignore_errors=True)
 
 
 _PUT = (

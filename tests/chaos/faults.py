@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handler.aws.queues import advance_message, shard_message
 from localstack.cloud import Cloud
+from tidemill.handler.aws.queues import advance_message, shard_message
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Faults:
             self._signal(name, signal.SIGSTOP)
 
     def _kill_pump(self, _batch_id: str) -> None:
-        self._signal("pump", signal.SIGKILL)
-        self._cloud.processes["pump"].wait()
+        self._signal("lambdas", signal.SIGKILL)
+        self._cloud.processes["lambdas"].wait()
 
     def _repeat_messages(self, batch_id: str) -> None:
         """Ring again for shards in any order, and for the batch: doorbells come more than once."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-from localstack.ministack import on_a_free_port, running_server
+from localstack.ministack import running_server, with_free_port
 from tests.emulators import Emulator
 
 _SCRIPT = Path(__file__).with_name("proxy.py")
@@ -22,7 +22,7 @@ def running_proxy(
     folder.mkdir()
     command = [sys.executable, str(_SCRIPT), "--target", emulator.endpoint_url]
     command += ["--seed", str(seed), "--rate", str(rate)]
-    return on_a_free_port(lambda port: _proxy_at(port, command, folder))
+    return with_free_port(lambda port: _proxy_at(port, command, folder))
 
 
 @contextmanager

@@ -17,10 +17,6 @@ from typing import Any
 
 import pytest
 
-from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan, Pace
-from handler.deployment import Deployment
-from handler.errors import AwsError
 from localstack.cloud import Cloud
 from localstack.ministack import environment_for
 from localstack.resources import create_resources
@@ -35,6 +31,10 @@ from tests.chaos.evidence import (
 from tests.chaos.faults import Faults
 from tests.chaos.rig import read_counts, running_proxy
 from tests.emulators import Emulator, active_ids, deployment_of
+from tidemill.batch.fleet import FleetPlan, WorkerRate
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
 
 NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
 NUM_WORKERS = 3
@@ -88,24 +88,24 @@ class ChaosCloud:
         """Let workers be started; each has a journal of its own."""
         engine = [sys.executable, str(ENGINE), "--log", f"{self.cloud.folder}/$TIDEMILL_WORKER"]
         engine += ["--slots", "8", "--service-seconds", "0.2", "--stats-seconds", "0.5"]
-        worker = [sys.executable, "-m", "cli", "worker", "--served-model-name", MODEL]
+        worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
         worker += ["--exit-when-idle", "2"]
         plan = FleetPlan(MODEL, "processes", "r:1", NUM_WORKERS, target_seconds=1, start_seconds=1)
         self.fleet.release(plan, *worker, TIDEMILL_ENGINE_COMMAND=json.dumps(engine))
         # As earlier batches have told it: else there is one worker until its pace is known.
-        pace = Pace(rows_per_second=40.0)
-        self.cloud.aws.run(self.cloud.deployment.fleets.tell_pace(MODEL, pace))
+        pace = WorkerRate(rows_per_second=40.0)
+        self.cloud.aws.run(self.cloud.deployment.fleets.put_rate(MODEL, pace))
 
     def mend(self) -> None:
         """Start the pump again, and lift a brake as a person does who knows why workers die."""
-        pump = self.cloud.processes.get("pump")
-        if pump is None or pump.poll() is not None:
-            self.cloud.start_pump("--reaper-seconds", "2")
+        lambdas = self.cloud.processes.get("lambdas")
+        if lambdas is None or lambdas.poll() is not None:
+            self.cloud.start_lambdas("--reaper-seconds", "2")
         fleets, aws = self.cloud.deployment.fleets, self.cloud.aws
         with suppress(AwsError):
-            if aws.run(fleets.get_state(MODEL)).brake is not None:
+            if aws.run(fleets.get_state(MODEL)).breaker is not None:
                 self.num_brakes += 1
-                aws.run(fleets.change(MODEL, lambda state: replace(state, brake=None, ends=())))
+                aws.run(fleets.change(MODEL, lambda state: replace(state, breaker=None, ends=())))
 
     def names(self) -> list[str]:
         """Return the names of all workers that there have been."""
@@ -126,7 +126,7 @@ def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
                 assert batch.num_shards == NUM_SHARDS
                 return batch.id
         time.sleep(0.1)
-    raise AssertionError(cloud.log_of("pump"))
+    raise AssertionError(cloud.read_log("lambdas"))
 
 
 def wait_until_idle(chaos: ChaosCloud, seconds: float) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_every_line_gets_its_row_once_and_in_order(
         chaos = ChaosCloud(cloud)
         chaos.release()
         chaos.mend()
-        running.enter_context(chaos.fleet.tending())
+        running.enter_context(chaos.fleet.reconciling())
         faults = Faults(
             cloud,
             ministack.client("sqs"),
@@ -189,7 +189,7 @@ def test_every_line_gets_its_row_once_and_in_order(
     }
     assert {fault.kind for fault in faults.done} & {"SIGKILL", "SIGSTOP", "SIGTERM"}
     assert counts.keys() >= {"refused", "lost", "slow"}
-    logs = {name: read_log(bucket.log_of(name)) for name in chaos.names()}
+    logs = {name: read_log(bucket.read_log(name)) for name in chaos.names()}
     assert len(logs) > NUM_WORKERS, "nobody was replaced"
     everything = [event for log in logs.values() for event in log]
     assert overlooked(everything) == []

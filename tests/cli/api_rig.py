@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from cli.main import main
 from tests.cli.fake_api import KEY, MODEL, FakeApi, fake_api
+from tidemill.cli.main import main
 
 
 class Said(NamedTuple):
@@ -71,7 +71,7 @@ def shell_in(
     """Yield a shell with an API and its key in the environment; nobody sleeps in it."""
     pauses: list[float] = []
     with fake_api() as api:
-        monkeypatch.setattr("cli.api.patience.pause", pauses.append)
+        monkeypatch.setattr("tidemill.cli.api.backoff.sleep", pauses.append)
         monkeypatch.setenv("TIDEMILL_BASE_URL", api.url)
         monkeypatch.setenv("TIDEMILL_API_KEY", KEY)
         monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

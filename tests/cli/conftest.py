@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from cli.commands.run import options_from
-from cli.main import parse
-from cli.running.job import run_job
-from engine.config import EngineConfig
 from tests.cli.api_rig import Shell, shell_in
 from tests.cli.given import Answer
 from tests.cli.scripted import ScriptedEngine
+from tidemill.cli.commands.run import options_from
+from tidemill.cli.main import parse
+from tidemill.cli.run.job import run_job
+from tidemill.engine.config import EngineConfig
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests/cli/scripted.py"

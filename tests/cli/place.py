@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from cli.main import main
 from tests.emulators import Emulator
+from tidemill.cli.main import main
 
 
 def table_on(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -18,14 +18,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cli.commands.run import options_from
-from cli.main import exit_status_of, make_parser
-from cli.running import feed
-from cli.running.job import run_job
-from cli.signals import hear_from_the_start, leave
-from engine.config import EngineConfig
-from engine.contract import EngineInfo, EngineStats, Reply, Usage
-from engine.errors import EngineError
+from tidemill.cli.commands.run import options_from
+from tidemill.cli.console.signals import end_process, install_early_handlers
+from tidemill.cli.main import exit_status_of, make_parser
+from tidemill.cli.run import feed
+from tidemill.cli.run.job import run_job
+from tidemill.engine.config import EngineConfig
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, Usage
 
 
 class ScriptedEngine:
@@ -105,11 +104,11 @@ def main() -> int:
 
     # A shell that starts pytest in the background makes its children ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    hear_from_the_start()
+    install_early_handlers()
     parsed = make_parser().parse_args(arguments)
     options = options_from(parsed)
     return exit_status_of(lambda: run_job(options, load=load, retry_delays=(0.01,) * 4))
 
 
 if __name__ == "__main__":
-    leave(main())
+    end_process(main())

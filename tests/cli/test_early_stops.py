@@ -21,7 +21,7 @@ def hear(event, details):
     if event == "import" and details[0] == trap:
         os.kill(os.getpid(), number)
 sys.addaudithook(hear)
-from cli.__main__ import main
+from tidemill.cli.__main__ import main
 main()
 """
 RUN = ("run", "-i", "{input}", "-o", "{folder}/out.jsonl")
@@ -45,12 +45,12 @@ def trapped(number: int, trap: str, *typed: str) -> tuple[int, str]:
     ("trap", "typed"),
     [
         ("argparse", RUN),
-        ("cli.running.job", RUN),
+        ("tidemill.cli.run.job", RUN),
         ("pydantic", RUN),
         ("torch", RUN),
-        ("cli.commands.status", STATUS),
-        ("cli.api.client", STATUS),
-        ("cli.batches.submission", ("submit", "{input}")),
+        ("tidemill.cli.commands.status", STATUS),
+        ("tidemill.cli.api.client", STATUS),
+        ("tidemill.cli.batches.submission", ("submit", "{input}")),
         ("boto3", ("drop", "{input}", "--bucket", "b")),
         ("localstack.local", ("local", "up")),
         ("localstack.stacks", ("local", "run", "-i", "{input}", "-o", "{folder}/out.jsonl")),
@@ -82,8 +82,8 @@ def test_a_signal_that_is_lost_in_a_destructor_ends_the_command() -> None:
     """What is raised there is thrown away, and the run would go on as if nothing had come."""
     code = """
 import os, signal
-import cli.__main__
-from cli.signals import StopSignals
+import tidemill.cli.__main__
+from tidemill.cli.console.signals import StopSignals
 class Trap:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -103,13 +103,13 @@ def test_the_end_waits_for_no_thread() -> None:
     """A library's thread that still runs must neither hold the process nor abort it."""
     code = """
 import sys, threading, time
-import cli.__main__, cli.main
+import tidemill.cli.__main__, tidemill.cli.main
 def run():
     threading.Thread(target=time.sleep, args=(600,)).start()
     sys.stdout.write("said")
     return 3
-cli.main.main = run
-cli.__main__.main()
+tidemill.cli.main.main = run
+tidemill.cli.__main__.main()
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -124,7 +124,9 @@ cli.__main__.main()
 
 def test_what_was_ignored_stays_ignored() -> None:
     """As under nohup, also before a command has begun."""
-    code = "import os, signal, cli.__main__; os.kill(os.getpid(), signal.SIGINT); print('on')"
+    code = (
+        "import os, signal, tidemill.cli.__main__; os.kill(os.getpid(), signal.SIGINT); print('on')"
+    )
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {code}"
     done = subprocess.run(
         [sys.executable, "-c", ignoring], cwd=ROOT, capture_output=True, text=True, check=False

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import extras
-from cli.errors import CliError
-from cli.extras import MODULES, need_extras
+from tidemill.cli import extras
+from tidemill.cli.console.errors import CliError
+from tidemill.cli.extras import MODULES, require_extras
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -29,7 +29,7 @@ def missing(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
 def words(*names: str) -> str:
     """Return what is said of an environment without these extras."""
     with pytest.raises(CliError) as refused:
-        need_extras("a run", *names)
+        require_extras("a run", *names)
     return str(refused.value)
 
 
@@ -96,7 +96,7 @@ def test_a_missing_extra_is_told_before_anything_is_read(typed: list[str], modul
     code = f"""
 import sys
 sys.modules[{module!r}] = None
-from cli.main import main
+from tidemill.cli.main import main
 status = main({typed})
 print(status, {{"numpy", "pydantic", "transformers"}} & set(sys.modules))
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import health
-from cli.health import MAX_AGE_SECONDS, Pulse, complaint, main
+from tidemill.cli import health
+from tidemill.cli.health import MAX_AGE_SECONDS, Heartbeat, find_problem, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_a_worker_is_alive_that_has_touched_its_file_lately(
     path = tmp_path / "alive"
     path.touch()
     os.utime(path, (1_000_000 - age, 1_000_000 - age))
-    assert complaint(path, 1_000_000) == (words and words.format(path))
+    assert find_problem(path, 1_000_000) == (words and words.format(path))
 
 
 def test_without_a_file_there_is_no_worker(
@@ -51,7 +51,7 @@ def test_the_check_is_a_process_that_loads_little(tmp_path: Path) -> None:
     path = tmp_path / "alive"
     path.touch()
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "cli.health"],
+        [sys.executable, "-X", "importtime", "-m", "tidemill.cli.health"],
         cwd=ROOT,
         env={"TIDEMILL_HEALTH_FILE": str(path)},
         capture_output=True,
@@ -76,7 +76,7 @@ async def test_a_pulse_beats_as_long_as_the_loop_gets_round(
         while not path.exists():  # noqa: ASYNC110 - a file wakes nobody
             await asyncio.sleep(0.005)
 
-    async with Pulse(path).beating():
+    async with Heartbeat(path).beating():
         await touched()
         await touched()
     path.unlink()
@@ -87,7 +87,7 @@ async def test_a_pulse_beats_as_long_as_the_loop_gets_round(
 def test_a_pulse_that_is_beaten_often_touches_seldom(tmp_path: Path) -> None:
     """Whoever calls it need not count."""
     path = tmp_path / "alive"
-    pulse = Pulse(path)
+    pulse = Heartbeat(path)
     pulse.beat()
     path.unlink()
     pulse.beat()
@@ -96,6 +96,6 @@ def test_a_pulse_that_is_beaten_often_touches_seldom(tmp_path: Path) -> None:
 
 def test_a_pulse_without_a_file_or_a_disk_disturbs_nobody(tmp_path: Path) -> None:
     """The check will tell."""
-    Pulse(None).beat()
-    Pulse(tmp_path / "no" / "folder").beat()
+    Heartbeat(None).beat()
+    Heartbeat(tmp_path / "no" / "folder").beat()
     assert list(tmp_path.iterdir()) == []

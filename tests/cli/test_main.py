@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.run import options_from
-from cli.errors import BadInput, Refused, Stopped
-from cli.files.defaults import Defaults
-from cli.main import exit_status_of, main, parse
-from cli.running.options import RunOptions
-from cli.sizes import size_in_bytes
+from tidemill.cli.arguments.argument_types import size_in_bytes
+from tidemill.cli.commands.run import options_from
+from tidemill.cli.console.errors import BadInput, Refused, Stopped
+from tidemill.cli.files.defaults import Defaults
+from tidemill.cli.main import exit_status_of, main, parse
+from tidemill.cli.run.run_options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 FILES = ["run", "-i", "in", "-o", "out"]
@@ -29,13 +29,14 @@ def test_help_loads_nothing_but_the_standard_library(arguments: list[str]) -> No
     """It answers at once because neither pydantic nor any library of a run is imported."""
     code = f"""
 import sys
-from cli.main import main
+from tidemill.cli.main import main
 try:
     main({arguments})
 except SystemExit as exc:
     assert exc.code == 0
-loaded = {{name.partition(".")[0] for name in sys.modules}}
-print("loaded:", loaded - set(sys.stdlib_module_names) - {{"cli", "__main__"}})
+others = {{name for name in sys.modules if not (name + ".").startswith("tidemill.cli.")}}
+loaded = {{name if "tidemill." in name else name.partition(".")[0] for name in others}}
+print("loaded:", loaded - set(sys.stdlib_module_names) - {{"tidemill", "__main__"}})
 """
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -44,8 +45,8 @@ print("loaded:", loaded - set(sys.stdlib_module_names) - {{"cli", "__main__"}})
 
 
 def test_it_runs_as_a_module() -> None:
-    """`python -m cli` is the command."""
-    command = [sys.executable, "-m", "cli", "run", "--help"]
+    """`python -m tidemill` is the command."""
+    command = [sys.executable, "-m", "tidemill", "run", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("usage: tidemill run")
 

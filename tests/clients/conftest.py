@@ -12,16 +12,16 @@ from typing import NamedTuple
 import openai
 import pytest
 
-import demo
-from handler.aws.sync import Aws
-from handler.batch.keys import DROP_TENANT
-from handler.tenants.keys import KeyStore
 from localstack.cloud import Cloud as Processes
 from localstack.resources import create_resources
 from tests.emulators import Emulator, deployment_of
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
+from tidemill import demo
+from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.tenants.keys import KeyStore
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
@@ -55,7 +55,7 @@ def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     folder = tmp_path_factory.mktemp("clients")
     with Processes(resources, ministack.environment | QUICK, folder) as processes:
-        processes.start_pump("--reaper-seconds", "5")
+        processes.start_lambdas("--reaper-seconds", "5")
         processes.start_worker(name="demo")
         processes.start_worker(
             "--served-model-name",

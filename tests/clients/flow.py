@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-import demo
+from tidemill import demo
 
 ENDED = {"completed", "failed", "expired", "cancelled"}
 SECONDS = 180

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-import demo
-from cli.main import main
 from tests.cli.api_rig import Said
 from tests.clients.conftest import ROOT, SCRIPTED, Api
 from tests.server.local.test_process import served
+from tidemill import demo
+from tidemill.cli.main import main
 
 EXAMPLE = ROOT / "examples" / "demo.jsonl"
 Type = Callable[..., Said]

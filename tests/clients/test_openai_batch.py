@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-import demo
 from tests.clients.conftest import ROOT, SCRIPTED, Api
+from tidemill import demo
 
 LIBRARY, COMMAND = (
     ROOT / f".venv-openai-batch-{version}/bin/python" for version in ("0.3.3", "0.3.4")

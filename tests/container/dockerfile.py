@@ -147,8 +147,9 @@ def build_image(root: Path) -> Image:
 def _copy(sources: Sequence[str], destination: Path) -> None:
     for source in (ROOT / name for name in sources):
         if source.is_dir():
+            # As a builder does: a link stays one.
             left_out = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, destination, ignore=left_out, dirs_exist_ok=True)
+            shutil.copytree(source, destination, symlinks=True, ignore=left_out, dirs_exist_ok=True)
         else:
             shutil.copy(source, destination)
 

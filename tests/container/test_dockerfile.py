@@ -106,7 +106,7 @@ def test_no_shell_stands_between() -> None:
     assert only("", "CMD").listed == ["worker"]
     assert only("", "STOPSIGNAL").words == "SIGTERM"
     health_check = only("", "HEALTHCHECK")
-    assert health_check.words.endswith('CMD ["python", "-m", "cli.health"]')
+    assert health_check.words.endswith('CMD ["python", "-m", "tidemill.cli.health"]')
     assert all(it.is_exec_form for it in of_stage("", "ENTRYPOINT", "CMD", "VOLUME"))
 
 
@@ -132,9 +132,9 @@ def test_kernels_are_compiled_when_it_is_built() -> None:
     of_cpu, of_gpu = (command.split() for command in last.words.split(" && ")[-2:])
     code = f"PYTHONPATH={settings['PYTHONPATH']}"
     assert {f"NUMBA_CACHE_DIR={folder}", code} < {*of_cpu}
-    assert of_cpu[-2:] == ["-m", "engine.kernels.cpu.beforehand"]
+    assert of_cpu[-2:] == ["-m", "tidemill.engine.kernels.cpu.compile_all"]
     assert {f"TRITON_CACHE_DIR={folder}/triton", code} < {*of_gpu}
-    assert of_gpu[-6:] == ["-m", "engine.model.beforehand", "80", "86", "89", "90"]
+    assert of_gpu[-6:] == ["-m", "tidemill.engine.model.compile_kernels", "80", "86", "89", "90"]
     assert not any(folder.startswith(volume) for volume in volumes())
 
 
@@ -188,10 +188,13 @@ def test_tools_are_removed_from_the_system(tmp_path: Path) -> None:
 
 
 def test_what_is_copied_is_what_is_packaged() -> None:
-    """Every package of the wheel, and what its making reads."""
+    """The package, each folder that its links lead to, and what its making reads."""
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert packages == ["tidemill"]
+    linked = {str(path.readlink()) for path in (ROOT / "tidemill").iterdir() if path.is_symlink()}
+    folders = {name.removeprefix("../") for name in linked}
     files = {"constraints.txt", "pyproject.toml", PROJECT["project"]["readme"]}
-    assert {*packages, *files, *PROJECT["project"]["license-files"]} == COPIED
+    assert {*packages, *folders, *files, *PROJECT["project"]["license-files"]} == COPIED
 
 
 def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:

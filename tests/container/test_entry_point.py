@@ -19,16 +19,16 @@ from uuid import uuid4
 import httpx
 import pytest
 
-import demo
-from engine.kernels.triton.driver import make_library
-from handler.aws.sync import Aws
-from handler.weights.manifest import Location, find_weights
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.container.dockerfile import ROOT, Image, volumes
 from tests.emulators import Emulator
 from tests.engine.kernels.triton import launched
 from tests.engine.kernels.triton.test_driver import BODY
+from tidemill import demo
+from tidemill.engine.kernels.triton.driver import make_stub_library
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.worker.weights.manifest import Location, find_weights
 
 # The image's own environment is built for this: torch and all that it needs.
 pytestmark = pytest.mark.long
@@ -97,7 +97,7 @@ def cloud(ministack: Emulator, tmp_path: Path) -> Iterator[Cloud]:
     )
     quick = {"TIDEMILL_WAIT_SECONDS": "1"}
     with Cloud(resources, ministack.environment | quick, tmp_path) as found:
-        found.start_pump("--reaper-seconds", "1")
+        found.start_lambdas("--reaper-seconds", "1")
         yield found
 
 
@@ -175,7 +175,7 @@ def test_a_dropped_file_becomes_rows(
 
 def test_a_kernel_is_launched_without_a_compiler(image: Image, tmp_path: Path) -> None:
     """By what the image brings, and by a driver that does nothing; nothing is written anywhere."""
-    made = make_library(tmp_path, BODY)
+    made = make_stub_library(tmp_path, BODY)
     before = outside_volumes(image)
     container = Container(image, {"LD_LIBRARY_PATH": str(made.parent)}, tmp_path / "log")
     code = Path(launched.__file__).read_text(encoding="utf-8")

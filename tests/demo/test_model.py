@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-import demo
-from demo import corpus, evaluate, questions
-from demo.tokenizer import build_tokenizer
+from tidemill import demo
+from tidemill.demo import corpus, evaluate, questions
+from tidemill.demo.tokenizer import build_tokenizer
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "demo.jsonl"

@@ -10,8 +10,8 @@ from itertools import islice
 
 import pytest
 
-from demo import questions
-from demo.questions import Example, Split
+from tidemill.demo import questions
+from tidemill.demo.questions import Example, Split
 
 SAMPLE = 400
 

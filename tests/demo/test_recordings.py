@@ -10,9 +10,9 @@ import av
 import numpy as np
 import pytest
 
-from demo.recordings import CLIPS, CONTAINERS, EXAMPLES, encode, recite
-from demo.speech_corpus import WINDOW_SECONDS
-from demo.voices import SAMPLE_RATE, Voice, say
+from tidemill.demo.recordings import CLIPS, CONTAINERS, EXAMPLES, encode, recite
+from tidemill.demo.speech_corpus import WINDOW_SECONDS
+from tidemill.demo.voices import SAMPLE_RATE, Voice, say
 
 SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
 

@@ -11,9 +11,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-import demo
-from demo.pairs import questions
-from demo.train_reranker import REQUIRED_ACCURACY, accuracy, assemble, base_path, is_trained, scores
+from tidemill import demo
+from tidemill.demo.pairs import questions
+from tidemill.demo.train_reranker import (
+    REQUIRED_ACCURACY,
+    accuracy,
+    assemble,
+    base_path,
+    is_trained,
+    scores,
+)
 
 Loaded = tuple[Any, Any]
 

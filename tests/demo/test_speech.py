@@ -19,12 +19,12 @@ from transformers import (
     WhisperProcessor,
 )
 
-import demo
-from demo.evaluate_speech import held_out, listen, load, share_right
-from demo.speech_corpus import IGNORED, NUM_FRAMES, WINDOW_SECONDS, Corpus, Window
-from demo.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START, build_tokenizer
-from demo.speech_words import NUM_DIGITS, WORDS, any_words, is_held_out
-from demo.voices import SAMPLE_RATE
+from tidemill import demo
+from tidemill.demo.evaluate_speech import held_out, listen, load, share_right
+from tidemill.demo.speech_corpus import IGNORED, NUM_FRAMES, WINDOW_SECONDS, Corpus, Window
+from tidemill.demo.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START, build_tokenizer
+from tidemill.demo.speech_words import NUM_DIGITS, WORDS, any_words, is_held_out
+from tidemill.demo.voices import SAMPLE_RATE
 
 Loaded = tuple[Any, Any]
 

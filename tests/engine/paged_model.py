@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.errors import DeviceFailed
-from engine.scheduling.sequence import Sequence
-from engine.scheduling.step_plan import StepPlan
-from engine.scheduling.table import SequenceTable
-from engine.stepping.runner import Readout
+from tidemill.engine.errors import DeviceFailed
+from tidemill.engine.loop.runner import Readout
+from tidemill.engine.scheduling.sequence import Sequence
+from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
 
 Tokens = tuple[int, ...]
 LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]
@@ -39,7 +39,7 @@ class PageMemory:
 
     def tokens_of(self, slot: int, stop: int) -> Tokens:
         """Return the first tokens of a running sequence; the last ones may be known here alone."""
-        num_known = int(self._table.num_known[slot])
+        num_known = int(self._table.num_known_ids[slot])
         tokens = self._table.tokens[slot, : min(stop, num_known)].tolist()
         return (*tokens, *(self._sampled[slot, place] for place in range(num_known, stop)))
 
@@ -72,7 +72,7 @@ class PageMemory:
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = "", ()
 
-    def remember(self, slots: Several[int], token_ids: Several[int]) -> None:
+    def store_sampled(self, slots: Several[int], token_ids: Several[int]) -> None:
         """Keep sampled ids; where they will lie in the table, the host finds nonsense for now."""
         for slot, token_id in zip(slots, token_ids, strict=True):
             place = int(self._table.num_tokens[slot])
@@ -140,9 +140,9 @@ class PagedModel:
             rows += [self._logits_of(tokens[: end + 1]) for end in range(stop - count, stop)]
         return torch.tensor(np.array(rows, np.float32).reshape(-1, self._width))
 
-    def remember(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
-        """Keep sampled ids as `Runner.remember` does."""
-        self._memory.remember(slots.tolist(), token_ids.tolist())
+    def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Keep sampled ids as `Runner.store_sampled` does."""
+        self._memory.store_sampled(slots.tolist(), token_ids.tolist())
 
     def read_out(self, tensors: Several[Tensor]) -> Readout:
         """Return what a step came to, or what it will fail with."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from engine.kernels.ranks import Share
+from tidemill.engine.kernels.communicator import Shard
 
 T = TypeVar("T")
 
@@ -25,25 +25,25 @@ class Board:
 
 
 class ThreadGroup:
-    """A `Group` of threads."""
+    """A `Communicator` of threads."""
 
-    def __init__(self, board: Board, share: Share) -> None:
-        self.share = share
+    def __init__(self, board: Board, shard: Shard) -> None:
+        self.shard = shard
         self._board = board
 
-    def add(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Add up what ranks have."""
         return x.copy_(torch.stack(self._all(x)).sum(0))
 
-    def join(self, x: Tensor, width: int) -> Tensor:
+    def gather(self, x: Tensor, width: int) -> Tensor:
         """Lay columns side by side."""
         return torch.cat(self._all(x), dim=1)[:, :width]
 
-    def spread(self, x: Tensor) -> Tensor:
+    def broadcast(self, x: Tensor) -> Tensor:
         """Take what the first has."""
         return x.copy_(self._all(x)[0])
 
-    def meet(self, folder: Path) -> None:
+    def connect(self, folder: Path) -> None:
         """Be there."""
         assert folder.is_dir()
 
@@ -53,7 +53,7 @@ class ThreadGroup:
 
     def _all(self, x: Tensor) -> list[Tensor]:
         board = self._board
-        board.shown[self.share.rank] = x.clone()
+        board.shown[self.shard.rank] = x.clone()
         board.met.wait()
         shown = [one for one in board.shown if one is not None]
         board.met.wait()
@@ -67,7 +67,7 @@ def together(size: int, call: Callable[[ThreadGroup], T]) -> list[T]:
 
     def run(rank: int) -> T:
         try:
-            return call(ThreadGroup(board, Share(rank, size)))
+            return call(ThreadGroup(board, Shard(rank, size)))
         except BaseException:
             board.met.abort()
             raise

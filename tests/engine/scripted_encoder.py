@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from engine.contract import EngineStats, Reply
-from engine.endpoints import encoder_endpoints
-from engine.endpoints.encodings import EncoderModel
-from engine.endpoints.endpoint import Endpoint
-from engine.endpoints.served import ServedEngine
-from engine.model.encoders.description import Classifier, EncoderDescription, Pooling
-from engine.scheduling.encoding import EncodingRequest, EncodingResult
-from engine.text.chat_template import ChatTemplate
-from engine.text.reader import TextReader
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import load_vocabulary
 from tests.engine.scripted_model import INFO
+from tidemill.engine.endpoints import encoder_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.encoder_requests import EncoderModel
+from tidemill.engine.endpoints.endpoint import Endpoint
+from tidemill.engine.model.encoders.pooling_config import Classifier, Pooling, PoolingConfig
+from tidemill.engine.scheduling.encoding import EncodingRequest, EncodingResult
+from tidemill.engine.text.chat_template import ChatTemplate
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.truncation import TruncatingTokenizer
+from tidemill.engine.text.vocabulary import load_vocabulary
+from tidemill.protocol.contract import EngineStats, Reply
 
 WIDTH = 8
 MAX_MODEL_LEN = 16
 CLS, SEP = 101, 102
-EMBED = EncoderDescription({}, "embed", pooling=Pooling(("mean",)), normalize=True)
-SCORE = EncoderDescription({}, "score", head=Classifier(1), activation="Sigmoid")
+EMBED = PoolingConfig({}, "embed", pooling=Pooling(("mean",)), normalize=True)
+SCORE = PoolingConfig({}, "score", head=Classifier(1), activation="Sigmoid")
 EncoderEndpoint = Endpoint[EncodingRequest, EncodingResult, Any]
 
 
@@ -44,12 +44,12 @@ def minilm_tokenizer() -> Tokenizer:
 
 
 def encoder_model(
-    description: EncoderDescription = EMBED, *, template: str | None = None, **said: Any
+    description: PoolingConfig = EMBED, *, template: str | None = None, **said: Any
 ) -> EncoderModel:
     """Return the text side of a model of `WIDTH` numbers and `MAX_MODEL_LEN` tokens."""
     tokenizer = minilm_tokenizer()
     return EncoderModel(
-        reader=TextReader(tokenizer, MAX_MODEL_LEN),
+        reader=TruncatingTokenizer(tokenizer, MAX_MODEL_LEN),
         template=None if template is None else ChatTemplate(tokenizer.vocabulary, source=template),
         reads_pairs_by_template=template is not None and description.task == "score",
         max_model_len=MAX_MODEL_LEN,
@@ -99,7 +99,7 @@ class Scene:
     def __init__(self, model: EncoderModel | None = None) -> None:
         self.model = model or encoder_model()
         self.encoder = ScriptedEncoder(WIDTH if self.model.description.task == "embed" else 1)
-        self.served = ServedEngine(
+        self.served = Dispatcher(
             encoder_endpoints(self.model), self.encoder, INFO, model_names=["tiny"]
         )
 

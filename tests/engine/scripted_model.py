@@ -12,18 +12,18 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from engine.contract import EngineInfo, EngineStats, Reply
-from engine.endpoints import text_endpoints
-from engine.endpoints.endpoint import Endpoint, Heading
-from engine.endpoints.served import ServedEngine
-from engine.grammar.grammars import Grammars
-from engine.protocol.errors import RequestError
-from engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
-from engine.stepping.work import Event
-from engine.text.chat_template import ChatTemplate
-from engine.text.text_model import SamplingDefaults, TextModel
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import vocabulary_of
+from tidemill.engine.endpoints import text_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
+from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from tidemill.engine.structured_output.grammar_backend import GrammarBackend
+from tidemill.engine.text.chat_template import ChatTemplate
+from tidemill.engine.text.text_model import SamplingDefaults, TextModel
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
+from tidemill.protocol.contract import EngineInfo, EngineStats, Reply
+from tidemill.protocol.errors import RequestError
 
 END, TURN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CREATED = 1_700_000_000
@@ -99,7 +99,7 @@ def text_model_of(
         max_model_len=MAX_MODEL_LEN,
         vocab_size=len(pretrained),
         eos_token_ids=ends,
-        grammars=Grammars(tokenizer, len(pretrained), ends),
+        grammars=GrammarBackend(tokenizer, len(pretrained), ends),
         defaults=defaults or SamplingDefaults(),
     )
 
@@ -116,7 +116,7 @@ def text_model(
 
 
 INFO = EngineInfo("tiny", None, "test", "cpu", 0, 4)
-HEADING = Heading("tiny", "req_0123", CREATED)
+METADATA = RequestMetadata("tiny", "req_0123", CREATED)
 
 TextEndpoint = Endpoint[SequenceRequest, SequenceResult, Any]
 
@@ -147,7 +147,7 @@ class ScriptedGenerator:
 
     async def stream(
         self, requests: Sequence[SequenceRequest]
-    ) -> AsyncGenerator[tuple[int, Event[SequenceResult]], None]:
+    ) -> AsyncGenerator[tuple[int, StepOutput[SequenceResult]], None]:
         """Run the script, a token of each sequence after the other."""
         for place, event in told(requests, self.results(requests)):
             yield place, event
@@ -201,7 +201,7 @@ class Finished:
 
 def told(
     requests: Sequence[SequenceRequest], results: Sequence[SequenceResult]
-) -> Iterator[tuple[int, Event[SequenceResult]]]:
+) -> Iterator[tuple[int, StepOutput[SequenceResult]]]:
     """Yield what an engine tells of sequences that are streamed, one token at a time."""
     last = [max(1, len(result.token_ids)) - 1 for result in results]
     for number in range(max(last) + 1):
@@ -211,7 +211,7 @@ def told(
                 here = slice(number, number + 1)
                 yield (
                     place,
-                    Event(
+                    StepOutput(
                         Finished(result),
                         result.token_ids[here],
                         number == last[place],
@@ -247,7 +247,7 @@ class Scene:
         self.generator = ScriptedGenerator([*ids, *self.model.eos_token_ids])
         endpoints = text_endpoints(self.model, seed=7)
         self.chats, self.completions = endpoints
-        self.served = ServedEngine(
+        self.served = Dispatcher(
             endpoints, self.generator, INFO, model_names=model_names, adapters=adapters
         )
 
@@ -262,7 +262,7 @@ class Scene:
 
     def reply(self, endpoint: TextEndpoint, body: dict[str, Any]) -> Reply:
         """Return what an endpoint replies to a body."""
-        prepared = endpoint.prepare(body, HEADING)
+        prepared = endpoint.prepare(body, METADATA)
         return endpoint.finish(prepared, self.generator.results(prepared.requests))
 
     def chat_fault(self, **fields: object) -> RequestError:
@@ -276,7 +276,7 @@ class Scene:
     def fault(self, endpoint: TextEndpoint, body: dict[str, Any]) -> RequestError:
         """Return the error that a body gets before the generator hears of it."""
         with pytest.raises(RequestError) as raised:
-            endpoint.prepare(body, HEADING)
+            endpoint.prepare(body, METADATA)
         return raised.value
 
     def last(self) -> SequenceRequest:

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.audio.features import FeatureExtractor
-from engine.config import EngineConfig
-from engine.model.speech.loading import load_speech
-from engine.model.speech.runner import SpeechRunner
-from engine.scheduling.speech import SpeechRequest
-from engine.stepping.recording import Recording
-from engine.stepping.speech import SpeechWork
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.recording import Recording
+from tidemill.engine.loop.speech import SpeechCore
+from tidemill.engine.media.audio_features import FeatureExtractor
+from tidemill.engine.model.speech.loading import load_speech
+from tidemill.engine.model.speech.runner import SpeechRunner
+from tidemill.engine.scheduling.speech import SpeechRequest
 
 RATE = 16_000
 # Ids below are of text; behind come the end, the start, languages and what else steers.
@@ -104,15 +104,15 @@ def clip(seconds: float, seed: int) -> NDArray[np.float32]:
     return samples
 
 
-def work_of(folder: Path, num_slots: int = 3, dtype: Any = "float32") -> SpeechWork:
+def work_of(folder: Path, num_slots: int = 3, dtype: Any = "float32") -> SpeechCore:
     """Return work over the model in a folder."""
     loaded = load_speech(EngineConfig(str(folder), device="cpu", dtype=dtype))
     runner = SpeechRunner(loaded.network, loaded.backend, num_slots)
     said = loaded.description
-    return SpeechWork(runner, said.steering, FeatureExtractor(said.features), num_slots)
+    return SpeechCore(runner, said.whisper_tokens, FeatureExtractor(said.features), num_slots)
 
 
-def run(work: SpeechWork, *requests: SpeechRequest) -> list[Recording]:
+def run(work: SpeechCore, *requests: SpeechRequest) -> list[Recording]:
     """Run requests together to their ends, and return them."""
     recordings = [work.add(request) for request in requests]
     while work.step() is not None:

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import AdmissionName, EngineConfig, LoraModule
-from engine.kinds.generation import make_work
-from engine.model.loading import load_model
-from engine.model.memory import Room
-from engine.model.network import LoadedModel
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.adapters import ALL, halves, merged, write_adapter
 from tests.engine.families import build, judge
 from tests.engine.test_parity import NEW_TOKENS, prompts, scores
+from tidemill.engine.config import AdmissionName, EngineConfig, LoraModule
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
 
 # An adapter of all modules, one of some at an odd rank, one of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))
@@ -58,7 +58,7 @@ def test_greedy_tokens_are_those_of_merged_weights(
         steps_ahead=steps_ahead,
         admission=admission,
     )
-    work = make_work(model, Room(21, model.max_model_len), config)
+    work = make_core(model, KVCacheSize(21, model.max_model_len), config)
     asked = [(prompt, number) for prompt in prompts(8) for number in range(len(networks))]
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [
@@ -85,7 +85,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_merged_weights(tmp_path:
     networks, model, _ = made("Qwen3Config", tmp_path, "bfloat16")
     asked = [prompt for prompt in prompts(8) if len(prompt) > 10]
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
-    work = make_work(model, Room(400, model.max_model_len), config)
+    work = make_core(model, KVCacheSize(400, model.max_model_len), config)
     sampling = Sampling(temperature=0)
     sequences = [
         [

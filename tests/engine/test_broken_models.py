@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import demo
-from engine.config import EngineConfig
-from engine.errors import EngineError
-from engine.load import load_served
+from tidemill import demo
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.load import load_served
+from tidemill.protocol.contract import EngineError
 
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json")
 MAX_SENTENCE_CHARS = 800

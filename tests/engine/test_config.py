@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import EngineError
+from tidemill.engine.config import EngineConfig
+from tidemill.protocol.contract import EngineError
 
 
 def test_a_model_is_all_that_must_be_named() -> None:

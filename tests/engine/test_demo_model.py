@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from demo import MODEL_PATH, questions
-from engine.config import EngineConfig
-from engine.kinds.generation import make_work
-from engine.model.loading import load_model
-from engine.model.memory import Room
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import judge
+from tidemill.demo import MODEL_PATH, questions
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
 
 NUM_PROMPTS = 200
 MAX_TOKENS = 24
@@ -53,7 +53,7 @@ def test_greedy_output_of_200_prompts_is_transformers_eager_output() -> None:
     )
     model = load_model(config)
     prompts = ask_ids(AutoTokenizer.from_pretrained(MODEL_PATH))
-    work = make_work(model, Room(60, model.max_model_len), config)
+    work = make_core(model, KVCacheSize(60, model.max_model_len), config)
     sampling = Sampling(temperature=0, logprobs=0)
     sequences = [work.add(SequenceRequest(ids, MAX_TOKENS, sampling)) for ids in prompts]
     while work.step() is not None:
@@ -86,11 +86,11 @@ def test_with_a_cache_of_eight_bits_nearly_all_tokens_are_the_same() -> None:
         kv_cache_dtype="fp8",
     )
     small = load_model(config)
-    plain = small.kept_in(None)
+    plain = small.with_kv_cache_dtype(None)
     assert plain.page_bytes == 4 * small.page_bytes
     rows = []
     for model in (small, plain):
-        work = make_work(model, Room(60, model.max_model_len), config)
+        work = make_core(model, KVCacheSize(60, model.max_model_len), config)
         sequences = [work.add(SequenceRequest(ids, 8, Sampling(temperature=0))) for ids in prompts]
         while work.step() is not None:
             pass

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from demo import SPEECH_PATH
-from demo.evaluate_speech import held_out, load
-from demo.speech_words import Recording, any_voice, any_words, speak
-from demo.voices import SAMPLE_RATE
-from engine.scheduling.speech import SpeechRequest
 from tests.engine.speech_models import run, work_of
+from tidemill.demo import SPEECH_PATH
+from tidemill.demo.evaluate_speech import held_out, load
+from tidemill.demo.speech_words import Recording, any_voice, any_words, speak
+from tidemill.demo.voices import SAMPLE_RATE
+from tidemill.engine.scheduling.speech import SpeechRequest
 
 Samples = NDArray[np.float32]
 

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import pytest
 
-from engine.load import _version
+from tidemill.engine.load import _version
 
 
 def test_an_installed_engine_tells_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.contract import EngineStats
-from engine.kinds.generation import make_work
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.fallback import prepare
-from engine.model.families import architecture_of
-from engine.model.forward import ATTENTION
-from engine.model.memory import Room
-from engine.model.network import LoadedModel
-from engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
 from tests.engine.families import FAMILIES, VARIANTS, VOCAB, build, judge
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.transformers_forward import ATTENTION
+from tidemill.engine.model.transformers_model import prepare
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from tidemill.engine.tasks.generation import make_core
+from tidemill.protocol.contract import EngineStats
 
 NEW_TOKENS = 24
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def run_all(
         max_num_batched_tokens=budget,
         steps_ahead=steps_ahead,
     )
-    work = make_work(model, Room(num_pages, model.max_model_len), config)
+    work = make_core(model, KVCacheSize(num_pages, model.max_model_len), config)
     sequences = [work.add(request) for request in requests]
     while work.step() is not None:
         pass
@@ -83,9 +83,9 @@ def fixture_ready(request: pytest.FixtureRequest, tmp_path: Path) -> Ready:
 
 def run_by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
     """Return the model in a folder as our decoder runs it."""
-    description = read_description(str(folder))
+    description = read_hf_config(str(folder))
     checkpoint = find_checkpoint(str(folder))
-    return own.load(checkpoint, description, architecture_of(description), dtype, CPU)
+    return native.load(checkpoint, description, architecture_of(description), dtype, CPU)
 
 
 @torch.inference_mode()

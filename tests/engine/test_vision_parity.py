@@ -14,16 +14,16 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig
-from engine.kinds.generation import make_work
-from engine.model.memory import Room
-from engine.model.network import LoadedModel
-from engine.protocol.errors import InternalError
-from engine.scheduling.pictures import Sight
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import VOCAB
 from tests.engine.test_parity import run_all
 from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load, save, shown_request
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.scheduling.images import ImageSpec
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
+from tidemill.protocol.errors import InternalError
 
 KINDS = ["gemma3", "qwen2_5_vl"]
 NEW_TOKENS = 20
@@ -48,7 +48,7 @@ def fixture_ready(tmp_path_factory: pytest.TempPathFactory) -> Ready:
     return ready
 
 
-def requests(sight: Sight, sampling: Sampling = GREEDY) -> list[SequenceRequest]:
+def requests(image_spec: ImageSpec, sampling: Sampling = GREEDY) -> list[SequenceRequest]:
     """Return prompts with no image, one, several, and the same again behind the same beginning."""
     rng = random.Random(3)
 
@@ -66,13 +66,13 @@ def requests(sight: Sight, sampling: Sampling = GREEDY) -> list[SequenceRequest]
         [common, (TALL, 4), text(7), (WIDE, 2), text(1)],
         [text(40)],
     ]
-    return [shown_request(sight, parts, NEW_TOKENS, sampling) for parts in told]
+    return [shown_request(image_spec, parts, NEW_TOKENS, sampling) for parts in told]
 
 
-def sight_of(model: LoadedModel) -> Sight:
+def sight_of(model: LoadedModel) -> ImageSpec:
     """Return how a model sees."""
-    assert model.eye is not None
-    return model.eye.sight
+    assert model.vision_encoder is not None
+    return model.vision_encoder.image_spec
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
@@ -94,7 +94,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_transformers(
 ) -> None:
     """Both round, and ours not more."""
     network, model, folder = ready(kind, torch.bfloat16)
-    asked = [request for request in requests(sight_of(model)) if request.pictures]
+    asked = [request for request in requests(sight_of(model)) if request.images]
     scored = [replace(request, max_tokens=0, prompt_logprobs=0) for request in asked]
     results, _ = run_all(model, scored)
     got = [entry.logprob for row in results for entry in (row.prompt_logprobs or ()) if entry]
@@ -110,7 +110,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_transformers(
 def test_a_prompts_scores_are_those_of_eager_attention(ready: Ready, kind: str) -> None:
     """In chunks, of all of a prompt's tokens, those of images among them."""
     network, model, folder = ready(kind)
-    asked = [request for request in requests(sight_of(model)) if request.pictures]
+    asked = [request for request in requests(sight_of(model)) if request.images]
     results, _ = run_all(model, [replace(one, max_tokens=0, prompt_logprobs=0) for one in asked])
     for request, row in zip(asked, results, strict=True):
         got = [entry.logprob for entry in (row.prompt_logprobs or ()) if entry]
@@ -154,28 +154,28 @@ def test_an_image_that_a_tower_fails_at_fails_its_request_alone(
 ) -> None:
     """Whatever runs beside it comes to what it would have come to."""
     network, model, folder = ready("gemma3")
-    assert model.eye is not None
+    assert model.vision_encoder is not None
     asked = requests(sight_of(model))
-    worst = asked[0].pictures[0].pixels
-    tower = model.eye.tower
+    worst = asked[0].images[0].pixels
+    tower = model.vision_encoder.tower
 
     class Failing:
         """A tower that fails at one image."""
 
-        def look(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        def encode(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
             """Return an image's vectors, or fail."""
             if np.array_equal(pixels, worst):
                 raise failure
-            return tower.look(pixels)
+            return tower.encode(pixels)
 
-    broken = replace(model, eye=model.eye._replace(tower=Failing()))
+    broken = replace(model, vision_encoder=model.vision_encoder._replace(tower=Failing()))
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
-    work = make_work(broken, Room(100, model.max_model_len), config)
+    work = make_core(broken, KVCacheSize(100, model.max_model_len), config)
     sequences = [work.add(request) for request in asked]
     while work.step() is not None:
         pass
     for request, sequence in zip(asked, sequences, strict=True):
-        if any(np.array_equal(one.pixels, worst) for one in request.pictures):
+        if any(np.array_equal(one.pixels, worst) for one in request.images):
             assert isinstance(sequence.error, InternalError)
         else:
             assert sequence.result().token_ids == generated(network, folder, request)

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.network import LoadedModel
-from engine.model.vision.description import describe
-from engine.scheduling.pictures import Picture, Sight
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import COMMON
 from tests.engine.scripted_model import pretrained_tokenizer
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.vision.preprocessor_config import read_vision_config
+from tidemill.engine.scheduling.images import ImageSpec, PromptImage
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 IMAGE, BEGIN, END = 300, 301, 302
 SIDE = 56
@@ -129,26 +129,26 @@ def save_with_vocabulary(network: Any, folder: Path) -> Any:
 
 def load(folder: Path, dtype: torch.dtype) -> LoadedModel:
     """Return the model in a folder as our decoder and its tower run it."""
-    description = read_description(str(folder))
-    return own.load(
+    description = read_hf_config(str(folder))
+    return native.load(
         find_checkpoint(str(folder)),
         description,
         architecture_of(description),
         dtype,
         torch.device("cpu"),
-        vision=describe(description),
+        vision=read_vision_config(description),
     )
 
 
-def picture(sight: Sight, start: int, size: tuple[int, int], seed: int) -> Picture:
+def picture(image_spec: ImageSpec, start: int, size: tuple[int, int], seed: int) -> PromptImage:
     """Return an image of noise, `size` high and wide, in the place of a prompt's tokens."""
-    height, width, rows, columns = sight.sizes.fit(*size)
+    height, width, rows, columns = image_spec.sizes.fit(*size)
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Picture(pixels, pixels.tobytes(), start, rows, columns, sight.sees_whole)
+    return PromptImage(pixels, pixels.tobytes(), start, rows, columns, image_spec.is_bidirectional)
 
 
 def shown_request(
-    sight: Sight,
+    image_spec: ImageSpec,
     parts: Sequence[list[int] | tuple[tuple[int, int], int]],
     max_tokens: int,
     sampling: Sampling,
@@ -156,16 +156,16 @@ def shown_request(
 ) -> SequenceRequest:
     """Return a request of texts and of images, these told by their size and their seed."""
     ids: list[int] = []
-    pictures = []
+    images = []
     for part in parts:
         if isinstance(part, list):
             ids += part
             continue
         size, seed = part
-        shown = picture(sight, len(ids) + 1, size, seed)
+        shown = picture(image_spec, len(ids) + 1, size, seed)
         ids += [BEGIN, *[IMAGE] * (shown.stop - shown.start), END]
-        pictures.append(shown)
-    return SequenceRequest(ids, max_tokens, sampling, pictures=tuple(pictures), **others)
+        images.append(shown)
+    return SequenceRequest(ids, max_tokens, sampling, images=tuple(images), **others)
 
 
 def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]:
@@ -173,9 +173,9 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     from transformers import AutoImageProcessor
 
     ids = torch.tensor([request.prompt_ids])
-    if not request.pictures:
+    if not request.images:
         return {"input_ids": ids}
-    pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.pictures]
+    pixels: list[NDArray[np.uint8]] = [shown.pixels for shown in request.images]
     processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)
     inputs = dict(processor(pixels, return_tensors="pt"))
     inputs.pop("num_crops", None)

@@ -22,7 +22,7 @@ def bodies_of(name: str, model: Path, served: str, folder: Path) -> dict[str, An
     output = folder / f"{name}.rows"
     flags = ["--model", str(model), "--served-model-name", served, "--dtype", "float32"]
     subprocess.run(
-        [sys.executable, "-m", "cli", "run", "-i", EXAMPLES / name, "-o", output, *flags],
+        [sys.executable, "-m", "tidemill", "run", "-i", EXAMPLES / name, "-o", output, *flags],
         cwd=ROOT,
         check=True,
     )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
-from demo.train_reranker import assemble, base_path
 from tests.examples.runs import bodies_of, lines_of
+from tidemill.demo.train_reranker import assemble, base_path
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 RIGHT = 1

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-import demo
 from tests.examples.runs import bodies_of
+from tidemill import demo
 
 
 def choices_of(name: str, folder: Path) -> dict[str, Any]:

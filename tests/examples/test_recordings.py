@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import demo
-from demo.recordings import CLIPS, MODEL
-from demo.speech_words import WORDS_A_SEGMENT
-from demo.voices import SAMPLE_RATE
 from tests.examples.runs import EXAMPLES, bodies_of
+from tidemill import demo
+from tidemill.demo.recordings import CLIPS, MODEL
+from tidemill.demo.speech_words import WORDS_A_SEGMENT
+from tidemill.demo.voices import SAMPLE_RATE
 
 SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
 SECONDS = 0.25

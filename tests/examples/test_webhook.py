@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from handler.outbound.webhook import sign
-from handler.tenants.tenants import new_secret
+from tidemill.handler.finalize.webhook import sign
+from tidemill.handler.tenants.tenants import new_secret
 
 ROOT = Path(__file__).parents[2]
 BODY = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from handler.metrics import NAMESPACE, Metric
+from tidemill.handler.observability import NAMESPACE, Metric
 
 # What CloudWatch knows, of which we use some.
 UNITS = {"Count", "Count/Second", "Percent", "Seconds"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from handler.aws.sync import Aws
+from tidemill.handler.aws.sync import Aws
 
 
 class Killed(BaseException):

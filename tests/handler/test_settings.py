@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from pydantic import ValidationError
 
-from handler.batch.cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
-from handler.deployment import deployment
-from handler.settings import read_settings
+from tidemill.batch.shard_cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
+from tidemill.handler.deployment import deployment
+from tidemill.handler.settings import read_settings
 
 NAMES = {
     "TIDEMILL_TABLE": "t",

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ ADAPTERS = {
     "fleets": "FleetStore",
     "processes": "ProcessStore",
     "queue": "Queue",
-    "readings": "ReadingStore",
+    "intake_progress": "IntakeProgressStore",
     "service": "WorkerService",
+    "stream": "ObjectStream",
     "table": "Table",
     "uploads": "UploadStore",
     "tenants": "TenantStore",
@@ -113,9 +115,11 @@ def _reachable(entry: str) -> Iterator[ast.AST]:
 def _found(name: str) -> Module | None:
     """Return one of the handler's modules, or None for any other."""
     path = ROOT / name.replace(".", "/")
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if name.partition(".")[0] != "handler" or not path.exists():
+    is_package = path.is_dir()
+    path = path / "__init__.py" if is_package else path.with_suffix(".py")
+    if not f"{name}.".startswith("tidemill.handler.") or not path.exists():
         return None
+    package = name if is_package else name.rpartition(".")[0]
     found = Module(ast.parse(path.read_text(encoding="utf-8")).body)
     for node in found.body:
         match node:
@@ -127,7 +131,8 @@ def _found(name: str) -> Module | None:
                 found.definitions[owner] = node
                 methods = (inner for inner in node.body if isinstance(inner, _Function))
                 found.definitions |= {f"{owner}.{method.name}": method for method in methods}
-            case ast.ImportFrom(module=str(origin)):
+            case ast.ImportFrom(module=written, level=level):
+                origin = resolve_name("." * level + (written or ""), package)
                 names = {alias.asname or alias.name: alias.name for alias in node.names}
                 found.imports |= {here: Place(origin, there) for here, there in names.items()}
     return found

@@ -12,16 +12,16 @@ import pytest
 from aws_cdk import App
 from aws_cdk.assertions import Template
 
-from handler.api.public import PUBLIC
-from handler.deployment import deployment as cached_deployment
-from handler.settings import read_settings
 from infra import app as infra_app
 from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import make_config
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
+from tidemill.handler.api.open_paths import PUBLIC
+from tidemill.handler.deployment import deployment as cached_deployment
+from tidemill.handler.settings import read_settings
 
 FUNCTIONS = {
     "Control": "control",
@@ -77,7 +77,7 @@ def test_a_function_runs_a_handler_that_exists(
     """Lambda finds the function in the module, under the name of the service in logs."""
     function = functions[name]
     path, _, attribute = function["Handler"].rpartition(".")
-    assert path == f"handler.lambdas.{module}"
+    assert path == f"tidemill.handler.lambdas.{module}"
     assert callable(getattr(import_module(path), attribute))
     assert function["Environment"]["Variables"]["POWERTOOLS_SERVICE_NAME"] == module
 
@@ -353,7 +353,7 @@ def test_messages_that_fail_again_and_again_are_told(
     }
     handler = import_module(function["Handler"].removesuffix(".handler")).handler
     cached_deployment.cache_clear()
-    assert handler({"Records": [record]}, Context(service, 1))["batchItemFailures"]
+    assert handler({"Records": [record]}, LocalLambdaContext(service, 1))["batchItemFailures"]
     [line] = [json.loads(text) for text in capsys.readouterr().out.splitlines() if "_aws" in text]
     [told] = line["_aws"]["CloudWatchMetrics"]
 

@@ -15,9 +15,9 @@ from threading import Event, Thread
 import pytest
 from aws_cdk import aws_lambda as lambda_
 
-from handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 from infra import bundle as bundles
-from infra.bundle import ROOT, Machine, build, machine_here, make_bundle
+from infra.bundle import ROOT, Processor, build, host_processor, make_bundle
+from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 # Measured: 27 and 10. Lambda takes 250 MB; each of them is read and checked at a cold start.
 MAX_UNZIPPED_BYTES, MAX_ZIPPED_BYTES = 32_000_000, 12_000_000
@@ -35,8 +35,6 @@ PACKAGES = {
     "boto3",
     "botocore",
     "dateutil",
-    "engine",
-    "handler",
     "jinja2",
     "jmespath",
     "markupsafe",
@@ -46,11 +44,12 @@ PACKAGES = {
     "python_multipart",
     "s3transfer",
     "six",
+    "tidemill",
     "typing_extensions",
     "typing_inspection",
     "urllib3",
 }
-MACHINES: dict[Machine, int] = {"arm64": 183, "x86_64": 62}  # as ELF numbers them
+MACHINES: dict[Processor, int] = {"arm64": 183, "x86_64": 62}  # as ELF numbers them
 
 # What a run of the bundle's own Python needs of this machine: its path and nothing else.
 LOADED = "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -65,18 +64,18 @@ print(time.process_time() - started)
 @pytest.fixture(
     scope="session",
     params=[
-        pytest.param(name, marks=[] if name == machine_here() else pytest.mark.long)
+        pytest.param(name, marks=[] if name == host_processor() else pytest.mark.long)
         for name in MACHINES
     ],
 )
-def machine(request: pytest.FixtureRequest) -> Machine:
+def machine(request: pytest.FixtureRequest) -> Processor:
     """Return each kind of processor in turn."""
-    found: Machine = request.param
+    found: Processor = request.param
     return found
 
 
 @pytest.fixture(scope="session")
-def folder(machine: Machine) -> Path:
+def folder(machine: Processor) -> Path:
     """Return the bundle for a kind of processor."""
     return build(machine)
 
@@ -84,14 +83,14 @@ def folder(machine: Machine) -> Path:
 @pytest.fixture(scope="session")
 def native() -> Path:
     """Return the bundle that this machine can run."""
-    return build(machine_here())
+    return build(host_processor())
 
 
 @pytest.fixture
 def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pip install one package, at once."""
 
-    def install(folder: Path, _: Machine) -> None:
+    def install(folder: Path, _: Processor) -> None:
         for name in ("botocore/data/s3", "botocore/data/ec2", "bin"):
             (folder / name).mkdir(parents=True)
         (folder / "botocore/__init__.py").write_text("number = 1\n", encoding="utf-8")
@@ -146,17 +145,16 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
         if path.suffix != ".dist-info" and path.name != "__pycache__"
     }
     assert found == PACKAGES
-    assert {path.name for path in (folder / "engine").iterdir()} == {
+    assert {path.name for path in (folder / "tidemill").iterdir()} == {
         "__init__.py",
         "__pycache__",
-        "batchfile",
-        "contract.py",
-        "errors.py",
-        "hosts",
+        "batch",
+        "handler",
+        "net",
         "protocol",
     }
-    for room in ("worker", "weights"):
-        assert not (folder / "handler" / room).exists()
+    assert not (folder / "tidemill/handler/worker").exists()
+    assert not [path for path in folder.rglob("*") if path.is_symlink()]
     assert {path.name for path in (folder / "botocore/data").iterdir() if path.is_dir()} == {
         "dynamodb",
         "s3",
@@ -172,19 +170,21 @@ def test_the_bundle_holds_what_lambdas_need(folder: Path) -> None:
 
 def test_the_bundle_has_our_sources_as_they_are(folder: Path) -> None:
     """Every module of ours in it is the one of this checkout."""
-    for path in (path for name in ("handler", "engine") for path in (folder / name).rglob("*.py")):
+    paths = list((folder / "tidemill").rglob("*.py"))
+    assert len(paths) > 40
+    for path in paths:
         assert path.read_bytes() == (ROOT / path.relative_to(folder)).read_bytes(), path
 
 
 def test_the_bundle_has_all_that_the_dashboard_loads(folder: Path) -> None:
     """Templates and files of ours, and what npm gave with the words under which it may be given."""
-    ours, theirs = ROOT / "handler/dashboard", folder / "handler/dashboard"
+    ours, theirs = ROOT / "handler/dashboard", folder / "tidemill/handler/dashboard"
     for path in (path for name in ("static", "templates") for path in (ours / name).iterdir()):
         assert (theirs / path.relative_to(ours)).read_bytes() == path.read_bytes(), path
     assert {path.name for path in (theirs / "vendor").iterdir()} == {*VENDOR, *LICENCES}
     for name, path in VENDOR.items():
         assert (theirs / "vendor" / name).read_bytes() == (INSTALLED / path).read_bytes()
-    read = f"{LOADED}from handler.dashboard.assets import assets; print(*assets())"
+    read = f"{LOADED}from tidemill.handler.dashboard.assets import assets; print(*assets())"
     assert {*VENDOR, "app.js"} < set(run(read, folder).split())
 
 
@@ -205,7 +205,7 @@ def test_byte_code_names_no_folder_of_this_machine(folder: Path) -> None:
     assert [path for path in compiled if here in path.read_bytes()] == []
 
 
-def test_libraries_are_for_the_processor(folder: Path, machine: Machine) -> None:
+def test_libraries_are_for_the_processor(folder: Path, machine: Processor) -> None:
     """What is compiled runs on the processor that the functions ask for."""
     libraries = list(folder.rglob("*.so"))
     assert libraries
@@ -216,7 +216,7 @@ def test_libraries_are_for_the_processor(folder: Path, machine: Machine) -> None
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_functions_run_where_their_bundle_can(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Machine
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Processor
 ) -> None:
     """Processor and Python of the functions are those that the bundle was made for."""
     monkeypatch.setattr(bundles, "build", lambda _: tmp_path)
@@ -232,7 +232,9 @@ def test_functions_run_where_their_bundle_can(
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_handler_imports_from_the_bundle_alone(native: Path, name: str) -> None:
     """A handler needs the standard library, the bundle and no variable to be imported."""
-    code = f"{LOADED}import handler.lambdas.{name} as module; print(callable(module.handler))"
+    code = (
+        f"{LOADED}import tidemill.handler.lambdas.{name} as module; print(callable(module.handler))"
+    )
     assert run(code, native).strip() == "True"
 
 
@@ -240,8 +242,7 @@ def test_every_module_of_ours_can_be_imported(native: Path) -> None:
     """Nothing lies in the bundle that only works elsewhere."""
     modules = [
         ".".join(path.relative_to(native).with_suffix("").parts).removesuffix(".__init__")
-        for name in ("handler", "engine")
-        for path in (native / name).rglob("*.py")
+        for path in (native / "tidemill").rglob("*.py")
     ]
     assert len(modules) > 40
     run(f"{LOADED}for name in sys.argv[2:]: __import__(name)", native, *modules)
@@ -251,7 +252,9 @@ def test_every_module_of_ours_can_be_imported(native: Path) -> None:
 @pytest.mark.parametrize("name", HANDLERS)
 def test_a_cold_import_is_quick(native: Path, name: str) -> None:
     """The best of several fresh processes takes half a second of the processor at most."""
-    tries = (float(run(TIMED, native, f"handler.lambdas.{name}")) for _ in range(NUM_TRIES))
+    tries = (
+        float(run(TIMED, native, f"tidemill.handler.lambdas.{name}")) for _ in range(NUM_TRIES)
+    )
     assert min(tries) <= MAX_IMPORT_SECONDS
 
 
@@ -260,7 +263,7 @@ def test_a_cold_import_is_quick(native: Path, name: str) -> None:
 
 def test_a_bundle_is_the_same_whenever_it_is_built(native: Path, tmp_path: Path) -> None:
     """A deployment without a change uploads nothing and changes no function."""
-    again = build(machine_here(), tmp_path)
+    again = build(host_processor(), tmp_path)
     assert again.name == native.name
     assert contents(again) == contents(native)
 
@@ -296,16 +299,16 @@ def test_another_source_or_processor_makes_another_bundle(
 def test_what_was_left_half_done_does_no_harm(tmp_path: Path) -> None:
     """A build that was killed leaves a folder that no other build takes for its own."""
     left = tmp_path / "growing-left"
-    (left / f"arm64-{bundles._digest('arm64')}" / "handler").mkdir(parents=True)
+    (left / f"arm64-{bundles._digest('arm64')}" / "tidemill/handler").mkdir(parents=True)
     made = build("arm64", tmp_path)
-    assert (made / "handler/__init__.py").exists()
+    assert (made / "tidemill/handler/__init__.py").exists()
     assert {path.name for path in tmp_path.iterdir()} == {left.name, made.name}
 
 
 def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """When pip cannot install, the error is told and the next build begins anew."""
 
-    def fail(folder: Path, _: Machine) -> None:
+    def fail(folder: Path, _: Processor) -> None:
         folder.mkdir()
         raise subprocess.CalledProcessError(1, "pip")
 
@@ -324,7 +327,7 @@ def test_who_comes_while_a_bundle_is_built_waits_for_it(
     made: list[Path] = []
     filled: list[Path] = []
 
-    def fill_slowly(folder: Path, machine: Machine) -> None:
+    def fill_slowly(folder: Path, machine: Processor) -> None:
         filled.append(folder)
         is_filling.set()
         assert may_go_on.wait(60)

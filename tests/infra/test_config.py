@@ -265,7 +265,7 @@ def test_the_file_of_the_project_is_the_default() -> None:
     assert config == Config(models=config.models)
     (model,) = config.models
     assert model.name == "tidemill-demo"
-    assert config.fleet_of(model) == "tidemill-tidemill-demo"
+    assert config.fleet_name(model) == "tidemill-tidemill-demo"
     assert config.fleets_path == "/tidemill/tidemill/fleets"
 
 

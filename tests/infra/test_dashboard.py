@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from handler.metrics import NAMESPACE, Metric
 from tests.infra.compute.kinds import TWO, Compute
 from tests.infra.conftest import Synth
+from tidemill.handler.observability import NAMESPACE, Metric
 
 MODELS = {"org/Big": "orgbig", "small": "small"}
 PRICES = {"org/Big": 0.5, "small": 2.0}

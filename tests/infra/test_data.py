@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from aws_cdk.assertions import Template
 
-from handler.aws.bucket import SHORT_LIVED
-from handler.aws.events import DETAIL_TYPE, SOURCE
-from handler.batch.request import MAX_EXPIRY_SECONDS
-from handler.batch.states import Status
-from handler.batch.window import MAX_WINDOW_SECONDS
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
+from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
+from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import SHORT_LIVED
+from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
 
 DAY_SECONDS = 24 * 3600
 ACCOUNT = "111122223333"

@@ -98,14 +98,16 @@ ROLES = {
 }
 # The module whose code runs under a role.
 CODE = {
-    "ControlRole": "handler.lambdas.control",
-    "IntakeRole": "handler.lambdas.intake",
-    "ReaperRole": "handler.lambdas.reaper",
-    "DeadLettersRole": "handler.lambdas.dead_letters",
-    "ApiRole": "handler.lambdas.api",
-    "WorkertidemilldemoRole": "handler.worker.worker",
+    "ControlRole": "tidemill.handler.lambdas.control",
+    "IntakeRole": "tidemill.handler.lambdas.intake",
+    "ReaperRole": "tidemill.handler.lambdas.reaper",
+    "DeadLettersRole": "tidemill.handler.lambdas.dead_letters",
+    "ApiRole": "tidemill.handler.lambdas.api",
+    "WorkertidemilldemoRole": "tidemill.handler.worker.worker",
 }
-FUNCTION_ROLES = {role for role, module in CODE.items() if module.startswith("handler.lambdas.")}
+FUNCTION_ROLES = {
+    role for role, module in CODE.items() if module.startswith("tidemill.handler.lambdas.")
+}
 FED_ROLES = {"ControlRole", "DeadLettersRole", "IntakeRole"}
 # What starts workers and reads how they ended: given with them, where a deployment has any.
 OF_LAUNCHERS = (

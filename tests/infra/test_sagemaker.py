@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from cli.commands.worker import options_from
-from cli.main import make_parser
-from handler.aws.calls import Call
-from handler.fleet.sagemaker import SageMakerLauncher, SageMakerMeans, jobs_prefix
-from handler.settings import read_settings
 from infra.config import ConfigRefused
 from tests.handler.fleet.services import check
 from tests.infra.compute.kinds import BIG, SMALL, TWO, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant
+from tidemill.cli.commands.worker import options_from
+from tidemill.cli.main import make_parser
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.fleet.sagemaker import SageMakerConfig, SageMakerLauncher, jobs_prefix
+from tidemill.handler.settings import read_settings
 
 ACCOUNT = "eu-west-1:111122223333"
 MODELS = {"orgbig": BIG, "small": SMALL}
@@ -40,11 +40,11 @@ def jobs(synth: Synth) -> Compute:
     return Compute(synth(KINDS["jobs"]))
 
 
-def means_of(made: Compute, model: dict[str, Any]) -> SageMakerMeans:
+def means_of(made: Compute, model: dict[str, Any]) -> SageMakerConfig:
     """Return what the launcher reads of a model."""
     plan = made.plans()[model["name"]]
     assert plan.launcher == "sagemaker"
-    return SageMakerMeans.model_validate(plan.means)
+    return SageMakerConfig.model_validate(plan.means)
 
 
 def environment_of(made: Compute, model: dict[str, Any]) -> dict[str, str]:

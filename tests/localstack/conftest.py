@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from handler.fleet.stop import stop
 from infra.config import DEFAULT_PATH
 from localstack.local import LocalCloud, LocalOptions, running_cloud
+from tidemill.handler.fleet.stop import stop_workers
 
 STOP_SECONDS = 60
 
@@ -30,7 +30,7 @@ def replaced_workers(cloud: LocalCloud, *flags: str, **environment: str) -> Iter
     def replace(*flags: str, **environment: str) -> None:
         cloud.release(*flags, **environment)
         for plan in cloud.aws.run(cloud.deployment.fleet_plans.read()).values():
-            cloud.aws.run(stop(cloud.deployment, plan))
+            cloud.aws.run(stop_workers(cloud.deployment, plan))
         assert cloud.wait_until_idle(STOP_SECONDS)
 
     replace(*flags, **environment)

@@ -14,15 +14,15 @@ import pytest
 from botocore.exceptions import ClientError
 from openai.types import Batch as OpenAIBatch
 
-import demo
-from handler.aws.sync import Aws
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.moves.cancel import NotCancellable, cancel
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
 from tests.emulators import Emulator, active_ids, deployment_of
+from tidemill import demo
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.lifecycle.cancel import NotCancellable, cancel
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
@@ -47,7 +47,7 @@ def cloud(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iter
     engine += ["--service-seconds", str(8 / ROWS_PER_SECOND)]
     folder = tmp_path_factory.mktemp("batches")
     with Cloud(resources, ministack.environment | QUICK, folder) as found:
-        found.start_pump("--reaper-seconds", "1")
+        found.start_lambdas("--reaper-seconds", "1")
         found.start_worker(name="demo")
         found.start_worker(
             "--served-model-name",
@@ -82,6 +82,11 @@ def lines(count: int, model: str = SCRIPTED, **body: Any) -> bytes:
         for number in range(1, count + 1)
     ]
     return "\n".join(map(json.dumps, requests)).encode()
+
+
+def num_rows_of(aws: Aws, deployment: Deployment, batch: Batch) -> int:
+    """Return how many lines of a batch have a row."""
+    return aws.run(deployment.table.get_shard_progress(batch)).progress(time.time()).num_rows
 
 
 def wait_until(aws: Aws, deployment: Deployment, key: str, holds: Callable[[Batch], bool]) -> Batch:
@@ -125,11 +130,11 @@ def test_a_cancelled_batch_keeps_its_finished_rows(
     cloud.drop(name, lines(count - 2) + b"\n" + slow)
 
     def has_come_far(batch: Batch) -> bool:
-        done = aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows
+        done = num_rows_of(aws, deployment, batch)
         return batch.status is Status.IN_PROGRESS and done >= share * count
 
     batch = wait_until(aws, deployment, name, has_come_far)
-    before = aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows
+    before = num_rows_of(aws, deployment, batch)
     aws.run(cancel(deployment, batch.id, int(time.time())))
     report = cloud.wait(name)
     rows = cloud.rows(name)
@@ -163,7 +168,7 @@ def test_an_expired_batch_has_a_row_for_every_line(
         aws,
         deployment,
         "expire",
-        lambda batch: aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows > 20,
+        lambda batch: num_rows_of(aws, deployment, batch) > 20,
     )
     soon = int(time.time())
     aws.run(deployment.table.change_batch(batch.id, Status.IN_PROGRESS, expires_at=soon))
@@ -328,7 +333,7 @@ def test_an_input_that_goes_while_it_runs_fails_the_batch(
         aws,
         deployment,
         "gone",
-        lambda batch: aws.run(deployment.table.stand(batch)).progress(time.time()).num_rows > 0,
+        lambda batch: num_rows_of(aws, deployment, batch) > 0,
     )
     versions = cloud.s3.list_object_versions(
         Bucket=cloud.resources.bucket, Prefix="input/gone.jsonl"

@@ -11,12 +11,12 @@ from typing import Any
 import openai
 import pytest
 
-import demo
 from localstack.local import LocalCloud
 from tests.clients.conftest import ENGINE, Api
 from tests.clients.flow import CHAT, COMPLETION, answer_and_clear_away, cancel_on_the_way
 from tests.clients.test_openai_batch import CHATS, create_and_resume, library_flow
 from tests.localstack.conftest import replaced_workers
+from tidemill import demo
 
 
 @pytest.fixture

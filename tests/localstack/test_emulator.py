@@ -14,16 +14,16 @@ import boto3
 import pytest
 
 from localstack.emulator import LocalEmulator
-from localstack.guard import Guard
 from localstack.ministack import environment_for
 from localstack.stacks import client_options
-from localstack.state import held_state
+from localstack.state_folder import locked_state
+from localstack.watchdog import Watchdog
 
 
 @pytest.fixture
-def guard() -> Any:
-    """Return a guard of the test."""
-    with Guard(1) as found:
+def watchdog() -> Any:
+    """Return a watchdog of the test."""
+    with Watchdog(1) as found:
         yield found
 
 
@@ -55,7 +55,7 @@ def cut_off(sqs: Any) -> None:
     sqs.get_queue_url(QueueName="none")
 
 
-def test_a_killed_emulator_comes_back_with_what_it_held(tmp_path: Path, guard: Guard) -> None:
+def test_a_killed_emulator_comes_back_with_what_it_held(tmp_path: Path, watchdog: Watchdog) -> None:
     """At the same address; what was begun while a deployment went on is not half there."""
     kept = tmp_path / "state"
 
@@ -63,8 +63,8 @@ def test_a_killed_emulator_comes_back_with_what_it_held(tmp_path: Path, guard: G
     def emulator(folder: Path) -> Any:
         folder.mkdir()
         with (
-            held_state(kept, None, lambda _: None) as state,
-            LocalEmulator(folder, guard, None, state) as found,
+            locked_state(kept, None, lambda _: None) as state,
+            LocalEmulator(folder, watchdog, None, state) as found,
         ):
             options = client_options(environment_for(found.endpoint_url))
             functions = boto3.client("lambda", **options)

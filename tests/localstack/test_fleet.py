@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from handler.aws.parameters import FleetPlans
-from handler.aws.stores.processes import Process, ProcessState, ProcessStore
-from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan
-from handler.deployment import Deployment
 from localstack.fleet import LocalFleet
 from localstack.processes import Processes
 from tests.emulators import MODEL, Emulator, deployment_of
+from tidemill.batch.fleet import FleetPlan
+from tidemill.handler.aws.parameters import FleetPlans
+from tidemill.handler.aws.stores.processes import Process, ProcessState, ProcessStore
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
 
 FLEETS = "/fleets/test"
 ENDS = "import sys; print('tidemill: no such dtype'); sys.exit({status})"
@@ -82,10 +82,10 @@ def test_a_worker_that_was_asked_for_runs_until_it_ends(rig: Rig) -> None:
     """Its end is told with its exit status and its last words, and it is forgotten."""
     rig.release(ENDS.format(status=1))
     rig.ask("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert rig.states() == {"process-1": "running"}
     rig.wait_for("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert rig.states() == {}
     [end] = rig.told()
     assert end == {
@@ -102,7 +102,7 @@ def test_a_worker_that_was_asked_for_runs_until_it_ends(rig: Rig) -> None:
         f"worker-{MODEL}-1 starts: there is work for {MODEL}",
         f"worker-{MODEL}-1 ended: no such dtype; none left for {MODEL}",
     ]
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert rig.told() == []
 
 
@@ -110,12 +110,12 @@ def test_a_worker_that_is_to_stop_gets_sigterm(rig: Rig) -> None:
     """Once; it ends as it was asked to, and one that had not begun never does."""
     rig.release(WAITS)
     rig.ask("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     rig.ask("process-2", state="stopping")
     rig.aws.run(rig.store.tell(MODEL, "process-1", "stopping", 2))
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     rig.wait_for("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert [(end["worker"], end["stopCode"], end["exitCode"]) for end in rig.told()] == [
         ("process-1", "UserInitiated", 143),
         ("process-2", "UserInitiated", None),
@@ -127,10 +127,10 @@ def test_a_killed_worker_is_told_as_a_container_that_was(rig: Rig) -> None:
     """SIGKILL is 137; the reason is the signal, not what the log says of other things."""
     rig.release(WAITS)
     rig.ask("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     rig.processes.processes[f"worker-{MODEL}-1"].kill()
     rig.wait_for("process-1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     [end] = rig.told()
     assert (end["exitCode"], end["stoppedReason"]) == (137, "killed by SIGKILL")
 
@@ -140,7 +140,7 @@ def test_workers_of_a_cloud_that_is_no_more_have_ended(rig: Rig) -> None:
     rig.release(WAITS, "r:2")
     rig.ask("process-1", state="running", release="r:2")
     rig.ask("process-2", release="r:1")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert [end["stopCode"] for end in rig.told()] == ["MachineLost", "MachineLost"]
     assert rig.states() == {}
 
@@ -148,16 +148,16 @@ def test_workers_of_a_cloud_that_is_no_more_have_ended(rig: Rig) -> None:
 def test_who_finds_no_room_has_ended_for_want_of_a_machine(rig: Rig) -> None:
     """The next one that is asked for has the room of one that has ended."""
     rig.release(WAITS)
-    rig.fleet.room = 1
+    rig.fleet.max_processes = 1
     rig.ask("process-1", "process-2")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert rig.states() == {"process-1": "running"}
     [end] = rig.told()
     assert (end["worker"], end["stopCode"]) == ("process-2", "NoCapacity")
     rig.processes.processes[f"worker-{MODEL}-1"].kill()
     rig.wait_for("process-1")
     rig.ask("process-3")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     assert rig.states() == {"process-3": "running"}
 
 
@@ -175,8 +175,8 @@ def test_each_worker_is_of_its_release(rig: Rig) -> None:
     rig.ask("process-1")
     rig.release("import os; print('two', os.environ['TIDEMILL_WORKER'])", "r:2")
     rig.ask("process-2", release="r:2")
-    rig.fleet.tend()
+    rig.fleet.reconcile()
     for worker in ("process-1", "process-2"):
         rig.wait_for(worker)
-    logs = [rig.processes.log_of(f"worker-{MODEL}-{number}") for number in (1, 2)]
+    logs = [rig.processes.read_log(f"worker-{MODEL}-{number}") for number in (1, 2)]
     assert logs == ["one process-1\n", "two process-2\n"]

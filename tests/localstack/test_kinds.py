@@ -14,9 +14,9 @@ import numpy as np
 import openai
 import pytest
 
-import demo
-from demo.train_reranker import assemble
 from localstack.local import LocalCloud, LocalOptions, running_cloud
+from tidemill import demo
+from tidemill.demo.train_reranker import assemble
 
 CONFIG = """
 [[models]]

@@ -18,31 +18,31 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from cli.commands.local import _guide
-from cli.main import main
-from handler.aws.calls import Operation, T
-from handler.aws.sync import Aws
-from handler.batch.fleet import Brake
-from handler.errors import AwsError
-from handler.fleet.brake import resumed
-from handler.tenants.keys import KeyStore, key_id_of
 from infra.config import DEFAULT_PATH
-from infra.smoke import Smoke
+from infra.ops.smoke import SmokeTest
 from localstack import local
-from localstack.emulator import Silence
+from localstack.emulator import Outage
 from localstack.local import (
     CloudLost,
     LocalCloud,
     LocalOptions,
     WorkersBraked,
-    new_key,
+    create_key,
     running_cloud,
 )
 from localstack.ministack import environment_for
 from localstack.stacks import client_options, deploy
-from localstack.state import StateRefused
+from localstack.state_folder import StateRefused
 from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tests.localstack.conftest import replaced_workers
+from tidemill.batch.fleet import CircuitBreaker
+from tidemill.cli.commands.local import _guide
+from tidemill.cli.main import main
+from tidemill.handler.aws.calls import Operation, T
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.circuit_breaker import close_breaker
+from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
@@ -61,7 +61,7 @@ def clients(cloud: LocalCloud) -> dict[str, Any]:
 def test_the_smoke_test_of_a_deployment_passes(cloud: LocalCloud) -> None:
     """Rows come back in order, a bad file fails with its line, a cancel keeps what is done."""
     with cloud.api() as api:
-        visit = Smoke(api, cloud.drops, MODEL, SECONDS)
+        visit = SmokeTest(api, cloud.drops, MODEL, SECONDS)
         sentences = list(visit.run())
         visit.clean_up()
     assert len(sentences) == 3
@@ -120,16 +120,16 @@ def test_who_follows_a_file_is_told_that_no_worker_comes(cloud: LocalCloud) -> N
     """A brake ends the waiting, with its reason; that of another release ends none."""
     fleets, release = cloud.deployment.fleets, cloud.fleet.plans[MODEL].release
 
-    def brake(release: str) -> None:
-        why = Brake(1, release, "crash_loop", "They die.", "Mend them.")
-        cloud.aws.run(fleets.change(MODEL, lambda state: replace(state, brake=why)))
+    def trip(release: str) -> None:
+        why = CircuitBreaker(1, release, "crash_loop", "They die.", "Mend them.")
+        cloud.aws.run(fleets.change(MODEL, lambda state: replace(state, breaker=why)))
 
-    brake("another")
+    trip("another")
     cloud.check()
-    brake(release)
+    trip(release)
     with pytest.raises(WorkersBraked, match=f"no worker of {MODEL} is started any more: They die"):
         cloud.check()
-    cloud.aws.run(fleets.change(MODEL, resumed))
+    cloud.aws.run(fleets.change(MODEL, close_breaker))
     cloud.check()
 
 
@@ -142,15 +142,15 @@ def test_a_late_answer_ends_no_cloud(cloud: LocalCloud, monkeypatch: pytest.Monk
             operation.close()
             raise AwsError("dynamodb get_item: read timeout")
 
-    silent = replace(cloud, aws=Late(), say=said.append, silence=Silence(), state=None)
-    silent.tend()
-    silent.tend()
+    silent = replace(cloud, aws=Late(), notify=said.append, outage=Outage(), state=None)
+    silent.supervise()
+    silent.supervise()
     assert said == ["the emulator is late with an answer: asking again"]
-    replace(silent, aws=cloud.aws).tend()
-    assert silent.silence.since is None
+    replace(silent, aws=cloud.aws).supervise()
+    assert silent.outage.since is None
     monkeypatch.setattr(local, "_MAX_SILENT_SECONDS", 0.0)
     with pytest.raises(CloudLost, match="it has not answered for 0 seconds"):
-        silent.tend()
+        silent.supervise()
 
 
 def test_a_file_that_cannot_be_a_batch_has_no_rows(cloud: LocalCloud) -> None:
@@ -262,7 +262,7 @@ def test_the_openai_sdk_knows_a_wrong_key(cloud: LocalCloud) -> None:
 
 def test_a_revoked_key_opens_nothing(cloud: LocalCloud, clients: dict[str, Any]) -> None:
     """Of two keys the one that was revoked is refused, though it was right a moment ago."""
-    kept, revoked = (new_key(clients, cloud.outputs, name=name) for name in ("kept", "revoked"))
+    kept, revoked = (create_key(clients, cloud.outputs, name=name) for name in ("kept", "revoked"))
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
 
     def status_with(token: str) -> int:

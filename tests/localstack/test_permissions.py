@@ -23,19 +23,19 @@ import trustme
 from botocore.exceptions import ClientError
 from openai import OpenAI
 
-from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan
-from handler.deployment import Deployment
-from handler.settings import read_settings
-from infra.client import Api
 from infra.config import DEFAULT_PATH, Config, make_config
-from infra.drops import Drops
-from infra.outputs import Outputs
+from infra.ops.client import Api
+from infra.ops.drops import Drops
+from infra.ops.outputs import Outputs
 from localstack.fleet import LocalFleet
-from localstack.local import new_key
-from localstack.ministack import Enforcement, environment_for, running_ministack
+from localstack.local import create_key
+from localstack.ministack import IamEnforcement, environment_for, running_ministack
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url
+from tidemill.batch.fleet import FleetPlan
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.settings import read_settings
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
@@ -107,9 +107,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Iterato
         )
 
 
-def make_enforcement(folder: Path) -> Enforcement:
+def make_enforcement(folder: Path) -> IamEnforcement:
     """Return what the emulator proves itself by."""
-    found = Enforcement(folder / "server.pem", folder / "key.pem", folder / "authority.pem")
+    found = IamEnforcement(folder / "server.pem", folder / "key.pem", folder / "authority.pem")
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
     authority.cert_pem.write_to_path(found.authority)
@@ -214,8 +214,10 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
     deployment = Deployment(read_settings(guarded.outputs.environment))
     with Processes({**guarded.worker, **told}, guarded.folder) as processes:
         fleet = LocalFleet(processes, aws, deployment, lambda _: None)
-        fleet.release(FleetPlan(MODEL, "processes", "r:1"), sys.executable, "-m", "cli", "worker")
-        with fleet.tending():
+        fleet.release(
+            FleetPlan(MODEL, "processes", "r:1"), sys.executable, "-m", "tidemill", "worker"
+        )
+        with fleet.reconciling():
             guarded.drops.drop("example", EXAMPLE)
             guarded.drops.put("example.jsonl.gz", gzip.compress(EXAMPLE))
             report = guarded.drops.wait("example", seconds=120)
@@ -226,7 +228,7 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
             while not aws.run(deployment.fleets.get_state(MODEL)).ends:
                 assert time.monotonic() < deadline, "the end of a worker is not counted"
                 time.sleep(0.1)
-        log = processes.log_of(name)
+        log = processes.read_log(name)
     assert report["status"] == "completed"
     assert report["request_counts"]["total"] == len(EXAMPLE.splitlines())
     assert len(guarded.drops.rows("example")) == report["request_counts"]["completed"]
@@ -239,7 +241,7 @@ def test_the_api_answers_and_cancels_under_its_roles(
 ) -> None:
     """The API finds the key, then the batch, and ends it with a report."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
-    key = new_key(client_options(guarded.environment), guarded.outputs, name="test")
+    key = create_key(client_options(guarded.environment), guarded.outputs, name="test")
     url = guarded.drops.drop("cancelled", EXAMPLE)
     with closing(Api(guarded.api_url, key)) as api:
         batch = api.follow(url, seconds=60, until=lambda batch: batch["status"] == "in_progress")
@@ -253,7 +255,7 @@ def test_the_api_keeps_files_under_its_role(
 ) -> None:
     """Files and uploads of either way, from the first byte to the last, as OpenAI's SDK asks."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
-    key = new_key(client_options(guarded.environment), guarded.outputs, name="files")
+    key = create_key(client_options(guarded.environment), guarded.outputs, name="files")
     expires: Any = {"anchor": "created_at", "seconds": 3600}
     data = bytes(range(256)) * 40_000  # above S3's smallest part
     with OpenAI(base_url=f"{guarded.api_url}/v1", api_key=key) as client:
@@ -304,14 +306,14 @@ def test_the_api_runs_batches_under_its_role(
 ) -> None:
     """From a file to its rows, with all that is told of a batch and of its tenant."""
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
-    key = new_key(client_options(guarded.environment), guarded.outputs, name="batches")
+    key = create_key(client_options(guarded.environment), guarded.outputs, name="batches")
     told = guarded.outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
     with (
         Processes({**guarded.worker, **told}, guarded.folder) as processes,
         OpenAI(base_url=f"{guarded.api_url}/v1", api_key=key) as client,
         httpx.Client(base_url=guarded.api_url, headers={"Authorization": f"Bearer {key}"}) as http,
     ):
-        processes.start("worker-of-api", sys.executable, "-m", "cli", "worker")
+        processes.start("worker-of-api", sys.executable, "-m", "tidemill", "worker")
         made = client.batches.create(
             input_file_id=client.files.create(file=EXAMPLE, purpose="batch").id,
             endpoint="/v1/chat/completions",
@@ -338,7 +340,7 @@ def test_the_api_runs_batches_under_its_role(
         assert ended["batches"]["completed"] >= 1
         scraped = http.get("/metrics").text
         assert 'tidemill_ended_batches_total{status="completed"}' in scraped
-    assert "AccessDenied" not in processes.log_of("worker-of-api")
+    assert "AccessDenied" not in processes.read_log("worker-of-api")
 
 
 FORBIDDEN: dict[str, Callable[[Guarded, Any], object]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localstack.processes import why_ended
+from localstack.processes import exit_reason
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ from localstack.processes import why_ended
 )
 def test_the_reason_is_the_last_complaint(status: int, log: str, reason: str) -> None:
     """What a person would look for in the log."""
-    assert why_ended(status, log) == reason
+    assert exit_reason(status, log) == reason

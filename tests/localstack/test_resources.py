@@ -9,10 +9,10 @@ from uuid import uuid4
 
 import pytest
 
-from handler.aws.queues import MAX_CONTROL_RECEIVES
-from handler.settings import read_settings
 from localstack.resources import Resources, create_resources
 from tests.emulators import MODEL, Emulator
+from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
+from tidemill.handler.settings import read_settings
 
 
 @pytest.fixture(scope="session")

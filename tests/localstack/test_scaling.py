@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from handler.batch.fleet import FleetPlan, FleetState, Pace
 from localstack.cloud import Cloud
 from localstack.fleet import LocalFleet
 from tests.emulators import Emulator
+from tidemill.batch.fleet import FleetPlan, FleetState, WorkerRate
 
 MODEL = "scripted"
 ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
@@ -46,7 +46,7 @@ class Mill:
         """Deploy workers of a scripted engine, or another command."""
         engine = [sys.executable, str(ENGINE), "--slots", "4"]
         engine += ["--service-seconds", str(service_seconds), "--stats-seconds", "0.5"]
-        worker = [sys.executable, "-m", "cli", "worker", "--served-model-name", MODEL]
+        worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
         worker += ["--exit-when-idle", "1"]
         plan = FleetPlan(MODEL, "processes", name, max_workers, target_seconds=1, start_seconds=1)
         told = {"TIDEMILL_ENGINE_COMMAND": json.dumps(engine)}
@@ -56,10 +56,10 @@ class Mill:
         """Return what is remembered of the fleet."""
         return self.cloud.aws.run(self.cloud.deployment.fleets.get_state(MODEL))
 
-    def tell_pace(self) -> None:
+    def put_rate(self) -> None:
         """Let it be known from earlier batches how fast a worker is."""
-        pace = Pace(rows_per_second=20.0)
-        self.cloud.aws.run(self.cloud.deployment.fleets.tell_pace(MODEL, pace))
+        pace = WorkerRate(rows_per_second=20.0)
+        self.cloud.aws.run(self.cloud.deployment.fleets.put_rate(MODEL, pace))
 
     def change(self, change: Callable[[FleetState], FleetState]) -> None:
         """Change what is remembered."""
@@ -74,7 +74,7 @@ class Mill:
         """Return what holds as soon as it does."""
         deadline = time.monotonic() + SECONDS
         while not (found := holds()):
-            assert time.monotonic() < deadline, (self.said, self.cloud.log_of("pump")[-3000:])
+            assert time.monotonic() < deadline, (self.said, self.cloud.read_log("lambdas")[-3000:])
             time.sleep(0.05)
         return found
 
@@ -93,10 +93,10 @@ def mill(ministack: Emulator, tmp_path: Path) -> Iterator[Mill]:
     resources = ministack.create(MODEL, work_visibility_seconds=4)
     with ExitStack() as stack:
         cloud = stack.enter_context(Cloud(resources, ministack.environment | SETTINGS, tmp_path))
-        cloud.start_pump("--reaper-seconds", "1")
+        cloud.start_lambdas("--reaper-seconds", "1")
         said: list[str] = []
         fleet = cloud.fleet(said.append)
-        stack.enter_context(fleet.tending())
+        stack.enter_context(fleet.reconciling())
         yield Mill(cloud, fleet, said)
 
 
@@ -117,7 +117,7 @@ def lines(count: int) -> bytes:
 def test_workers_come_with_work_and_go_without(mill: Mill) -> None:
     """From none to three and back; one that is killed is replaced, and no row is lost."""
     count = 300
-    mill.tell_pace()
+    mill.put_rate()
     mill.release("r:1")
     assert mill.fleet.workers() == []
     mill.cloud.drop("x", lines(count))
@@ -136,10 +136,10 @@ def test_workers_that_only_die_are_braked_until_another_release(mill: Mill) -> N
     """What is remembered says why, nobody starts more of them, and a good release runs the file."""
     mill.release("r:bad", sys.executable, "-c", "print('tidemill: no such dtype'); exit(1)")
     mill.cloud.drop("x", lines(20))
-    brake = mill.wait_until(lambda: mill.state().brake)
-    assert brake.release == "r:bad"
-    assert "no such dtype" in brake.reason
-    mill.wait_until(lambda: "reaped" in mill.cloud.log_of("pump").rpartition("brak")[2])
+    breaker = mill.wait_until(lambda: mill.state().breaker)
+    assert breaker.release == "r:bad"
+    assert "no such dtype" in breaker.reason
+    mill.wait_until(lambda: "reaped" in mill.cloud.read_log("lambdas").rpartition("brak")[2])
     assert sum("starts" in line for line in mill.said) == 3
     mill.release("r:good", service_seconds=0.01)
     mill.ends("x", 20)
@@ -149,7 +149,7 @@ def test_workers_that_only_die_are_braked_until_another_release(mill: Mill) -> N
 def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
     """The batch goes on meanwhile: what an old worker leaves, another one takes up."""
     count = 300
-    mill.tell_pace()
+    mill.put_rate()
     mill.release("r:1", max_workers=2)
     mill.cloud.drop("x", lines(count))
     mill.wait_until(lambda: mill.running() == ["r:1", "r:1"])
@@ -171,12 +171,12 @@ def test_a_deployment_replaces_workers_one_by_one(mill: Mill) -> None:
 @pytest.mark.long
 def test_a_machine_without_room_is_waited_for(mill: Mill) -> None:
     """The fleet says what is missing, and asks less often; when there is room the file is run."""
-    mill.fleet.room = 0
+    mill.fleet.max_processes = 0
     mill.release("r:1")
     mill.cloud.drop("x", lines(20))
     refusal = mill.wait_until(lambda: mill.state().refusal)
     assert "room for 0 workers" in refusal
     assert mill.state().not_before >= time.time() + 30
-    mill.fleet.room = 1
+    mill.fleet.max_processes = 1
     mill.change(lambda state: replace(state, not_before=0))  # a minute is over
     mill.ends("x", 20)

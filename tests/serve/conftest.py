@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-import demo
-from bench.served import Place, serving
+from bench.server.served import Place, serving
+from tidemill import demo
 
 KEY = "sk-of-the-tests"
 

@@ -8,7 +8,6 @@ from typing import Any
 import openai
 import pytest
 
-import demo
 from tests.clients.flow import (
     CHAT,
     URLS,
@@ -19,6 +18,7 @@ from tests.clients.flow import (
     submit,
     write_file,
 )
+from tidemill import demo
 
 
 @pytest.mark.parametrize(("url", "endpoint", "body"), URLS)

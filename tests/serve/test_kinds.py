@@ -13,9 +13,9 @@ import numpy as np
 import openai
 import pytest
 
-import demo
-from bench.served import Place, serving
-from demo.train_reranker import base_path
+from bench.server.served import Place, serving
+from tidemill import demo
+from tidemill.demo.train_reranker import base_path
 
 pytestmark = pytest.mark.long  # each loads a model of its own
 

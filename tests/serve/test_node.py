@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.served import Place
+from bench.server.served import Place
 
 SCRIPT = Path(__file__).parents[1] / "node" / "serve.mjs"
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-import demo
-from bench.served import Place
+from bench.server.served import Place
 from tests.serve.conftest import KEY
+from tidemill import demo
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is 7 plus 5?"}]
 ASKED: dict[str, Any] = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.served import Place, serving
-from cli.main import make_parser
+from bench.server.served import Place, serving
+from tidemill.cli.main import make_parser
 
 ROOT = Path(__file__).parents[2]
 ADDRESS = "http://127.0.0.1:8000"
@@ -84,7 +84,7 @@ def test_ten_lines_lead_from_csv_to_answers(
     [table] = [text for language, text in blocks(heading) if language == "csv"]
     (tmp_path / "questions.csv").write_text(table)
     command = tmp_path / "tidemill"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tidemill "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -6,8 +6,8 @@ import json
 
 import httpx
 
-import demo
-from bench.served import Place
+from bench.server.served import Place
+from tidemill import demo
 
 CHAT = {"messages": [{"role": "user", "content": "What is 7 plus 5?"}], "max_tokens": 8}
 LINES = "".join(

@@ -8,7 +8,7 @@ import openai
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-import demo
+from tidemill import demo
 
 LOOPING = {"ignore_eos": True}
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from bench.served import Place
-from bench.soak import (
+from bench.server.served import Place
+from bench.server.soak import (
     HABITS,
     Seen,
     come,

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
-import demo
+from tidemill import demo
 
 ASKED: dict[str, Any] = {
     "model": demo.NAME,

@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-import demo
+from tidemill import demo
 
 
 class Weather(BaseModel):

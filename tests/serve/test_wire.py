@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import openai
 import pytest
 
-import demo
-from bench.served import Place
+from bench.server.served import Place
 from tests.serve.wire import chunked, connected, exchange, head, rest, statuses, whole
+from tidemill import demo
 
 CHAT = json.dumps(
     {

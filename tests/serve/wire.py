@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 
-from bench.served import Place
+from bench.server.served import Place
 from tests.serve.conftest import KEY
 
 _PATIENCE_SECONDS = 60

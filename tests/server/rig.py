@@ -11,12 +11,12 @@ from typing import Any
 import httpx
 from starlette.routing import Route
 
-from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply
-from engine.errors import EngineClosed
-from server.app import make_app, make_means
-from server.means import Means
-from server.serving import Server, make_server
-from server.settings import ServerSettings
+from tidemill.engine.errors import EngineClosed
+from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, StreamedReply
+from tidemill.server.app import make_app, make_context
+from tidemill.server.context import ServerContext
+from tidemill.server.settings import ServerSettings
+from tidemill.server.uvicorn_server import Server, make_server
 
 MODEL = "scripted"
 SECONDS = 20  # far more than anything here takes: reached only when something hangs
@@ -35,7 +35,7 @@ class HeldEngine:
         self.is_asked = asyncio.Event()
         self.go = asyncio.Event()
         self.is_left = asyncio.Event()
-        self.is_lost = False
+        self.is_engine_lost = False
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer a line."""
@@ -57,7 +57,7 @@ class HeldEngine:
         except asyncio.CancelledError:
             self.is_left.set()
             raise
-        if self.is_lost:
+        if self.is_engine_lost:
             raise EngineClosed("gone")
         if body.get("bug"):
             raise ZeroDivisionError
@@ -89,7 +89,7 @@ class HeldEngine:
 
     def stats(self) -> EngineStats:
         """A number of each kind."""
-        if self.is_lost:
+        if self.is_engine_lost:
             raise EngineClosed("gone")
         return EngineStats(3, 2, 0.5, 100, 40, 30, 1)
 
@@ -102,7 +102,7 @@ class Site:
     """A server that is up, a client of it, and what would be a signal."""
 
     engine: HeldEngine
-    means: Means
+    context: ServerContext
     client: httpx.AsyncClient
     signal: Callable[[], object]
     server: Server
@@ -133,28 +133,28 @@ async def site(
 ) -> AsyncIterator[Site]:
     """Serve at a free port with these settings and other routes, until left."""
     held = engine or HeldEngine()
-    means = make_means(held, (MODEL, "*"), ServerSettings(port=0, **settings))
+    context = make_context(held, (MODEL, "*"), ServerSettings(port=0, **settings))
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     listeners: list[Callable[[], object]] = []
 
     @contextmanager
-    def heard(listener: Callable[[], object]) -> Iterator[None]:
+    def on_signal(listener: Callable[[], object]) -> Iterator[None]:
         listeners.append(listener)
         yield
 
     server = make_server(
-        make_app(means, others),
-        means.gate,
-        means.settings,
-        heard=heard,
-        listening=address.set_result,
+        make_app(context, others),
+        context.admission,
+        context.settings,
+        on_signal=on_signal,
+        on_listening=address.set_result,
     )
     serving = asyncio.create_task(server.serve())
     url = await asyncio.wait_for(address, SECONDS)
     async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as client:
         try:
-            port = 0 if means.settings.uds else int(url.rpartition(":")[2])
-            yield Site(held, means, client, listeners[0], server, url, serving, port)
+            port = 0 if context.settings.uds else int(url.rpartition(":")[2])
+            yield Site(held, context, client, listeners[0], server, url, serving, port)
         finally:
             held.go.set()
             server.should_exit = True

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from engine.contract import EngineInfo
-from server.app import make_app, make_means
-from server.local.here import make_local
-from server.local.store import open_store
-from server.settings import ServerSettings
 from tests.server.local.rig import CHAT, MODEL, SECONDS, ScriptedEngine
+from tidemill.protocol.contract import EngineInfo
+from tidemill.server.app import make_app, make_context
+from tidemill.server.local.setup import make_local_batches
+from tidemill.server.local.store import open_store
+from tidemill.server.settings import ServerSettings
 
 
 class Adapted(ScriptedEngine):
@@ -30,11 +30,11 @@ async def test_adapters_are_listed_with_their_parent_and_run_in_batches(tmp_path
     """One file asks for the model and both of them; a name of nobody fails it."""
     engine = Adapted()
     with open_store(tmp_path) as store:
-        local = make_local(store, engine, (MODEL,))
-        app = make_app(make_means(engine, (MODEL,), ServerSettings()), local.routes)
+        local = make_local_batches(store, engine, (MODEL,))
+        app = make_app(make_context(engine, (MODEL,), ServerSettings()), local.routes)
         transport = httpx.ASGITransport(app)
         async with (
-            local.at_work(),
+            local.running(),
             httpx.AsyncClient(transport=transport, base_url="http://server") as client,
         ):
             found = (await client.get("/v1/models")).json()["data"]

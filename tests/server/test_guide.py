@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from server.guide import NO_KEY, page, sdk_lines
 from tests.server.rig import MODEL, site
+from tidemill.server.guide import NO_KEY, guide_text, sdk_example
 
 URL = "http://127.0.0.1:8000"
 
@@ -24,7 +24,7 @@ URL = "http://127.0.0.1:8000"
 )
 def test_three_lines_ask_for_what_the_model_can_do(endpoints: tuple[str, ...], call: str) -> None:
     """They are a program, whatever the model is called."""
-    lines = sdk_lines(URL, 'a "b"', endpoints, NO_KEY)
+    lines = sdk_example(URL, 'a "b"', endpoints, NO_KEY)
     assert len(lines) == 3
     ast.parse("\n".join(lines))
     assert call in lines[2]
@@ -33,8 +33,8 @@ def test_three_lines_ask_for_what_the_model_can_do(endpoints: tuple[str, ...], c
 
 def test_commands_need_no_key_where_there_is_none() -> None:
     """So none is named."""
-    assert "TIDEMILL_API_KEY" not in page(URL, "m", (), NO_KEY)
-    assert f"TIDEMILL_BASE_URL={URL} TIDEMILL_API_KEY=k" in page(URL, "m", (), "k")
+    assert "TIDEMILL_API_KEY" not in guide_text(URL, "m", (), NO_KEY)
+    assert f"TIDEMILL_BASE_URL={URL} TIDEMILL_API_KEY=k" in guide_text(URL, "m", (), "k")
 
 
 async def test_the_address_itself_is_a_page() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.batchfile.answer import run_line
-from engine.batchfile.lines import RawLine
-from server.loop_lag import LoopLag
 from tests.engine.scripted_model import Scene
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import run_line
+from tidemill.server.loop_lag import LoopLag
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 MAX_TURN_SECONDS = 0.05

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from server.app import make_means
-from server.origins import Origins
-from server.settings import ServerSettings
 from tests.server.rig import MODEL, HeldEngine, site
+from tidemill.server.app import make_context
+from tidemill.server.origins import OriginCheck
+from tidemill.server.settings import ServerSettings
 
 CHAT = "/v1/chat/completions"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - nothing listens there
@@ -21,7 +21,7 @@ def code(called: str | None = "localhost:8000", origin: str | None = None, **set
     headers = [
         (name, value.encode("latin-1")) for name, value in given.items() if value is not None
     ]
-    refused = Origins(ServerSettings(**settings)).refused({"headers": headers})
+    refused = OriginCheck(ServerSettings(**settings)).check({"headers": headers})
     return "" if refused is None else str(refused.code)
 
 
@@ -122,8 +122,8 @@ async def test_a_page_of_a_stranger_reaches_no_route_but_the_open_ones() -> None
 
 def test_what_a_stranger_calls_itself_is_shown_as_text() -> None:
     """Of bounded length, whatever it is."""
-    means = make_means(HeldEngine(), (MODEL,), ServerSettings())
+    context = make_context(HeldEngine(), (MODEL,), ServerSettings())
     headers = [(b"host", b"x"), (b"origin", b"http://" + b"\xff" * 9_000)]
-    refused = Origins(means.settings).refused({"headers": headers})
+    refused = OriginCheck(context.settings).check({"headers": headers})
     assert refused is not None
     assert len(refused.message) < 500

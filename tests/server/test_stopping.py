@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from server.watching import watched
 from tests.server.rig import SECONDS, site
+from tidemill.server.admission import watch_engine
 
 CHAT = "/v1/chat/completions"
 
@@ -52,10 +52,10 @@ async def test_an_idle_server_ends_at_once() -> None:
 
 async def test_a_server_that_nobody_asks_hears_that_its_engine_is_gone() -> None:
     """It ends by itself: what would be asked next could not be answered."""
-    async with site() as place, watched(place.engine, place.means.gate, seconds=0):
-        place.engine.is_lost = True
+    async with site() as place, watch_engine(place.engine, place.context.admission, seconds=0):
+        place.engine.is_engine_lost = True
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)
-        assert place.means.gate.is_lost
+        assert place.context.admission.is_engine_lost
 
 
 async def test_a_body_that_has_not_come_by_then_is_told_to_go_elsewhere() -> None:

@@ -1,1 +1,1 @@
-"""The CPU's kernels, compiled by numba; each names the torch code that it stands in for."""
+"""CPU kernels, JIT-compiled by numba; each names the torch reference that tests hold it to."""

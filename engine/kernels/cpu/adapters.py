@@ -1,8 +1,8 @@
-"""The CPU's products through adapters: of each row its own, in the registers of the product itself.
+"""LoRA adapters fused into the CPU's linear layers, a different one for each row.
 
-A row's numbers through the lower half of its adapter are further words of the row, and the upper
-half further words of each panel: so gates are joined as ever, and nothing is added afterwards. Rows
-are taken in tiles of one owner.
+A row's product with its adapter's A matrix is appended to the row, and B to each panel: so the sum
+is complete in registers, and gates are applied as without adapters. Rows are processed in tiles of
+one adapter.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.adapters import Adapting, LowRank
-from engine.kernels.blocks import Gate
-from engine.kernels.cpu.compiling import compiled
-from engine.kernels.cpu.panels import PLAIN, ROWS, WIDTH, WORD_BYTES, multiply_panel
-from engine.kernels.cpu.products import (
+from ..adapters import AdapterWeights, LinearAdapters
+from ..elementwise import Gate
+from ..linear import Linear
+from .jit_cache import compiled
+from .linear import (
     AHEAD_BYTES,
     BLOCK_BYTES,
     ITEM_BYTES,
     ITEMS_A_THREAD,
     NO_MORE,
-    in_panels,
     pack,
+    pack_panels,
 )
-from engine.kernels.cpu.threads import share, team
-from engine.kernels.products import Product
+from .linear_panels import NO_ACTIVATION, ROWS, WIDTH, WORD_BYTES, multiply_panel
+from .thread_pool import parallel_for, shared_pool
 
 
 def prepare_adapted(
-    weight: Tensor, bias: Tensor | None, gate: Gate | None, adapting: Adapting
-) -> Product | None:
-    """Return the product of `weight [O, I]` through adapters; None where no kernel takes it.
+    weight: Tensor, bias: Tensor | None, gate: Gate | None, adapters: LinearAdapters
+) -> Linear | None:
+    """Prepare the layer of `weight [O, I]` with adapters; None where that is not supported.
 
-    Nothing of the weight itself is kept. A row comes to the same, bit for bit, whatever other rows
-    run beside it.
+    The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
+    beside it.
     """
     base = pack(weight, bias, gate)
     if base is None:
         return None
     halves = 1 if gate is None else 2
-    adapters = [_whole_words(adapter) for adapter in adapting.adapters]
-    downs = [None if own is None else in_panels(own.down, 1) for own in adapters]
-    ups = [None if own is None else in_panels(own.up, halves) for own in adapters]
-    ranks = [0, *(0 if own is None else len(own.down) for own in adapters)]
+    padded = [_pad_rank(adapter) for adapter in adapters.adapters]
+    downs = [None if own is None else pack_panels(own.down, 1) for own in padded]
+    ups = [None if own is None else pack_panels(own.up, halves) for own in padded]
+    ranks = [0, *(0 if own is None else len(own.down) for own in padded)]
     tables = (
         np.array(ranks),
         *(
@@ -54,31 +54,31 @@ def prepare_adapted(
             for several in (downs, ups)
         ),
     )
-    kept = (downs, ups, torch.zeros(WIDTH))  # which the tables point to, and what adds nothing
+    kept = (downs, ups, torch.zeros(WIDTH))  # the tables point to the first two; a bias of zeros
 
     def product(x: Tensor) -> Tensor:
-        owners = adapting.owners
-        if not owners.has_any:
+        mapping = adapters.mapping
+        if not mapping.has_any:
             return base.multiply(x)
-        assert len(x) == len(owners)
-        x, out = base.begun(x)
+        assert len(x) == len(mapping)
+        x, out = base.allocate_output(x)
         between = x.new_empty(len(x), max(ranks))
         tensors = (x, between, base.panels, base.biases, kept[-1], out)
         places = tuple(tensor.data_ptr() for tensor in tensors)
-        tiles, shape = owners.tiles(ROWS), (*base.shape, max(ranks))
-        _multiply(team(), base.threads, base.like, tiles, places, shape, base.ending, tables)
+        tiles, shape = mapping.tiles(ROWS), (*base.shape, max(ranks))
+        _multiply(shared_pool(), base.threads, base.like, tiles, places, shape, base.ending, tables)
         return out
 
     return product
 
 
-def _whole_words(adapter: LowRank | None) -> LowRank | None:
-    """Return an adapter of a rank that fills words, by zeros."""
+def _pad_rank(adapter: AdapterWeights | None) -> AdapterWeights | None:
+    """Pad an adapter's rank with zeros to whole words."""
     if adapter is None:
         return None
     lacking = -len(adapter.down) % (WORD_BYTES // adapter.down.itemsize)
     down = functional.pad(adapter.down, (0, 0, 0, lacking))
-    return LowRank(down, functional.pad(adapter.up, (0, lacking)))
+    return AdapterWeights(down, functional.pad(adapter.up, (0, lacking)))
 
 
 @compiled
@@ -93,7 +93,7 @@ def _multiply(
     tables: Any,
 ) -> None:
     _, units, width, count, _ = shape
-    share(words, len(tiles), _lower_tile, (like, tiles, places, shape, tables))
+    parallel_for(words, len(tiles), _project_down, (like, tiles, places, shape, tables))
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     panels = (width + count - 1) // count
     most_tiles = max(1, BLOCK_BYTES // row_bytes // ROWS)
@@ -102,12 +102,14 @@ def _multiply(
     at_once = max(1, min(ITEM_BYTES // panel_bytes, most_panels))
     groups = (panels + at_once - 1) // at_once
     cut = (blocks, groups, at_once)
-    share(words, blocks * groups, _multiply_item, (like, tiles, cut, places, shape, end, tables))
+    parallel_for(
+        words, blocks * groups, _multiply_item, (like, tiles, cut, places, shape, end, tables)
+    )
 
 
 @compiled
-def _lower_tile(tile: Any, like: Any, tiles: Any, places: Any, shape: Any, tables: Any) -> None:
-    """Multiply a tile's rows by the lower half of their adapter."""
+def _project_down(tile: Any, like: Any, tiles: Any, places: Any, shape: Any, tables: Any) -> None:
+    """Multiply a tile's rows by their adapter's A matrix."""
     x, between, _, _, nothing, _ = places
     size, units, _, _, most = shape
     ranks, downs, _ = tables
@@ -129,7 +131,7 @@ def _lower_tile(tile: Any, like: Any, tiles: Any, places: Any, shape: Any, table
             between + (start * most + column) * size,
             most * size,
             min(WIDTH, ranks[owner] - column),
-            PLAIN,
+            NO_ACTIVATION,
             np.float32(0),
             np.float32(0),
             np.float32(0),
@@ -154,7 +156,7 @@ def _multiply_item(
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     block, first = item // groups, item % groups * at_once
     begin, end_tile = len(tiles) * block // blocks, len(tiles) * (block + 1) // blocks
-    # Each tile asks for its part of the next panel; a single one for what it needs itself.
+    # Each tile prefetches its part of the next panel; a single one what it needs itself.
     step = WIDTH * WORD_BYTES // (end_tile - begin)
     beyond = AHEAD_BYTES if end_tile - begin == 1 else panel_bytes
     for panel in range(first, min(first + at_once, (width + count - 1) // count)):

@@ -1,7 +1,8 @@
-"""Attention on the CPU: the pages, and the tiles that a step's tokens meet them in.
+"""Paged attention backend on the CPU: the KV cache, and flash attention by tiles.
 
 Arithmetic is fp32. A row is summed block after block whatever runs beside it, bit for bit: where
-sequences share pages their queries meet these together, and each goes on from what it came to.
+sequences share a prefix (cascade attention), one tile attends their queries to it, and each row
+resumes from its partial state.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms
-from engine.kernels.cpu.entry import enter_tokens, store_tokens
-from engine.kernels.cpu.flash import LOWEST, PAGE_SIZE
-from engine.kernels.cpu.scalars import DTYPES, elements
-from engine.kernels.cpu.sharing import Layout, lay_out
-from engine.kernels.cpu.threads import team
-from engine.kernels.cpu.tiles import attend_tiles
-from engine.kernels.cpu.vectors import LANES
-from engine.kernels.reference import zeros
-from engine.kernels.step import Step
+from ..attention import AttentionShape, HeadNorms
+from ..reference import zeros
+from ..step import Step
+from .flash import LOWEST, PAGE_SIZE
+from .qkv import store_kv, store_qkv
+from .scalars import DTYPES, elements
+from .simd import LANES
+from .thread_pool import shared_pool
+from .tile_plan import TilePlan, plan_tiles
+from .tiles import attend_tiles
 
 WORD_BYTES = 4
 NO_NORM = (np.empty(0, np.float32), np.empty(0, np.float32), np.float32(0))
 
 
 class CpuAttention:
-    """Pages of words (see `entry`), and kernels over them.
+    """Paged KV cache in words (see `qkv`), and kernels over it.
 
     Slots that no token has written do not count, NaN or not.
     """
@@ -44,7 +45,7 @@ class CpuAttention:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        assert self.serves(shapes, dtype, device)
+        assert self.supports(shapes, dtype, device)
         self._layers = [_Layer(shape, num_pages, dtype) for shape in shapes]
         self.keys = [own.all_keys for own in self._layers]
         self.values = [own.all_values for own in self._layers]
@@ -58,30 +59,41 @@ class CpuAttention:
         return sum(widths) * cls.page_size * dtype.itemsize
 
     @staticmethod
-    def serves(shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device) -> bool:
+    def supports(
+        shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    ) -> bool:
         """Say whether the kernels can do all these layers in this dtype."""
         if device.type != "cpu" or dtype not in DTYPES:
             return False
         return all(shape.key_dim * dtype.itemsize % WORD_BYTES == 0 for shape in shapes)
 
     def prepare(self, step: Step) -> None:
-        """Take in where the tokens of the coming forward pass lie; valid until the next call."""
+        """Read the places of the next forward pass's tokens; valid until the next call."""
         self._slots = step.slots.numpy()
         self._positions, self._pages = step.positions.numpy(), step.pages.numpy()
         self._ends = step.visible_ends.numpy()
-        self._layouts: dict[tuple[int, ...], Layout] = {}
+        self._layouts: dict[tuple[int, ...], TilePlan] = {}
         self._step = step
 
-    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
-        """Split, norm, turn and store; see `AttentionBackend.enter`."""
+    def store_qkv(
+        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """Split, norm, rotate and store; see `AttentionBackend.store_qkv`."""
         own = self._layers[layer]
         shape = own.shape
         query = qkv.new_empty(len(qkv), shape.num_query_heads, shape.key_dim)
         weights = NO_NORM
         if norms is not None:
             weights = (norms.query.numpy(), norms.key.numpy(), np.float32(norms.eps))
-        enter_tokens(
-            *(team(), elements(qkv), _bits(qkv), _flat_words(qkv), turns.numpy(), *weights),
+        store_qkv(
+            *(
+                shared_pool(),
+                elements(qkv),
+                _bits(qkv),
+                _flat_words(qkv),
+                cos_sin.numpy(),
+                *weights,
+            ),
             *(self._slots, elements(query), _flat_words(query), own.keys, own.values),
         )
         return query
@@ -91,7 +103,7 @@ class CpuAttention:
         own = self._layers[layer]
         words = _flat_words(key.contiguous())
         bits = _bits(value.contiguous().view(len(value), -1))
-        store_tokens(team(), words, bits, self._slots, own.keys, own.values)
+        store_kv(shared_pool(), words, bits, self._slots, own.keys, own.values)
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -107,24 +119,32 @@ class CpuAttention:
         mixed = elements(out).reshape(grouped)
         for tiles in layout.phases:
             attend_tiles(
-                *(team(), tiles, layout.order, self._positions, self._ends, self._pages, queries),
+                *(
+                    shared_pool(),
+                    tiles,
+                    layout.order,
+                    self._positions,
+                    self._ends,
+                    self._pages,
+                    queries,
+                ),
                 *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, mixed),
             )
         return out
 
-    def _layout(self, own: _Layer) -> Layout:
-        """Return the step's tiles for a layer: the same for all of one shape."""
+    def _layout(self, own: _Layer) -> TilePlan:
+        """Return the step's tile plan for a layer, cached by shape."""
         kind = (*own.kept_shape, own.shape.is_causal)
         layout = self._layouts.get(kind)
         if layout is None:
             is_causal = own.shape.is_causal
-            layout = lay_out(self._step, own.group, own.kept_shape, is_causal=is_causal)
+            layout = plan_tiles(self._step, own.group, own.kept_shape, is_causal=is_causal)
             self._layouts[kind] = layout
         return layout
 
 
 class _Layer:
-    """One layer's pages, and what no step changes: a step of few sequences is mostly calls."""
+    """One layer's pages and constant arguments: small steps are dominated by call overhead."""
 
     def __init__(self, shape: AttentionShape, num_pages: int, dtype: torch.dtype) -> None:
         numbers = WORD_BYTES // dtype.itemsize

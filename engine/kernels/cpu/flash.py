@@ -1,8 +1,8 @@
-"""Rows of queries against a block of keys and values in registers: the inner part of attention.
+"""Flash attention's inner loop on the CPU: query rows against a KV block, in SIMD registers.
 
-Scores, their running softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022) and
-the weighted sum of values, for one to four rows at a time. What a row comes to depends on its own
-query and on the blocks it meets, in their order, and on nothing else.
+Scores, online softmax (Milakov and Gimelshein 2018; Dao et al., FlashAttention, 2022) and the
+weighted sum of values, for one to four rows at a time. A row's result depends on its own query and
+on its blocks, in their order, and on nothing else.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from engine.kernels.cpu import vectors
-from engine.kernels.cpu.compiling import intrinsic
-from engine.kernels.cpu.vectors import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
+from . import simd
+from .jit_cache import intrinsic
+from .simd import FAST, FLOAT, FLOATS, INT, INTS, LANES, WORD
 
 LOWEST = np.float32(-1e30)
 PAGE_SIZE = LANES
 PAGES_AT_ONCE = 4
 BLOCK = PAGE_SIZE * PAGES_AT_ONCE  # tokens
-# So many vectors of a value are summed at once, then fewer of what is left.
+# Vectors of a value that are summed at once; fewer for the remainder.
 COLUMNS_AT_ONCE = (4, 2, 1)
 
 
 def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
-    """Return what attends `count` rows to one block, and asks for another meanwhile.
+    """Return the intrinsic that attends `count` rows to a block, and prefetches another.
 
-    Of the block it looks at the first `pages`.
+    Only the block's first `pages` are read.
     """
 
     @intrinsic
@@ -63,12 +63,14 @@ def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             def pointer(index: int, element: Any) -> Any:
                 kind = signature.args[index]
-                return vectors.pointer_to(context, builder, kind, args[index], element)
+                return simd.pointer_to(context, builder, kind, args[index], element)
 
             block = _Block(builder, (count, pages), args, is_paired=is_paired)
             scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD))
-            weights, shrinks = block.soften(scores, pointer(8, FLOAT), pointer(11, INT))
-            block.mix(weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT))
+            weights, shrinks = block.softmax_weights(scores, pointer(8, FLOAT), pointer(11, INT))
+            block.accumulate_values(
+                weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT)
+            )
             return context.get_dummy_value()
 
         return signature, generate
@@ -77,7 +79,7 @@ def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
 
 
 class _Block:
-    """Writes the code for one block: for so many rows, and pages of it."""
+    """Generator of the LLVM code for one block: for `count` rows and `pages` of it."""
 
     def __init__(self, builder: Any, size: tuple[int, int], args: Any, *, is_paired: bool) -> None:
         self._builder = builder
@@ -101,19 +103,19 @@ class _Block:
             builder.gep(queries, [self._nth(self._query_at, row, self._units)])
             for row in range(self._count)
         ]
-        with vectors.repeated(builder, self._units) as unit:
+        with simd.repeated(builder, self._units) as unit:
             at = builder.mul(unit, _word(LANES))
-            lanes = [vectors.load(builder, page, at, INTS) for page in pages]
+            lanes = [simd.load(builder, page, at, INTS) for page in pages]
             for page in following:
-                vectors.prefetch(builder, page, at)
+                simd.prefetch(builder, page, at)
             for row, own in zip(rows, totals, strict=True):
                 query = builder.load(builder.gep(row, [unit]))
-                self._add(own, vectors.splat(builder, query, INTS), lanes)
+                self._add(own, simd.splat(builder, query, INTS), lanes)
         return self._scaled([[builder.load(total) for total in own] for own in totals])
 
     def _scaled(self, scores: list[list[Any]]) -> list[list[Any]]:
         builder = self._builder
-        scaling = vectors.splat(builder, self._scaling, FLOATS)
+        scaling = simd.splat(builder, self._scaling, FLOATS)
         size = self._count * self._pages
         scaled = cgutils.alloca_once(builder, FLOATS, size=_word(size))
         for index, score in enumerate(score for own in scores for score in own):
@@ -121,8 +123,8 @@ class _Block:
             builder.store(builder.fmul(score, scaling, FAST), place)
         is_capped = builder.fcmp_ordered(">", self._softcap, ir.Constant(FLOAT, 0.0))
         with builder.if_then(is_capped, likely=False):
-            cap = vectors.splat(builder, self._softcap, FLOATS)
-            with vectors.repeated(builder, _word(size)) as index:
+            cap = simd.splat(builder, self._softcap, FLOATS)
+            with simd.repeated(builder, _word(size)) as index:
                 place = builder.gep(scaled, [index])
                 capped = _tanh(builder, builder.fdiv(builder.load(place), cap))
                 builder.store(builder.fmul(cap, capped, FAST), place)
@@ -134,15 +136,17 @@ class _Block:
             for row in range(self._count)
         ]
 
-    def soften(self, scores: list[list[Any]], state: Any, bounds: Any) -> tuple[Any, list[Any]]:
-        """Turn scores into weights, kept in words; return these and what former sums shrink by."""
+    def softmax_weights(
+        self, scores: list[list[Any]], state: Any, bounds: Any
+    ) -> tuple[Any, list[Any]]:
+        """Turn scores into softmax weights, in words; return them and the rescale factors."""
         builder = self._builder
-        number = vectors.HALVES.element if self._is_paired else FLOAT
+        number = simd.HALVES.element if self._is_paired else FLOAT
         weights = cgutils.alloca_once(builder, number, size=_word(self._count * BLOCK))
         shrinks = []
         for row, own in enumerate(scores):
-            seen = self._seen(bounds, row)
-            lowest = vectors.floats(float(LOWEST))
+            seen = self._visible_lanes(bounds, row)
+            lowest = simd.floats(float(LOWEST))
             masked = [
                 builder.select(mask, score, lowest) for mask, score in zip(seen, own, strict=True)
             ]
@@ -150,37 +154,39 @@ class _Block:
             peak_place, mass_place = (
                 builder.gep(state, [builder.add(peak_at, _word(i))]) for i in range(2)
             )
-            before = vectors.splat(builder, builder.load(peak_place), FLOATS)
+            before = simd.splat(builder, builder.load(peak_place), FLOATS)
             most = before
             for score in masked:
                 most = _larger(builder, score, most)
-            peak = vectors.over_lanes(builder, most, partial(_larger, builder))
-            shrink = vectors.exponential(builder, builder.fsub(before, peak))
-            total = vectors.floats(0)
+            peak = simd.over_lanes(builder, most, partial(_larger, builder))
+            shrink = simd.exponential(builder, builder.fsub(before, peak))
+            total = simd.floats(0)
             for page, (mask, score) in enumerate(zip(seen, masked, strict=True)):
-                weight = vectors.exponential(builder, builder.fsub(score, peak))
-                weight = builder.select(mask, weight, vectors.floats(0))
+                weight = simd.exponential(builder, builder.fsub(score, peak))
+                weight = builder.select(mask, weight, simd.floats(0))
                 total = builder.fadd(total, weight)
                 if self._is_paired:
-                    weight = builder.fptrunc(weight, vectors.HALVES)
+                    weight = builder.fptrunc(weight, simd.HALVES)
                 at = _word(row * BLOCK + page * PAGE_SIZE)
-                vectors.store(builder, weight, weights, at)
-            added = vectors.over_lanes(builder, total, builder.fadd)
-            mass = vectors.splat(builder, builder.load(mass_place), FLOATS)
+                simd.store(builder, weight, weights, at)
+            added = simd.over_lanes(builder, total, builder.fadd)
+            mass = simd.splat(builder, builder.load(mass_place), FLOATS)
             mass = builder.fadd(builder.fmul(mass, shrink, FAST), added, FAST)
             for place, lanes in ((peak_place, peak), (mass_place, mass)):
                 builder.store(builder.extract_element(lanes, ir.Constant(INT, 0)), place)
             shrinks.append(shrink)
         return builder.bitcast(weights, INT.as_pointer()), shrinks
 
-    def mix(self, weights: Any, shrinks: list[Any], values: Any, places: Any, state: Any) -> None:
+    def accumulate_values(
+        self, weights: Any, shrinks: list[Any], values: Any, places: Any, state: Any
+    ) -> None:
         """Add the block's values by their weights to each row's sum."""
         builder = self._builder
         first = _word(0)
         for columns in COLUMNS_AT_ONCE:
             step = _word(columns * LANES)
             stop = builder.sub(self._width, builder.urem(self._width, step))
-            with vectors.repeated(builder, builder.udiv(builder.sub(stop, first), step)) as number:
+            with simd.repeated(builder, builder.udiv(builder.sub(stop, first), step)) as number:
                 column = builder.add(first, builder.mul(number, step))
                 self._mix_columns(weights, shrinks, values, places, state, column, columns)
             first = stop
@@ -204,12 +210,12 @@ class _Block:
         ]
         for row, own, shrink in zip(rows, totals, shrinks, strict=True):
             for total, offset in zip(own, offsets, strict=True):
-                before = vectors.load(builder, row, offset, FLOATS)
+                before = simd.load(builder, row, offset, FLOATS)
                 builder.store(builder.fmul(before, shrink, FAST), total)
         units = PAGE_SIZE // self._tokens_a_word
         rounded = builder.add(self._num_tokens, _word(self._tokens_a_word - 1))
         wanted = builder.udiv(rounded, _word(self._tokens_a_word))
-        with vectors.repeated(builder, _word(self._pages)) as page:
+        with simd.repeated(builder, _word(self._pages)) as page:
             before = builder.mul(page, _word(units))
             left = builder.sub(wanted, before)
             is_last = builder.icmp_signed("<", left, _word(units))
@@ -217,25 +223,25 @@ class _Block:
                 self._page(values, places, builder.add(page, _word(at)))
                 for at in (PAGES_AT_ONCE, 3 * PAGES_AT_ONCE)
             )
-            with vectors.repeated(builder, builder.select(is_last, left, _word(units))) as unit:
+            with simd.repeated(builder, builder.select(is_last, left, _word(units))) as unit:
                 at = builder.mul(unit, self._width)
                 places_ = [builder.add(at, offset) for offset in offsets]
-                lanes = [vectors.load(builder, current, place, INTS) for place in places_]
+                lanes = [simd.load(builder, current, place, INTS) for place in places_]
                 for place in places_:
-                    vectors.prefetch(builder, following, place)
+                    simd.prefetch(builder, following, place)
                 for row, own in enumerate(totals):
                     index = builder.add(
                         builder.add(before, unit), _word(row * units * PAGES_AT_ONCE)
                     )
                     weight = builder.load(builder.gep(weights, [index]))
-                    self._add(own, vectors.splat(builder, weight, INTS), lanes)
+                    self._add(own, simd.splat(builder, weight, INTS), lanes)
         for row, own in zip(rows, totals, strict=True):
             for total, offset in zip(own, offsets, strict=True):
-                vectors.store(builder, builder.load(total), row, offset)
+                simd.store(builder, builder.load(total), row, offset)
 
     def _add(self, totals: list[Any], factor: Any, lanes: list[Any]) -> None:
         for total, words in zip(totals, lanes, strict=True):
-            added = vectors.multiply_add(
+            added = simd.multiply_add(
                 self._builder,
                 self._builder.load(total),
                 factor,
@@ -244,13 +250,13 @@ class _Block:
             )
             self._builder.store(added, total)
 
-    def _seen(self, bounds: Any, row: int) -> list[Any]:
+    def _visible_lanes(self, bounds: Any, row: int) -> list[Any]:
         """Return, page by page, which tokens a row sees."""
         builder = self._builder
         at = builder.add(self._bounds_at, _word(2 * row))
         start = builder.trunc(self._start, INT)
         first, stop = (
-            vectors.splat(
+            simd.splat(
                 builder,
                 builder.sub(builder.load(builder.gep(bounds, [builder.add(at, _word(i))])), start),
                 INTS,
@@ -271,7 +277,7 @@ class _Block:
         return masks
 
     def _page(self, words: Any, places: Any, index: Any) -> Any:
-        """Return where the page begins whose place is number `index`."""
+        """Return the pointer to the page whose offset is number `index` of the places."""
         builder = self._builder
         index = _word(index) if isinstance(index, int) else index
         return builder.gep(words, [builder.load(builder.gep(places, [index]))])
@@ -294,16 +300,16 @@ def _zeros(builder: Any, rows: int, columns: int) -> list[list[Any]]:
     places = [[cgutils.alloca_once(builder, FLOATS) for _ in range(columns)] for _ in range(rows)]
     for row in places:
         for place in row:
-            builder.store(vectors.floats(0), place)
+            builder.store(simd.floats(0), place)
     return places
 
 
 def _tanh(builder: Any, x: Any) -> Any:
-    absolute = vectors.call(builder, "llvm.fabs.v16f32", FLOATS, x)
-    e = vectors.exponential(builder, builder.fmul(vectors.floats(-2.0), absolute))
-    one = vectors.floats(1.0)
+    absolute = simd.call(builder, "llvm.fabs.v16f32", FLOATS, x)
+    e = simd.exponential(builder, builder.fmul(simd.floats(-2.0), absolute))
+    one = simd.floats(1.0)
     y = builder.fdiv(builder.fsub(one, e), builder.fadd(one, e))
-    return vectors.call(builder, "llvm.copysign.v16f32", FLOATS, y, x)
+    return simd.call(builder, "llvm.copysign.v16f32", FLOATS, y, x)
 
 
 attend_one, attend_two, attend_four = _rows(1), _rows(2), _rows(4)

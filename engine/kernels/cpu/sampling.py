@@ -1,8 +1,8 @@
-"""The CPU's choice of tokens: a row at a time, which stays in its core's cache from end to end.
+"""Sampling on the CPU: a row at a time, which stays in its core's cache from end to end.
 
-`choose` stands in for the one of its name in `kernels.sampling`. A row that is greedy and not
-shaped is read once, as it is. Any other is widened into a thread's own room and shaped there;
-a random one goes on as masses, under the thresholds of `cpu.thresholds`.
+`sample` replaces the one of `kernels.sampling`. A greedy row without logits processors is read
+once, as it is. Any other is widened into a thread's own buffer and processed there; a random one
+becomes softmax masses, cut at the thresholds of `cpu.top_p`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.cpu.compiling import compiled
-from engine.kernels.cpu.scalars import (
+from ..sampling import Logprobs, Sampled, SamplingMetadata
+from .jit_cache import compiled
+from .scalars import (
     elements,
     exp,
     larger,
@@ -25,30 +26,29 @@ from engine.kernels.cpu.scalars import (
     ordered,
     widen,
 )
-from engine.kernels.cpu.threads import add, share, team, team_size
-from engine.kernels.cpu.thresholds import NUM_FEW, TILE, least_kept
-from engine.kernels.cpu.vectors import LANES
-from engine.kernels.sampling import Rules, Sampled, Scores
+from .simd import LANES
+from .thread_pool import atomic_add, parallel_for, pool_size, shared_pool
+from .top_p import NUM_FEW, TILE, find_threshold
 
-# Below it e**x counts as nothing.
+# Below it e**x counts as zero.
 LOWEST = np.float32(-87.0)
 ABOVE_ROUNDING = np.float32(1.00001)
-# Logits of which either none or all may be among the best.
+# Size of a tile of logits that is skipped as a whole in the search for the best.
 FEW_AT_ONCE = 256
 
 
-def choose(logits: Tensor, rules: Rules) -> Sampled:
-    """Choose a token for each row of `logits [N, V]`, which stay as they are."""
+def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:
+    """Sample a token for each row of `logits [N, V]`, which are not modified."""
     rows, vocabulary = logits.shape
     token_ids, is_broken = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
-    threads = min(rows, team_size())
+    threads = min(rows, pool_size())
     tiles = -(-vocabulary // TILE)
-    counts_tokens = bool(rules.presence_penalty.any() or rules.frequency_penalty.any())
-    _choose(
-        team(),
+    counts_tokens = bool(metadata.presence_penalty.any() or metadata.frequency_penalty.any())
+    _sample(
+        shared_pool(),
         np.zeros(1, np.int64),
         elements(logits.contiguous()),
-        rules,
+        metadata,
         np.empty((threads, tiles * TILE), np.float32),
         np.empty((threads, tiles), np.float32),
         np.empty((threads, tiles), np.float64),
@@ -60,22 +60,22 @@ def choose(logits: Tensor, rules: Rules) -> Sampled:
     return Sampled(torch.from_numpy(token_ids), torch.from_numpy(is_broken))
 
 
-def log_probabilities(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int) -> Scores:
-    """Score `chosen [M]` in `rows [M]` of `logits [N, V]`, with the `top` best of each."""
+def compute_logprobs(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int) -> Logprobs:
+    """Return the logprobs of `chosen [M]` in `rows [M]` of `logits [N, V]`, and the `top` best."""
     top = min(top, logits.shape[1])
     logprobs = np.empty(len(rows), np.float32)
     top_logprobs, top_ids = np.empty((len(rows), top), np.float32), np.empty((len(rows), top), int)
     arrays = (elements(logits.contiguous()), rows, chosen.numpy())
-    _score(team(), *arrays, logprobs, top_logprobs, top_ids)
-    return Scores(*(torch.from_numpy(array) for array in (logprobs, top_logprobs, top_ids)))
+    _score(shared_pool(), *arrays, logprobs, top_logprobs, top_ids)
+    return Logprobs(*(torch.from_numpy(array) for array in (logprobs, top_logprobs, top_ids)))
 
 
 @compiled
-def _choose(
+def _sample(
     words: Any,
     num_taken: Any,  # [1], how many rows are taken
     logits: Any,  # [N, V]
-    rules: Any,
+    metadata: Any,
     numbers: Any,  # [threads, V in whole tiles] float32
     peaks: Any,  # [threads, tiles] float32
     totals: Any,  # [threads, tiles] float64
@@ -85,17 +85,20 @@ def _choose(
     is_broken: Any,
 ) -> None:
     rooms = (numbers, peaks, totals, few, counts)
-    share(
-        words, len(numbers), _choose_rows, (num_taken, logits, rules, *rooms, token_ids, is_broken)
+    parallel_for(
+        words,
+        len(numbers),
+        _sample_rows,
+        (num_taken, logits, metadata, *rooms, token_ids, is_broken),
     )
 
 
 @compiled
-def _choose_rows(
+def _sample_rows(
     item: Any,
     num_taken: Any,
     logits: Any,
-    rules: Any,
+    metadata: Any,
     numbers: Any,
     peaks: Any,
     totals: Any,
@@ -104,25 +107,25 @@ def _choose_rows(
     token_ids: Any,
     is_broken: Any,
 ) -> None:
-    """Choose for rows until none is left, in the room of one thread."""
-    row = add(num_taken, 0, 1)
+    """Sample rows until none is left, in the buffers of one thread."""
+    row = atomic_add(num_taken, 0, 1)
     while row < len(logits):
-        is_plain = rules.temperature[row] == 0 and not rules.is_shaped[row]
+        is_plain = metadata.temperature[row] == 0 and not metadata.has_processors[row]
         if is_plain:
-            token_ids[row], is_broken[row] = _likeliest(logits[row])
+            token_ids[row], is_broken[row] = _argmax(logits[row])
         else:
             is_broken[row] = _widen(logits[row], numbers[item])
             if not is_broken[row]:
                 x = numbers[item]
-                _shape(logits[row], row, rules, x, counts[item])
-                token = _choose_one(row, rules, x, peaks[item], totals[item], few[item])
+                _process_logits(logits[row], row, metadata, x, counts[item])
+                token = _sample_row(row, metadata, x, peaks[item], totals[item], few[item])
                 token_ids[row] = min(token, logits.shape[1] - 1)
-        row = add(num_taken, 0, 1)
+        row = atomic_add(num_taken, 0, 1)
 
 
 @compiled
-def _likeliest(row: Any) -> Any:
-    """Return the first of the likeliest ids, and whether the row is broken."""
+def _argmax(row: Any) -> Any:
+    """Return the argmax, the first of ties, and whether the row is broken."""
     best, size, first = order(row[0]), magnitude(row[0]), 0
     for start in range(0, len(row), TILE):
         tile = row[start : start + TILE]
@@ -157,16 +160,16 @@ def _widen(row: Any, x: Any) -> Any:
 
 
 @compiled
-def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
-    """Apply penalties, bias, bans and its mask to `x`, in which the row lies."""
-    ids = rules.tokens[rules.slots[number]]
-    start, stop = rules.num_prompt[number], rules.num_known[number]
-    penalty = rules.repetition_penalty[number]
+def _process_logits(row: Any, number: Any, metadata: Any, x: Any, counts: Any) -> None:
+    """Apply penalties, bias, bans and the bitmask to `x`, a copy of the row."""
+    ids = metadata.tokens[metadata.slots[number]]
+    start, stop = metadata.num_prompt[number], metadata.num_known[number]
+    penalty = metadata.repetition_penalty[number]
     if penalty != 1:
         for token in ids[:stop]:
-            seen = widen(row[token])  # what comes twice is weakened once
+            seen = widen(row[token])  # of the row, as a repeated token is penalised once
             x[token] = seen / penalty if seen > 0 else seen * penalty
-    presence, frequency = rules.presence_penalty[number], rules.frequency_penalty[number]
+    presence, frequency = metadata.presence_penalty[number], metadata.frequency_penalty[number]
     if presence != 0 or frequency != 0:
         for token in ids[start:stop]:
             counts[token] += 1
@@ -174,17 +177,17 @@ def _shape(row: Any, number: Any, rules: Any, x: Any, counts: Any) -> None:
             if counts[token]:
                 x[token] -= presence + frequency * np.float32(counts[token])
                 counts[token] = 0
-    for place in range(rules.bias_starts[number], rules.bias_starts[number + 1]):
-        x[rules.bias_ids[place]] += rules.bias[place]
-    for place in range(rules.ban_starts[number], rules.ban_starts[number + 1]):
-        x[rules.ban_ids[place]] = -np.inf
-    if rules.mask_of[number] >= 0:
-        _bar(rules.masks[rules.mask_of[number]], x)
+    for place in range(metadata.bias_starts[number], metadata.bias_starts[number + 1]):
+        x[metadata.bias_ids[place]] += metadata.bias[place]
+    for place in range(metadata.ban_starts[number], metadata.ban_starts[number + 1]):
+        x[metadata.ban_ids[place]] = -np.inf
+    if metadata.mask_rows[number] >= 0:
+        _apply_mask(metadata.masks[metadata.mask_rows[number]], x)
 
 
 @compiled
-def _bar(mask: Any, x: Any) -> None:
-    """Bar all tokens whose bit is not set in a mask."""
+def _apply_mask(mask: Any, x: Any) -> None:
+    """Ban all tokens whose bit is not set in a bitmask."""
     for place in range(len(mask)):
         word = mask[place]
         if word == np.uint32(0xFFFFFFFF):
@@ -196,27 +199,27 @@ def _bar(mask: Any, x: Any) -> None:
 
 
 @compiled
-def _choose_one(number: Any, rules: Any, x: Any, peaks: Any, totals: Any, few: Any) -> Any:
-    """Choose from the shaped logits `x`, which become masses on the way."""
-    if rules.temperature[number] == 0:
-        return _likeliest(x)[0]
-    best = _scale(x, np.float32(1) / rules.temperature[number], peaks)
+def _sample_row(number: Any, metadata: Any, x: Any, peaks: Any, totals: Any, few: Any) -> Any:
+    """Sample from the processed logits `x`, which are overwritten by softmax masses."""
+    if metadata.temperature[number] == 0:
+        return _argmax(x)[0]
+    best = _scale(x, np.float32(1) / metadata.temperature[number], peaks)
     highest = ordered(best)
     if not highest > -np.inf:
         return 0  # all are banned
-    floor = highest + rules.log_min_p[number]
-    top_k = rules.top_k[number]
+    floor = highest + metadata.log_min_p[number]
+    top_k = metadata.top_k[number]
     if 0 < top_k < len(x):
         total = np.float64(len(x))
-        least = least_kept(x, peaks, np.float64(top_k), total, best, few, by_mass=False)
+        least = find_threshold(x, peaks, np.float64(top_k), total, best, few, by_mass=False)
         floor = max(floor, ordered(least))
     total = _weigh(x, peaks, highest, max(floor, highest + LOWEST), totals)
     least = np.int32(1)
-    if rules.top_p[number] < 1:
-        goal, all_of_it = total * rules.top_p[number], order(np.float32(1))
-        least = least_kept(x, peaks, goal, total, all_of_it, few, by_mass=True)
+    if metadata.top_p[number] < 1:
+        goal, all_of_it = total * metadata.top_p[number], order(np.float32(1))
+        least = find_threshold(x, peaks, goal, total, all_of_it, few, by_mass=True)
         _weigh_again(x, least, totals)
-    return _walk(x, totals, least, rules.draws[number])
+    return _inverse_cdf(x, totals, least, metadata.draws[number])
 
 
 @compiled
@@ -236,7 +239,7 @@ def _scale(x: Any, factor: Any, peaks: Any) -> Any:
 
 @compiled
 def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
-    """Make masses of scaled logits, none below a floor, and return what they weigh together.
+    """Turn scaled logits into softmax masses, zero below a floor, and return their sum.
 
     Peaks become those of the masses, or a little more.
     """
@@ -261,7 +264,7 @@ def _weigh(x: Any, peaks: Any, highest: Any, floor: Any, totals: Any) -> Any:
 
 @compiled
 def _weigh_again(x: Any, least: Any, totals: Any) -> None:
-    """Make totals those of the masses from an order up."""
+    """Recompute the totals over the masses from an order up."""
     for tile in range(len(totals)):
         if totals[tile] == 0:
             continue
@@ -273,7 +276,7 @@ def _weigh_again(x: Any, least: Any, totals: Any) -> None:
 
 
 @compiled
-def _walk(masses: Any, totals: Any, least: Any, draw: Any) -> Any:
+def _inverse_cdf(masses: Any, totals: Any, least: Any, draw: Any) -> Any:
     """Return the token at which the running sum of masses passes a share of their total.
 
     Only masses of an order from `least` up count.
@@ -310,7 +313,7 @@ def _score(
     top_ids: Any,
 ) -> None:
     arguments = (logits, rows, chosen, logprobs, top_logprobs, top_ids)
-    share(words, len(rows), _score_row, arguments)
+    parallel_for(words, len(rows), _score_row, arguments)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""What the CPU's kernels are made of: bfloat16 widened and narrowed in registers, e**x, prefetches.
+"""Scalar intrinsics of the CPU kernels: bfloat16 conversion in registers, e**x, prefetches.
 
 Loops are unrolled by hand where LLVM would not: sums over four rows at once keep the vector units
 busy, where one row at a time waits for each sum.
@@ -15,7 +15,7 @@ from numba import types
 from numba.core import cgutils
 from torch import Tensor
 
-from engine.kernels.cpu.compiling import inlined, intrinsic
+from .jit_cache import inlined, intrinsic
 
 BITS = ir.IntType(32)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -142,7 +142,7 @@ def magnitude(_typing: Any, value: Any) -> Any:
 
 @intrinsic
 def larger(_typing: Any, value: Any, _other: Any) -> Any:
-    """Return the larger of two integers of one type, which stays what it is."""
+    """Return the larger of two integers of one type, without promoting it."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.select(builder.icmp_signed(">", *args), *args)

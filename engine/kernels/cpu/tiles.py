@@ -1,7 +1,7 @@
-"""Attention over pages, tile by tile: some tokens of a key head against a run of blocks.
+"""Paged attention on the CPU, tile by tile: some tokens of a key head against a run of blocks.
 
-A tile of a prompt is neighbouring tokens of one sequence; a decode is a tile of one token; where
-sequences share pages, tokens of many are one tile over these, and each goes on from there alone.
+A tile of a prefill is neighbouring tokens of one sequence; a decode is a tile of one token; over a
+shared prefix a tile has tokens of many sequences, and each resumes from there alone.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.kernels.cpu.compiling import compiled, inlined
-from engine.kernels.cpu.flash import (
+from .flash import (
     BLOCK,
     HALF,
     LOWEST,
@@ -21,16 +20,17 @@ from engine.kernels.cpu.flash import (
     attend_one,
     attend_two,
 )
-from engine.kernels.cpu.scalars import exp, narrow
-from engine.kernels.cpu.threads import share
+from .jit_cache import compiled, inlined
+from .scalars import exp, narrow
+from .thread_pool import parallel_for
 
-# A tile: tokens `order[START:STOP]`, over blocks `FIRST:LAST` of the pages from `PAGES` on, of
-# which there are `COUNT`; it goes on from what is kept where it `RESUMES`, and is kept where it
-# does not `END`. Beyond `LENGTH` there is nothing to see.
+# A tile: tokens `order[START:STOP]`, over blocks `FIRST:LAST` of the `COUNT` pages from `PAGES` on.
+# It starts from the saved partial state if it `RESUMES`, and saves its own unless it `ENDS`. Places
+# from `LENGTH` on are masked.
 START, STOP, PAGES, COUNT, FIRST, LAST, RESUMES, ENDS, LENGTH = range(9)
 TILE_FIELDS = 9
 ROWS = 32
-# So many items for each thread, that one which comes late finds some left.
+# Items of a job: enough that a thread which joins late finds some left.
 ITEMS_A_TEAM = 64
 
 
@@ -40,7 +40,7 @@ def attend_tiles(
     tiles: Any,  # [tiles, TILE_FIELDS] int32
     order: Any,  # [T] int32
     positions: Any,  # [T] int32
-    ends: Any,  # [T] int32: before which lies all that a causal token sees
+    ends: Any,  # [T] int32: the place after the last that a causal token sees
     pages: Any,  # [P] int32
     query: Any,  # [T, Hkv, G, units] int32: words
     keys: Any,  # [pages, Hkv, units, PAGE_SIZE] int32
@@ -51,14 +51,14 @@ def attend_tiles(
     sinks: Any,  # [Hkv, G] float32
     out: Any,  # [T, Hkv, G, Dv]
 ) -> None:
-    """Attend the tokens of all tiles, none of which needs another's."""
+    """Attend the tokens of all tiles, which are independent of each other."""
     count = len(tiles) * keys.shape[1]
     at_once = max(1, count // ITEMS_A_TEAM)
     arguments = (
         *(at_once, tiles, order, positions, ends, pages, query, keys, values, kept),
         *(numbers, reach, sinks, out),
     )
-    share(words, (count + at_once - 1) // at_once, _attend_some, arguments)
+    parallel_for(words, (count + at_once - 1) // at_once, _attend_some, arguments)
 
 
 @compiled
@@ -90,9 +90,9 @@ def _attend_some(
     for index in range(item * at_once, last):
         tile, head = tiles[index // heads], index % heads
         tokens = order[tile[START] : tile[STOP]]
-        _begin(tile, tokens, head, query, positions, ends, reach, kept, queries, state, bounds)
+        _load_rows(tile, tokens, head, query, positions, ends, reach, kept, queries, state, bounds)
         after = min(index + 1, last - 1)
-        _meet(
+        _attend_blocks(
             tile,
             len(tokens) * group,
             head,
@@ -113,14 +113,14 @@ def _attend_some(
             for g in range(group):
                 row = state[(number * group + g) * (width + 2) :]
                 if tile[ENDS]:
-                    _finish(row, width, sinks[head, g], out[token, head, g])
+                    _write_row(row, width, sinks[head, g], out[token, head, g])
                 else:
                     for i in range(width + 2):
                         kept[token, head, g, i] = row[i]
 
 
 @inlined
-def _begin(
+def _load_rows(
     tile: Any,
     tokens: Any,
     head: Any,
@@ -133,7 +133,7 @@ def _begin(
     state: Any,
     bounds: Any,
 ) -> None:
-    """Lay the tile's rows out: queries, where they stand, what they see."""
+    """Load the tile's rows: queries, partial states, and the range that each sees."""
     group, units = query.shape[2:]
     stride = len(state) // (len(bounds) // 2)
     for number, token in enumerate(tokens):
@@ -154,7 +154,7 @@ def _begin(
 
 
 @inlined
-def _meet(
+def _attend_blocks(
     tile: Any,
     rows: Any,
     head: Any,
@@ -184,13 +184,15 @@ def _meet(
     last = min(tile[LAST], (stop + BLOCK - 1) // BLOCK)
     for block in range(max(tile[FIRST], first // BLOCK), last):
         start = block * BLOCK
-        _find(places, 0, pages, tile, block, head, heads, key_size, value_size)
-        # The first rows ask for what comes next, the others for what is there already.
+        _locate_pages(places, 0, pages, tile, block, head, heads, key_size, value_size)
+        # The first rows prefetch the next block, the others this one, which is cached already.
         if block + 1 < last:
-            _find(places, 1, pages, tile, block + 1, head, heads, key_size, value_size)
+            _locate_pages(places, 1, pages, tile, block + 1, head, heads, key_size, value_size)
         else:
             begun = next_tile[FIRST]
-            _find(places, 1, pages, next_tile, begun, next_head, heads, key_size, value_size)
+            _locate_pages(
+                places, 1, pages, next_tile, begun, next_head, heads, key_size, value_size
+            )
         row = 0
         while row < rows:
             count = 4 if rows - row >= 4 else 2 if rows - row >= 2 else 1
@@ -217,7 +219,7 @@ def _meet(
 
 
 @inlined
-def _find(
+def _locate_pages(
     places: Any,
     number: Any,
     pages: Any,
@@ -228,10 +230,10 @@ def _find(
     key_size: Any,
     value_size: Any,
 ) -> None:
-    """Write down where a block's pages lie, as number 0 or 1 of the places."""
+    """Write the offsets of a block's pages to the places, as block 0 or 1."""
     at = 2 * number * PAGES_AT_ONCE
     for i in range(PAGES_AT_ONCE):
-        # Beyond the last page nothing is seen; what is read there must only be there.
+        # Beyond the last page all is masked; the address read there must only be valid.
         page = pages[tile[PAGES] + min(block * PAGES_AT_ONCE + i, tile[COUNT] - 1)]
         place = np.int64(page) * heads + head
         places[at + i] = place * key_size
@@ -239,8 +241,8 @@ def _find(
 
 
 @inlined
-def _finish(row: Any, width: Any, sink: Any, out: Any) -> None:
-    """Write what a row came to; a sink takes its share of the mass."""
+def _write_row(row: Any, width: Any, sink: Any, out: Any) -> None:
+    """Write a row's output; a sink joins the softmax without a value."""
     before, mass = row[width], row[width + 1]
     peak = max(before, sink)
     shrink = exp(before - peak)

@@ -1,7 +1,7 @@
-"""How Triton calls the GPU's driver: by a module in C, which it compiles when it is first needed.
+"""Triton's launcher module in C, through which it calls the CUDA driver: checked and precompiled.
 
-That takes a compiler and Python's headers, which an image does not have: it brings the module. To
-compile it takes no driver either, only a library that is called as the driver's is.
+Triton compiles it at first use, with a C compiler and Python's headers, which an image lacks: so
+the image brings it prebuilt. Compiling needs no driver, only a stub library of the same name.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from triton.runtime import driver
 LIBRARY = "libcuda.so.1"
 
 
-def why_not() -> str | None:
-    """Return what keeps kernels from being launched here, and what helps; None where nothing does.
+def launch_problem() -> str | None:
+    """Return why kernels cannot be launched here, with a remedy; None where they can.
 
-    It loads the module that calls the driver, and compiles it where nobody has.
+    Loads the launcher module, and compiles it where it is missing.
     """
     try:
         _ = driver.active
@@ -43,20 +43,20 @@ def why_not() -> str | None:
 
 
 def compile_module() -> None:
-    """Compile the module that calls the driver, without one, and keep it as kernels are kept."""
+    """Compile the launcher module without a driver, into the compile cache."""
     from triton.backends.nvidia import driver as nvidia
 
     with tempfile.TemporaryDirectory() as folder, knobs.nvidia.scope():
         knobs.nvidia.libcuda_path = folder
-        library = make_library(Path(folder))
-        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # the module is loaded as soon as it is there
+        library = make_stub_library(Path(folder))
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # Triton loads the module once compiled
         nvidia.library_dirs.cache_clear()
         nvidia.libcuda_dirs.cache_clear()
         nvidia.CudaUtils()
 
 
-def make_library(folder: Path, body: str = "return 0;") -> Path:
-    """Make a library with all that the module calls of the driver, each doing `body`."""
+def make_stub_library(folder: Path, body: str = "return 0;") -> Path:
+    """Build a stub of the driver's library; each function that the module calls does `body`."""
     source = Path(triton.__file__).with_name("backends") / "nvidia/driver.c"
     names = sorted(set(re.findall(r"\bcu[A-Z]\w*\b(?<!_t)", source.read_text(encoding="utf-8"))))
     code = "".join(f"int {name}(void *out) {{ {body} }}\n" for name in names)

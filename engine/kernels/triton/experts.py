@@ -1,7 +1,7 @@
-"""A mixture of experts on a GPU, whose host never waits to know who goes where.
+"""Mixture of experts (MoE) on GPUs, without a device sync: routing, grouped GEMM, combine.
 
-The reference is `engine.kernels.experts`. Products of many experts are torch's own where a card has
-those; where torch would ask the device how long each expert's rows are they are a kernel's here.
+The reference is `engine.kernels.experts`. Grouped products are torch.grouped_mm where that runs on
+the device alone; elsewhere torch would read the group sizes on the host, so a kernel here does it.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.blocks import Blocks, Gate
-from engine.kernels.experts import ALIGNED_BYTES, ExpertWeights
-from engine.kernels.quantised import Matrix, Quantised
-from engine.kernels.triton import choices, products
-from engine.kernels.triton.launching import arch_of, launch
+from ..elementwise import ElementwiseOps, Gate
+from ..experts import ALIGNED_BYTES, ExpertWeights
+from ..quantised import Matrix, Quantised
+from . import linear, tuned_tiles
+from .launch import arch_of, launch
 
-# Where torch's grouped product runs on the device alone; elsewhere it reads `stops` on the host.
+# Where torch.grouped_mm runs on the device alone; elsewhere it reads `stops` on the host.
 GROUPED_BY_TORCH = ("sm_90", "sm_100", "sm_103")
 # Rows of an expert, on average, above which large tiles of them are full.
 MANY_ROWS = 64
-# What scores count as beyond, so that one can be taken from another.
+# Scores are clamped to it, so that their differences are finite.
 BOUND = tl.constexpr(1e38)
 
 
-class Sorted(NamedTuple):
-    """Rows in the order of their experts, one for each of a token's: all int32."""
+class SortedRows(NamedTuple):
+    """Rows sorted by expert, one for each expert of each token: all int32."""
 
-    tokens: Tensor  # [T · count], whose each row is
-    owners: Tensor  # [T · count], whose expert each goes to
-    places: Tensor  # [T · count], where each token's own rows lie, one after the other
-    stops: Tensor  # [E], where each expert's rows end
+    tokens: Tensor  # [T · count], the token of each row
+    owners: Tensor  # [T · count], the expert of each row
+    places: Tensor  # [T · count], the rows of each token, one after the other
+    stops: Tensor  # [E], the end of each expert's rows
 
 
-def choose(
+def select_experts(
     scores: Tensor, count: int, *, among_chosen: bool, is_renormalised: bool
 ) -> tuple[Tensor, Tensor]:
-    """See `MixesExperts.choose`; of equal scores the first is chosen. Experts are int32.
+    """See `ExpertOps.select_experts`; of equal scores the first is chosen. Experts are int32.
 
     Moves T·E numbers of the scores' dtype and 8·T·count bytes.
     """
@@ -49,115 +49,120 @@ def choose(
     shares = torch.empty(len(scores), count, dtype=torch.float32, device=scores.device)
     launch(
         *(_choose, (len(scores),), scores, experts, shares, scores.shape[1]),
-        choice=choices.choose("choose_experts", arch_of(scores.device)),
+        config=tuned_tiles.config_for("choose_experts", arch_of(scores.device)),
         COUNT=count, OF_CHOSEN=among_chosen or is_renormalised,
         BLOCK=triton.next_power_of_2(scores.shape[1]), CHOSEN=triton.next_power_of_2(count),
     )  # fmt: skip
     return experts, shares
 
 
-def mix(
-    x: Tensor, experts: Tensor, shares: Tensor, weights: ExpertWeights, gate: Gate, blocks: Blocks
+def apply_experts(
+    x: Tensor,
+    experts: Tensor,
+    shares: Tensor,
+    weights: ExpertWeights,
+    gate: Gate,
+    ops: ElementwiseOps,
 ) -> Tensor:
-    """See `MixesExperts.mix`."""
-    rows = sort(experts, weights.down.shape[0])
+    """See `ExpertOps.apply_experts`."""
+    rows = sort_by_expert(experts, weights.down.shape[0])
     both = _products(x, rows.tokens, weights.gate_up, weights.gate_up_bias, rows)
-    out = _products(blocks.gated(both, gate), None, weights.down, weights.down_bias, rows)
-    return combine(out, rows.places, shares)
+    out = _products(ops.act_and_mul(both, gate), None, weights.down, weights.down_bias, rows)
+    return combine_experts(out, rows.places, shares)
 
 
-def sort(experts: Tensor, num_experts: int) -> Sorted:
-    """Sort what each token chose, `experts [T, count]`, by expert; rows of one stay in order.
+def sort_by_expert(experts: Tensor, num_experts: int) -> SortedRows:
+    """Sort the rows of each token's `experts [T, count]` by expert, stably.
 
     Reads 8·E·T·count bytes, nearly all from a cache, and writes 12·T·count + 4·E.
     """
     chosen = experts.to(torch.int32).contiguous()
     tokens, owners, places = (torch.empty_like(chosen).view(-1) for _ in range(3))
     stops = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
-    choice = choices.choose("sort_experts", arch_of(chosen.device))
+    config = tuned_tiles.config_for("sort_experts", arch_of(chosen.device))
     arrays = chosen, tokens, owners, places, stops
     launch(
-        *(_sort, (num_experts,), *arrays, chosen.numel()), choice=choice, COUNT=chosen.shape[1]
+        *(_sort, (num_experts,), *arrays, chosen.numel()), config=config, COUNT=chosen.shape[1]
     )  # fmt: skip
-    return Sorted(tokens, owners, places, stops)
+    return SortedRows(tokens, owners, places, stops)
 
 
-def grouped(
+def grouped_linear(
     x: Tensor, tokens: Tensor | None, weight: Tensor, bias: Tensor | None, stops: Tensor
 ) -> Tensor:
-    """Multiply rows up to each stop by that expert's weight: `[E, O, I]` → `[S, O]`.
+    """Grouped GEMM: multiply rows up to each stop by that expert's weight: `[E, O, I]` → `[S, O]`.
 
-    A row is that of `x [T, I]` which `tokens [S]` names, or the next of `x [S, I]`. With `bias
-    [E, O]` that is added. Moves S·(I + O) numbers, and the weights of each expert that has rows
-    once for every tile of them.
+    Rows are gathered from `x [T, I]` by `tokens [S]`, or are those of `x [S, I]`. A `bias [E, O]`
+    is added. Moves S·(I + O) numbers, and the weights of each expert that has rows once for every
+    tile of them.
     """
     x, weight = x.contiguous(), weight.contiguous()
     count = len(x) if tokens is None else len(tokens)
     num_experts, width, inner = weight.shape
     kind = "many" if count > MANY_ROWS * num_experts else "few"
     dtype = str(x.dtype).removeprefix("torch.")
-    choice = choices.choose("grouped", arch_of(x.device), rows=kind, dtype=dtype)
-    at_once = choice.sizes["ROWS"]
+    config = tuned_tiles.config_for("grouped", arch_of(x.device), rows=kind, dtype=dtype)
+    at_once = config.sizes["ROWS"]
     # However rows fall to experts: each that has any leaves one tile half empty.
     tiles = (count + min(count, num_experts) * (at_once - 1)) // at_once
     out = x.new_empty(count, width)
     launch(
-        *(_grouped, (tiles, triton.cdiv(width, choice.sizes["COLUMNS"]))),
+        *(_grouped, (tiles, triton.cdiv(width, config.sizes["COLUMNS"]))),
         *(x, tokens, weight, bias, stops, out, num_experts, width, inner),
-        choice=choice, EXPERTS=triton.next_power_of_2(num_experts),
+        config=config, EXPERTS=triton.next_power_of_2(num_experts),
     )  # fmt: skip
     return out
 
 
-def grouped_few_bits(x: Tensor, tokens: Tensor | None, weight: Quantised, stops: Tensor) -> Tensor:
-    """Do what `grouped` does with weights of few bits `[E, O, I]`, `x` in the order of these.
+def grouped_quantised(x: Tensor, tokens: Tensor | None, weight: Quantised, stops: Tensor) -> Tensor:
+    """Grouped GEMM with quantised weights `[E, O, I]`, the columns of `x` in their order.
 
     Moves S·(I + O) numbers, and the bytes of each expert that has rows once for every tile of them.
     """
     x = x.contiguous()
     count = len(x) if tokens is None else len(tokens)
     num_experts, outputs, inputs = weight.shape
-    choice = choices.choose("grouped_few_bits", arch_of(x.device))
-    at_once = choice.sizes["ROWS"]
+    config = tuned_tiles.config_for("grouped_few_bits", arch_of(x.device))
+    at_once = config.sizes["ROWS"]
     tiles = (count + min(count, num_experts) * (at_once - 1)) // at_once
     out = x.new_empty(count, outputs)
-    arrays = x, tokens, products.bytes_of(weight), weight.scales, weight.zeros, stops, out
+    arrays = x, tokens, linear.bytes_of(weight), weight.scales, weight.zeros, stops, out
     launch(
-        *(_grouped_few_bits, (tiles, triton.cdiv(outputs, choice.sizes["OUTPUTS"])), *arrays),
+        *(_grouped_few_bits, (tiles, triton.cdiv(outputs, config.sizes["OUTPUTS"])), *arrays),
         *(num_experts, outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]),
-        *products.groups_of(weight), choice=choice, EXPERTS=triton.next_power_of_2(num_experts),
+        *linear.groups_of(weight), config=config, EXPERTS=triton.next_power_of_2(num_experts),
     )  # fmt: skip
     return out
 
 
-def combine(rows: Tensor, places: Tensor, shares: Tensor) -> Tensor:
-    """Sum each token's rows by their shares, rounded once: `rows [S, H]`, `[T, count]` → `[T, H]`.
+def combine_experts(rows: Tensor, places: Tensor, shares: Tensor) -> Tensor:
+    """Sum each token's rows by routing weight, rounded once: `[S, H]`, `[T, count]` → `[T, H]`.
 
-    `places [T · count]` says where they lie. Moves T·H·(count + 1) numbers and 8·T·count bytes.
+    `places [T · count]` are their rows. Moves T·H·(count + 1) numbers and 8·T·count bytes.
     """
     width = rows.shape[1]
     out = rows.new_empty(len(shares), width)
-    choice = choices.choose("combine_experts", arch_of(rows.device))
-    grid = (len(shares), triton.cdiv(width, choice.sizes["BLOCK"]))
+    config = tuned_tiles.config_for("combine_experts", arch_of(rows.device))
+    grid = (len(shares), triton.cdiv(width, config.sizes["BLOCK"]))
     arrays = rows, places, shares.contiguous(), out
-    launch(_combine, grid, *arrays, width, choice=choice, COUNT=shares.shape[1])
+    launch(_combine, grid, *arrays, width, config=config, COUNT=shares.shape[1])
     return out
 
 
 def _products(
-    x: Tensor, tokens: Tensor | None, weight: Matrix, bias: Tensor | None, rows: Sorted
+    x: Tensor, tokens: Tensor | None, weight: Matrix, bias: Tensor | None, rows: SortedRows
 ) -> Tensor:
     if isinstance(weight, Quantised):
         if weight.order is not None:
             x = x[:, weight.order]
-        if products.serves(weight) and len(rows.owners) <= MANY_ROWS * weight.shape[0]:
-            out = grouped_few_bits(x, tokens, weight, rows.stops)
+        if linear.supports(weight) and len(rows.owners) <= MANY_ROWS * weight.shape[0]:
+            out = grouped_quantised(x, tokens, weight, rows.stops)
             return out if bias is None else out.add_(bias[rows.owners])
-        weight = products.dequantised(weight)
+        weight = linear.dequantised(weight)
     is_aligned = all(size * weight.itemsize % ALIGNED_BYTES == 0 for size in weight.shape[1:])
     is_torchs = weight.dtype == torch.bfloat16 and arch_of(x.device) in GROUPED_BY_TORCH
     if not is_torchs or not is_aligned:
-        return grouped(x, tokens, weight, bias, rows.stops)
+        return grouped_linear(x, tokens, weight, bias, rows.stops)
     own = x if tokens is None else x[tokens]
     out = functional.grouped_mm(own, weight.transpose(1, 2), offs=rows.stops)
     if bias is not None:
@@ -325,9 +330,9 @@ def _grouped_few_bits(
     source = row if tokens is None else tl.load(tokens + row, has_row, other=0)
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     has_output = output < outputs
-    total = products.accumulated(
+    total = linear.accumulated(
         *(x, source.to(tl.int64), has_row, numbers, scales, zeros),
-        *(expert.to(tl.int64) * outputs + output, has_output, 0, tl.cdiv(inputs, products.STEP)),
+        *(expert.to(tl.int64) * outputs + output, has_output, 0, tl.cdiv(inputs, linear.STEP)),
         *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
     )
     to = out + row.to(tl.int64)[None, :] * outputs + output[:, None]

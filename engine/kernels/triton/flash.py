@@ -1,7 +1,7 @@
-"""The kernel that goes through a step's tiles: rows of queries against places of pages.
+"""Flash attention over paged KV, tile by tile: rows of queries against places of pages.
 
-Flash attention (Dao et al. 2022): a block of places after another, of which each row keeps its
-highest score, the mass of weights below it, and the sum of the values.
+By Dao et al. (2022): block after block of places, each row keeps its highest score, the softmax
+mass relative to it, and the weighted sum of values (online softmax).
 """
 
 from __future__ import annotations
@@ -14,37 +14,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.quantised import FP8
-from engine.kernels.triton import lists
-from engine.kernels.triton.choices import Choice, choose
-from engine.kernels.triton.eight_bits import OF_HALVES, halves_of_e4m3
-from engine.kernels.triton.joining import Parts
-from engine.kernels.triton.launching import arch_of, launch
-from engine.kernels.triton.tiles import ENTRY_FIELDS, TILE_FIELDS
+from ..attention import AttentionShape
+from ..quantised import FP8
+from . import tile_buffers
+from .combine import PartialOutputs
+from .fp8_bits import OF_HALVES, halves_of_e4m3
+from .launch import arch_of, launch
+from .tiles import ENTRY_FIELDS, TILE_FIELDS
+from .tuned_tiles import KernelConfig, config_for
 
-# The first architecture that has numbers of eight bits.
+# The first architecture with fp8 (Ada).
 FIRST_WITH_FP8 = 89
 LOG2_E = tl.constexpr(math.log2(math.e))
-NUM_WIDE, NUM_NARROW = tl.constexpr(lists.NUM_WIDE), tl.constexpr(lists.NUM_NARROW)
-WIDE, NARROW = tl.constexpr(lists.WIDE), tl.constexpr(lists.NARROW)
-ENTRIES = tl.constexpr(lists.ENTRIES)
+NUM_WIDE, NUM_NARROW = tl.constexpr(tile_buffers.NUM_WIDE), tl.constexpr(tile_buffers.NUM_NARROW)
+WIDE, NARROW = tl.constexpr(tile_buffers.WIDE), tl.constexpr(tile_buffers.NARROW)
+ENTRIES = tl.constexpr(tile_buffers.ENTRIES)
 FIELDS, FIELDS_OF_ENTRY = tl.constexpr(TILE_FIELDS), tl.constexpr(ENTRY_FIELDS)
 
 
-def choose_tiles(shape: AttentionShape, dtype: torch.dtype, arch: str, *, is_wide: bool) -> Choice:
-    """Return the choice for wide or narrow tiles of a layer's queries; each holds a token.
+def attention_config(
+    shape: AttentionShape, dtype: torch.dtype, arch: str, *, is_wide: bool
+) -> KernelConfig:
+    """Return the kernel config for wide or narrow tiles of a layer; each fits one token at least.
 
-    Its ROWS are how many queries a tile has at most.
+    Its ROWS are the most query rows of a tile.
     """
     width, bits = max(_block(shape.key_dim), _block(shape.value_dim)), 8 * dtype.itemsize
     if is_wide:
-        choice = choose("attention_wide", arch, width=width, bits=bits)
+        config = config_for("attention_wide", arch, width=width, bits=bits)
     else:
-        choice = choose("attention_narrow", arch, width=width, bits=bits)
+        config = config_for("attention_narrow", arch, width=width, bits=bits)
     rows = _block(shape.num_query_heads // shape.num_kv_heads)
-    rows = max(rows, choice.sizes.get("ROWS", rows))
-    return replace(choice, sizes={**choice.sizes, "ROWS": rows})
+    rows = max(rows, config.sizes.get("ROWS", rows))
+    return replace(config, sizes={**config.sizes, "ROWS": rows})
 
 
 def attend_tiles(
@@ -55,20 +57,20 @@ def attend_tiles(
     cache: tuple[Tensor, Tensor, Tensor],
     sinks: Tensor | None,
     out: Tensor,
-    parts: Parts,
+    parts: PartialOutputs,
     *,
     is_wide: bool,
 ) -> None:
     """Attend the `query [T, Hq, Dk]` of `most` wide or narrow tiles.
 
-    `tiles` are the lists and where in them the header is; `cache` the numbers of the spans' pages,
-    keys `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or of eight bits;
-    `sinks [Hq]`. A tile that ends writes to `out [T, Hq, Dv]`, others to `parts`. Moves each tile's
-    keys and values, queries, and what it writes, once.
+    `tiles` are the tile buffers and the offset of the header; `cache` the spans' page table, keys
+    `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or fp8; `sinks [Hq]`.
+    A tile that is its tokens' only one writes to `out [T, Hq, Dv]`, split-KV tiles to `parts`.
+    Moves each tile's keys and values, queries, and outputs, once.
     """
     pages, keys, values = cache
     arch = arch_of(query.device)
-    choice = choose_tiles(shape, keys.dtype, arch, is_wide=is_wide)
+    config = attention_config(shape, keys.dtype, arch, is_wide=is_wide)
     if keys.dtype == FP8 and not _reads_fp8(arch):
         keys, values = keys.view(torch.uint8), values.view(torch.uint8)
     # A score is scaled, and in powers of 2; with a softcap, softcap · tanh(x), which is
@@ -82,7 +84,7 @@ def attend_tiles(
         (most * heads,),
         *(*tiles, query, pages, keys, values, sinks, out, *parts, inner, outer),
         *(heads, shape.num_query_heads // heads),
-        choice=choice,
+        config=config,
         IS_WIDE=is_wide,
         KEY_DIM=shape.key_dim,
         KEY_BLOCK=_block(shape.key_dim),
@@ -95,7 +97,7 @@ def attend_tiles(
 
 
 def _reads_fp8(arch: str) -> bool:
-    """Say whether a card widens numbers of eight bits by itself; others do bit by bit."""
+    """Say whether a GPU converts fp8 in hardware; older ones do it bit by bit."""
     return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= FIRST_WITH_FP8
 
 
@@ -221,7 +223,7 @@ def _meet(
     PLACES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Let rows meet the places from `begin` to `last`, of which those before `end` are theirs."""
+    """Attend rows to the places `begin` to `last`, of which those before `end` are the tile's."""
     KEY_BLOCK: tl.constexpr = queries.shape[1]
     VALUE_BLOCK: tl.constexpr = total.shape[1]
     dims, columns = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK)
@@ -266,7 +268,7 @@ def _meet(
 
 @triton.jit
 def _widened(numbers, kind: tl.constexpr):
-    """Return numbers of eight bits, or any, as another dtype: bytes are float8_e4m3fn's."""
+    """Convert numbers to another dtype; uint8 holds the bits of float8_e4m3fn."""
     if numbers.dtype == tl.uint8:
         wide = halves_of_e4m3(numbers) * OF_HALVES
         return tl.where((numbers & 0x7F) == 0x7F, float("nan"), wide).to(kind)

@@ -1,4 +1,4 @@
-"""Products of fp8 numbers with fp8 weights, and what makes rows fp8; for Ada, Hopper and later.
+"""Matrix products of fp8 activations and fp8 weights, and quantisation of rows to fp8 (Ada, …).
 
 The reference is `engine.kernels.quantised`: `rows_to_fp8`, and `Quantised.dequantised` with it.
 """
@@ -10,25 +10,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.quantised import BLOCK, FP8, Quantised
-from engine.kernels.triton.choices import choose
-from engine.kernels.triton.eight_bits import LARGEST, as_e4m3
-from engine.kernels.triton.launching import arch_of, launch
+from ..quantised import BLOCK, FP8, Quantised
+from .fp8_bits import LARGEST, as_e4m3
+from .launch import arch_of, launch
+from .tuned_tiles import config_for
 
-# What multiplies fp8 numbers, and Triton's name for them, is there from Ada on.
+# fp8 tensor cores, and Triton's fp8 type, exist from Ada on.
 FIRST_ARCH = 89
 # Rows that a program may have, by how many there are.
 TILES = (16, 64, 128)
 STEP = tl.constexpr(BLOCK)
 
 
-def multiplies_fp8(device: torch.device) -> bool:
-    """Say whether a device's own products take fp8 numbers."""
+def has_fp8_matmul(device: torch.device) -> bool:
+    """Say whether a device multiplies fp8 numbers in hardware."""
     arch = arch_of(device)
     return arch == "interpreter" or int(arch.removeprefix("sm_")) >= FIRST_ARCH
 
 
-def to_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantise_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     """Return `x [T, I]` as fp8, and fp32 scales `[T, ⌈I / group⌉]`; see `rows_to_fp8`.
 
     A group is a power of two, or a row. Moves T·I numbers of x's dtype and T·I bytes.
@@ -40,12 +40,12 @@ def to_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     arrays = x.contiguous(), numbers.view(torch.uint8), scales
     arch = arch_of(x.device)
     if groups == 1:
-        choice = choose("row_to_fp8", arch)
-        launch(_row_to_fp8, (rows,), *arrays, width, choice=choice)
+        config = config_for("row_to_fp8", arch)
+        launch(_row_to_fp8, (rows,), *arrays, width, config=config)
     else:
-        choice = choose("groups_to_fp8", arch)
-        grid = (rows, triton.cdiv(groups, choice.sizes["GROUPS"]))
-        launch(_groups_to_fp8, grid, *arrays, width, groups, choice=choice, SIZE=group)
+        config = config_for("groups_to_fp8", arch)
+        grid = (rows, triton.cdiv(groups, config.sizes["GROUPS"]))
+        launch(_groups_to_fp8, grid, *arrays, width, groups, config=config, SIZE=group)
     return numbers, scales
 
 
@@ -55,20 +55,20 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     These are blocks of a multiple of 128 inputs, or rows. Moves T·I numbers twice and T·O once of
     x's dtype, and the weight's bytes once for each tile of rows.
     """
-    numbers, scales = to_fp8(x, weight.group)
+    numbers, scales = quantise_fp8(x, weight.group)
     (rows, inputs), outputs, groups = x.shape, weight.shape[0], weight.scales.shape[-1]
     out = x.new_empty(rows, outputs)
     most = next((tile for tile in TILES if rows <= tile), TILES[-1])
-    choice = choose("multiply_fp8", arch_of(x.device), rows=most, is_grouped=int(groups > 1))
-    tiles = (triton.cdiv(rows, choice.sizes["ROWS"]), triton.cdiv(outputs, choice.sizes["OUTPUTS"]))
+    config = config_for("multiply_fp8", arch_of(x.device), rows=most, is_grouped=int(groups > 1))
+    tiles = (triton.cdiv(rows, config.sizes["ROWS"]), triton.cdiv(outputs, config.sizes["OUTPUTS"]))
     arrays = numbers, scales, weight.numbers, weight.scales, out
     sizes = rows, outputs, inputs, groups, weight.group // BLOCK
     grid = (tiles[0] * tiles[1],)
-    launch(_multiply_fp8, grid, *arrays, *sizes, choice=choice, IS_GROUPED=groups > 1)
+    launch(_multiply_fp8, grid, *arrays, *sizes, config=config, IS_GROUPED=groups > 1)
     return out if bias is None else out.add_(bias)
 
 
-def serves(weight: Quantised) -> bool:
+def supports(weight: Quantised) -> bool:
     """Say whether `multiply` takes a weight."""
     is_one = weight.group >= weight.inputs
     return (

@@ -1,4 +1,4 @@
-"""The GPU's way from vectors of tokens to one of their sequence.
+"""Pooling of token vectors to one embedding a sequence, on GPUs.
 
 The reference is `engine.kernels.pooling`.
 """
@@ -12,41 +12,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.pooling import Segments
-from engine.kernels.triton.choices import choose
-from engine.kernels.triton.launching import arch_of, launch
+from ..pooling import Segments
+from .launch import arch_of, launch
+from .tuned_tiles import config_for
 
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
-# What a vector is divided by at least.
+# The least norm that a vector is divided by.
 SHORTEST = tl.constexpr(1e-12)
 
 
 def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
-    """See `Pools.pool`; for each mode moves N·H numbers, of the first or last S·H, and 4·S·H bytes.
+    """See `PoolingOps.pool`; a mode moves N·H numbers, of the first or last S·H, and 4·S·H bytes.
 
     A sequence is summed in the same order whatever runs beside it.
     """
     hidden = hidden.contiguous()
     count, width = len(segments.skipped), hidden.shape[1]
     out = hidden.new_empty(count, len(modes) * width, dtype=torch.float32)
-    choice = choose("pool", arch_of(hidden.device), width=width)
+    config = config_for("pool", arch_of(hidden.device), width=width)
     for place, mode in enumerate(modes):
         launch(
-            *(_pool, (count, triton.cdiv(width, choice.sizes["COLUMNS"]))),
+            *(_pool, (count, triton.cdiv(width, config.sizes["COLUMNS"]))),
             *(hidden, *segments, out, width, len(modes) * width, place * width),
-            choice=choice, MODE=mode,
+            config=config, MODE=mode,
         )  # fmt: skip
     return out
 
 
-def unit(x: Tensor) -> Tensor:
-    """See `Pools.unit`; moves 8·S·D bytes."""
+def normalise(x: Tensor) -> Tensor:
+    """See `PoolingOps.normalise`; moves 8·S·D bytes."""
     rows = x.contiguous()
     out = torch.empty_like(rows)
     count, width = rows.shape
     block = triton.next_power_of_2(width)
-    choice = choose("unit", arch_of(x.device), width=width)
-    launch(_unit, (count,), rows, out, width, choice=choice, BLOCK=block)
+    config = config_for("unit", arch_of(x.device), width=width)
+    launch(_unit, (count,), rows, out, width, config=config, BLOCK=block)
     return out
 
 

@@ -1,8 +1,8 @@
-"""The GPU's choice of tokens, that of `engine.kernels.sampling`: the same by the same draw.
+"""Sampling on GPUs: greedy, top-k, top-p, min-p; the reference is `engine.kernels.sampling`.
 
-A row's choice is made of what `measuring` knows of its groups, and of another look at the groups
-that thresholds may leave something of. A threshold is looked for by the order of numbers as
-integers, between bounds that every look makes narrower; there is no sort.
+The same draw gives the same token. A row is sampled from its `logit_groups` statistics, and from
+another read of the groups that may be above the thresholds. Thresholds are bisected by the order of
+floats as integers; there is no sort.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.sampling import Rules, Sampled
-from engine.kernels.triton import choices
-from engine.kernels.triton.asking import NUM_WORDS, ask, word_of
-from engine.kernels.triton.launching import arch_of, launch
-from engine.kernels.triton.measuring import (
+from ..sampling import Sampled, SamplingMetadata
+from . import tuned_tiles
+from .launch import arch_of, launch
+from .logit_groups import (
     FACTOR,
     GROUP,
     IS_BAD,
     IS_FINITE,
     ROW,
     mass,
-    measure,
+    measure_groups,
     order,
 )
-from engine.kernels.triton.scoring import log_probabilities
-from engine.kernels.triton.shaping import shaped, shapes_of
+from .logits_processors import prepare_processors, shaped
+from .logprobs import compute_logprobs
+from .sampling_inputs import NUM_WORDS, send_metadata, word_offset
 
-DRAW, LOG_MIN_P, TOP_P, TOP_K = map(word_of, ("draw", "log_min_p", "top_p", "top_k"))
+DRAW, LOG_MIN_P, TOP_P, TOP_K = map(word_offset, ("draw", "log_min_p", "top_p", "top_k"))
 LOWEST = tl.constexpr(-0x7F7FFFFF)  # the order of the lowest number that is finite
 
-__all__ = ["choose", "log_probabilities"]
+__all__ = ["compute_logprobs", "sample"]
 
 
-def choose(logits: Tensor, rules: Rules) -> Sampled:
-    """See `ChoosesTokens.choose`; moves the logits once, and again of groups that may be chosen.
+def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:
+    """See `SamplingOps.sample`; reads the logits once, and again groups that may be sampled.
 
-    logits `[N, V]` of any float dtype, their rows dense. What a row asks is sent in 64 bytes.
+    logits `[N, V]` of any float dtype, their rows dense. A row's metadata is sent in 64 bytes.
     """
     rows, vocabulary = logits.shape
-    asked = ask(rules, vocabulary, logits.device)
+    inputs = send_metadata(metadata, vocabulary, logits.device)
     token_ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
     is_broken = torch.empty(rows, dtype=torch.bool, device=logits.device)
-    for run in asked.runs:
-        shapes = shapes_of(asked, run, vocabulary)
-        count = run.stop - run.first
-        measured = measure(logits, asked.records, shapes, run.first, count)
-        choice = choices.choose("choose_tokens", arch_of(logits.device))
+    for chunk in inputs.chunks:
+        shapes = prepare_processors(inputs, chunk, vocabulary)
+        count = chunk.stop - chunk.first
+        measured = measure_groups(logits, inputs.records, shapes, chunk.first, count)
+        config = tuned_tiles.config_for("choose_tokens", arch_of(logits.device))
         launch(
             _choose,
             (count,),
             logits,
-            asked.records,
+            inputs.records,
             *shapes,
             *measured,
             torch.empty_like(measured.peaks, dtype=torch.int32),
             token_ids,
             is_broken,
-            run.first,
+            chunk.first,
             logits.stride(0),
             vocabulary,
             triton.cdiv(vocabulary, 32),
             shapes.masks.shape[1],
-            choice=choice,
+            config=config,
             ROOM=measured.peaks.shape[1],
             GROUP=GROUP,
         )

@@ -1,7 +1,8 @@
-"""A step's tiles, made on the host: which rows of queries meet which places of which pages.
+"""Tile plan of a step's attention, made on the host: rows of queries by places of pages.
 
-A tile is some tokens, each with the query heads of one key head, against a run of places. Whatever
-a layer's masks are, here they become two numbers for each token: the places that it sees.
+A tile is some tokens, each with the query heads of one key head, against a run of places. Long
+contexts are split over several tiles (split-KV); shared prefixes get tiles of many sequences. All
+masks of a layer become two numbers for each token: the first place that it sees, and the end.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kernels.step import Step
-from engine.kernels.triton.prefixes import Shared, shared_by_none
+from ..step import Step
+from .shared_prefixes import SharedPrefixes, no_shared_prefixes
 
 Ints = NDArray[np.int64]
-# Of `Tiles.tiles`: its entries' begin and count, its list of pages, its places, whether it ends.
+# Of a tile: its entries' begin and count, its page list, its first place and end, is it unsplit.
 TILE_FIELDS = 6
-# Of `Tiles.entries`: a token, where its part goes (-1: nowhere, the tile ends), what it sees.
+# Of `Tiles.entries`: a token, the index of its part (-1: unsplit), the first place seen, the end.
 ENTRY_FIELDS = 4
-# Of `Tiles.joins`: a token, and the parts that it is joined from, by first and count.
+# Of `Tiles.joins`: a token, and the parts that are combined for it, by first and count.
 JOIN_FIELDS = 3
-# Runs of places are cut at multiples of so many, and into no fewer.
+# Split-KV: places are split at multiples of CUT, into parts of FEWEST_PLACES at least.
 CUT = 64
 FEWEST_PLACES = 256
 
 
-class Kind(NamedTuple):
-    """What the tiles of a layer depend on; layers of one kind share them.
+class TileSpec(NamedTuple):
+    """Spec of a layer's tiles; layers of the same spec share them.
 
-    A tile has `wide` or `narrow` rows at most, of which a token takes `group`. `at_once`: into how
-    many tiles a step's work is cut where it has fewer, so that the whole card computes.
+    A tile has `wide` or `narrow` rows at most, of which a token takes `group`. `at_once`: the
+    number of tiles that a smaller step is split into, so that the whole GPU computes.
     """
 
     group: int
@@ -43,12 +44,12 @@ class Kind(NamedTuple):
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Return how many tokens a wide tile takes, and a narrow one."""
+        """Return the most tokens of a wide tile, and of a narrow one."""
         return self.wide // self.group, self.narrow // self.group
 
 
-class Limits(NamedTuple):
-    """How many tiles, joins and parts there may be."""
+class TileCounts(NamedTuple):
+    """Counts of tiles, of tokens to combine (`joins`), and of their parts."""
 
     wide: int
     narrow: int
@@ -56,21 +57,21 @@ class Limits(NamedTuple):
     parts: int
 
     @classmethod
-    def of(cls, kind: Kind, num_tokens: int) -> Limits:
-        """Return what suffices for any step of so many tokens, be nothing shared and nothing cut.
+    def upper_bound(cls, spec: TileSpec, num_tokens: int) -> TileCounts:
+        """Return what suffices for any step of `num_tokens` tokens that shares and splits nothing.
 
-        And for all that is cut so that the card computes, and tokens of three parts.
+        And for `at_once` splits, and three parts a token.
         """
-        wide, narrow = kind.tokens
+        wide, narrow = spec.tokens
         # A span of wide tiles has more tokens than a narrow one takes, and its last may be short.
         at_most = max(num_tokens // (narrow + 1), 2 * num_tokens // (wide + 1))
-        parts = 3 * num_tokens + 2 * kind.at_once * wide
-        return cls(at_most + kind.at_once, num_tokens + kind.at_once, num_tokens, parts)
+        parts = 3 * num_tokens + 2 * spec.at_once * wide
+        return cls(at_most + spec.at_once, num_tokens + spec.at_once, num_tokens, parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tiles of one kind of layers; those that take longest come first of wide and of narrow."""
+    """Tiles of one spec, wide and narrow; of each the longest come first."""
 
     wide: NDArray[np.int32]  # [n, TILE_FIELDS]
     narrow: NDArray[np.int32]  # [n, TILE_FIELDS]
@@ -79,13 +80,13 @@ class Tiles:
     num_parts: int
 
     @property
-    def counts(self) -> Limits:
-        """Return how many there are of each."""
-        return Limits(len(self.wide), len(self.narrow), len(self.joins), self.num_parts)
+    def counts(self) -> TileCounts:
+        """Return the counts of each."""
+        return TileCounts(len(self.wide), len(self.narrow), len(self.joins), self.num_parts)
 
 
 class _Rows(NamedTuple):
-    """Runs `starts:stops` of tokens in an order, each one's pages, and the places that it meets."""
+    """Runs `starts:stops` of ordered tokens, the pages of each, and its range of places."""
 
     starts: Ints
     stops: Ints
@@ -94,31 +95,33 @@ class _Rows(NamedTuple):
     lasts: Ints
 
 
-def lay_out(step: Step, num_tokens: int, kind: Kind, page_size: int, shared: Shared) -> Tiles:
-    """Return the tiles of a step that lies on the host, over pages of which some are shared.
+def plan_tiles(
+    step: Step, num_tokens: int, spec: TileSpec, page_size: int, shared: SharedPrefixes
+) -> Tiles:
+    """Plan the tiles of a step, which is on the host, given its shared prefixes.
 
-    It is filled up to `num_tokens`, with tokens that see nothing.
+    It is padded to `num_tokens` with tokens that see nothing.
     """
-    sees = _seen(step, num_tokens, kind)
-    # A window that ends within what is shared would leave some of a tile's tokens nothing to see.
-    if not kind.is_causal or sees[0][: step.num_decodes].any():
-        shared = shared_by_none(step.num_decodes)
+    sees = _visible_ranges(step, num_tokens, spec)
+    # A window that begins within the shared prefix would leave some of a tile's rows empty.
+    if not spec.is_causal or sees[0][: step.num_decodes].any():
+        shared = no_shared_prefixes(step.num_decodes)
     rows = _rows(step, num_tokens, page_size, shared)
-    tiles = _cut(rows, shared.order, sees, kind, page_size)
-    limits = Limits.of(kind, num_tokens)
+    tiles = _cut(rows, shared.order, sees, spec, page_size)
+    limits = TileCounts.upper_bound(spec, num_tokens)
     if any(count > most for count, most in zip(tiles.counts, limits, strict=True)):
-        none = shared_by_none(step.num_decodes)
-        uncut = kind._replace(at_once=1)
+        none = no_shared_prefixes(step.num_decodes)
+        uncut = spec._replace(at_once=1)
         rows = _rows(step, num_tokens, page_size, none)
         tiles = _cut(rows, none.order, sees, uncut, page_size)
     return tiles
 
 
-def _seen(step: Step, num_tokens: int, kind: Kind) -> tuple[Ints, Ints]:
-    """Return the first place that each token sees, and the one after the last: `[T]`, `[T]`."""
+def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, Ints]:
+    """Return each token's first visible place, and the one after its last: `[T]`, `[T]`."""
     positions = step.positions.numpy().astype(np.int64)
-    reach = kind.window or np.iinfo(np.int32).max
-    if kind.is_causal:
+    reach = spec.window or np.iinfo(np.int32).max
+    if spec.is_causal:
         ends = step.visible_ends.numpy()
     else:
         counts = np.diff(step.query_starts.numpy())
@@ -130,10 +133,10 @@ def _seen(step: Step, num_tokens: int, kind: Kind) -> tuple[Ints, Ints]:
     return firsts, stops
 
 
-def _rows(step: Step, num_tokens: int, page_size: int, shared: Shared) -> _Rows:
-    """Return a step's spans, each from where it is alone, its filling, and what decodes share.
+def _rows(step: Step, num_tokens: int, page_size: int, shared: SharedPrefixes) -> _Rows:
+    """Return a step's spans from the end of their shared prefix, the padding, and the prefixes.
 
-    Tokens are in the step's order and, behind it, that of what is shared.
+    Tokens are in the step's order and, behind it, in `shared.order`.
     """
     starts = step.query_starts.numpy().astype(np.int64)
     spans = len(starts) - 1
@@ -150,21 +153,23 @@ def _rows(step: Step, num_tokens: int, page_size: int, shared: Shared) -> _Rows:
     )
 
 
-def _cut(rows: _Rows, order: Ints, sees: tuple[Ints, Ints], kind: Kind, page_size: int) -> Tiles:
-    """Cut rows into tiles by tokens, then by places where there are too few tiles."""
+def _cut(
+    rows: _Rows, order: Ints, sees: tuple[Ints, Ints], spec: TileSpec, page_size: int
+) -> Tiles:
+    """Cut rows into tiles by tokens, then by places (split-KV) where there are too few tiles."""
     order = np.concatenate([np.arange(len(sees[0])), order])
     lengths = rows.stops - rows.starts
-    most_wide, most_narrow = kind.tokens
+    most_wide, most_narrow = spec.tokens
     is_wide = lengths > most_narrow
     at_once = np.where(is_wide, most_wide, most_narrow)
     run, number = _repeated(-(-lengths // at_once))
     starts = rows.starts[run] + number * at_once[run]
     stops = np.minimum(starts + at_once[run], rows.stops[run])
-    # Along a span both only grow; who shares sees all that is shared.
+    # Along a span both only grow; members of a shared prefix see all of it.
     firsts = np.maximum(rows.firsts[run], sees[0][order[starts]]) // page_size * page_size
     lasts = np.maximum(np.minimum(rows.lasts[run], sees[1][order[stops - 1]]), firsts)
     places = lasts - firsts
-    longest = max(FEWEST_PLACES, -(-int(places.sum()) // kind.at_once))
+    longest = max(FEWEST_PLACES, -(-int(places.sum()) // spec.at_once))
     cuts = np.maximum(-(-places // longest), 1)
     each = _rounded(-(-places // cuts))
     cuts = np.maximum(-(-places // np.maximum(each, 1)), 1)
@@ -178,7 +183,7 @@ def _cut(rows: _Rows, order: Ints, sees: tuple[Ints, Ints], kind: Kind, page_siz
     )
     owner, number = _repeated(stops - starts)
     tokens = order[starts[owner] + number]
-    parts, joins = _joined(tokens, len(sees[0]))
+    parts, joins = _assign_parts(tokens, len(sees[0]))
     entries = np.stack([tokens, parts, sees[0][tokens], sees[1][tokens]], axis=1)
     counts = stops - starts
     begins = np.cumsum(counts) - counts
@@ -192,10 +197,10 @@ def _cut(rows: _Rows, order: Ints, sees: tuple[Ints, Ints], kind: Kind, page_siz
     )
 
 
-def _joined(tokens: Ints, num_tokens: int) -> tuple[Ints, Ints]:
-    """Return where the part of each entry goes, by its token, and what is joined of these.
+def _assign_parts(tokens: Ints, num_tokens: int) -> tuple[Ints, Ints]:
+    """Return the part index of each entry, by its token, and the tokens to combine.
 
-    Parts of one token lie after each other; a token of one entry has none.
+    Parts of one token are contiguous; a token of one entry has none.
     """
     counts = np.bincount(tokens, minlength=num_tokens)
     joined = np.flatnonzero(counts > 1)

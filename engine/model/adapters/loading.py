@@ -14,24 +14,24 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused, first_line_of
-from engine.files import find_file
-from engine.kernels.adapters import LowRank
-from engine.kernels.ranks import Share
-from engine.model.adapters.description import (
+from ...config import EngineConfig
+from ...errors import ModelRefused, first_line_of
+from ...kernels.adapters import AdapterWeights
+from ...kernels.communicator import Shard
+from ...storage.hub import find_file
+from ..architecture import Architecture
+from ..checkpoint import FLOATS, check_inside, some
+from ..hf_config import HFConfig
+from ..sanity import check_numbers
+from ..weight_map import EMBEDDING, HEAD, WHOLE, Weight, weights_of
+from ..weights import TEXT_OF_WHOLE
+from .adapter_config import (
     ALL_LINEAR,
     CONFIG,
-    AdapterDescription,
+    AdapterConfig,
     read_adapter_config,
 )
-from engine.model.adapters.patterns import PatternRefused
-from engine.model.architecture import Architecture
-from engine.model.checkpoint import FLOATS, check_inside, some
-from engine.model.description import Description
-from engine.model.layout import EMBEDDING, HEAD, WHOLE, Weight, weights_of
-from engine.model.sanity import check_numbers
-from engine.model.weights import TEXT_OF_WHOLE
+from .patterns import PatternRefused
 
 TENSORS = "adapter_model.safetensors"
 PICKLES = ("adapter_model.bin", "adapter_model.pt")
@@ -40,7 +40,7 @@ WRAPPED = "base_model.model."
 WEIGHT = ".weight"
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
 # Which products of a layer are adapted; those of experts are more than one matrix.
-ROLES = ("qkv", "output", "gate_up", "down")
+ROLES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What is added to a module's weight: `scale` · `up [O, R]` · `down [R, I]`, as stored."""
+    """LoRA weights of one module; they add `scale` · `up [O, R]` · `down [R, I]` to its own."""
 
     down: Tensor
     up: Tensor
@@ -79,8 +79,8 @@ class Adapter:
         architecture: Architecture,
         dtype: torch.dtype,
         device: torch.device,
-        share: Share = WHOLE,
-    ) -> dict[str, LowRank]:
+        shard: Shard = WHOLE,
+    ) -> dict[str, AdapterWeights]:
         """Return what it adds to a rank's products by their roles: those of merged weights.
 
         Modules of layers that `architecture` leaves out are left out.
@@ -92,31 +92,32 @@ class Adapter:
                 by_role.setdefault(site.role, []).append((site, self.modules[name]))
         heights = {weight.role: weight.shape[0] for weight in weights_of(architecture)}
         placed = {}
-        for weight in weights_of(architecture, share=share):
+        for weight in weights_of(architecture, shard=shard):
             if weight.role in by_role:
                 rows, columns = _own(weight, sites)
                 whole = _joined(heights[weight.role], by_role[weight.role])
-                own = LowRank(whole.down[:, columns], whole.up[rows])
-                placed[weight.role] = LowRank(own.down.to(device, dtype), own.up.to(device, dtype))
+                own = AdapterWeights(whole.down[:, columns], whole.up[rows])
+                placed[weight.role] = AdapterWeights(
+                    own.down.to(device, dtype), own.up.to(device, dtype)
+                )
         return placed
 
 
 def read_adapters(
-    settings: EngineConfig, description: Description, architecture: Architecture
+    settings: EngineConfig, hf_config: HFConfig, architecture: Architecture
 ) -> tuple[Adapter, ...]:
     """Return the adapters of the settings, in order; `ModelRefused` says which does not fit."""
     if not settings.lora_modules:
         return ()
-    from engine.model.vision.eager import WHOLE_ONLY
+    from ..vision.eager import WHOLE_ONLY
 
-    if description.kind in WHOLE_ONLY:
+    if hf_config.model_type in WHOLE_ONLY:
         raise ModelRefused(
-            f"{settings.model}: adapters of {description.kind} cannot be proved, so they are not "
-            "served: merge the adapter into the model."
+            f"{settings.model}: adapters of {hf_config.model_type} cannot be proved, so they are "
+            "not served: merge the adapter into the model."
         )
     return tuple(
-        _read(name, path, settings, description, architecture)
-        for name, path in settings.lora_modules
+        _read(name, path, settings, hf_config, architecture) for name, path in settings.lora_modules
     )
 
 
@@ -145,7 +146,7 @@ def _own(weight: Weight, sites: Mapping[str, Site]) -> tuple[Tensor, slice]:
     return torch.cat(rows), slice(columns.start, columns.stop)
 
 
-def _joined(height: int, parts: Sequence[tuple[Site, Module]]) -> LowRank:
+def _joined(height: int, parts: Sequence[tuple[Site, Module]]) -> AdapterWeights:
     """Return modules side by side: each reads its own rows of `down`, and fills its own of `up`."""
     down = torch.cat([module.down.float() for _, module in parts])
     up = torch.zeros(height, len(down))
@@ -155,24 +156,24 @@ def _joined(height: int, parts: Sequence[tuple[Site, Module]]) -> LowRank:
         rows = slice(site.start, site.start + site.height)
         up[rows, column : column + rank] = module.scale * module.up.float()
         column += rank
-    return LowRank(down, up)
+    return AdapterWeights(down, up)
 
 
 def _read(
     name: str,
     path: str,
     settings: EngineConfig,
-    description: Description,
+    hf_config: HFConfig,
     architecture: Architecture,
 ) -> Adapter:
     where = f"adapter {name} ({path})"
     folder = _folder(path, where)
     said = read_adapter_config(folder / CONFIG, where)
     sites = sites_of(architecture)
-    tensors = _tensors(folder, where, architecture, is_part=description.is_part)
+    tensors = _tensors(folder, where, architecture, is_multimodal=hf_config.is_multimodal)
     modules = {}
     try:
-        _check_modules(where, tensors, said, architecture, description)
+        _check_modules(where, tensors, said, architecture, hf_config)
         for module, halves in tensors.items():
             rank, site = said.rank_of(module), sites[module]
             _check_halves(where, module, halves, rank, site)
@@ -206,7 +207,7 @@ def _folder(path: str, where: str) -> Path:
 
 
 def _tensors(
-    folder: Path, where: str, architecture: Architecture, *, is_part: bool
+    folder: Path, where: str, architecture: Architecture, *, is_multimodal: bool
 ) -> dict[str, dict[str, Tensor]]:
     """Return the halves A and B of each module that the file holds; refuse any other tensor."""
     from safetensors import SafetensorError, safe_open
@@ -218,7 +219,7 @@ def _tensors(
                 half = _HALF.fullmatch(key)
                 if half is None or not half[1].startswith(WRAPPED):
                     raise ModelRefused(f"{where}: holds {key}, {_why_not(key)}.")
-                module = _text_name(half[1].removeprefix(WRAPPED), is_part=is_part)
+                module = _text_name(half[1].removeprefix(WRAPPED), is_multimodal=is_multimodal)
                 kind = file.get_slice(key).get_dtype()
                 if kind not in FLOATS:
                     raise ModelRefused(f"{where}: {key} is stored as {kind}, which is no float.")
@@ -241,9 +242,9 @@ def _why_not(key: str) -> str:
     return "which is neither half of a product of low rank"
 
 
-def _text_name(module: str, *, is_part: bool) -> str:
+def _text_name(module: str, *, is_multimodal: bool) -> str:
     """Return the name of a module in the text model, whatever the whole calls it."""
-    for pattern, instead in TEXT_OF_WHOLE.items() if is_part else ():
+    for pattern, instead in TEXT_OF_WHOLE.items() if is_multimodal else ():
         module = re.sub(pattern, instead, module)
     return module
 
@@ -258,8 +259,8 @@ def _check_names(where: str, modules: Collection[str], architecture: Architectur
     known |= {HEAD.removesuffix(".weight"), EMBEDDING.removesuffix(".weight")}
     if strange := [name for name in others if name not in known and ".experts" not in name]:
         raise ModelRefused(
-            f"{where}: adapts {some(strange)}, which {architecture.title} here does not have: it "
-            "was trained for another model."
+            f"{where}: adapts {some(strange)}, which {architecture.class_name} here does not have: "
+            "it was trained for another model."
         )
     raise ModelRefused(
         f"{where}: adapts {some(others)}: only adapters of attention and of MLPs that are no "
@@ -270,15 +271,15 @@ def _check_names(where: str, modules: Collection[str], architecture: Architectur
 def _check_modules(
     where: str,
     modules: Collection[str],
-    said: AdapterDescription,
+    said: AdapterConfig,
     architecture: Architecture,
-    description: Description,
+    hf_config: HFConfig,
 ) -> None:
     """Refuse tensors that are not those of the modules that the config means."""
     meant = {
         name
         for name in sites_of(architecture)
-        if any(said.takes(form) for form in _forms(name, is_part=description.is_part))
+        if any(said.takes(form) for form in _forms(name, is_multimodal=hf_config.is_multimodal))
     }
     if said.targets == ALL_LINEAR and any(block.experts for block in architecture.blocks):
         meant = set(modules)  # what experts are is not for every version of PEFT the same
@@ -294,10 +295,10 @@ def _check_modules(
         )
 
 
-def _forms(name: str, *, is_part: bool) -> Iterator[str]:
+def _forms(name: str, *, is_multimodal: bool) -> Iterator[str]:
     """Yield what a module is called in the text model, and in models of more than text."""
     yield name
-    if is_part:
+    if is_multimodal:
         yield f"language_model.{name}"
         yield re.sub(r"^model\.", "model.language_model.", name)
 

@@ -1,13 +1,13 @@
-"""What an encoder is made of: the numbers by which one block becomes a model of any family."""
+"""Encoder architecture: the numbers by which one block becomes a model of any family."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Curve, Gate
-from engine.model.architecture import Rope
+from ...kernels.attention import AttentionShape
+from ...kernels.elementwise import Activation, Gate
+from ..architecture import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,25 @@ class EncoderBlock:
 
 @dataclass(frozen=True, slots=True)
 class EncoderNames:
-    """What a family's checkpoints call the parts; a layer's are below `layer`, with its number.
+    """Weight names in a family's checkpoints; a layer's lie below `layer`, with its number.
 
-    `base` is what all names begin with in the checkpoint of a model with a head. `attended_norm` is
-    the norm after attention, `mixed_norm` the one after the MLP; where norms come before both,
-    that of the next layer, named by `mixed_norm`, or the last one, `final_norm`.
+    All names begin with `base_model_prefix` in the checkpoint of a model with a head.
+    `post_attention_norm` follows attention, `post_mlp_norm` the MLP. In a pre-norm family the
+    latter is the next layer's first norm, and after the last layer `final_norm`.
     """
 
-    base: str
-    words: str
-    positions: str
-    types: str
+    base_model_prefix: str
+    word_embeddings: str
+    position_embeddings: str
+    token_type_embeddings: str
     embedding_norm: str
     layer: str
     qkv: tuple[str, ...]
-    output: str
-    attended_norm: str
-    up: tuple[str, ...]
-    down: str
-    mixed_norm: str
+    o_proj: str
+    post_attention_norm: str
+    up_proj: tuple[str, ...]
+    down_proj: str
+    post_mlp_norm: str
     final_norm: str = ""
 
 
@@ -70,29 +70,29 @@ HeadPart = HeadLinear | HeadNorm
 class EncoderArchitecture:
     """An encoder: embeddings, blocks, and what a classifier makes of them.
 
-    Norms come after what they norm was added, or with `is_pre_norm` before it is computed; the
-    first layer then has none before its attention. The MLP is up, `end` and down: a gate joins what
-    two products give, a curve bends what one gives. A position's row of its table is
-    `first_position` further on; no table has 0 `num_positions`. `head` is the family's own for
-    sequence classification, over the vectors that `head_pooling` gives; its last part's outputs are
-    the labels. `max_positions` are those that it can tell apart.
+    Post-norm: norms follow the residual addition. With `is_pre_norm` they precede attention and
+    MLP, and the first layer has none before its attention. The MLP is up, `activation` and down;
+    a gated activation joins two up projections. Position p has row p + `first_position` of the
+    position embeddings; 0 `num_positions` means that there are none. `head` is the family's own
+    for sequence classification, over the vectors of `head_pooling`; the outputs of its last part
+    are the labels. `max_positions` is the longest context.
     """
 
-    title: str
+    class_name: str
     names: EncoderNames
     vocab_size: int
     hidden_size: int
-    inner_size: int
+    intermediate_size: int
     max_positions: int
     blocks: tuple[EncoderBlock, ...]
-    eps: float
-    end: Gate | Curve
+    layer_norm_eps: float
+    activation: Gate | Activation
     num_positions: int = 0
     first_position: int = 0
     num_types: int = 0
     is_pre_norm: bool = False
     qkv_bias: bool = True
-    output_bias: bool = True
+    o_proj_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
     head_pooling: Literal["cls", "mean"] = "cls"

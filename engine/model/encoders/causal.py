@@ -7,54 +7,54 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionBackend
-from engine.kernels.backends import choose_backend
-from engine.kernels.quantised import Matrix, as_tensor
-from engine.kernels.step import Step
-from engine.model.architecture import Architecture, Block
-from engine.model.checkpoint import Checkpoint
-from engine.model.decoder import Decoder
-from engine.model.description import Description
-from engine.model.encoders.architecture import HeadLinear
-from engine.model.encoders.description import Classifier
-from engine.model.encoders.families import OF_ENDPOINTS
-from engine.model.encoders.heads import Head, Part, parts_of
-from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.saved_modules import LogitScore
-from engine.model.families import architecture_of
-from engine.model.layout import whole
-from engine.model.weights import read_weights
+from ...kernels.attention import AttentionBackend
+from ...kernels.backends import choose_backend
+from ...kernels.quantised import Matrix, as_tensor
+from ...kernels.step import Step
+from ..architecture import Architecture, Block
+from ..checkpoint import Checkpoint
+from ..decoder import Decoder
+from ..families import architecture_of
+from ..hf_config import HFConfig
+from ..weight_map import whole
+from ..weights import read_weights
+from .architecture import HeadLinear
+from .families import OF_ENDPOINTS
+from .loaded_encoder import LoadedEncoder
+from .pooler import HeadFunction, Pooler, parts_of
+from .pooling_config import Classifier
+from .sentence_transformers import LogitScore
 
 # Gemma's: a decoder that was trained on to look both ways.
 BOTH_WAYS = "use_bidirectional_attention"
 
 
-class DecoderTokens:
-    """A `TokenNetwork` of a decoder: hidden states as they are normed for its head."""
+class CausalEncoder:
+    """A `EncoderNetwork` of a decoder: hidden states as they are normed for its head."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.needs_torch = decoder.needs_torch
 
     @property
-    def num_layers_begun(self) -> int:
+    def num_layers_started(self) -> int:
         """Return how many layers were begun since the start."""
-        return self._decoder.num_layers_begun
+        return self._decoder.num_layers_started
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
-        """Run whole sequences; see `TokenNetwork.encode`."""
+        """Run whole sequences; see `EncoderNetwork.encode`."""
         del type_ids  # a decoder tells no segments apart
-        return self._decoder.hidden(step, attention)
+        return self._decoder.hidden_states(step, attention)
 
 
-def decoder_of(description: Description) -> Architecture:
+def decoder_of(hf_config: HFConfig) -> Architecture:
     """Return what the decoder of a model is made of, which may look both ways.
 
-    `NotUnderstood` says why our decoder cannot run it.
+    `UnsupportedConfig` says why our decoder cannot run it.
     """
-    said = {key: value for key, value in description.fields.items() if key not in OF_ENDPOINTS}
+    said = {key: value for key, value in hf_config.fields.items() if key not in OF_ENDPOINTS}
     looks_both_ways = said.pop(BOTH_WAYS, None) is True
-    architecture = architecture_of(replace(description, fields=said))
+    architecture = architecture_of(replace(hf_config, fields=said))
     if not looks_both_ways:
         return architecture
     return replace(architecture, blocks=tuple(map(_looking_both_ways, architecture.blocks)))
@@ -62,7 +62,7 @@ def decoder_of(description: Description) -> Architecture:
 
 def load(
     checkpoint: Checkpoint,
-    description: Description,
+    hf_config: HFConfig,
     architecture: Architecture,
     dtype: torch.dtype,
     device: torch.device,
@@ -78,7 +78,7 @@ def load(
         architecture,
         dtype,
         device,
-        is_part=description.is_part,
+        is_multimodal=hf_config.is_multimodal,
         num_layers=num_layers,
         has_head=isinstance(head, LogitScore),
         more=score,
@@ -87,8 +87,8 @@ def load(
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
     shapes = tuple(block.attention for block in architecture.blocks)
     return LoadedEncoder(
-        network=DecoderTokens(Decoder(architecture, weights, has_head=False)),
-        head=Head(("lasttoken",), parts),
+        network=CausalEncoder(Decoder(architecture, weights, has_head=False)),
+        pooler=Pooler(("lasttoken",), parts),
         shapes=shapes,
         backend=choose_backend(shapes, dtype, device),
         dtype=dtype,
@@ -109,7 +109,7 @@ def _looking_both_ways(block: Block) -> Block:
 
 def _parts(
     head: Classifier | LogitScore | None, architecture: Architecture, weights: dict[str, Matrix]
-) -> tuple[Part, ...]:
+) -> tuple[HeadFunction, ...]:
     """Return what comes after the last token's hidden state, taking its weights out of the dict."""
     if isinstance(head, Classifier):
         weight = as_tensor(weights.pop("score"))
@@ -118,7 +118,7 @@ def _parts(
     if head is None:
         return ()
     ids = [head.true_token_id, head.false_token_id]
-    table = as_tensor(weights.pop("head", weights["embedding"]))
+    table = as_tensor(weights.pop("lm_head", weights["embed_tokens"]))
     rows = table[[i for i in ids if i is not None]].float()
     softcap = architecture.logit_softcap
 

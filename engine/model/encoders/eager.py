@@ -1,4 +1,4 @@
-"""What transformers' own classes give with their eager attention: what proofs hold ours to."""
+"""Reference outputs of transformers' classes by eager attention, for parity checks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused, first_line_of
-from engine.model.checkpoint import Checkpoint
-from engine.model.description import CONFIG
-from engine.model.encoders.running import TokenSequence
-from engine.model.weights import TEXT_OF_WHOLE
+from ...errors import ModelRefused, first_line_of
+from ..checkpoint import Checkpoint
+from ..hf_config import CONFIG
+from ..pretrained import from_pretrained
+from .forward import TokenSequence
 
 # Encoder-decoders of which the encoder alone gives vectors, by a class of its own.
 ENCODERS_OF_PAIRS = {
@@ -23,7 +23,7 @@ ENCODERS_OF_PAIRS = {
 }
 
 
-class Answer(NamedTuple):
+class EncoderOutput(NamedTuple):
     """Of one sequence the last hidden states `[t, H]`, and a classifier's logits `[labels]`."""
 
     hidden: Tensor
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 @torch.inference_mode()
-def answer_eagerly(
+def eager_outputs(
     checkpoint: Checkpoint,
     said: Mapping[str, Any],
     sequences: Sequence[TokenSequence],
@@ -39,7 +39,7 @@ def answer_eagerly(
     *,
     is_classifier: bool,
     num_layers: int | None = None,
-) -> list[Answer]:
+) -> list[EncoderOutput]:
     """Return what a model answers in fp32, each sequence alone.
 
     `said` is what config.json is taken to say; `num_layers` takes so many of the first layers.
@@ -49,7 +49,7 @@ def answer_eagerly(
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    kind = {"is_classifier": is_classifier, "is_part": "text_config" in said}
+    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in said}
     module = read_module(checkpoint, config, torch.float32, device, "eager", **kind)
     return [
         _answer(module, sequence, device, is_classifier=is_classifier) for sequence in sequences
@@ -74,30 +74,25 @@ def read_module(
     attention: str | None,
     *,
     is_classifier: bool,
-    is_part: bool,
+    is_multimodal: bool,
 ) -> Any:
     """Return transformers' module, bare or as a classifier; `ModelRefused` if weights lack.
 
-    `attention` None is what transformers thinks best, `is_part` that the files hold more than text.
+    `attention` None is transformers' default; `is_multimodal`: the files hold more than text.
     """
     import transformers
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()  # its tables of what does not fit: who reads the weights says it
     _check_activation(checkpoint.name, config)
-    config.transformers_weights = None  # the name of a file, which no config decides
     made_by = ENCODERS_OF_PAIRS.get(config.model_type, "AutoModel")
     made_by = "AutoModelForSequenceClassification" if is_classifier else made_by
-    module, found = getattr(transformers, made_by).from_pretrained(
-        checkpoint.folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=attention,
-        trust_remote_code=False,
-        use_safetensors=True,
-        key_mapping=TEXT_OF_WHOLE if is_part else None,
-        output_loading_info=True,
+    module, found = from_pretrained(
+        getattr(transformers, made_by),
+        checkpoint,
+        config,
+        dtype,
+        device,
+        attention=attention,
+        is_multimodal=is_multimodal,
     )
     # Whatever else a base model makes of its hidden states, nothing is made of that here.
     missing = [key for key in found["missing_keys"] if is_classifier or "pooler" not in key]
@@ -107,7 +102,7 @@ def read_module(
             f"{type(module).__name__} needs: a file is missing, tensors have another prefix, or "
             "config.json is another model's."
         )
-    return module.eval().requires_grad_(requires_grad=False).to(device)
+    return module
 
 
 def _check_activation(name: str, config: Any) -> None:
@@ -124,13 +119,13 @@ def _check_activation(name: str, config: Any) -> None:
 
 def _answer(
     module: Any, sequence: TokenSequence, device: torch.device, *, is_classifier: bool
-) -> Answer:
+) -> EncoderOutput:
     ids = torch.from_numpy(sequence.token_ids).to(device)[None]
     types = None if sequence.type_ids is None else torch.from_numpy(sequence.type_ids).to(device)
     inputs = inputs_of(ids, None if types is None else types[None])
     base = module.base_model if is_classifier else module
     hidden = base(**inputs).last_hidden_state[0].float()
-    return Answer(hidden, module(**inputs).logits[0].float() if is_classifier else None)
+    return EncoderOutput(hidden, module(**inputs).logits[0].float() if is_classifier else None)
 
 
 def inputs_of(token_ids: Tensor, type_ids: Tensor | None) -> dict[str, Tensor]:

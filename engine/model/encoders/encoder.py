@@ -1,4 +1,4 @@
-"""An encoder of our own: one block for every family, over merged weights.
+"""Native encoder: one block for every family, over merged weights.
 
 Queries, keys and values are one product; a sum with the residual is one pass with the norm that
 follows; what bends or joins the MLP's inner numbers is part of the product that gives them. After
@@ -13,17 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.attention import AttentionBackend
-from engine.kernels.backends import choose_blocks, choose_products
-from engine.kernels.blocks import Curve, Gate
-from engine.kernels.blocks import turns as turns_of
-from engine.kernels.products import Product, Products
-from engine.kernels.step import Step
-from engine.model.encoders.architecture import EncoderArchitecture
+from ...kernels.attention import AttentionBackend
+from ...kernels.backends import choose_elementwise, choose_linear
+from ...kernels.elementwise import Activation, Gate, rotary_cos_sin
+from ...kernels.linear import Linear, LinearFactory
+from ...kernels.step import Step
+from .architecture import EncoderArchitecture
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class LayerNormWeights:
     """A norm by mean and variance, as the device's functions want it."""
 
     weight: Tensor
@@ -31,73 +30,77 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class EncoderLayer:
     """One block with its weights; `rope` counts among the encoder's."""
 
     rope: int
-    qkv: Product
-    output: Product
-    attended_norm: Norm
-    up: Product
-    down: Product
-    mixed_norm: Norm
+    qkv_proj: Linear
+    o_proj: Linear
+    post_attention_norm: LayerNormWeights
+    up_proj: Linear
+    down_proj: Linear
+    post_mlp_norm: LayerNormWeights
 
 
 class Encoder:
-    """A `TokenNetwork` of an architecture and its weights by role, taken out of the dict."""
+    """A `EncoderNetwork` of an architecture and its weights by role, taken out of the dict."""
 
     def __init__(self, model: EncoderArchitecture, weights: dict[str, Tensor]) -> None:
-        self.num_layers_begun = 0
-        words = weights.pop("words")
+        self.num_layers_started = 0
+        words = weights.pop("word_embeddings")
         dtype, device = words.dtype, words.device
         self._words, self._places = words, _places(weights, dtype)
         self._num_positions = model.num_positions or 1
         self._has_positions = model.num_positions > 0
         self._first_position = model.first_position
-        self._blocks = choose_blocks(dtype, device)
-        self._eps, self._is_pre_norm = model.eps, model.is_pre_norm
+        self._ops = choose_elementwise(dtype, device)
+        self._eps, self._is_pre_norm = model.layer_norm_eps, model.is_pre_norm
         ropes = list(dict.fromkeys(block.rope for block in model.blocks))
         self._ropes = [
-            (rope, torch.tensor(rope.frequencies if rope else (), device=device)) for rope in ropes
+            (rope, torch.tensor(rope.inv_freq if rope else (), device=device)) for rope in ropes
         ]
-        products = choose_products(self._blocks, device)
+        linear_factory = choose_linear(self._ops, device)
         self._embedding_norm = self._norm(weights, "embedding_norm")
         self._layers = []
         for index, block in enumerate(model.blocks):
             role = f"{index}."
             self._layers.append(
-                Layer(
+                EncoderLayer(
                     rope=ropes.index(block.rope),
-                    qkv=_product(products, weights, f"{role}qkv"),
-                    output=_product(products, weights, f"{role}output"),
-                    attended_norm=self._norm(weights, f"{role}attended_norm"),
-                    up=_bent_product(products, weights, f"{role}up", model.end),
-                    down=_product(products, weights, f"{role}down"),
-                    mixed_norm=self._norm(weights, f"{role}mixed_norm"),
+                    qkv_proj=_linear(linear_factory, weights, f"{role}qkv_proj"),
+                    o_proj=_linear(linear_factory, weights, f"{role}o_proj"),
+                    post_attention_norm=self._norm(weights, f"{role}post_attention_norm"),
+                    up_proj=_activated_linear(
+                        linear_factory, weights, f"{role}up_proj", model.activation
+                    ),
+                    down_proj=_linear(linear_factory, weights, f"{role}down_proj"),
+                    post_mlp_norm=self._norm(weights, f"{role}post_mlp_norm"),
                 )
             )
-        self.needs_torch = products.needs_torch
+        self.needs_torch = linear_factory.needs_torch
 
     def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
-        """Run one step → `[N, H]` of its rows; see `TokenNetwork.encode`."""
-        blocks, eps, rows = self._blocks, self._eps, step.logit_rows
-        turns = [
-            turns_of(step.positions[:, None], frequencies, rope.scale if rope else 1.0)
+        """Run one step → `[N, H]` of its rows; see `EncoderNetwork.encode`."""
+        blocks, eps, rows = self._ops, self._eps, step.logit_rows
+        cos_sin = [
+            rotary_cos_sin(
+                step.positions[:, None], frequencies, rope.attention_scaling if rope else 1.0
+            )
             for rope, frequencies in self._ropes
         ]
         x = residual = self._embedded(step, type_ids)  # [T, H]
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            self.num_layers_begun += 1
-            query = attention.enter(index, layer.qkv(x), turns[layer.rope], None)
+            self.num_layers_started += 1
+            query = attention.store_qkv(index, layer.qkv_proj(x), cos_sin[layer.rope], None)
             x = attention.attend(index, query).flatten(1)  # [T, Hq · D]
             if index == last and len(rows) < len(x):
                 x, residual = x[rows], residual[rows]
-            norm = layer.attended_norm
-            x = blocks.add_layer_norm(layer.output(x), residual, norm.weight, norm.bias, eps)
+            norm = layer.post_attention_norm
+            x = blocks.add_layer_norm(layer.o_proj(x), residual, norm.weight, norm.bias, eps)
             residual = residual if self._is_pre_norm else x
-            norm = layer.mixed_norm
-            mixed = layer.down(layer.up(x))
+            norm = layer.post_mlp_norm
+            mixed = layer.down_proj(layer.up_proj(x))
             x = blocks.add_layer_norm(mixed, residual, norm.weight, norm.bias, eps)
             residual = residual if self._is_pre_norm else x
         return x
@@ -106,12 +109,12 @@ class Encoder:
         norm = self._embedding_norm
         words = functional.embedding(step.token_ids, self._words)  # [T, H]
         if self._places is None:
-            return self._blocks.layer_norm(words, norm.weight, norm.bias, self._eps)
+            return self._ops.layer_norm(words, norm.weight, norm.bias, self._eps)
         places = self._places_of(step)
         if type_ids is not None:
             places = places + type_ids * self._num_positions
         added = functional.embedding(places, self._places)
-        return self._blocks.add_layer_norm(added, words, norm.weight, norm.bias, self._eps)
+        return self._ops.add_layer_norm(added, words, norm.weight, norm.bias, self._eps)
 
     def _places_of(self, step: Step) -> Tensor:
         """Return the rows of the table of positions: for padding amid a text, its own."""
@@ -130,16 +133,19 @@ class Encoder:
         places = (counts - begun.repeat_interleave(lengths)) * is_text + first - 1
         return places.int().to(step.positions.device)
 
-    def _norm(self, weights: dict[str, Tensor], role: str) -> Norm:
+    def _norm(self, weights: dict[str, Tensor], role: str) -> LayerNormWeights:
         weight = weights.pop(role)
         bias = weights.pop(f"{role}_bias", torch.zeros_like(weight))
-        as_wanted = self._blocks.norm_weight
-        return Norm(as_wanted(weight, 0.0), as_wanted(bias, 0.0))
+        as_wanted = self._ops.norm_weight
+        return LayerNormWeights(as_wanted(weight, 0.0), as_wanted(bias, 0.0))
 
 
 def _places(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor | None:
     """Return what tokens have added by their place and segment: segments above each other."""
-    positions, types = weights.pop("positions", None), weights.pop("types", None)
+    positions, types = (
+        weights.pop("position_embeddings", None),
+        weights.pop("token_type_embeddings", None),
+    )
     if types is None:
         return positions
     if positions is None:
@@ -148,14 +154,17 @@ def _places(weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor | None:
     return added.to(dtype).flatten(0, 1)
 
 
-def _product(products: Products, weights: dict[str, Tensor], role: str) -> Product:
-    return products.make(weights.pop(role), weights.pop(f"{role}_bias", None))
+def _linear(linear_factory: LinearFactory, weights: dict[str, Tensor], role: str) -> Linear:
+    return linear_factory.make(weights.pop(role), weights.pop(f"{role}_bias", None))
 
 
-def _bent_product(
-    products: Products, weights: dict[str, Tensor], role: str, end: Gate | Curve
-) -> Product:
+def _activated_linear(
+    linear_factory: LinearFactory,
+    weights: dict[str, Tensor],
+    role: str,
+    activation: Gate | Activation,
+) -> Linear:
     weight, bias = weights.pop(role), weights.pop(f"{role}_bias", None)
-    if isinstance(end, Gate):
-        return products.make_gated(weight, bias, end)
-    return products.make_curved(weight, bias, end)
+    if isinstance(activation, Gate):
+        return linear_factory.make_gated(weight, bias, activation)
+    return linear_factory.make_activated(weight, bias, activation)

@@ -1,7 +1,7 @@
 """The families that our encoder computes: a table of `model_type`, and how each fills the block.
 
 An entry takes every field of its config that changes how the model computes. What it takes no
-notice of, or does not know the value of, is `NotUnderstood`: the model is left to transformers.
+notice of, or does not know the value of, is `UnsupportedConfig`: the model is left to transformers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from engine.errors import ModelRefused
-from engine.kernels.attention import AttentionShape
-from engine.kernels.blocks import Curve, Gate
-from engine.model.architecture import Rope
-from engine.model.description import CONFIG, Fields, NotUnderstood
-from engine.model.encoders.architecture import (
+from ...errors import ModelRefused
+from ...kernels.attention import AttentionShape
+from ...kernels.elementwise import Activation, Gate
+from ..architecture import Rope
+from ..hf_config import CONFIG, ConfigFields, UnsupportedConfig
+from ..rope import make_rope, read_rope
+from .architecture import (
     EncoderArchitecture,
     EncoderBlock,
     EncoderNames,
@@ -23,10 +24,9 @@ from engine.model.encoders.architecture import (
     HeadNorm,
     HeadPart,
 )
-from engine.model.rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-CURVES: dict[str, Curve] = {
+CURVES: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
     "gelu_new": "gelu_tanh",
@@ -45,29 +45,29 @@ Pooled = Literal["cls", "mean"]
 
 @dataclass(frozen=True, slots=True)
 class EncoderFamily:
-    """How configs of one `model_type` fill the block.
+    """A family: fills the block from configs of one `model_type`.
 
     `defaults` stand in for fields that are left out, `renamed` are fields by the names that other
     families have for them.
     """
 
-    title: str
-    fill: Callable[[Fields, Sizes], EncoderArchitecture]
+    class_name: str
+    fill: Callable[[ConfigFields, EncoderSizes], EncoderArchitecture]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What every family tells alike."""
+class EncoderSizes:
+    """Sizes that every family's config has."""
 
-    title: str
+    class_name: str
     layers: int
     hidden: int
     heads: int
     positions: int
     vocab_size: int
-    inner: int
+    intermediate: int
 
     @property
     def head_dim(self) -> int:
@@ -90,26 +90,26 @@ class Sizes:
 def architecture_of(
     name: str, said: Mapping[str, Any], num_labels: int | None = None
 ) -> EncoderArchitecture:
-    """Return what a model is made of, by its config; `NotUnderstood` says why ours cannot run it.
+    """Return the architecture that a config describes; `UnsupportedConfig` if ours cannot run it.
 
-    With `num_labels` its head of sequence classification is one of its parts.
+    With `num_labels` it has the family's head for sequence classification.
     """
     kind = said.get("model_type")
     family = FAMILIES.get(str(kind))
     if family is None:
-        raise NotUnderstood(f"{kind!r} is no family that it knows")
+        raise UnsupportedConfig(f"{kind!r} is no family that it knows")
     renamed = {other: said[key] for key, other in family.renamed.items() if key in said}
     others = {key: value for key, value in said.items() if key not in family.renamed}
-    fields = Fields(CONFIG, {**others, **renamed}, family.defaults)
+    fields = ConfigFields(CONFIG, {**others, **renamed}, family.defaults)
     try:
-        architecture = family.fill(fields, _sizes(fields, family.title))
+        architecture = family.fill(fields, _sizes(fields, family.class_name))
     except ModelRefused as exc:
         raise ModelRefused(f"{name}: {exc}") from exc
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
-        raise NotUnderstood(f"{CONFIG} says what does not fit together") from exc
+        raise UnsupportedConfig(f"{CONFIG} says what does not fit together") from exc
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
-        fields.take(key)
-    fields.close()
+        fields.get(key)
+    fields.check_all_read()
     if num_labels is None:
         return replace(architecture, head=())
     *parts, last = architecture.head
@@ -117,43 +117,45 @@ def architecture_of(
     return replace(architecture, head=(*parts, replace(last, outputs=num_labels)))
 
 
-def _sizes(fields: Fields, title: str) -> Sizes:
+def _sizes(fields: ConfigFields, class_name: str) -> EncoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     if hidden % heads:
-        raise NotUnderstood(f"{heads} heads do not share {hidden} numbers evenly")
-    return Sizes(
-        title=title,
+        raise UnsupportedConfig(f"{heads} heads do not share {hidden} numbers evenly")
+    return EncoderSizes(
+        class_name=class_name,
         layers=layers,
         hidden=hidden,
         heads=heads,
         positions=fields.count("max_position_embeddings"),
         vocab_size=fields.count("vocab_size"),
-        inner=fields.count("intermediate_size"),
+        intermediate=fields.count("intermediate_size"),
     )
 
 
-def _make(fields: Fields, sizes: Sizes, names: EncoderNames, **others: Any) -> EncoderArchitecture:
+def _make(
+    fields: ConfigFields, sizes: EncoderSizes, names: EncoderNames, **others: Any
+) -> EncoderArchitecture:
     """Return an architecture; what is left out is as BERT has it."""
     default = {
         "max_positions": sizes.positions,
         "blocks": (EncoderBlock(sizes.shape()),) * sizes.layers,
-        "end": _curve(fields, "hidden_act"),
+        "activation": _curve(fields, "hidden_act"),
     }
-    if "eps" not in others:
-        default["eps"] = fields.number("layer_norm_eps", 1e-12)
+    if "layer_norm_eps" not in others:
+        default["layer_norm_eps"] = fields.number("layer_norm_eps", 1e-12)
     return EncoderArchitecture(
-        title=sizes.title,
+        class_name=sizes.class_name,
         names=names,
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden,
-        inner_size=sizes.inner,
+        intermediate_size=sizes.intermediate,
         **{**default, **others},
     )
 
 
-def _bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
-    fields.only("position_embedding_type", "absolute")
+def _bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.allow("position_embedding_type", "absolute")
     head: list[HeadPart] = [
         HeadLinear("bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
         HeadLinear("classifier", sizes.hidden, 0),
@@ -168,8 +170,8 @@ def _bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
 
 
-def _roberta(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
-    fields.only("position_embedding_type", "absolute")
+def _roberta(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.allow("position_embedding_type", "absolute")
     first = _first_position(fields)
     return _make(
         fields,
@@ -183,30 +185,30 @@ def _roberta(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
 
 
-def _distilbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
-    fields.take("sinusoidal_pos_embds")  # how its table was begun with
-    fields.take("tie_weights_")
+def _distilbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.get("sinusoidal_pos_embds")  # how its table was begun with
+    fields.get("tie_weights_")
     names = EncoderNames(
-        base="distilbert",
-        words="embeddings.word_embeddings",
-        positions="embeddings.position_embeddings",
-        types="",
+        base_model_prefix="distilbert",
+        word_embeddings="embeddings.word_embeddings",
+        position_embeddings="embeddings.position_embeddings",
+        token_type_embeddings="",
         embedding_norm="embeddings.LayerNorm",
         layer="transformer.layer.{}",
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        output="attention.out_lin",
-        attended_norm="sa_layer_norm",
-        up=("ffn.lin1",),
-        down="ffn.lin2",
-        mixed_norm="output_layer_norm",
+        o_proj="attention.out_lin",
+        post_attention_norm="sa_layer_norm",
+        up_proj=("ffn.lin1",),
+        down_proj="ffn.lin2",
+        post_mlp_norm="output_layer_norm",
     )
     return _make(
         fields,
         sizes,
         names,
         num_positions=sizes.positions,
-        eps=1e-12,
-        end=_curve(fields, "activation"),
+        layer_norm_eps=1e-12,
+        activation=_curve(fields, "activation"),
         head=(
             HeadLinear("pre_classifier", sizes.hidden, sizes.hidden, "ReLU"),
             HeadLinear("classifier", sizes.hidden, 0),
@@ -214,32 +216,32 @@ def _distilbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
 
 
-def _nomic_bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
-    fields.only("head_dim", sizes.head_dim)
+def _nomic_bert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.allow("head_dim", sizes.head_dim)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 1000.0, {"default": "default"})
     names = EncoderNames(
-        base="nomic_bert",
-        words="embeddings.word_embeddings",
-        positions="",
-        types="embeddings.token_type_embeddings",
+        base_model_prefix="nomic_bert",
+        word_embeddings="embeddings.word_embeddings",
+        position_embeddings="",
+        token_type_embeddings="embeddings.token_type_embeddings",
         embedding_norm="emb_ln",
         layer="encoder.layers.{}",
         qkv=("attn.Wqkv",),
-        output="attn.out_proj",
-        attended_norm="norm1",
-        up=("mlp.fc12", "mlp.fc11"),
-        down="mlp.fc2",
-        mixed_norm="norm2",
+        o_proj="attn.out_proj",
+        post_attention_norm="norm1",
+        up_proj=("mlp.fc12", "mlp.fc11"),
+        down_proj="mlp.fc2",
+        post_mlp_norm="norm2",
     )
     return _make(
         fields,
         sizes,
         names,
         blocks=(EncoderBlock(sizes.shape(), rope),) * sizes.layers,
-        end=Gate(_curve(fields, "hidden_act")),
+        activation=Gate(_curve(fields, "hidden_act")),
         num_types=fields.count("type_vocab_size", 2),
         qkv_bias=False,
-        output_bias=False,
+        o_proj_bias=False,
         mlp_bias=False,
         head=(
             HeadLinear("nomic_bert.pooler.dense", sizes.hidden, sizes.hidden, "Tanh"),
@@ -248,7 +250,7 @@ def _nomic_bert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
 
 
-def _modernbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
+def _modernbert(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
     for key in (  # what guesses words, what trains, what other ways of computing take
         *(
             "decoder_bias",
@@ -259,7 +261,7 @@ def _modernbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
         *("sparse_pred_ignore_index", "reference_compile", "repad_logits_with_grad"),
         *("cls_token_id", "layer_norm_eps", "position_embedding_type"),
     ):
-        fields.take(key)
+        fields.get(key)
     eps, has_bias = fields.number("norm_eps", 1e-5), fields.flag("norm_bias")
     # As far to either side as half of what it is called; the token itself comes on top.
     window = fields.count("local_attention", 128) // 2 + 1
@@ -269,34 +271,34 @@ def _modernbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
     qkv_bias, has_head_bias = fields.flag("attention_bias"), fields.flag("classifier_bias")
     names = EncoderNames(
-        base="model",
-        words="embeddings.tok_embeddings",
-        positions="",
-        types="",
+        base_model_prefix="model",
+        word_embeddings="embeddings.tok_embeddings",
+        position_embeddings="",
+        token_type_embeddings="",
         embedding_norm="embeddings.norm",
         layer="layers.{}",
         qkv=("attn.Wqkv",),
-        output="attn.Wo",
-        attended_norm="mlp_norm",
-        up=("mlp.Wi",),
-        down="mlp.Wo",
-        mixed_norm="attn_norm",
+        o_proj="attn.Wo",
+        post_attention_norm="mlp_norm",
+        up_proj=("mlp.Wi",),
+        down_proj="mlp.Wo",
+        post_mlp_norm="attn_norm",
         final_norm="final_norm",
     )
     activation = _curve(fields, "classifier_activation")
     if activation != "gelu":
-        raise NotUnderstood(f"{CONFIG} says classifier_activation {activation!r}")
-    pooling: Pooled = "mean" if fields.take("classifier_pooling", "cls") == "mean" else "cls"
+        raise UnsupportedConfig(f"{CONFIG} says classifier_activation {activation!r}")
+    pooling: Pooled = "mean" if fields.get("classifier_pooling", "cls") == "mean" else "cls"
     return _make(
         fields,
         sizes,
         names,
         blocks=blocks,
-        eps=eps,
-        end=Gate(_curve(fields, "hidden_activation")),
+        layer_norm_eps=eps,
+        activation=Gate(_curve(fields, "hidden_activation")),
         is_pre_norm=True,
         qkv_bias=qkv_bias,
-        output_bias=qkv_bias,
+        o_proj_bias=qkv_bias,
         mlp_bias=fields.flag("mlp_bias"),
         norm_bias=has_bias,
         head_pooling=pooling,
@@ -308,25 +310,25 @@ def _modernbert(fields: Fields, sizes: Sizes) -> EncoderArchitecture:
     )
 
 
-def _layer_kinds(fields: Fields, sizes: Sizes) -> list[str]:
+def _layer_kinds(fields: ConfigFields, sizes: EncoderSizes) -> list[str]:
     every = fields.count("global_attn_every_n_layers", 3)
-    kinds = fields.take("layer_types")
+    kinds = fields.get("layer_types")
     if kinds is None:
         kinds = [SLIDING if layer % every else FULL for layer in range(sizes.layers)]
     if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise NotUnderstood(f"{fields.where} says layer_types {kinds!r}")
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
     return list(kinds)
 
 
-def _modernbert_ropes(fields: Fields, sizes: Sizes) -> dict[str, Rope]:
+def _modernbert_ropes(fields: ConfigFields, sizes: EncoderSizes) -> dict[str, Rope]:
     """Return how layers of either kind turn."""
-    nested = dict(fields.take("rope_parameters") or {})
+    nested = dict(fields.get("rope_parameters") or {})
     thetas = {
         FULL: fields.number("global_rope_theta", 160_000.0),
         SLIDING: fields.number("local_rope_theta", 10_000.0),
     }
     if set(nested) - set(thetas):
-        raise NotUnderstood("its ropes are told in another way than by kind of layer")
+        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
     return {
         kind: make_rope(
             nested.get(kind) or {}, sizes.head_dim, sizes.positions, theta, {"default": "default"}
@@ -335,15 +337,15 @@ def _modernbert_ropes(fields: Fields, sizes: Sizes) -> dict[str, Rope]:
     }
 
 
-def _first_position(fields: Fields) -> int:
+def _first_position(fields: ConfigFields) -> int:
     """Return the row of the table that a sequence's first token has: after that of padding."""
-    padding = fields.take("pad_token_id", 1)
+    padding = fields.get("pad_token_id", 1)
     if type(padding) is not int or padding < 0:
-        raise NotUnderstood(f"{fields.where} says pad_token_id {padding!r}")
+        raise UnsupportedConfig(f"{fields.where} says pad_token_id {padding!r}")
     return padding + 1
 
 
-def _two_layers(sizes: Sizes) -> tuple[HeadPart, ...]:
+def _two_layers(sizes: EncoderSizes) -> tuple[HeadPart, ...]:
     """Return the head of RoBERTa and those after it."""
     return (
         HeadLinear("classifier.dense", sizes.hidden, sizes.hidden, "Tanh"),
@@ -351,27 +353,27 @@ def _two_layers(sizes: Sizes) -> tuple[HeadPart, ...]:
     )
 
 
-def _curve(fields: Fields, key: str) -> Curve:
-    said = fields.take(key, "gelu")
+def _curve(fields: ConfigFields, key: str) -> Activation:
+    said = fields.get(key, "gelu")
     if said not in CURVES:
-        raise NotUnderstood(f"{fields.where} says {key} {said!r}")
+        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
     return CURVES[said]
 
 
 def _bert_names(base: str) -> EncoderNames:
     return EncoderNames(
-        base=base,
-        words="embeddings.word_embeddings",
-        positions="embeddings.position_embeddings",
-        types="embeddings.token_type_embeddings",
+        base_model_prefix=base,
+        word_embeddings="embeddings.word_embeddings",
+        position_embeddings="embeddings.position_embeddings",
+        token_type_embeddings="embeddings.token_type_embeddings",
         embedding_norm="embeddings.LayerNorm",
         layer="encoder.layer.{}",
         qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
-        output="attention.output.dense",
-        attended_norm="attention.output.LayerNorm",
-        up=("intermediate.dense",),
-        down="output.dense",
-        mixed_norm="output.LayerNorm",
+        o_proj="attention.output.dense",
+        post_attention_norm="attention.output.LayerNorm",
+        up_proj=("intermediate.dense",),
+        down_proj="output.dense",
+        post_mlp_norm="output.LayerNorm",
     )
 
 

@@ -13,25 +13,27 @@ from typing import Protocol
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, ModelRefused, first_line_of
-from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import QUANTISED, Description, NotUnderstood, described
-from engine.model.encoders import causal, own
-from engine.model.encoders.description import Classifier, EncoderDescription
-from engine.model.encoders.families import FAMILIES, architecture_of
-from engine.model.encoders.modules import head_of
-from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.proof import answers, proof_sequences, prove
-from engine.model.layout import weights_of
-from engine.model.own import Proof, first_of_each_kind, fits
-from engine.model.placement import choose_device, choose_dtype, context_length
-from engine.model.proved import proof_fact, prove_once
-from engine.model.sanity import refuse_constant
+from tidemill.protocol.contract import EngineError
+
+from ...config import EngineConfig
+from ...errors import ModelRefused, first_line_of
+from ..checkpoint import Checkpoint, find_checkpoint
+from ..device import choose_device, choose_dtype, context_length
+from ..hf_config import QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
+from ..native import ParityResult, fits, num_layers_with_all_kinds
+from ..parity_cache import parity_fact, run_once
+from ..sanity import check_not_constant
+from ..weight_map import weights_of
+from . import causal, native
+from .families import FAMILIES, architecture_of
+from .loaded_encoder import LoadedEncoder
+from .modules import make_pooler
+from .parity import check_parity, compute_outputs, parity_sequences
+from .pooling_config import Classifier, PoolingConfig
 
 
-class Loads(Protocol):
-    """Loads a network in a dtype on a device, or the first layers of it."""
+class LoadEncoder(Protocol):
+    """LoadEncoder a network in a dtype on a device, or the first layers of it."""
 
     def __call__(
         self, dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
@@ -40,21 +42,21 @@ class Loads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class _NativeEncoder:
     """A network of ours for a model: how it is loaded, and how many positions it tells apart.
 
     `count_layers` says how many of its first layers can be proved, None for all.
     """
 
-    load: Loads
+    load: LoadEncoder
     num_positions: int
     count_layers: Callable[[torch.device], int | None]
 
 
-def load_encoder(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
+def load_encoder(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEncoder:
     """Load and prove the model; `ModelRefused` says by name why one cannot be served."""
     try:
-        return _loaded(settings, description)
+        return _loaded(settings, pooling_config)
     except EngineError:
         raise
     except Exception as exc:  # a broken folder may fail anywhere in transformers
@@ -62,100 +64,105 @@ def load_encoder(settings: EngineConfig, description: EncoderDescription) -> Loa
         raise ModelRefused(f"{settings.model}: cannot be loaded: {reason}") from exc
 
 
-def _loaded(settings: EngineConfig, description: EncoderDescription) -> LoadedEncoder:
-    read = described(settings.model, description.config)
-    if read.quantisation:
+def _loaded(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEncoder:
+    hf_config = parse_hf_config(settings.model, pooling_config.config)
+    if hf_config.quantization_config:
         raise ModelRefused(f"{settings.model}: {QUANTISED}")
     try:
-        loaded = _run_by_ours(settings, description, read)
-    except NotUnderstood as exc:
-        loaded = _run_by_transformers(settings, description, read, str(exc))
-    return replace(loaded, head=head_of(settings, description, loaded))
+        loaded = _load_native(settings, pooling_config, hf_config)
+    except UnsupportedConfig as exc:
+        loaded = _load_transformers(settings, pooling_config, hf_config, str(exc))
+    return replace(loaded, pooler=make_pooler(settings, pooling_config, loaded))
 
 
-def _run_by_ours(
-    settings: EngineConfig, description: EncoderDescription, read: Description
+def _load_native(
+    settings: EngineConfig, pooling_config: PoolingConfig, hf_config: HFConfig
 ) -> LoadedEncoder:
-    said, is_classifier = description.config, isinstance(description.head, Classifier)
+    said, is_classifier = pooling_config.config, isinstance(pooling_config.head, Classifier)
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, read.dtype, device)
+    dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
-    candidate = _candidate(checkpoint, description, read)
+    candidate = _candidate(checkpoint, pooling_config, hf_config)
     max_model_len = context_length(settings, candidate.num_positions)
     try:
         loaded = candidate.load(dtype, device)
 
-        def prove_now() -> Proof:
-            from engine.model.encoders.eager import answer_eagerly
+        def check_now() -> ParityResult:
+            from .eager import eager_outputs
 
             num_layers = candidate.count_layers(device)
             exactly = partial(candidate.load, torch.float32, device, num_layers=num_layers)
             answer = partial(
-                answer_eagerly,
+                eager_outputs,
                 checkpoint,
                 said,
                 device=device,
                 is_classifier=is_classifier,
                 num_layers=num_layers,
             )
-            return prove(loaded, exactly, answer, num_layers)
+            return check_parity(loaded, exactly, answer, num_layers)
 
-        fact = proof_fact(checkpoint, said, dtype, device, repr(description.head))
-        proof = prove_once(fact, prove_now)
+        fact = parity_fact(checkpoint, said, dtype, device, repr(pooling_config.head))
+        parity = run_once(fact, check_now)
     except (TypeError, ValueError, RuntimeError) as exc:
-        raise NotUnderstood(f"it cannot run here: {first_line_of(exc)}") from exc
-    if not proof.holds:
-        raise NotUnderstood(f"the two give other vectors (relative distance {proof.distance:.2g})")
-    shown = answers(loaded, proof_sequences(loaded))
-    refuse_constant(settings.model, torch.cat([one.hidden for one in shown]))
+        raise UnsupportedConfig(f"it cannot run here: {first_line_of(exc)}") from exc
+    if not parity.holds:
+        raise UnsupportedConfig(
+            f"the two give other vectors (relative distance {parity.distance:.2g})"
+        )
+    shown = compute_outputs(loaded, parity_sequences(loaded))
+    check_not_constant(settings.model, torch.cat([one.hidden for one in shown]))
     notes = []
-    if proof.num_layers is not None:
+    if parity.num_layers is not None:
         notes.append(
-            f"the engine's network was compared with transformers' by the first {proof.num_layers} "
-            f"of {len(loaded.shapes)} layers: all of them in fp32 do not fit here"
+            "the engine's network was compared with transformers' by the first "
+            f"{parity.num_layers} of {len(loaded.shapes)} layers: all of them in fp32 do not fit "
+            "here"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))
 
 
-def _candidate(checkpoint: Checkpoint, description: EncoderDescription, read: Description) -> _Own:
-    """Return the network of ours that knows the model's family; `NotUnderstood` if none does."""
-    head = description.head
-    if read.kind in FAMILIES:
+def _candidate(
+    checkpoint: Checkpoint, pooling_config: PoolingConfig, hf_config: HFConfig
+) -> _NativeEncoder:
+    """Return the native network of the model's family; `UnsupportedConfig` if there is none."""
+    head = pooling_config.head
+    if hf_config.model_type in FAMILIES:
         num_labels = head.num_labels if isinstance(head, Classifier) else None
-        encoder = architecture_of(checkpoint.name, description.config, num_labels)
+        encoder = architecture_of(checkpoint.name, pooling_config.config, num_labels)
 
         def load(
             dtype: torch.dtype, device: torch.device, *, num_layers: int | None = None
         ) -> LoadedEncoder:
             assert num_layers is None
-            return own.load(checkpoint, encoder, dtype, device)
+            return native.load(checkpoint, encoder, dtype, device)
 
-        return _Own(load, encoder.max_positions, lambda _: None)
-    decoder = causal.decoder_of(read)
+        return _NativeEncoder(load, encoder.max_positions, lambda _: None)
+    decoder = causal.decoder_of(hf_config)
 
     def count_layers(device: torch.device) -> int | None:
-        return None if fits(weights_of(decoder), device) else first_of_each_kind(decoder)
+        return None if fits(weights_of(decoder), device) else num_layers_with_all_kinds(decoder)
 
-    return _Own(
-        partial(causal.load, checkpoint, read, decoder, head=head),
+    return _NativeEncoder(
+        partial(causal.load, checkpoint, hf_config, decoder, head=head),
         decoder.max_positions,
         count_layers,
     )
 
 
-def _run_by_transformers(
-    settings: EngineConfig, description: EncoderDescription, read: Description, why: str
+def _load_transformers(
+    settings: EngineConfig, pooling_config: PoolingConfig, hf_config: HFConfig, why: str
 ) -> LoadedEncoder:
-    from engine.model.encoders import foreign
+    from . import transformers_model
 
-    is_classifier = isinstance(description.head, Classifier)
-    if description.head is not None and not is_classifier:
+    is_classifier = isinstance(pooling_config.head, Classifier)
+    if pooling_config.head is not None and not is_classifier:
         raise ModelRefused(f"{settings.model}: the engine's decoder cannot run it: {why}")
     device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, read.dtype, device)
+    dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     checkpoint = find_checkpoint(settings.model)
-    loaded = foreign.load(
-        checkpoint, description.config, dtype, device, is_classifier=is_classifier
+    loaded = transformers_model.load(
+        checkpoint, pooling_config.config, dtype, device, is_classifier=is_classifier
     )
     note = (
         "transformers runs this model, sequences of one length together and more slowly than the "

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.files import find_file
-from engine.model.checkpoint import WHOLE, find_checkpoint
-from engine.model.encoders.architecture import HeadLinear, HeadNorm, HeadPart
-from engine.model.encoders.description import EncoderDescription
-from engine.model.encoders.heads import Head, Part, parts_of, unit
-from engine.model.encoders.layout import head_weights
-from engine.model.encoders.network import LoadedEncoder
-from engine.model.encoders.saved_modules import Dense, LayerNorm, Module
-from engine.model.weights import check_stored, filled, stored_in
+from ...config import EngineConfig
+from ...errors import ModelRefused
+from ...storage.hub import find_file
+from ..checkpoint import WHOLE, find_checkpoint
+from ..weights import check_stored, fill_weights, find_stored
+from .architecture import HeadLinear, HeadNorm, HeadPart
+from .loaded_encoder import LoadedEncoder
+from .pooler import HeadFunction, Pooler, parts_of, unit
+from .pooling_config import PoolingConfig
+from .sentence_transformers import Dense, LayerNorm, Module
+from .weight_map import head_weights
 
 # torch's own default.
 NORM_EPS = 1e-5
 
 
-def head_of(settings: EngineConfig, description: EncoderDescription, loaded: LoadedEncoder) -> Head:
+def make_pooler(
+    settings: EngineConfig, pooling_config: PoolingConfig, loaded: LoadedEncoder
+) -> Pooler:
     """Return what comes after the network: what is described, or the head that it came with."""
-    if description.pooling is None:
-        return loaded.head
-    parts: list[Part] = []
-    width = loaded.hidden_size * len(description.pooling.modes)
-    for module in description.modules:
+    if pooling_config.pooling is None:
+        return loaded.pooler
+    parts: list[HeadFunction] = []
+    width = loaded.hidden_size * len(pooling_config.pooling.modes)
+    for module in pooling_config.modules:
         takes = module.in_features if isinstance(module, Dense) else width
         takes = module.width if isinstance(module, LayerNorm) else takes
         if takes != width:
@@ -35,10 +37,10 @@ def head_of(settings: EngineConfig, description: EncoderDescription, loaded: Loa
             )
         parts.append(_part(settings.model, module, loaded.device))
         width = module.out_features if isinstance(module, Dense) else width
-    return Head(description.pooling.modes, tuple(parts))
+    return Pooler(pooling_config.pooling.modes, tuple(parts))
 
 
-def _part(model: str, module: Module, device: torch.device) -> Part:
+def _part(model: str, module: Module, device: torch.device) -> HeadFunction:
     head: HeadPart
     if isinstance(module, Dense):
         names = ("linear", module.in_features, module.out_features)
@@ -53,7 +55,7 @@ def _part(model: str, module: Module, device: torch.device) -> Part:
     assert path is not None, "a module's fields were read from there"
     checkpoint = find_checkpoint(str(path.parent))
     wanted = list(head_weights((head,)))
-    stored = stored_in(checkpoint.files, wanted)
+    stored = find_stored(checkpoint.files, wanted)
     check_stored(checkpoint, type(module).__name__, wanted, stored)
-    weights = filled(checkpoint.name, wanted, stored, torch.float32, device)
+    weights = fill_weights(checkpoint.name, wanted, stored, torch.float32, device)
     return parts_of((head,), weights)[0]

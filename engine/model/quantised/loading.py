@@ -1,4 +1,4 @@
-"""Quantised weights of a decoder: which they are, by what is stored, and how they are filled."""
+"""Loading of quantised weights: finds them by the stored tensors, and fills them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.kernels.backends import multiplies_quantised
-from engine.kernels.quantised import Matrix, Quantised, joined, to_fp8
-from engine.model.layout import Part, Weight, whole
-from engine.model.quantised.description import Quantisation
-from engine.model.quantised.forms import FLOATS, Damaged, Form
+from ...errors import ModelRefused
+from ...kernels.backends import has_quantised_linear
+from ...kernels.quantised import Matrix, Quantised, merge_quantised, quantise_fp8
+from ..weight_map import Part, Weight, whole
+from .formats import FLOATS, Damaged, WeightFormat
+from .quantization_config import QuantizationConfig
 
 # The products that are made fp8 as they are read: neither embedding, head nor routers.
-MADE_FP8 = ("qkv", "output", "gate_up", "down")
+MADE_FP8 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 # What older checkpoints store although it follows from the config.
 DERIVED = re.compile(r"rotary_emb\.inv_freq")
 # Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
@@ -28,7 +28,7 @@ IGNORED = re.compile(
 WEIGHT = ".weight"
 
 
-class Stored(Protocol):
+class TensorInfo(Protocol):
     """A tensor in a file, of which kind and shape are told."""
 
     @property
@@ -40,14 +40,14 @@ class Stored(Protocol):
         """Return its shape."""
 
 
-StoredT = TypeVar("StoredT", bound=Stored)
+TensorInfoT = TypeVar("TensorInfoT", bound=TensorInfo)
 Fill = Callable[[Sequence[Weight]], dict[str, Tensor]]
-Pieces = dict[str, Weight]
+TensorSpecs = dict[str, Weight]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How weights are filled: `plain` ones as ever; of others each part, from its pieces.
+    """Plan of a load: `plain` weights are copied, quantised ones read part by part.
 
     A part without pieces is not quantised, though its weight's others are. `made_fp8` are plain in
     the files. `name` is the model's.
@@ -55,16 +55,16 @@ class Plan:
 
     plain: tuple[Weight, ...]
     made_fp8: tuple[Weight, ...] = ()
-    quantised: tuple[tuple[Weight, tuple[Pieces, ...]], ...] = ()
-    form: Form | None = None
+    quantised: tuple[tuple[Weight, tuple[TensorSpecs, ...]], ...] = ()
+    weight_format: WeightFormat | None = None
     name: str = ""
 
     def tensors(self) -> list[Weight]:
         """Return all that must be stored, and as what."""
         wanted = [*self.plain, *self.made_fp8]
         for weight, parts in self.quantised:
-            for part, pieces in zip(weight.parts, parts, strict=True):
-                wanted += pieces.values() if pieces else [_alone(part)]
+            for part, tensor_specs in zip(weight.parts, parts, strict=True):
+                wanted += tensor_specs.values() if tensor_specs else [_alone(part)]
         return wanted
 
     def read(
@@ -72,10 +72,10 @@ class Plan:
     ) -> Iterator[tuple[str, Matrix]]:
         """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
         yield from fill(self.plain).items()
-        keeps = multiplies_quantised(dtype, device)
+        keeps = has_quantised_linear(dtype, device)
         for weight in self.made_fp8:
             whole_rows, columns = _with_whole_rows(weight)
-            made = _columns_of(to_fp8(fill([whole_rows])[weight.role]), columns)
+            made = _columns_of(quantise_fp8(fill([whole_rows])[weight.role]), columns)
             yield weight.role, made if keeps else made.dequantised()
         for weight, parts in self.quantised:
             whole = self._joined(weight, parts, fill, dtype) if keeps else None
@@ -85,46 +85,48 @@ class Plan:
                 yield weight.role, whole
 
     def _joined(
-        self, weight: Weight, parts: Sequence[Pieces], fill: Fill, dtype: torch.dtype
+        self, weight: Weight, parts: Sequence[TensorSpecs], fill: Fill, dtype: torch.dtype
     ) -> Quantised | None:
         """Return a weight of its parts; None where these are of two kinds, or cut apart."""
         read = []
-        for part, pieces in zip(weight.parts, parts, strict=True):
-            if not pieces:
+        for part, tensor_specs in zip(weight.parts, parts, strict=True):
+            if not tensor_specs:
                 return None
-            own = self._quantised(part, pieces, fill, dtype).taken(*_taken(part))
+            own = self._quantised(part, tensor_specs, fill, dtype).submatrix(*_read_ranges(part))
             if own is None:
                 return None
             read.append((own, part.place))
-        return joined(weight.shape, read)
+        return merge_quantised(weight.shape, read)
 
     def _dequantised(
         self,
         weight: Weight,
-        parts: Sequence[Pieces],
+        parts: Sequence[TensorSpecs],
         fill: Fill,
         dtype: torch.dtype,
         device: torch.device,
     ) -> Tensor:
         """Return what a weight stands for, part by part."""
-        filled = torch.empty(weight.shape, dtype=dtype, device=device)
-        for part, pieces in zip(weight.parts, parts, strict=True):
-            if pieces:
-                rows, columns = _taken(part)
-                read = self._quantised(part, pieces, fill, dtype).dequantised()
+        fill_weights = torch.empty(weight.shape, dtype=dtype, device=device)
+        for part, tensor_specs in zip(weight.parts, parts, strict=True):
+            if tensor_specs:
+                rows, columns = _read_ranges(part)
+                read = self._quantised(part, tensor_specs, fill, dtype).dequantised()
                 read = read[rows.start : rows.stop, columns.start : columns.stop]
             else:
                 read = fill([_alone(part)])[part.key]
-            part.place(filled).copy_(read)
-        return filled
+            part.place(fill_weights).copy_(read)
+        return fill_weights
 
-    def _quantised(self, part: Part, pieces: Pieces, fill: Fill, dtype: torch.dtype) -> Quantised:
-        assert self.form is not None
-        tensors = fill(list(pieces.values()))
-        named = {name: tensors[weight.role] for name, weight in pieces.items()}
+    def _quantised(
+        self, part: Part, tensor_specs: TensorSpecs, fill: Fill, dtype: torch.dtype
+    ) -> Quantised:
+        assert self.weight_format is not None
+        tensors = fill(list(tensor_specs.values()))
+        named = {name: tensors[weight.role] for name, weight in tensor_specs.items()}
         outputs, inputs = part.shape
         try:
-            return self.form.read(named, (outputs, inputs), dtype)
+            return self.weight_format.read(named, (outputs, inputs), dtype)
         except Damaged as exc:
             raise ModelRefused(
                 f"{self.name}: {_module(part)}: {exc}: its files are damaged, or were not written "
@@ -132,54 +134,54 @@ class Plan:
             ) from exc
 
 
-def planned(
+def plan_loading(
     name: str,
-    quantisation: Quantisation | None,
+    quantization: QuantizationConfig | None,
     wanted: Sequence[Weight],
-    stored: Mapping[str, Stored],
+    stored: Mapping[str, TensorInfo],
 ) -> Plan:
     """Return how weights of the model `name` are filled from what is stored."""
-    if quantisation is None:
+    if quantization is None:
         return Plan(tuple(wanted))
-    if (form := quantisation.form) is None:
+    if (weight_format := quantization.weight_format) is None:
         made = [weight for weight in wanted if weight.role.partition(".")[2] in MADE_FP8]
         return Plan(tuple(weight for weight in wanted if weight not in made), tuple(made))
     plain, quantised = [], []
     for weight in wanted:
-        parts = tuple(_pieces(form, part, stored) for part in weight.parts)
+        parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
         if any(parts):
             quantised.append((weight, parts))
         else:
             plain.append(weight)
-    return Plan(tuple(plain), quantised=tuple(quantised), form=form, name=name)
+    return Plan(tuple(plain), quantised=tuple(quantised), weight_format=weight_format, name=name)
 
 
-def names_of(quantisation: Quantisation | None, wanted: Sequence[Weight]) -> list[str]:
+def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) -> list[str]:
     """Return the names of all tensors that quantised matrices may have."""
-    if quantisation is None or quantisation.form is None:
+    if quantization is None or quantization.weight_format is None:
         return []
     names = []
     for part in (part for weight in wanted for part in weight.parts if _is_matrix(part)):
         outputs, inputs = part.shape
         for names_of_form in (
-            quantisation.form.pieces((outputs, inputs), lambda _: True),
-            quantisation.form.pieces((outputs, inputs), lambda _: False),
+            quantization.weight_format.tensor_specs((outputs, inputs), lambda _: True),
+            quantization.weight_format.tensor_specs((outputs, inputs), lambda _: False),
         ):
             names += [f"{_module(part)}.{name}" for name in names_of_form]
     return names
 
 
 def without_empty_biases(
-    quantisation: Quantisation | None,
+    quantization: QuantizationConfig | None,
     wanted: Sequence[Weight],
-    stored: Mapping[str, StoredT],
+    stored: Mapping[str, TensorInfoT],
     fill: Fill,
-) -> dict[str, StoredT]:
+) -> dict[str, TensorInfoT]:
     """Return what is stored but biases of zeros, which some tools write beside every matrix.
 
     Only those are left out that the network has no place for.
     """
-    if quantisation is None or quantisation.form is None:
+    if quantization is None or quantization.weight_format is None:
         return dict(stored)
     keys = {part.key for weight in wanted for part in weight.parts}
     modules = {_module(part) for weight in wanted for part in weight.parts if _is_matrix(part)}
@@ -192,21 +194,23 @@ def without_empty_biases(
     return {key: tensor for key, tensor in stored.items() if key not in empty}
 
 
-def _pieces(form: Form, part: Part, stored: Mapping[str, Stored]) -> Pieces:
+def _tensor_specs(
+    weight_format: WeightFormat, part: Part, stored: Mapping[str, TensorInfo]
+) -> TensorSpecs:
     """Return the tensors of a part that is quantised; none where it is not."""
-    module, (known_by, kinds) = _module(part), form.known_by
-    main = stored.get(f"{module}.{known_by}")
+    module, (main_tensor, kinds) = _module(part), weight_format.main_tensor
+    main = stored.get(f"{module}.{main_tensor}")
     if not _is_matrix(part) or main is None or main.kind not in kinds:
         return {}
     outputs, inputs = part.shape
-    pieces = {}
-    lie = form.pieces((outputs, inputs), lambda name: f"{module}.{name}" in stored)
+    tensor_specs = {}
+    lie = weight_format.tensor_specs((outputs, inputs), lambda name: f"{module}.{name}" in stored)
     for name, piece in lie.items():
         key = f"{module}.{name}"
         there = stored[key].shape if key in stored else None
         shape = there if there in piece.shapes else piece.shapes[0]
-        pieces[name] = whole(key, key, *shape, kinds=piece.kinds)
-    return pieces
+        tensor_specs[name] = whole(key, key, *shape, kinds=piece.kinds)
+    return tensor_specs
 
 
 def _is_matrix(part: Part) -> bool:
@@ -217,7 +221,7 @@ def _module(part: Part) -> str:
     return part.key.removesuffix(WEIGHT)
 
 
-def _taken(part: Part) -> tuple[range, range]:
+def _read_ranges(part: Part) -> tuple[range, range]:
     """Return which rows and columns of a matrix are read."""
     rows, columns = (*part.taken, *map(range, part.shape[len(part.taken) :]))
     return rows, columns

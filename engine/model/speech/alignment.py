@@ -1,4 +1,4 @@
-"""When each token is said: where heads look that follow the speech, warped into one way through it.
+"""Word timestamps: cross-attention of alignment heads, aligned by dynamic time warping.
 
 The steps are those of openai-whisper's word times, as transformers takes them.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def token_places(looks: Tensor, median_width: int) -> NDArray[np.int64]:
+def align_tokens(looks: Tensor, median_filter_width: int) -> NDArray[np.int64]:
     """Return the place of the window at which each token begins: `[A, T, S]` → `[T]`.
 
     Head by head looks are normed over the tokens and smoothed over the window, then averaged.
@@ -20,13 +20,13 @@ def token_places(looks: Tensor, median_width: int) -> NDArray[np.int64]:
     if not looks.shape[1]:
         return np.zeros(0, np.int64)
     spread, mean = torch.std_mean(looks, dim=-2, keepdim=True, unbiased=False)
-    matrix = smoothed((looks - mean) / spread, median_width).mean(dim=0)  # [T, S]
-    tokens, places = warped(-matrix.double().cpu().numpy())
+    matrix = median_filter((looks - mean) / spread, median_filter_width).mean(dim=0)  # [T, S]
+    tokens, places = dynamic_time_warping(-matrix.double().cpu().numpy())
     begins = np.diff(tokens, prepend=-1) > 0
     return np.maximum(places[begins], 0)
 
 
-def smoothed(x: Tensor, width: int) -> Tensor:
+def median_filter(x: Tensor, width: int) -> Tensor:
     """Return the medians of `width` neighbours over the last axis, mirrored at its ends."""
     half = width // 2
     if x.shape[-1] <= half:
@@ -36,7 +36,7 @@ def smoothed(x: Tensor, width: int) -> Tensor:
     return medians
 
 
-def warped(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def dynamic_time_warping(cost: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the cheapest way through `cost [T, S]`, forwards in both: its tokens, its places.
 
     One diagonal after the other, whose cells need only those before. Where two ways cost the same,

@@ -1,12 +1,12 @@
-"""What a model of the Whisper family is made of, in numbers, and the tokens that steer it."""
+"""Whisper architecture in numbers, and its special tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.kernels.attention import AttentionShape
-from engine.scheduling.speech import Task
+from ...kernels.attention import AttentionShape
+from ...scheduling.speech import Task
 
 # Two convolutions of three frames each, the second of which takes every other one.
 KERNEL = 3
@@ -17,29 +17,30 @@ EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SpeechArchitecture:
-    """An encoder of a window's frames, and a decoder that attends to what it makes of them.
+    """Numbers of a Whisper model: an encoder of a window's frames, a decoder with cross-attention.
 
-    `sources` are the positions of a window, half as many as its frames, `targets` those of a text.
+    A window has `max_source_positions`, half as many as its frames; a text at most
+    `max_target_positions`.
     """
 
     vocab_size: int
     hidden_size: int
     num_mels: int
-    sources: int
-    targets: int
+    max_source_positions: int
+    max_target_positions: int
     encoder_layers: int
     encoder_heads: int
-    encoder_inner: int
+    encoder_ffn_dim: int
     decoder_layers: int
     decoder_heads: int
-    decoder_inner: int
-    is_tied: bool
-    median_width: int = 7
+    decoder_ffn_dim: int
+    tie_word_embeddings: bool
+    median_filter_width: int = 7
 
     @property
     def window_frames(self) -> int:
         """Return how many frames of features a window has."""
-        return STRIDE * self.sources
+        return STRIDE * self.max_source_positions
 
     @property
     def shape(self) -> AttentionShape:
@@ -57,8 +58,8 @@ class SpeechArchitecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Steering:
-    """The tokens by which a model is told what to write, and which it may not write.
+class WhisperTokens:
+    """Special tokens that prompt a model, and tokens that are suppressed.
 
     Text has ids below `end`. `languages` are ids by their codes and `tasks` by their names; where
     there are none, `forced` follows `start`. Times begin behind `no_timestamps`, if there are any.

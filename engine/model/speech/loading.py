@@ -13,26 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, ModelRefused, first_line_of
-from engine.kernels.attention import MakesBackend
-from engine.kernels.backends import choose_backend
-from engine.model.checkpoint import Checkpoint, find_checkpoint
-from engine.model.description import STORED_DTYPES, read_description
-from engine.model.layout import whole
-from engine.model.own import TOLERANCE, TOLERANCE_OF_DTYPE, Proof, distances, fits
-from engine.model.placement import choose_device, choose_dtype
-from engine.model.proved import proof_fact, prove_once
-from engine.model.sanity import refuse_noise
-from engine.model.speech.architecture import SpeechArchitecture
-from engine.model.speech.description import SpeechDescription, read_speech
-from engine.model.speech.layout import HEAD, weights_of
-from engine.model.speech.network import SpeechNetwork
-from engine.model.speech.runner import SpeechRunner, TextStep
-from engine.model.weights import check_stored, filled, stored_in
+from tidemill.protocol.contract import EngineError
+
+from ...config import EngineConfig
+from ...errors import ModelRefused, OutOfCacheMemory, first_line_of
+from ...kernels.attention import AttentionBackendType
+from ...kernels.backends import choose_backend
+from ...kernels.step import MAX_SLOTS
+from ..checkpoint import Checkpoint, find_checkpoint
+from ..device import choose_device, choose_dtype, step_limits
+from ..hf_config import STORED_DTYPES, read_hf_config
+from ..kv_cache_size import SHARE_OF_FREE, free_bytes
+from ..native import DTYPE_TOLERANCE, TOLERANCE, ParityResult, fits, token_distances
+from ..parity_cache import parity_fact, run_once
+from ..pretrained import from_pretrained
+from ..sanity import check_logits
+from ..weight_map import whole
+from ..weights import check_stored, fill_weights, find_stored
+from .architecture import SpeechArchitecture
+from .runner import WINDOWS_AT_ONCE, SpeechRunner, TextStep, slot_pages
+from .weight_map import HEAD, weights_of
+from .whisper import WhisperModel
+from .whisper_config import WhisperConfig, read_speech
 
 TITLE = "WhisperForConditionalGeneration"
-PROOF_TOKENS = 20
+PARITY_TOKENS = 20
 # So many layers of either side are compared where not all of them fit in fp32.
 FIRST_LAYERS = 2
 
@@ -41,9 +46,9 @@ FIRST_LAYERS = 2
 class LoadedSpeech:
     """A speech model on its device; `backend` makes the pages of its text and of its windows."""
 
-    description: SpeechDescription
-    network: SpeechNetwork
-    backend: MakesBackend
+    description: WhisperConfig
+    network: WhisperModel
+    backend: AttentionBackendType
     dtype: torch.dtype
     device: torch.device
     notes: tuple[str, ...] = ()
@@ -67,22 +72,22 @@ def load_speech(settings: EngineConfig) -> LoadedSpeech:
 def _loaded(settings: EngineConfig) -> LoadedSpeech:
     description = read_speech(settings.model)
     device = choose_device(settings.device)
-    stored = STORED_DTYPES.get(str(description.said_dtype))
+    stored = STORED_DTYPES.get(str(description.stored_dtype))
     dtype = choose_dtype(settings.dtype, stored, device)
     checkpoint = find_checkpoint(settings.model)
-    fact = proof_fact(checkpoint, read_description(settings.model).whole, dtype, device)
+    fact = parity_fact(checkpoint, read_hf_config(settings.model).raw, dtype, device)
     loaded = load(checkpoint, description, dtype, device)
-    proof = prove_once(fact, partial(prove, checkpoint, loaded))
-    if not proof.holds:
+    parity = run_once(fact, partial(check_parity, checkpoint, loaded))
+    if not parity.holds:
         raise ModelRefused(
             f"{settings.model}: the engine's network and transformers' give other logits "
-            f"(relative distance {proof.distance:.2g}), so that it would answer wrong."
+            f"(relative distance {parity.distance:.2g}), so that it would answer wrong."
         )
-    refuse_noise(settings.model, answers(loaded))
-    if proof.num_layers is None:
+    check_logits(settings.model, chunked_logits(loaded))
+    if parity.num_layers is None:
         return loaded
     note = (
-        f"the engine's network was compared with transformers' by the first {proof.num_layers} "
+        f"the engine's network was compared with transformers' by the first {parity.num_layers} "
         "layers of either side: all of them in fp32 do not fit here"
     )
     return replace(loaded, notes=(note,))
@@ -90,7 +95,7 @@ def _loaded(settings: EngineConfig) -> LoadedSpeech:
 
 def load(
     checkpoint: Checkpoint,
-    description: SpeechDescription,
+    description: WhisperConfig,
     dtype: torch.dtype,
     device: torch.device,
     *,
@@ -99,20 +104,20 @@ def load(
     """Return the model in a dtype on a device, or the first layers of either side of it."""
     architecture = description.architecture
     wanted = list(weights_of(architecture))
-    stored = stored_in(checkpoint.files, wanted, HEAD)
-    if architecture.is_tied and HEAD in stored:
+    stored = find_stored(checkpoint.files, wanted, HEAD)
+    if architecture.tie_word_embeddings and HEAD in stored:
         wanted.append(
-            whole("decoder.head", HEAD, architecture.vocab_size, architecture.hidden_size)
+            whole("decoder.proj_out", HEAD, architecture.vocab_size, architecture.hidden_size)
         )
     check_stored(checkpoint, TITLE, wanted, stored)
     if num_layers is not None:
         architecture = first_layers(architecture, num_layers)
-        kept = {weight.role for weight in weights_of(architecture)} | {"decoder.head"}
+        kept = {weight.role for weight in weights_of(architecture)} | {"decoder.proj_out"}
         wanted = [weight for weight in wanted if weight.role in kept]
-    weights = filled(checkpoint.name, wanted, stored, dtype, device)
+    weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     return LoadedSpeech(
         description=description,
-        network=SpeechNetwork(architecture, weights),
+        network=WhisperModel(architecture, weights),
         backend=choose_backend([architecture.shape, architecture.encoder_shape], dtype, device),
         dtype=dtype,
         device=device,
@@ -129,7 +134,7 @@ def first_layers(architecture: SpeechArchitecture, count: int) -> SpeechArchitec
 
 
 @torch.inference_mode()
-def prove(checkpoint: Checkpoint, loaded: LoadedSpeech) -> Proof:
+def check_parity(checkpoint: Checkpoint, loaded: LoadedSpeech) -> ParityResult:
     """Compare our logits with those of transformers' class and its eager attention, in fp32.
 
     And roughly those of what is `loaded`, in its dtype.
@@ -140,29 +145,29 @@ def prove(checkpoint: Checkpoint, loaded: LoadedSpeech) -> Proof:
     if num_layers is not None or loaded.dtype != torch.float32:
         parts = (checkpoint, loaded.description, torch.float32, device)
         exact = load(*parts, num_layers=num_layers)
-    got = answers(exact)
-    expected = _answered_eagerly(checkpoint, exact)
+    got = chunked_logits(exact)
+    expected = _eager_logits(checkpoint, exact)
     del exact
-    apart = float(distances(got, expected).max())
+    apart = float(token_distances(got, expected).max())
     if apart > TOLERANCE or num_layers is not None or loaded.dtype == torch.float32:
-        return Proof(apart <= TOLERANCE, apart, num_layers)
-    rounded = answers(loaded).float() - expected
+        return ParityResult(apart <= TOLERANCE, apart, num_layers)
+    rounded = chunked_logits(loaded).float() - expected
     distance = float(rounded.norm() / expected.norm().clamp(min=1e-6))
-    return Proof(distance <= TOLERANCE_OF_DTYPE, distance, None)
+    return ParityResult(distance <= DTYPE_TOLERANCE, distance, None)
 
 
 @torch.inference_mode()
-def answers(loaded: LoadedSpeech) -> Tensor:
+def chunked_logits(loaded: LoadedSpeech) -> Tensor:
     """Return the logits `[2, t, V]` of two texts that are said of one window.
 
     Their tokens come in two chunks and a last one alone, over pages, side by side.
     """
-    tokens = _proof_tokens(loaded.architecture)
+    tokens = _parity_tokens(loaded.architecture)
     texts, total = tokens.shape
     runner = SpeechRunner(loaded.network, loaded.backend, texts)
-    features = _proof_features(loaded.architecture)
+    features = _parity_features(loaded.architecture)
     for slot in range(texts):
-        runner.hear([slot], features)
+        runner.encode([slot], features)
     parts = []
     for start, stop in ((0, total // 2), (total // 2, total - 1), (total - 1, total)):
         count = stop - start
@@ -173,44 +178,40 @@ def answers(loaded: LoadedSpeech) -> Tensor:
             token_ids=tokens[:, start:stop].numpy().astype(np.int32).ravel(),
             rows=np.arange(texts * count),
         )
-        parts.append(runner.write(step).view(texts, count, -1))
+        parts.append(runner.decode(step).view(texts, count, -1))
     return torch.cat(parts, dim=1)
 
 
-def _proof_tokens(architecture: SpeechArchitecture) -> Tensor:
+def _parity_tokens(architecture: SpeechArchitecture) -> Tensor:
     """Return random tokens `[2, t]`."""
-    count = min(PROOF_TOKENS, architecture.targets)
+    count = min(PARITY_TOKENS, architecture.max_target_positions)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(0, architecture.vocab_size, (2, count), generator=generator)
 
 
-def _proof_features(architecture: SpeechArchitecture) -> Tensor:
+def _parity_features(architecture: SpeechArchitecture) -> Tensor:
     """Return random features `[1, mels, frames]`."""
     shape = (1, architecture.num_mels, architecture.window_frames)
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _answered_eagerly(checkpoint: Checkpoint, exact: LoadedSpeech) -> Tensor:
+def _eager_logits(checkpoint: Checkpoint, exact: LoadedSpeech) -> Tensor:
     """Return what transformers' class answers to the same in fp32, `[2, t, V]`."""
     from transformers import AutoConfig, WhisperForConditionalGeneration
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
     config.encoder_layers = exact.architecture.encoder_layers
     config.decoder_layers = exact.architecture.decoder_layers
-    config.transformers_weights = None  # the name of a file, which no config decides
-    module = WhisperForConditionalGeneration.from_pretrained(
-        checkpoint.folder,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        use_safetensors=True,
+    module, _ = from_pretrained(
+        WhisperForConditionalGeneration,
+        checkpoint,
+        config,
+        torch.float32,
+        exact.device,
+        attention="eager",
     )
-    module = module.eval().to(exact.device)
-    tokens = _proof_tokens(exact.architecture).to(exact.device)
-    features = _proof_features(exact.architecture).to(exact.device)
+    tokens = _parity_tokens(exact.architecture).to(exact.device)
+    features = _parity_features(exact.architecture).to(exact.device)
     states = module.model.encoder(features).last_hidden_state
     logits: Tensor = module(
         encoder_outputs=(states.expand(len(tokens), -1, -1),),
@@ -218,3 +219,34 @@ def _answered_eagerly(checkpoint: Checkpoint, exact: LoadedSpeech) -> Tensor:
         use_cache=False,
     ).logits
     return logits
+
+
+def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
+    """Return how many windows have room for what their texts attend to.
+
+    Raises `OutOfCacheMemory` when there is room for none.
+    """
+    pages = slot_pages(loaded.architecture, loaded.backend, loaded.dtype)
+    budget = settings.kv_cache_memory
+    if budget is None:
+        free = free_bytes(loaded.device) - _activation_bytes(loaded, settings)
+        budget = int(free * SHARE_OF_FREE[loaded.device.type])
+    most = MAX_SLOTS // (pages.of_window * loaded.backend.page_size)
+    sequences = step_limits(settings, loaded.device).max_num_seqs
+    slots = min(budget // pages.num_bytes, sequences, most)
+    if slots < 1:
+        raise OutOfCacheMemory(
+            f"A window of this model needs {pages.num_bytes:,} bytes for what its text attends to, "
+            f"but there are {max(budget, 0):,}: free memory, use a smaller model, or set "
+            "--kv-cache-memory."
+        )
+    return slots
+
+
+def _activation_bytes(loaded: LoadedSpeech, settings: EngineConfig) -> int:
+    """Bound what a step takes on its way: states of the windows that are encoded, and logits."""
+    model, size = loaded.architecture, loaded.dtype.itemsize
+    widths = 8 * model.hidden_size + 2 * max(model.encoder_ffn_dim, model.decoder_ffn_dim)
+    frames = WINDOWS_AT_ONCE * model.window_frames
+    logits = 2 * step_limits(settings, loaded.device).max_num_seqs * model.vocab_size * (size + 4)
+    return frames * widths * size + logits

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention import AttentionBackend, MakesBackend
-from engine.kernels.step import Step
-from engine.model.speech.architecture import SpeechArchitecture
-from engine.model.speech.network import SpeechNetwork
+from ...kernels.attention import AttentionBackend, AttentionBackendType
+from ...kernels.step import Step
+from .architecture import SpeechArchitecture
+from .whisper import WhisperModel
 
 Ints = NDArray[np.int64]
 
@@ -38,16 +38,21 @@ class TextStep:
 
 @dataclass(frozen=True, slots=True)
 class SlotPages:
-    """How many pages a slot has for its window and for its text, and the bytes that they take."""
+    """Pages of a slot for cross-attention and self-attention, and their bytes."""
 
     of_window: int
     of_text: int
     num_bytes: int
 
 
-def slot_pages(model: SpeechArchitecture, backend: MakesBackend, dtype: torch.dtype) -> SlotPages:
+def slot_pages(
+    model: SpeechArchitecture, backend: AttentionBackendType, dtype: torch.dtype
+) -> SlotPages:
     """Return what a slot takes: a window and a text have keys and values in the same layers."""
-    window, text = (-(-count // backend.page_size) for count in (model.sources, model.targets))
+    window, text = (
+        -(-count // backend.page_size)
+        for count in (model.max_source_positions, model.max_target_positions)
+    )
     page = backend.page_bytes([model.shape] * model.decoder_layers, dtype)
     return SlotPages(window, text, (window + text) * page)
 
@@ -57,8 +62,8 @@ class SpeechRunner:
 
     def __init__(
         self,
-        network: SpeechNetwork,
-        backend: MakesBackend,
+        network: WhisperModel,
+        backend: AttentionBackendType,
         num_slots: int,
         windows_at_once: int = WINDOWS_AT_ONCE,
     ) -> None:
@@ -78,32 +83,32 @@ class SpeechRunner:
         self._encoding = backend([model.encoder_shape], room, dtype, network.device)
 
     @torch.inference_mode()
-    def hear(self, slots: Sequence[int], features: Tensor) -> Tensor:
+    def encode(self, slots: Sequence[int], features: Tensor) -> Tensor:
         """Encode windows `[W, mels, frames]`, one for each slot, and keep what texts attend to.
 
         No more than `windows_at_once`. Returns their states `[W, S, H]`.
         """
-        count, sources = len(slots), self.network.architecture.sources
+        count, sources = len(slots), self.network.architecture.max_source_positions
         starts, counts = np.zeros(count, np.int64), np.full(count, sources)
         self._prepare(self._encoding, np.arange(count), starts, counts)
         states = self.network.encode(features.to(self.network.device), self._encoding)
         self._prepare(self._windows, np.array(slots), starts, counts)
-        self.network.take_in(states.flatten(0, 1), self._windows)
+        self.network.store_cross_attention(states.flatten(0, 1), self._windows)
         return states
 
     @torch.inference_mode()
-    def write(self, step: TextStep, queries: dict[int, Tensor] | None = None) -> Tensor:
+    def decode(self, step: TextStep, queries: dict[int, Tensor] | None = None) -> Tensor:
         """Compute tokens of texts → the logits `[N, V]` of their rows; `queries` as in `decode`."""
         packed = self._packed(self._texts, self._pages.of_text, step)
         self._texts.prepare(packed)
         # Of its window each token is the last, which sees all of it.
         slots = np.repeat(step.slots, step.counts)
-        last = np.full(len(slots), self.network.architecture.sources - 1)
+        last = np.full(len(slots), self.network.architecture.max_source_positions - 1)
         self._prepare(self._windows, slots, last, np.ones_like(slots))
         return self.network.decode(packed, self._texts, self._windows, queries)
 
     @torch.inference_mode()
-    def looks(
+    def cross_attentions(
         self,
         slot: int,
         token_ids: Sequence[int],
@@ -117,8 +122,8 @@ class SpeechRunner:
         queries = dict.fromkeys((layer for layer, _ in heads), states)
         zero, count = np.zeros(1, np.int64), np.array([len(token_ids)])
         ids = np.array(token_ids, np.int32)
-        self.write(TextStep(np.array([slot]), zero, count, ids, count - 1), queries)
-        return self.network.looks(queries, states, heads)
+        self.decode(TextStep(np.array([slot]), zero, count, ids, count - 1), queries)
+        return self.network.cross_attentions(queries, states, heads)
 
     def _prepare(
         self, attention: AttentionBackend, slots: Ints, starts: Ints, counts: Ints

@@ -1,4 +1,4 @@
-"""What transformers' whole class of a model that sees answers: text, tower and all between."""
+"""Reference logits of transformers' multimodal class by eager attention."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.model.checkpoint import Checkpoint
-from engine.model.description import Description
-from engine.model.fallback import read_config
-from engine.model.sanity import refuse_infinite
-from engine.scheduling.pictures import Picture, Sight
+from ...errors import ModelRefused
+from ...scheduling.images import ImageSpec, PromptImage
+from ..checkpoint import Checkpoint
+from ..hf_config import HFConfig
+from ..pretrained import from_pretrained
+from ..sanity import check_finite
+from ..transformers_model import read_config
 
 # Their text alone is no class of transformers'.
 WHOLE_ONLY = {"qwen2_5_vl", "qwen2_5_vl_text"}
@@ -22,25 +23,27 @@ WHOLE_ONLY = {"qwen2_5_vl", "qwen2_5_vl_text"}
 _BEFORE, _SIZE = 8, (72, 120)
 
 
-def with_picture(token_ids: Tensor, sight: Sight) -> tuple[Tensor, Picture]:
+def with_image(token_ids: Tensor, image_spec: ImageSpec) -> tuple[Tensor, PromptImage]:
     """Return tokens `[t]` with an image among them, of noise in a size that nothing changes."""
-    height, width, rows, columns = sight.sizes.fit(*_SIZE)
+    height, width, rows, columns = image_spec.sizes.fit(*_SIZE)
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
     others = torch.where(
-        token_ids == sight.token, token_ids[token_ids != sight.token][0], token_ids
+        token_ids == image_spec.token, token_ids[token_ids != image_spec.token][0], token_ids
     )
-    image = torch.full((rows * columns,), sight.token)
-    picture = Picture(pixels, b"proof", _BEFORE, rows, columns, sight.sees_whole)
-    return torch.cat([others[:_BEFORE], image, others[_BEFORE:]]), picture
+    image = torch.full((rows * columns,), image_spec.token)
+    prompt_image = PromptImage(
+        pixels, b"proof", _BEFORE, rows, columns, image_spec.is_bidirectional
+    )
+    return torch.cat([others[:_BEFORE], image, others[_BEFORE:]]), prompt_image
 
 
 @torch.inference_mode()
-def answer(
+def eager_logits(
     checkpoint: Checkpoint,
-    description: Description,
+    hf_config: HFConfig,
     token_ids: Tensor,
-    pictures: Sequence[Picture],
+    prompt_images: Sequence[PromptImage],
     device: torch.device,
     *,
     num_layers: int | None,
@@ -51,50 +54,42 @@ def answer(
     """
     from transformers import AutoImageProcessor
 
-    module = _module(checkpoint, description, device, num_layers)
+    module = _module(checkpoint, hf_config, device, num_layers)
     inputs: dict[str, Tensor] = {}
-    if pictures:
+    if prompt_images:
         processor = AutoImageProcessor.from_pretrained(
             checkpoint.folder, trust_remote_code=False, use_fast=False
         )
-        inputs = processor([picture.pixels for picture in pictures], return_tensors="pt")
+        inputs = processor(
+            [prompt_image.pixels for prompt_image in prompt_images], return_tensors="pt"
+        )
         inputs = {key: value.to(device) for key, value in inputs.items() if key != "num_crops"}
         is_image = torch.zeros(1, len(token_ids), dtype=torch.long, device=device)
-        for picture in pictures:
-            is_image[0, picture.start : picture.stop] = 1
+        for prompt_image in prompt_images:
+            is_image[0, prompt_image.start : prompt_image.stop] = 1
         has_grid = "image_grid_thw" in inputs
         inputs["mm_token_type_ids" if has_grid else "token_type_ids"] = is_image
     logits: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False, **inputs).logits
-    refuse_infinite(checkpoint.name, logits)
+    check_finite(checkpoint.name, logits)
     return logits[0]
 
 
 def _module(
     checkpoint: Checkpoint,
-    description: Description,
+    hf_config: HFConfig,
     device: torch.device,
     num_layers: int | None,
 ) -> Any:
     from transformers import AutoModelForImageTextToText
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    config = read_config(description)
-    config.transformers_weights = None  # the name of a file, which no config decides
+    config = read_config(hf_config)
     if num_layers is not None:
         text = config.text_config
         text.num_hidden_layers = num_layers
         text.layer_types = text.layer_types[:num_layers]
-    module, found = AutoModelForImageTextToText.from_pretrained(
-        checkpoint.folder,
-        config=config,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        trust_remote_code=False,
-        use_safetensors=True,
-        output_loading_info=True,
+    module, found = from_pretrained(
+        AutoModelForImageTextToText, checkpoint, config, torch.float32, device, attention="eager"
     )
     if found["missing_keys"]:
         raise ModelRefused(f"{checkpoint.name}: its weights lack {min(found['missing_keys'])}.")
-    return module.eval().requires_grad_(requires_grad=False).to(device)
+    return module

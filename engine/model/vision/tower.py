@@ -1,4 +1,4 @@
-"""Towers: transformers' own modules, with the weights that a checkpoint has for them.
+"""Vision encoders (towers): transformers' modules, with a checkpoint's weights.
 
 What a tower is given for an image is what transformers' image processor gives, to the bit.
 """
@@ -12,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from engine.kernels.backends import lend_torch_the_threads
-from engine.model.checkpoint import Checkpoint, check_count
-from engine.model.description import Description, NotUnderstood
-from engine.model.fallback import read_config
-from engine.model.layout import Weight, whole
-from engine.model.vision.description import Vision
-from engine.model.weights import Stored, filled, missing_from, stored_in
+from ...kernels.backends import torch_on_all_threads
+from ..checkpoint import Checkpoint, check_count
+from ..hf_config import HFConfig, UnsupportedConfig
+from ..transformers_model import read_config
+from ..weight_map import Weight, whole
+from ..weights import StoredTensor, fill_weights, find_stored, missing_from
+from .preprocessor_config import VisionConfig
 
 # What checkpoints of any age call the parts of towers, and what these are called here.
 _RENAMED = {
@@ -31,48 +31,48 @@ _RENAMED = {
 
 def load_tower(
     checkpoint: Checkpoint,
-    description: Description,
-    vision: Vision,
+    hf_config: HFConfig,
+    vision: VisionConfig,
     dtype: torch.dtype,
     device: torch.device,
-) -> ImageTower:
+) -> TransformersVisionTower:
     """Return the tower of a model that sees, whose weights were looked for."""
-    wanted, stored = _weights(checkpoint, description, vision)
-    tower = _TOWERS[vision.kind](read_config(description)).to(device)
-    weights = filled(checkpoint.name, wanted, stored, dtype, device)
+    wanted, stored = _weights(checkpoint, hf_config, vision)
+    tower = _TOWERS[vision.kind](read_config(hf_config)).to(device)
+    weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     tower.load_state_dict(weights, strict=False, assign=True)
     tower.eval().requires_grad_(requires_grad=False)
-    return ImageTower(tower, vision, dtype, device)
+    return TransformersVisionTower(tower, vision, dtype, device)
 
 
-def check_tower(checkpoint: Checkpoint, description: Description, vision: Vision) -> None:
-    """Look for a tower's weights among those of a checkpoint; `NotUnderstood` says what lacks."""
-    _weights(checkpoint, description, vision)
+def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig) -> None:
+    """Check that a checkpoint has all of a tower's weights; else raise `UnsupportedConfig`."""
+    _weights(checkpoint, hf_config, vision)
 
 
 def _weights(
-    checkpoint: Checkpoint, description: Description, vision: Vision
-) -> tuple[list[Weight], dict[str, Stored]]:
+    checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig
+) -> tuple[list[Weight], dict[str, StoredTensor]]:
     """Return what a tower is made of, by its own names, and where that is stored."""
     with torch.device("meta"):
-        tower = _TOWERS[vision.kind](read_config(description))
+        tower = _TOWERS[vision.kind](read_config(hf_config))
     wanted = [whole(name, name, *weight.shape) for name, weight in tower.named_parameters()]
     check_count(checkpoint, sum(weight.numel() for weight in tower.parameters()))
-    stored = stored_in(checkpoint.files, wanted, renamed=_RENAMED, base="tower")
+    stored = find_stored(checkpoint.files, wanted, renamed=_RENAMED, base="tower")
     lost = missing_from(stored, wanted)
     if lost:
-        raise NotUnderstood(f"the weights of its tower lack {min(lost)}")
+        raise UnsupportedConfig(f"the weights of its tower lack {min(lost)}")
     for weight in wanted:
         if stored[weight.role].shape != weight.shape:
-            raise NotUnderstood(f"{weight.role} of its tower has another shape than it says")
+            raise UnsupportedConfig(f"{weight.role} of its tower has another shape than it says")
     return wanted, stored
 
 
-class ImageTower:
-    """A `Tower` over a module: pixels as it was taught them in, vectors out."""
+class TransformersVisionTower:
+    """A `VisionTower` over a module: pixels as it was taught them in, vectors out."""
 
     def __init__(
-        self, module: nn.Module, vision: Vision, dtype: torch.dtype, device: torch.device
+        self, module: nn.Module, vision: VisionConfig, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._module = module
         self._shades = torch.from_numpy(vision.shades).to(device)
@@ -80,12 +80,12 @@ class ImageTower:
         self._device = device
 
     @torch.inference_mode()
-    def look(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Return an image's vectors; see `Tower.look`."""
+    def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Return an image's vectors; see `VisionTower.look`."""
         levels = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)  # [3, H, W]
         pairs = zip(self._shades, levels, strict=True)
         shades = torch.stack([own[level.int()] for own, level in pairs])
-        with lend_torch_the_threads(self._device):
+        with torch_on_all_threads(self._device):
             vectors: Tensor = self._module(shades.to(self._dtype))
         return vectors
 

@@ -1,1 +1,1 @@
-"""What stands around every route: who asks, bodies and forms, pages, errors."""
+"""Request handling around every route: authentication, bodies, forms and errors."""

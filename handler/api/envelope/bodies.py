@@ -1,4 +1,4 @@
-"""What comes before any route: who calls is let in, then the body is read, whatever bytes come."""
+"""Request bodies: authenticates the caller first, then reads JSON or a form of any bytes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from aws_lambda_powertools.event_handler.middlewares.openapi_validation import (
 from aws_lambda_powertools.event_handler.openapi.params import Form, UploadFile
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
-from engine.protocol.json_bodies import TooManyValues, load_json
-from handler.api.envelope.errors import Refused
-from handler.api.envelope.forms import read_form
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.json_bodies import TooManyValues, load_json
 
-# Lambda takes 6 MB with all that stands around a body, and a form comes as base64.
+from .errors import Refused
+
+# Lambda's limit is 6 MB for the whole event, and a form is base64 in it.
 MAX_BODY_BYTES: Final = 4_400_000
 
 
 class TooLarge(Refused):
-    """A body that no Lambda takes."""
+    """A body above Lambda's limit."""
 
     code = "request_too_large"
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
-class Bodies(OpenAPIRequestValidationMiddleware):
+class BodyReader(OpenAPIRequestValidationMiddleware):
     """Reads bodies in place of powertools, whose reader of forms loses bytes and names.
 
-    It splits a file where the boundary stands inside a line, and fails at text that is no UTF-8.
-    Powertools looks at a request's parameters before any other middleware: `let_in`, which raises
-    for whom it does not let in, is called here, so that of strangers nothing is read.
+    That reader splits a file if the boundary is inside a line, and fails at text that is not UTF-8.
+    Powertools validates parameters before any other middleware, so `let_in`, which raises for an
+    unauthenticated caller, is called here: no body is read before authentication.
     """
 
     def __init__(self, let_in: Callable[[ApiGatewayResolver], None]) -> None:
         self._let_in = let_in
 
     def handler(self, app: Any, next_middleware: NextMiddleware) -> Response[Any]:
-        """Let the caller in, then check and hand on what was sent."""
+        """Authenticate the caller, then validate the request and call the next middleware."""
         self._let_in(app)
         return super().handler(app, next_middleware)
 
@@ -53,13 +54,13 @@ class Bodies(OpenAPIRequestValidationMiddleware):
         content_type = (event.headers.get("content-type") or "").strip()
         fields = app.context["_route"].dependant.body_params
         if any(isinstance(field.field_info, Form) for field in fields):
-            files = {field.alias for field in fields if field.type_ is UploadFile}
-            return _read_form(content_type, body, files)
+            file_field = next(field.alias for field in fields if field.type_ is UploadFile)
+            return _read_form(content_type, body, file_field)
         return _read_json(content_type, body)
 
 
 def body_of(event: APIGatewayProxyEventV2) -> bytes:
-    """Return the bytes that a client has sent; API Gateway hands on as base64 what is no text."""
+    """Return the body's bytes; API Gateway encodes binary bodies as base64."""
     text = event.body or ""
     try:
         body = base64.b64decode(text, validate=True) if event.is_base64_encoded else text.encode()
@@ -75,10 +76,20 @@ def body_of(event: APIGatewayProxyEventV2) -> bytes:
     return body
 
 
-def _read_form(content_type: str, body: bytes, files: set[str]) -> dict[str, Any]:
-    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
-        raise _unsupported("multipart/form-data")
-    return dict(read_form(content_type, body, files=files))
+def _read_form(content_type: str, body: bytes, file_field: str) -> dict[str, Any]:
+    # Most requests have no form: the parser is loaded only for those that do.
+    from tidemill.protocol.multipart import FormReader
+
+    try:
+        reader = FormReader(content_type, file_field)
+        content = reader.read(body)
+        reader.end()
+    except RequestError as exc:
+        raise Refused(exc.message, param=exc.param, code=exc.code) from exc
+    found: dict[str, Any] = {**reader.fields, **reader.lists}
+    if reader.has_file:
+        found[file_field] = UploadFile(content=content, filename=reader.filename)
+    return found
 
 
 def _read_json(content_type: str, body: bytes) -> Any:

@@ -1,26 +1,29 @@
-"""Who calls: the tenant of a key that is right, or of requests that are signed with IAM."""
+"""Authentication: the tenant of a valid API key, or of a request signed with IAM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any, Final
 
 from aws_lambda_powertools.utilities.data_classes import APIGatewayProxyEventV2
 
-from handler.api.envelope.errors import Refused
-from handler.aws.calls import Operation
-from handler.batch.keys import DROP_TENANT
-from handler.log import logger
-from handler.tenants.keys import KeyStore
+from tidemill.batch.object_keys import DROP_TENANT
+
+from ...aws.calls import Operation
+from ...aws.sync import Aws
+from ...observability import logger
+from ...tenants.keys import KeyStore
+from .errors import Refused
 
 _MAKE_ONE: Final = "`tidemill keys create` makes one."
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose a request is; a signed one has no key."""
+    """Caller of a request; a signed one has no key."""
 
     tenant: str
     key_id: str | None = None
@@ -33,9 +36,9 @@ class Unauthorized(Refused):
 
 
 def identify(event: APIGatewayProxyEventV2, keys: KeyStore) -> Operation[Caller]:
-    """Return who calls; raises Unauthorized for a request of nobody, AwsError if none can tell.
+    """Return the caller; raises Unauthorized without a valid key, AwsError if the store fails.
 
-    Nothing of it is kept: a key that is revoked is refused from the next request on. Requests
+    Nothing is cached: a revoked key is refused from the next request on. Requests
     signed with IAM are all of the tenant that owns what is dropped into the bucket.
     """
     authorizer = event.request_context.authorizer
@@ -65,3 +68,9 @@ def tenant_of(context: Mapping[str, Any]) -> str:
     """
     caller: Caller = context["caller"]
     return caller.tenant
+
+
+aws = cache(Aws)
+
+# Of the context of a request that is asked with HEAD, and answered as with GET.
+IS_HEAD = "is_head"

@@ -1,28 +1,31 @@
-"""What the API refuses, in OpenAI's form; nothing that goes wrong inside is shown."""
+"""Errors of the API in OpenAI's form; internal details are never shown."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final
 
 from aws_lambda_powertools.event_handler import Response, content_types
 from aws_lambda_powertools.event_handler.openapi.exceptions import RequestValidationError
 from pydantic_core import to_json
 
-from handler.errors import HandlerError, InvalidOption
-from handler.log import logger
-from handler.tenants.limits import LimitReached
+from tidemill.batch.errors import HandlerError, InvalidOption
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.errors import RequestError
+
+from ...observability import logger
+from ...tenants.limits import LimitReached
 
 # A client chooses the names of what it nests.
 _MAX_PARAM_CHARS: Final = 200
-# What OpenAI's clients wait for at most when they are told to.
+# The longest `Retry-After` that OpenAI's clients follow.
 _MAX_WAIT_SECONDS = 60
 
 
 class Refused(HandlerError):
-    """A request that cannot be answered as it stands; `param` names what is wrong.
+    """A refused request; `param` names the invalid parameter.
 
-    With `retry_after_seconds` the same request will be answered a little later.
+    With `retry_after_seconds` the same request can be retried after that time.
     """
 
     code = "invalid_request"
@@ -37,14 +40,14 @@ class Refused(HandlerError):
 
 
 class NotFound(Refused):
-    """Something that is not there, or is another tenant's: nobody is told which."""
+    """An object that does not exist or is another tenant's; the response does not say which."""
 
     code = "not_found"
     status = HTTPStatus.NOT_FOUND
 
 
-class ComeAgain(Refused):
-    """There is more to do than one request has time for; the next goes on with it."""
+class NotFinished(Refused):
+    """More work than one request has time for; the next request continues it."""
 
     code = "not_finished"
     status = HTTPStatus.SERVICE_UNAVAILABLE
@@ -60,7 +63,7 @@ class ComeAgain(Refused):
 
 
 def refuse(exc: Refused) -> Response[str]:
-    """Return the answer to a request that was refused."""
+    """Return the response to a refused request."""
     is_ours = exc.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     kind = "server_error" if is_ours else "invalid_request_error"
     answer = error(exc.status, exc.message, kind=kind, param=exc.param, code=exc.code)
@@ -70,7 +73,7 @@ def refuse(exc: Refused) -> Response[str]:
 
 
 def refuse_invalid(exc: RequestValidationError) -> Response[str]:
-    """Return the answer to parameters that are not of their kind: the first of them is named."""
+    """Return the response to invalid parameters; it names the first of them."""
     found = exc.errors()[0]
     where = ".".join(str(part) for part in found["loc"][1:])[:_MAX_PARAM_CHARS]
     if not where:
@@ -80,29 +83,29 @@ def refuse_invalid(exc: RequestValidationError) -> Response[str]:
 
 
 def refuse_option(exc: InvalidOption) -> Response[str]:
-    """Return the answer to a parameter of a batch that cannot be."""
+    """Return the response to an invalid option of a batch."""
     return error(HTTPStatus.BAD_REQUEST, exc.message, param=exc.param, code=exc.code)
 
 
 def refuse_more(exc: LimitReached) -> Response[str]:
-    """Return the answer to more than the tenant may use, with the seconds to wait."""
+    """Return the 429 for a tenant above its limit, with `Retry-After`."""
     answer = error(
         HTTPStatus.TOO_MANY_REQUESTS, exc.message, kind="rate_limit_error", code=exc.code
     )
     answer.headers["Retry-After"] = str(exc.retry_after_seconds)
     if exc.retry_after_seconds > _MAX_WAIT_SECONDS:
-        # OpenAI's clients would else try again at once, some times.
+        # OpenAI's clients would otherwise retry at once, several times.
         answer.headers["x-should-retry"] = "false"
     return answer
 
 
 def refuse_unknown(_: Exception) -> Response[str]:
-    """Return the answer to a method and path that the API does not have."""
+    """Return the 404 for an unknown method or path."""
     return error(HTTPStatus.NOT_FOUND, "There is no such method and path here.", code="unknown_url")
 
 
 def fail(exc: Exception) -> Response[str]:
-    """Return the answer to a request that met a fault of ours, and log the fault."""
+    """Return the 500 for an internal failure, and log it."""
     logger.error("request failed", exc_info=exc)
     return error(
         HTTPStatus.INTERNAL_SERVER_ERROR,
@@ -118,12 +121,12 @@ def error(
     *,
     kind: str = "invalid_request_error",
     param: str | None = None,
-    code: str | None = None,
+    code: str,
 ) -> Response[str]:
-    """Return an answer in OpenAI's form of errors."""
-    body: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    """Return an error response in OpenAI's format."""
+    body = error_body(RequestError(message, type=kind, param=param, code=code))
     return Response(
         status_code=int(status),
         content_type=content_types.APPLICATION_JSON,
-        body=to_json({"error": body}).decode(),
+        body=to_json(body).decode(),
     )

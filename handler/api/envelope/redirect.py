@@ -1,4 +1,4 @@
-"""Where a client is sent on, with a sentence for those that do not go."""
+"""Redirects, with a sentence for clients that do not follow them."""
 
 from __future__ import annotations
 

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Final
 from aws_lambda_powertools.event_handler.openapi.params import Body, Header, Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.caller import tenant_of
-from handler.api.envelope.errors import NotFound, Refused
-from handler.api.envelope.means import aws
-from handler.batch.model import Batch
-from handler.batch.page import Page, page_of
-from handler.batch.request import BatchRequest, read_request
-from handler.batch.wire import BatchObject
-from handler.deployment import deployment
-from handler.intake.create import create_batch
-from handler.moves.cancel import NotCancellable, cancel
-from handler.reading.describe import describe
+from tidemill.batch.batch_object import BatchObject
+from tidemill.batch.batch_request import BatchRequest, parse_request
+from tidemill.batch.model import Batch
+from tidemill.batch.pagination import Page, make_page
+
+from ...deployment import deployment
+from ...intake.new_batch import create_batch
+from ...lifecycle.cancel import NotCancellable, cancel
+from ...queries.batch_view import describe_batch
+from ..envelope.caller import aws, tenant_of
+from ..envelope.errors import NotFound, Refused
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -28,7 +28,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 _ID: Final = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
-# Of each batch in a list; one by itself tells all that are kept. Lambda's answers end at 6 MB.
+# Of each batch in a list; a single batch shows all errors kept. Lambda responses are below 6 MB.
 MAX_ERRORS_IN_LISTS: Final = 5
 
 
@@ -45,8 +45,8 @@ def make_batch(
             param="idempotency_key",
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
-    tenant, asked = tenant_of(router.context), read_request(fields)
-    return _shown(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
+    tenant, asked = tenant_of(router.context), parse_request(fields)
+    return _batch_response(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
 
 
 @router.get("/v1/batches")
@@ -59,15 +59,16 @@ def list_batches(
     batches, has_more = aws().run(deployment().table.list_batches(tenant, limit=limit, after=last))
     now = time.time()
     found = aws().run_all(
-        describe(deployment(), batch, now, max_errors=MAX_ERRORS_IN_LISTS) for batch in batches
+        describe_batch(deployment(), batch, now, max_errors=MAX_ERRORS_IN_LISTS)
+        for batch in batches
     )
-    return page_of(BatchObject, found, has_more=has_more)
+    return make_page(BatchObject, found, has_more=has_more)
 
 
 @router.get("/v1/batches/<batch_id>")
 def retrieve_batch(batch_id: str) -> BatchObject:
     """Return one batch."""
-    return _shown(own_batch(router.context, batch_id))
+    return _batch_response(own_batch(router.context, batch_id))
 
 
 @router.post("/v1/batches/<batch_id>/cancel")
@@ -80,7 +81,7 @@ def cancel_batch(batch_id: str) -> BatchObject:
         raise Refused(str(exc), code=exc.code) from exc
     if batch is None:
         raise _unknown(batch_id, None)
-    return _shown(batch)
+    return _batch_response(batch)
 
 
 def own_batch(context: Mapping[str, Any], batch_id: str, param: str | None = None) -> Batch:
@@ -96,5 +97,5 @@ def _unknown(batch_id: str, param: str | None) -> NotFound:
     return NotFound(f"There is no batch {batch_id[:100]}.", param=param, code="batch_not_found")
 
 
-def _shown(batch: Batch) -> BatchObject:
-    return aws().run(describe(deployment(), batch, time.time()))
+def _batch_response(batch: Batch) -> BatchObject:
+    return aws().run(describe_batch(deployment(), batch, time.time()))

@@ -8,7 +8,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from handler.reading.stats import Done, StatsObject
+from ...queries.stats import StatsObject, StatsTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -59,11 +59,11 @@ def expose(stats: StatsObject) -> str:
     return generate_latest(registry).decode()
 
 
-def _rows(done: Done) -> dict[str, int]:
+def _rows(done: StatsTotals) -> dict[str, int]:
     return {"completed": done.rows_completed, "failed": done.rows_failed}
 
 
-def _tokens(done: Done) -> dict[str, int]:
+def _tokens(done: StatsTotals) -> dict[str, int]:
     return {
         "prompt": done.prompt_tokens,
         "cached": done.cached_tokens,

@@ -13,25 +13,25 @@ from aws_lambda_powertools.event_handler.openapi.params import File as FileParam
 from aws_lambda_powertools.event_handler.openapi.params import Form, Query, UploadFile
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.caller import tenant_of
-from handler.api.envelope.errors import NotFound, Refused
-from handler.api.envelope.means import IS_HEAD, aws
-from handler.api.envelope.redirect import redirect
-from handler.aws.sync import MAX_PRESIGNED_SECONDS
-from handler.batch.file_object import (
+from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from tidemill.batch.file_object import (
     BATCH,
     FileDeleted,
     FileObject,
     check_purpose,
-    disposition_of,
+    content_disposition,
+    display_name,
     file_object,
-    name_of,
 )
-from handler.batch.keys import file_key
-from handler.batch.model import File
-from handler.batch.page import Page, page_of
-from handler.batch.request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
-from handler.deployment import deployment
+from tidemill.batch.model import File
+from tidemill.batch.object_keys import file_key
+from tidemill.batch.pagination import Page, make_page
+
+from ...aws.sync import MAX_PRESIGNED_SECONDS
+from ...deployment import deployment
+from ..envelope.caller import IS_HEAD, aws, tenant_of
+from ..envelope.errors import NotFound, Refused
+from ..envelope.redirect import redirect
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -71,7 +71,7 @@ def create_file(
         key=key,
         num_bytes=len(file.content),
         created_at=now,
-        filename=name_of(file.filename),
+        filename=display_name(file.filename),
         purpose=purpose,
         version_id=version_id,
         expires=now + expires_seconds
@@ -100,7 +100,7 @@ def list_files(
             purpose=purpose,
         )
     )
-    return page_of(FileObject, [file_object(file) for file in found], has_more=has_more)
+    return make_page(FileObject, [file_object(file) for file in found], has_more=has_more)
 
 
 @router.get("/v1/files/<file_id>")
@@ -123,7 +123,7 @@ def file_content(file_id: str) -> Response[str]:
     """Send the client to where the bytes lie, by a url that is good for an hour."""
     file = own_file(file_id)
     call = deployment().bucket.download(
-        file.key, file.version_id, disposition=disposition_of(file.filename)
+        file.key, file.version_id, disposition=content_disposition(file.filename)
     )
     if router.context.get(IS_HEAD):  # a url is signed for the method that it is asked with
         call = replace(call, method="head_object")

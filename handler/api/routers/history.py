@@ -7,10 +7,11 @@ from typing import Literal
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from pydantic import BaseModel
 
-from handler.api.envelope.means import aws
-from handler.api.routers.batches import own_batch
-from handler.batch.history import Bucket
-from handler.deployment import deployment
+from tidemill.batch.progress import HistoryBucket
+
+from ...deployment import deployment
+from ..envelope.caller import aws
+from .batches import own_batch
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -19,7 +20,7 @@ class HistoryObject(BaseModel):
     """Rows, tokens and audio by time; a stretch without a row is not there."""
 
     object: Literal["list"] = "list"
-    data: list[Bucket]
+    data: list[HistoryBucket]
 
 
 @router.get("/v1/batches/<batch_id>/history")

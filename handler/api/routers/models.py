@@ -8,9 +8,10 @@ from urllib.parse import unquote
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 from pydantic import BaseModel
 
-from engine.protocol.names import ANY_MODEL, model_of
-from handler.api.envelope.errors import NotFound
-from handler.deployment import deployment
+from tidemill.protocol.names import ANY_MODEL, model_of
+
+from ...deployment import deployment
+from ..envelope.errors import NotFound
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -44,7 +45,7 @@ class ModelList(BaseModel):
 def list_models() -> ModelList:
     """List the models that are served, those first that are no other name of one."""
     models = deployment().models
-    found = [_shown(name, root) for name, root in models.items() if name != ANY_MODEL]
+    found = [_model_object(name, root) for name, root in models.items() if name != ANY_MODEL]
     found.sort(key=lambda model: model.id != model.root)
     return ModelList(data=found, any_model=models.get(ANY_MODEL))
 
@@ -56,8 +57,8 @@ def retrieve_model() -> ModelObject:
     root = model_of(name, deployment().models)
     if root is None:
         raise NotFound(f"There is no model {name[:100]}.", code="model_not_found")
-    return _shown(name, root)
+    return _model_object(name, root)
 
 
-def _shown(name: str, root: str) -> ModelObject:
+def _model_object(name: str, root: str) -> ModelObject:
     return ModelObject(id=name, root=root, parent=deployment().settings.model_adapters.get(name))

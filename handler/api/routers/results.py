@@ -9,21 +9,22 @@ from typing import Annotated
 from aws_lambda_powertools.event_handler.openapi.params import Query
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.errors import ComeAgain, Refused
-from handler.api.envelope.means import aws
-from handler.api.routers.batches import own_batch
-from handler.batch.results_object import (
+from tidemill.batch.results_object import (
     MAX_LINE,
     MAX_LISTED_ROWS,
     ResultRow,
     ResultsObject,
     result_row,
-    where_rows_are,
+    rows_deleted_message,
 )
-from handler.deployment import deployment
-from handler.reading.finder import NotIndexed, WorkGone
-from handler.reading.part_cache import PartCache
-from handler.reading.results import MAX_BYTES, read_results
+
+from ...deployment import deployment
+from ...queries.part_cache import PartCache
+from ...queries.results import MAX_BYTES, read_results
+from ...queries.row_finder import NotIndexed, WorkGone
+from ..envelope.caller import aws
+from ..envelope.errors import NotFinished, Refused
+from .batches import own_batch
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 part_cache = cache(PartCache)
@@ -49,18 +50,18 @@ def list_results(
             aws(), deployment(), batch, part_cache(), after_line=after_line, limit=limit
         )
     except WorkGone as exc:
-        raise Gone(where_rows_are(batch)) from exc
+        raise Gone(rows_deleted_message(batch)) from exc
     except NotIndexed as exc:
         words = "There are too many parts to look at in one request; ask again."
-        raise ComeAgain(words, code=exc.code) from exc
+        raise NotFinished(words, code=exc.code) from exc
     return ResultsObject(
-        data=[_shown(line, row) for line, row in found.rows],
+        data=[_result_row(line, row) for line, row in found.rows],
         complete_through=found.complete_through,
         has_more=found.has_more,
     )
 
 
-def _shown(line: int, row: bytes | None) -> ResultRow:
+def _result_row(line: int, row: bytes | None) -> ResultRow:
     if row is None:
         words = f"The row has more than {MAX_BYTES:,} bytes: it is in the files of the batch only."
         return ResultRow(line=line, error={"code": "row_too_large", "message": words})

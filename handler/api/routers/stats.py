@@ -8,10 +8,9 @@ from http import HTTPStatus
 from aws_lambda_powertools.event_handler import Response
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.caller import tenant_of
-from handler.api.envelope.means import aws
-from handler.deployment import deployment
-from handler.reading.stats import StatsObject, stats_of
+from ...deployment import deployment
+from ...queries.stats import StatsObject, tenant_stats
+from ..envelope.caller import aws, tenant_of
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -19,12 +18,12 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 @router.get("/v1/stats")
 def show_stats() -> StatsObject:
     """Return what is under way, and what all that has ended came to."""
-    return stats_of(aws(), deployment(), tenant_of(router.context), time.time())
+    return tenant_stats(aws(), deployment(), tenant_of(router.context), time.time())
 
 
 @router.get("/metrics")
 def show_metrics() -> Response[str]:
     """Return the same in the format of Prometheus."""
-    from handler.api.routers.exposition import CONTENT_TYPE, expose
+    from .exposition import CONTENT_TYPE, expose
 
     return Response(int(HTTPStatus.OK), content_type=CONTENT_TYPE, body=expose(show_stats()))

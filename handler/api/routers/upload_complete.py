@@ -13,23 +13,24 @@ from dataclasses import dataclass
 from hashlib import md5, sha256
 from typing import Any, Final
 
-from handler.api.envelope.errors import ComeAgain, Refused
-from handler.aws.sync import Aws
-from handler.batch.keys import file_key, upload_prefix
-from handler.batch.kinds import SealedSegment
-from handler.batch.model import Upload, UploadWay
-from handler.batch.upload_object import (
+from tidemill.batch.model import Upload, UploadWay
+from tidemill.batch.object_keys import file_key, upload_prefix
+from tidemill.batch.result_kinds import SealedSegment
+from tidemill.batch.upload_object import (
     check_pending,
     check_sent_to_urls,
     check_uploaded,
     file_of_upload,
-    other_parts,
+    parts_mismatch,
     sizes_of_parts,
     wrong_md5,
 )
-from handler.deployment import Deployment
-from handler.errors import AwsError, NotThere
-from handler.objects.join import Joining, send_missing
+
+from ...aws.objects.join import JoinUpload, send_missing
+from ...aws.sync import Aws
+from ...deployment import Deployment
+from ...errors import AwsError, NotThere
+from ..envelope.errors import NotFinished, Refused
 
 MAX_MD5_BYTES: Final = 256 * 2**20
 # What S3 may take to end an upload of many parts, and the table to note it.
@@ -74,7 +75,7 @@ class Completion:
         return self.upload
 
     def complete(self, part_ids: Sequence[str], wanted_md5: str | None) -> Upload:
-        """Return the upload, completed; raises UploadRefused, or ComeAgain when time is over."""
+        """Return the upload, completed; raises UploadRefused, or NotFinished when time is over."""
         digest = sha256("\n".join(part_ids).encode()).hexdigest() if part_ids else ""
         if self.upload.status == "completed" and self.upload.digest == digest:
             return self.upload
@@ -90,7 +91,7 @@ class Completion:
                 self._close()
             found = self._find()
         if found is None:
-            raise ComeAgain
+            raise NotFinished
         if wanted_md5 is not None and self._md5() != wanted_md5.lower():
             self._give_up()
         self._record(found)
@@ -108,21 +109,21 @@ class Completion:
 
     def _check_way(self, way: UploadWay, digest: str) -> None:
         if (self.upload.way, self.upload.digest) != (way, digest):
-            raise other_parts()
+            raise parts_mismatch()
 
     def _take(self, upload: Upload) -> None:
         if upload.status == "completed":
-            # By another call, at this moment: the next one tells of it.
-            raise ComeAgain
+            # Completed by a concurrent call: the next call returns it.
+            raise NotFinished
         check_pending(upload, time.time())
         self.upload = upload
 
     def _check(self) -> None:
         if self.time_left() < _RESERVE_SECONDS:
-            raise ComeAgain
+            raise NotFinished
 
     def _find(self) -> Any:
-        """Return what S3 tells of the object, when it is made."""
+        """Return the S3 metadata of the object once it is complete."""
         if self.upload.multipart_id is None:
             return None
         return self.aws.run(self.deployment.bucket.head(self.key))
@@ -142,13 +143,13 @@ class Completion:
         upload = self.begin("parts", digest, self.upload.expires_at)
         bucket, multipart_id = self.deployment.bucket, str(upload.multipart_id)
         try:
-            joining = Joining(self.key, multipart_id, segments)
+            joining = JoinUpload(self.key, multipart_id, segments)
             etags = send_missing(self.aws, bucket, joining, self._check)
             self._check()
             self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
         except NotThere as exc:
             # Another call was quicker, or the upload was cancelled meanwhile.
-            raise ComeAgain from exc
+            raise NotFinished from exc
 
     def _close(self) -> None:
         """Have S3 join the parts that were sent to urls; raises UploadRefused for missing ones."""
@@ -161,10 +162,10 @@ class Completion:
             etags = {number: etag for number, (etag, _) in found.items()}
             self.aws.run(bucket.complete_upload(self.key, multipart_id, etags))
         except NotThere as exc:
-            raise ComeAgain from exc
+            raise NotFinished from exc
         except AwsError as exc:
             if exc.aws_code in _CHANGED:
-                raise ComeAgain from exc
+                raise NotFinished from exc
             raise
 
     def _check_md5(self, wanted: str | None) -> None:

@@ -11,16 +11,10 @@ from aws_lambda_powertools.event_handler.openapi.params import Body, UploadFile
 from aws_lambda_powertools.event_handler.openapi.params import File as FileParam
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
-from handler.api.envelope.caller import tenant_of
-from handler.api.envelope.errors import NotFound, Refused
-from handler.api.envelope.means import aws
-from handler.api.routers.upload_complete import Completion
-from handler.aws.calls import Call
-from handler.aws.sync import MAX_PRESIGNED_SECONDS
-from handler.batch.file_object import check_purpose, file_object, name_of
-from handler.batch.keys import file_key, upload_prefix
-from handler.batch.model import Upload
-from handler.batch.upload_object import (
+from tidemill.batch.file_object import check_purpose, display_name, file_object
+from tidemill.batch.model import Upload
+from tidemill.batch.object_keys import file_key, upload_prefix
+from tidemill.batch.upload_object import (
     CompleteRequest,
     PartUrl,
     PartUrls,
@@ -34,8 +28,14 @@ from handler.batch.upload_object import (
     size_of_part,
     upload_object,
 )
-from handler.deployment import deployment
-from handler.errors import NotThere
+
+from ...aws.calls import Call
+from ...aws.sync import MAX_PRESIGNED_SECONDS
+from ...deployment import deployment
+from ...errors import NotThere
+from ..envelope.caller import aws, tenant_of
+from ..envelope.errors import NotFound, Refused
+from .upload_complete import Completion
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -43,7 +43,7 @@ router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 _ID: Final = re.compile(r"upload_[0-9a-f]{32}", re.ASCII)
 _HOUR: Final = 3600
 _SMALL_SECONDS, _LARGE_SECONDS = _HOUR, 24 * _HOUR
-# How long it can be told what has become of one.
+# How long the status of a finished upload is kept.
 _REMEMBERED_SECONDS: Final = 8 * 24 * _HOUR
 
 
@@ -56,7 +56,7 @@ def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
         id=f"upload_{uuid4().hex}",
         tenant=tenant_of(router.context),
         num_bytes=request.bytes,
-        filename=name_of(request.filename),
+        filename=display_name(request.filename),
         purpose=request.purpose,
         created_at=now,
         expires_at=now + _SMALL_SECONDS,
@@ -65,13 +65,13 @@ def create_upload(request: Annotated[UploadRequest, Body()]) -> UploadObject:
         expires=now + _REMEMBERED_SECONDS,
     )
     aws().run(deployment().uploads.create_upload(upload))
-    return _shown(upload)
+    return _upload_object(upload)
 
 
 @router.get("/v1/uploads/<upload_id>")
 def retrieve_upload(upload_id: str) -> UploadObject:
     """Return an upload, with the parts that S3 has of it: a client goes on behind them."""
-    return _shown(own_upload(upload_id))
+    return _upload_object(own_upload(upload_id))
 
 
 @router.post("/v1/uploads/<upload_id>/parts")
@@ -112,7 +112,7 @@ def sign_urls(upload_id: str, request: Annotated[UrlsRequest, Body()]) -> PartUr
 def complete_upload(upload_id: str, request: Annotated[CompleteRequest, Body()]) -> UploadObject:
     """Make the parts a file; repeated it goes on where it was, and changes nothing at its end."""
     completion = Completion(aws(), deployment(), own_upload(upload_id), _time_left)
-    return _shown(completion.complete(request.part_ids, request.md5))
+    return _upload_object(completion.complete(request.part_ids, request.md5))
 
 
 @router.post("/v1/uploads/<upload_id>/cancel")
@@ -122,7 +122,7 @@ def cancel_upload(upload_id: str) -> UploadObject:
     if upload.status == "completed":
         raise Refused("The upload is completed: delete its file.", code="upload_completed")
     Completion(aws(), deployment(), upload, _time_left).clear()
-    return _shown(upload)
+    return _upload_object(upload)
 
 
 def own_upload(upload_id: str) -> Upload:
@@ -153,7 +153,7 @@ def _time_left() -> float:
     return left / 1000
 
 
-def _shown(upload: Upload) -> UploadObject:
+def _upload_object(upload: Upload) -> UploadObject:
     file = None
     if upload.status == "completed":
         file = aws().run(deployment().files.get_file(upload.file_id))

@@ -1,4 +1,4 @@
-"""What the table remembers of uploads: for each name of results the newest one, and its batch.
+"""Deduplication items of uploads: the newest upload of each results name, and its batch.
 
 No I/O. It outlives every event of the upload, so that none is run twice, whichever way it is told.
 """
@@ -9,16 +9,17 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from handler.aws.stores.store import META
-from handler.batch.keys import name_of_results
-from handler.batch.model import Batch, Outputs
+from tidemill.batch.model import Batch, Outputs
+from tidemill.batch.object_keys import results_name
+
+from .store import META
 
 # SQS keeps a message for 14 days at most: no event of an upload comes later than that.
 EVENTS_END_SECONDS = 15 * 24 * 3600
 
 
 class Arrival(NamedTuple):
-    """When an upload came: S3's word for the order of a key's uploads, if its event has told it.
+    """Arrival of an upload: S3's sequencer, where its event holds one.
 
     `modified` (Unix seconds) is S3's too: the beginning of the upload, which may have taken days.
     """
@@ -29,7 +30,7 @@ class Arrival(NamedTuple):
 
 def drop_key(bucket: str, outputs: Outputs) -> dict[str, object]:
     """Return the key of the item about uploads that have these results."""
-    return {"pk": f"DROP#{bucket}/{name_of_results(outputs)}", "sk": META}
+    return {"pk": f"DROP#{bucket}/{results_name(outputs)}", "sk": META}
 
 
 def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
@@ -45,8 +46,8 @@ def drop_item(batch: Batch, arrival: Arrival) -> dict[str, object]:
     }
 
 
-def known_as(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str | None:
-    """Return the batch that has been made of this very upload, if that is the newest one.
+def known_batch(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str | None:
+    """Return the batch of this very upload, if the upload is the newest one.
 
     The event of an upload that was found without it comes late, or not at all.
     """
@@ -62,7 +63,7 @@ def known_as(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> str |
 
 
 def is_overtaken(newest: Mapping[str, Any], batch: Batch, arrival: Arrival) -> bool:
-    """Say whether an upload that is not known is older than the newest one.
+    """Say whether an unknown upload is older than the newest one.
 
     Times decide where S3 has not told its order; an item of before they were kept is newer. Within
     one second that upload of a key is newer which was found: it is what the key has been since. Of

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.store import META, Store, present
-from handler.aws.stores.table import TENANT_INDEX
-from handler.batch.model import File
+from tidemill.batch.model import File
+
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .store import META, Store, present
+from .table import TENANT_INDEX
 
 Order = Literal["asc", "desc"]
 

@@ -1,14 +1,15 @@
-"""What the table remembers of fleets: their state, changed by one at a time, and their pace."""
+"""Fleet items in the table: the state, changed by one writer at a time, and the worker rates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.store import Store, condition
-from handler.batch.fleet import FleetState, Pace
-from handler.errors import ConditionFailed
+from tidemill.batch.fleet import FleetState, WorkerRate
+
+from ...errors import ConditionFailed
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .store import Store, condition
 
 
 class FleetStore(Store):
@@ -24,7 +25,7 @@ class FleetStore(Store):
     def change(
         self, model: str, change: Callable[[FleetState], FleetState]
     ) -> Operation[FleetState]:
-        """Put what `change` makes of the state in its place, and return it.
+        """Replace the state by `change` of it, and return the new state.
 
         Nobody's change between reading and writing is lost: `change` is then called again.
         """
@@ -47,17 +48,17 @@ class FleetStore(Store):
                 continue
             return changed
 
-    def get_pace(self, model: str) -> Operation[Pace]:
+    def get_rate(self, model: str) -> Operation[WorkerRate]:
         """Return what workers of the model have measured lately, which may be nothing yet."""
         fields = yield from self.get(_pace_key(model))
-        return load(Pace, fields) if fields else Pace()
+        return load(WorkerRate, fields) if fields else WorkerRate()
 
-    def tell_pace(self, model: str, pace: Pace) -> Operation[None]:
-        """Put what a worker has measured in the place of what the last one said.
+    def put_rate(self, model: str, rate: WorkerRate) -> Operation[None]:
+        """Replace the last measurements by those of a worker.
 
         What is 0 was not measured: of that the last word stands.
         """
-        measured = {name: value for name, value in dump(pace).items() if value}
+        measured = {name: value for name, value in dump(rate).items() if value}
         yield from self.update(_pace_key(model), measured)
 
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:

@@ -1,4 +1,4 @@
-"""Sums that are kept for people: a batch's history, and what a tenant's ended batches came to.
+"""Ledger: the history of a batch, and a tenant's totals over its ended batches.
 
 They are added to and never decide anything: a write that is sent twice counts twice, one that fails
 is left out.
@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from handler.aws.calls import Operation
-from handler.aws.items import load
-from handler.aws.stores.store import Store
-from handler.batch.history import Bucket
-from handler.batch.model import Batch, Progress
-from handler.batch.states import TERMINAL, Status
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.states import TERMINAL, Status
+
+from ..calls import Operation
+from ..items import load
+from .store import Store
 
 
 class Total(NamedTuple):
-    """How many batches ended how, and the sums over them."""
+    """Number of ended batches by status, and the sums over them."""
 
     batches: Mapping[Status, int]
     done: Progress
@@ -30,7 +31,7 @@ class Ledger(Store):
 
     __slots__ = ()
 
-    def add_history(self, batch: Batch, gained: Bucket) -> Operation[None]:
+    def add_history(self, batch: Batch, gained: HistoryBucket) -> Operation[None]:
         """Add to a bucket of the history of a batch, with which it is forgotten."""
         yield from self.update(
             {
@@ -76,10 +77,10 @@ class Ledger(Store):
             float(fields.get("cost", 0.0)),
         )
 
-    def list_history(self, batch_id: str) -> Operation[list[Bucket]]:
+    def list_history(self, batch_id: str) -> Operation[list[HistoryBucket]]:
         """Return what a batch has gained, by time."""
         fields = yield from self.query(f"BATCH#{batch_id}", "HISTORY#")
-        return [load(Bucket, item) for item in fields]
+        return [load(HistoryBucket, item) for item in fields]
 
 
 def _total_key(tenant: str) -> dict[str, object]:

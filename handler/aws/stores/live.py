@@ -1,4 +1,4 @@
-"""Items of shards that were begun, and of what the finished ones of a batch came to.
+"""Items of shards in progress, and totals over the finished shards of a batch.
 
 One item a live shard holds what changes while it runs; what all came to that are done stands in a
 few others. Both are of one life of a batch: what is left of one of its name that has expired is
@@ -16,15 +16,16 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from handler.aws.calls import Operation
-from handler.aws.items import dump, load
-from handler.aws.stores.store import Store, expression
-from handler.batch.live import Live, Standing
-from handler.batch.model import Batch, Progress, Shard, ShardStatus, sum_of
+from tidemill.batch.model import Batch, Progress, Shard, ShardStatus, sum_of
+from tidemill.batch.progress import LiveShard, ShardProgress
+
+from ..calls import Operation
+from ..items import dump, load
+from .store import Store, expression
 
 # Two commits at once on one item of counts: one of them has to come again.
 _NUM_COUNTS: Final = 8
-# Of each such item: more than are added while somebody looks.
+# Of each such item: more than are added during one read.
 _NUM_LAST: Final = 16
 # Of a progress: a later version may tell more.
 _NUM_FIELDS: Final = len(fields(Progress))
@@ -35,13 +36,13 @@ class LiveStore(Store):
 
     __slots__ = ()
 
-    def stand(self, batch: Batch) -> Operation[Standing]:
-        """Return how the shards of a batch stand: two reads, and one more a megabyte of live ones.
+    def get_shard_progress(self, batch: Batch) -> Operation[ShardProgress]:
+        """Return the progress of a batch's shards: two reads, and one more a megabyte of live ones.
 
         Should a hundred be committed in that time, some may be counted twice in this answer.
         """
         life, after = _life(batch), None
-        live: list[Live] = []
+        live: list[LiveShard] = []
         while True:
             items, after = yield from self.query_page(
                 f"BATCH#{batch.id}", "LIVE#", ("state", "abandoned"), after=after
@@ -57,7 +58,7 @@ class LiveStore(Store):
                 break
         counts = yield from self.query(f"BATCH#{batch.id}", f"COUNT#{life}#")
         added = {item.get(f"last{slot}") for item in counts for slot in range(_NUM_LAST)}
-        return Standing(
+        return ShardProgress(
             sum(item["num_shards"] for item in counts),
             sum_of(load(Progress, item) for item in counts),
             tuple(shard for shard in live if shard.number not in added),
@@ -99,7 +100,7 @@ def live_fields(shard: Shard) -> dict[str, object]:
 
 
 def with_live(item: Mapping[str, Any], live: Mapping[str, Any] | None) -> Shard:
-    """Return the shard that its item and the one of what is live of it make up.
+    """Return the shard, merged from its item and its live item.
 
     A shard that an earlier version has begun, or has taken since, says all of that itself.
     """
@@ -134,20 +135,22 @@ def counting(shard: Shard, progress: Progress) -> dict[str, Any]:
     slot = shard.number // _NUM_COUNTS % _NUM_LAST
     return expression(
         {f"last{slot}": shard.number, "expires": shard.expires},
-        added={"num_shards": 1} | told(progress.at_rest),
+        added={"num_shards": 1} | nonzero_counts(progress.without_rates),
     )
 
 
-def told(progress: Progress) -> dict[str, Any]:
+def nonzero_counts(progress: Progress) -> dict[str, Any]:
     """Return the fields of a progress that say anything."""
     return {name: value for name, value in dump(progress).items() if value}
 
 
 def _life(of: Batch | Shard) -> int:
-    """Return what tells the lives of a batch apart: one of its name begins when it has expired."""
+    """Return what distinguishes two batches of one name: the second starts after the first."""
     return of.expires or 0
 
 
-def _live_of(state: Sequence[Any], *, is_given_up: bool = False) -> Live:
+def _live_of(state: Sequence[Any], *, is_given_up: bool = False) -> LiveShard:
     _, number, fence, attempts, lease_until, *counts = state
-    return Live(number, fence, attempts, lease_until, Progress(*counts[:_NUM_FIELDS]), is_given_up)
+    return LiveShard(
+        number, fence, attempts, lease_until, Progress(*counts[:_NUM_FIELDS]), is_given_up
+    )

@@ -1,13 +1,14 @@
-"""What is under way of one tenant."""
+"""Active batches of one tenant."""
 
 from __future__ import annotations
 
-from handler.aws.calls import Operation
-from handler.aws.items import load
-from handler.aws.stores.shards import batch_key
-from handler.aws.stores.store import Store
-from handler.aws.stores.table import ACTIVE, id_of_active
-from handler.batch.model import Batch
+from tidemill.batch.model import Batch
+
+from ..calls import Operation
+from ..items import load
+from .shards import batch_key
+from .store import Store
+from .table import ACTIVE, id_of_active
 
 
 class Overview(Store):

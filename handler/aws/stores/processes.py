@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.store import Store, condition
-from handler.errors import ConditionFailed
+from ...errors import ConditionFailed
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .store import Store, condition
 
 _PREFIX = "process-"
 ProcessState = Literal["asked", "running", "stopping"]

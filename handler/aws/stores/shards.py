@@ -12,9 +12,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, from_item, load, to_item
-from handler.aws.stores.live import (
+from tidemill.batch.model import Progress, Shard, ShardStatus
+
+from ...errors import ConditionFailed, LeaseLost
+from ..calls import Call, Operation
+from ..items import dump, from_item, load, to_item
+from .live import (
     LiveStore,
     count_key,
     counting,
@@ -22,12 +25,10 @@ from handler.aws.stores.live import (
     live_item,
     live_key,
     live_name,
-    told,
+    nonzero_counts,
     with_live,
 )
-from handler.aws.stores.store import META, condition, expression, nothing_there, present
-from handler.batch.model import Progress, Shard, ShardStatus
-from handler.errors import ConditionFailed, LeaseLost
+from .store import META, condition, expression, nothing_there, present
 
 _SHARD = "SHARD#"
 _LAST_SHARD = 9_999_999
@@ -39,7 +40,7 @@ class ShardStore(LiveStore):
     __slots__ = ()
 
     def put_shard(self, shard: Shard) -> Operation[None]:
-        """Record a planned shard; one that is there already stays as it is.
+        """Record a planned shard; an existing one is unchanged.
 
         Unless nobody has begun it and it is of other lines: an earlier version has cut the file.
         """
@@ -61,7 +62,7 @@ class ShardStore(LiveStore):
         """Delete the shards from the one of number `first` on: an earlier version has cut more."""
         after: int | None = first
         while after is not None:
-            shards, after = yield from self.page_of_shards(batch_id, after)
+            shards, after = yield from self.list_shards_page(batch_id, after)
             for shard in shards:
                 key = {"TableName": self.name, "Key": to_item(_shard_key(shard))}
                 yield Call("dynamodb", "delete_item", key)
@@ -76,11 +77,11 @@ class ShardStore(LiveStore):
         found: list[Shard] = []
         first: int | None = 0
         while first is not None:
-            page, first = yield from self.page_of_shards(batch_id, first)
+            page, first = yield from self.list_shards_page(batch_id, first)
             found += page
         return found
 
-    def page_of_shards(
+    def list_shards_page(
         self, batch_id: str, first: int = 0, limit: int | None = None
     ) -> Operation[tuple[list[Shard], int | None]]:
         """Return shards from the one of number `first` on, as many as one answer has.
@@ -184,7 +185,7 @@ class ShardStore(LiveStore):
         quarantined: Sequence[int],
         attempts: int,
     ) -> Operation[None]:
-        """Give a shard back, with what is known of its lines; LeaseLost as with `renew`.
+        """Release a shard, with the state of its lines; LeaseLost as with `renew`.
 
         Given back already it is left as it is: nobody else can have done that.
         """
@@ -208,7 +209,7 @@ class ShardStore(LiveStore):
                 raise LeaseLost(f"shard {shard.number} of {shard.batch_id}") from exc
 
     def abandon(self, batch_id: str, number: int, reason: str) -> Operation[bool]:
-        """Give up the lines of a begun shard that have no row; True for the first who does.
+        """Give up the lines without a row of a started shard; True for the first caller only.
 
         A shard that is done, given up already, or was never begun stays as it is.
         """
@@ -231,13 +232,13 @@ class ShardStore(LiveStore):
         output_sizes: Sequence[int],
         error_sizes: Sequence[int],
     ) -> Operation[None]:
-        """Make the segments under the shard's fence its rows, and add it to what its batch has.
+        """Commit the segments under the shard's fence as its rows; add it to the batch's totals.
 
         Both happen or none. Raises LeaseLost when another owner has the shard.
         """
         done = {
             "status": str(ShardStatus.DONE),
-            "progress": told(progress),
+            "progress": nonzero_counts(progress),
             "output_sizes": output_sizes,
             "error_sizes": error_sizes,
             "suspects": shard.suspects or None,
@@ -291,7 +292,7 @@ class ShardStore(LiveStore):
         return with_live(fields, live), live
 
     def _update_pending(self, shard: Shard, fields: Mapping[str, object]) -> dict[str, Any]:
-        """Return the change of a shard that nobody has claimed since it was read."""
+        """Return the update of a shard, on condition that it was not claimed since it was read."""
         change = expression(
             fields,
             condition="#status = :pending AND #fence = :fence",

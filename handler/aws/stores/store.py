@@ -1,4 +1,4 @@
-"""One DynamoDB table as items: what the operations on batches, shards and keys are made of.
+"""DynamoDB table: reads and writes of items, for operations on batches, shards and keys.
 
 An item whose `expires` (Unix seconds) has passed counts as not there: DynamoDB deletes it when it
 comes to it, which may be days later. What is put in its place must not meet it.
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.aws.calls import AGAIN_DELAYS_SECONDS, Call, Operation
-from handler.aws.items import from_item, to_item, to_value
-from handler.errors import AwsError
+from ...errors import AwsError
+from ..calls import RETRY_DELAYS_SECONDS, Call, Operation
+from ..items import from_item, to_item, to_value
 
 META = "META"
 _MAX_KEYS = 100  # of one call
@@ -44,7 +44,7 @@ class Store:
         wanted = [to_item(key) for key in keys]
         found: list[dict[str, Any]] = []
         delay_seconds: float | None = 0.0
-        delays = iter(AGAIN_DELAYS_SECONDS)
+        delays = iter(RETRY_DELAYS_SECONDS)
         while wanted:
             if delay_seconds is None:
                 raise AwsError(f"dynamodb batch_get_item: {len(wanted)} items left out")
@@ -56,14 +56,14 @@ class Store:
             left = (response.get("UnprocessedKeys") or {}).get(self.name, {}).get("Keys", [])
             wanted += left
             if len(left) < len(some):
-                delays = iter(AGAIN_DELAYS_SECONDS)
+                delays = iter(RETRY_DELAYS_SECONDS)
             delay_seconds = next(delays, None) if left else 0.0
         return found
 
     def query(
         self, partition: str, prefix: str, only: Sequence[str] = ()
     ) -> Operation[list[dict[str, Any]]]:
-        """Return the items of a partition whose `sk` begins with a prefix, in its order.
+        """Return the items of a partition whose `sk` starts with a prefix, in order of `sk`.
 
         `only` names the fields that are wanted of each, where not all are.
         """
@@ -85,7 +85,7 @@ class Store:
         after: Mapping[str, Any] | None = None,
         having: Mapping[str, object] | None = None,
     ) -> Operation[tuple[list[Mapping[str, Any]], Mapping[str, Any] | None]]:
-        """Return items as DynamoDB has them, up to a megabyte read, and what the next follows.
+        """Return a page of raw items, up to a megabyte read, and the key to continue after.
 
         Those that have expired are among them; `having` names values that fields must have. What is
         returned last is None when no more follow.
@@ -122,7 +122,7 @@ class Store:
         added: Mapping[str, float] | None = None,
         removed: Sequence[str] = (),
     ) -> Operation[dict[str, Any]]:
-        """Change an item under a condition and return it; ConditionFailed holds what is there.
+        """Update an item under a condition and return it; ConditionFailed has the current item.
 
         What is `added` begins at nothing, what is incremented has to be there.
         """

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.drops import Arrival, drop_item, drop_key, is_overtaken, known_as
-from handler.aws.stores.shards import ShardStore, batch_key
-from handler.aws.stores.store import condition, nothing_there, present
-from handler.batch.keys import name_of_results
-from handler.batch.model import Batch, Outputs
-from handler.batch.states import Status, sources_of
-from handler.errors import ConditionFailed
+from tidemill.batch.model import Batch, Outputs
+from tidemill.batch.object_keys import results_name
+from tidemill.batch.states import Status, sources_of
+
+from ...errors import ConditionFailed
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .drops import Arrival, drop_item, drop_key, is_overtaken, known_batch
+from .shards import ShardStore, batch_key
+from .store import condition, nothing_there, present
 
 TENANT_INDEX = "by_tenant"
 ACTIVE = "ACTIVE"
@@ -26,18 +27,18 @@ ACTIVE = "ACTIVE"
 _LAST_BATCH = ":"
 
 
-class Moved(NamedTuple):
+class MoveResult(NamedTuple):
     """The batch as it is now, and whether it has the status that was asked for."""
 
     batch: Batch | None
     is_there: bool
 
 
-class Turn(NamedTuple):
-    """The batch as it is now, and whether the turn with it is the caller's."""
+class LockAttempt(NamedTuple):
+    """A batch as it is now, and whether the caller acquired its lock."""
 
     batch: Batch | None
-    is_ours: bool
+    is_acquired: bool
 
 
 class Table(ShardStore):
@@ -70,7 +71,7 @@ class Table(ShardStore):
         key = drop_key(batch.source.bucket, batch.outputs)
         while True:
             newest = yield from self.get(key)
-            if newest and (known_id := known_as(newest, batch, arrival)):
+            if newest and (known_id := known_batch(newest, batch, arrival)):
                 return (yield from self.get_batch(known_id))
             if newest and is_overtaken(newest, batch, arrival):
                 return None
@@ -105,17 +106,23 @@ class Table(ShardStore):
         now: int,
         *,
         source: Status | None = None,
+        lock_owner: str | None = None,
         **changes: object,
-    ) -> Operation[Moved]:
+    ) -> Operation[MoveResult]:
         """Move a batch to a status and set `changes`, if its present status allows that.
 
-        With `source` it is moved from that status only. When it has the status already nothing is
-        changed and `is_there` says so.
+        With `source` it is moved from that status only. With `lock_owner` it is moved only while
+        nobody else has acquired its lock, which the move releases. When it has the status already
+        nothing is changed and `is_there` says so.
         """
         allowed, names = _status_in(sources_of(status) if source is None else (source,))
         fields = {"status": str(status), f"{status}_at": now, **changes}
-        batch, _ = yield from self._set_if(batch_id, fields, allowed, names)
-        return Moved(batch, batch is not None and batch.status is status)
+        released: tuple[str, ...] = ()
+        if lock_owner is not None:
+            allowed, names = f"{allowed} AND #turn = :owner", {**names, ":owner": lock_owner}
+            released = ("turn",)
+        batch, _ = yield from self._set_if(batch_id, fields, allowed, names, removed=released)
+        return MoveResult(batch, batch is not None and batch.status is status)
 
     def change_batch(
         self, batch_id: str, expected: Status, **changes: object
@@ -127,9 +134,9 @@ class Table(ShardStore):
         return batch if is_set else None
 
     def note_announced(self, batch: Batch) -> Operation[bool]:
-        """Note that the batch's status was told; True for one alone of those who tell it.
+        """Note that the batch's status was announced; True for only one of concurrent callers.
 
-        For nobody, where the answer to the first was lost, or the batch has moved on.
+        True for none if the response to the first was lost, or the batch has moved on.
         """
         try:
             yield from self.update(
@@ -186,8 +193,10 @@ class Table(ShardStore):
         )
         return batch
 
-    def take_turn(self, batch_id: str, owner: str, *, now: float, until: float) -> Operation[Turn]:
-        """Take the turn with a batch, unless another run has it."""
+    def acquire_lock(
+        self, batch_id: str, owner: str, *, now: float, until: float
+    ) -> Operation[LockAttempt]:
+        """Acquire the lock on a batch, unless another run holds it."""
         batch, is_set = yield from self._set_if(
             batch_id,
             {"turn": owner, "turn_until": until},
@@ -195,22 +204,22 @@ class Table(ShardStore):
             " OR #turn_until < :now)",
             {":owner": owner, ":now": now},
         )
-        return Turn(batch, is_set)
+        return LockAttempt(batch, is_set)
 
-    def keep_turn(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
-        """Keep the turn and return the batch as it is now.
+    def renew_lock(self, batch_id: str, owner: str, *, until: float) -> Operation[Batch | None]:
+        """Renew the lock and return the batch as it is now.
 
-        None when another run has had the turn since, even if it is free again.
+        None when another run has held the lock since, even if it is free again.
         """
         batch, is_set = yield from self._set_if(
             batch_id, {"turn_until": until}, "#turn = :owner", {":owner": owner}
         )
         return batch if is_set else None
 
-    def give_turn(self, batch_id: str, owner: str) -> Operation[Batch | None]:
-        """Give the turn back unless another run has it by now, and return the batch as it is now.
+    def release_lock(self, batch_id: str, owner: str) -> Operation[Batch | None]:
+        """Release the lock unless another run holds it by now; return the current batch.
 
-        `turn_until` tells of the turn still.
+        `turn_until` stays as it was.
         """
         batch, _ = yield from self._set_if(
             batch_id, {}, "#turn = :owner", {":owner": owner}, removed=("turn",)
@@ -246,11 +255,11 @@ class Table(ShardStore):
     def newest_drops(
         self, bucket: str, outputs: Iterable[Outputs]
     ) -> Operation[dict[str, dict[str, Any]]]:
-        """Return what is known of the newest uploads with such results, by `name_of_results`.
+        """Return the records of the newest uploads with such results, by `results_name`.
 
         It may be a moment behind.
         """
-        keys = {name_of_results(each): drop_key(bucket, each) for each in outputs}
+        keys = {results_name(each): drop_key(bucket, each) for each in outputs}
         found = yield from self.get_many(list(keys.values()))
         names = {str(key["pk"]): name for name, key in keys.items()}
         return {names[fields["pk"]]: fields for fields in found}

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import dump, load, to_item
-from handler.aws.stores.files import file_item
-from handler.aws.stores.store import META, Store, expression
-from handler.batch.model import File, Upload, UploadWay
-from handler.errors import ConditionFailed
+from tidemill.batch.model import File, Upload, UploadWay
+
+from ...errors import ConditionFailed
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .files import file_item
+from .store import META, Store, expression
 
 _PENDING = "#status = :pending"
 

@@ -1,4 +1,4 @@
-"""How much of its limits a tenant has used: counters that never pass a bound, however many write.
+"""Usage counters of a tenant's limits: they never pass a bound, however many writers there are.
 
 How long its receivers were waited for is beside them, and is no promise.
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from handler.aws.calls import Operation
-from handler.aws.items import to_item
-from handler.aws.stores.shards import batch_key
-from handler.aws.stores.store import Store, expression
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.errors import ConditionFailed
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+
+from ...errors import ConditionFailed
+from ..calls import Operation
+from ..items import to_item
+from .shards import batch_key
+from .store import Store, expression
 
 Counted = Literal["requests", "bytes"]
 
@@ -35,7 +36,7 @@ class UsageStore(Store):
     def add(
         self, tenant: str, what: Counted, number: int, *, limit: int, period: str, now: int
     ) -> Operation[bool]:
-        """Count so many in a period unless that would pass the limit; say whether it was counted.
+        """Add a number to a period's usage unless that exceeds the limit; say whether it was added.
 
         `period` names a day or a minute.
         """
@@ -74,7 +75,7 @@ class UsageStore(Store):
         fields = yield from self.get(_queue_key(tenant))
         return int((fields or {}).get("num_lines", 0))
 
-    def take_lines(self, batch: Batch, num_lines: int, limit: int) -> Operation[bool]:
+    def reserve_lines(self, batch: Batch, num_lines: int, limit: int) -> Operation[bool]:
         """Count a batch's lines unless that would pass the limit; True when they are counted.
 
         Only while it is validating, and once: whatever ends it gives them back.
@@ -97,7 +98,7 @@ class UsageStore(Store):
             return fields is not None and fields.get("queued_lines") is not None
         return True
 
-    def give_lines(self, batch: Batch) -> Operation[None]:
+    def release_lines(self, batch: Batch) -> Operation[None]:
         """Take a batch's lines off the count again, once, if they were counted."""
         if batch.queued_lines is None:
             return

@@ -1,1 +1,1 @@
-"""One shard: rung for, claimed, run line by line, kept under its lease, committed."""
+"""One shard: its message, claim, lease, lines, rows and commit."""

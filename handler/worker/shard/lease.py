@@ -1,4 +1,4 @@
-"""A worker's own knowledge of its right to a shard, so that it never writes without one."""
+"""Lease on a shard, as its worker knows it, so that it never writes without one."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from handler.aws.calls import Operation, T
-from handler.errors import HandlerError, LeaseLost
+from tidemill.batch.errors import HandlerError
+
+from ...aws.calls import Operation, T
+from ...errors import LeaseLost
 
 
 @dataclass(slots=True)
 class Lease:
-    """Ends `seconds` after the last write that kept it was sent, by this process's own clock.
+    """Lease that expires `seconds` after its last renewal was sent, by this process's own clock.
 
-    That clock goes on while the process is stopped, so a lease that ended meanwhile is noticed
-    before anything else is done.
+    The clock runs on while the process is stopped, so an expired lease is noticed before anything
+    else is done. The fence of the shard protects the table from late writes all the same.
     """
 
     seconds: float
@@ -29,7 +31,7 @@ class Lease:
 
     @property
     def is_due(self) -> bool:
-        """Say whether it is time to renew."""
+        """Say whether a renewal is due."""
         return self.clock() >= self.sent_at + self.seconds / 3
 
     def check(self) -> None:
@@ -38,16 +40,16 @@ class Lease:
             raise LeaseLost("the lease was not renewed in time")
 
     def renewed(self, sent_at: float) -> None:
-        """Take note of a renewal that was sent at this time and succeeded."""
+        """Record a successful renewal that was sent at this time."""
         self.sent_at = max(self.sent_at, sent_at)
 
     def end(self) -> None:
-        """Take note that another worker has the shard."""
+        """Record that another worker has the shard."""
         self.seconds = float("-inf")
 
 
 def guarded(operation: Operation[T], check: Callable[[], None]) -> Operation[T]:
-    """Run an operation with a check before each of its calls; what `check` raises ends it."""
+    """Run an operation with a check before each of its calls; an error of `check` ends it."""
     try:
         call = next(operation)
         while True:

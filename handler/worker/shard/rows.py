@@ -1,20 +1,20 @@
-"""Finished rows on their way to a part, and the rows that a worker prints without its engine."""
+"""Unflushed rows of a shard, and the rows that a worker prints without its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.batchfile.lines import LineError, RawLine, parse_line
-from engine.batchfile.rows import print_malformed, print_reply
-from engine.protocol.bodies import error_body
-from engine.protocol.errors import RequestError
-from handler.batch.parts import FinishedRow
+from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.file.rows import print_malformed, print_reply
+from tidemill.batch.parts import FinishedRow
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.errors import RequestError
 
 KILLED_MESSAGE = "The engine died of this request, each time that it was run; it was given up."
 
 
 class Unflushed:
-    """Rows that are finished and not durable; `oldest_at` is since when (None: there are none)."""
+    """Finished rows that are not durable; `oldest_at` is the oldest one's time (None: no rows)."""
 
     def __init__(self) -> None:
         self.rows: list[FinishedRow] = []
@@ -25,20 +25,20 @@ class Unflushed:
         return len(self.rows)
 
     def add(self, row: FinishedRow, now: float) -> None:
-        """Take a row that was finished now."""
+        """Add a row that was finished now."""
         self.rows.append(row)
         self.num_bytes += len(row.row)
         if self.oldest_at is None:
             self.oldest_at = now
 
     def drop(self, count: int, taken_at: float) -> None:
-        """Forget the first `count` rows, which were all at this time and are durable since."""
+        """Drop the first `count` rows, all rows at `taken_at`, which are durable now."""
         self.num_bytes -= sum(len(row.row) for row in self.rows[:count])
         del self.rows[:count]
         self.oldest_at = taken_at if self.rows else None
 
     def due_in(self, now: float, *, flush_seconds: float, flush_bytes: int) -> float | None:
-        """Return in how many seconds the rows must become durable; None when there are none."""
+        """Return the seconds until the rows must be flushed; None when there are none."""
         if self.oldest_at is None:
             return None
         if self.num_bytes >= flush_bytes:
@@ -49,7 +49,7 @@ class Unflushed:
 def print_unrun(raw: RawLine, *, is_quarantined: bool) -> FinishedRow | None:
     """Return the row of a line that must not be given to the engine; None for any other.
 
-    That is one that has killed it, and one whose bytes were too long to be kept.
+    Such a line is quarantined, or was too long to be kept.
     """
     if not is_quarantined and raw.overlong is None:
         return None
@@ -63,7 +63,7 @@ def print_unrun(raw: RawLine, *, is_quarantined: bool) -> FinishedRow | None:
 
 
 def compact(lines: Iterable[int]) -> str:
-    """Return line numbers as a log shows them: `1-5,7`."""
+    """Return line numbers as ranges for logs: `1-5,7`."""
     runs: list[list[int]] = []
     for number in sorted(lines):
         if runs and runs[-1][1] == number - 1:

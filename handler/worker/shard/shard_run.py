@@ -1,4 +1,4 @@
-"""One claimed shard, from its input to its commit, or to whatever ends it before."""
+"""Shard run: runs one claimed shard from its input to its commit or early release."""
 
 from __future__ import annotations
 
@@ -11,78 +11,79 @@ from itertools import count
 from tempfile import SpooledTemporaryFile
 from typing import Any, NamedTuple
 
-from engine.batchfile.lines import RawLine, read_lines
-from engine.batchfile.pace import Pace
-from engine.contract import Usage
-from engine.process.frames import Row
-from handler.aws.bucket import read_range
-from handler.aws.calls import Operation, T
-from handler.aws.items import dump
-from handler.aws.queues import advance_message
-from handler.batch.model import BatchError, Progress
-from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
-from handler.batch.states import Status
-from handler.errors import AwsError, HandlerError, LeaseLost, NotThere, ObjectChanged
-from handler.log import logger
-from handler.metrics import Metric
-from handler.worker.shard.agenda import Agenda, Verdict
-from handler.worker.shard.claim import Claim, ring_if_last
-from handler.worker.shard.lease import Lease, guarded
-from handler.worker.shard.rows import Unflushed, compact, print_unrun
-from handler.worker.site.site import Site
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.model import BatchError, Progress
+from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from tidemill.batch.states import Status
+from tidemill.protocol.contract import Usage
 
-# A shard is read in one piece; a longer one is a single line, of which only the digest is kept.
+from ...aws.bucket import read_range
+from ...aws.calls import Operation, T
+from ...aws.items import dump
+from ...aws.queues import advance_message
+from ...errors import AwsError, LeaseLost, NotThere, ObjectChanged
+from ...observability import Metric, logger
+from ..context.context import WorkerContext
+from ..engine_process.frames import Row
+from .claim import Claim, advance_if_done
+from .lease import Lease, guarded
+from .pending_lines import PendingLines, Verdict
+from .rows import Unflushed, compact, print_unrun
+
+# A longer shard is a single line, of which only the digest is kept.
 _READ_BYTES = 64 * 2**20
 
 
-class Ending(NamedTuple):
-    """Why a shard is given back before all its lines have rows.
+class EarlyEnd(NamedTuple):
+    """Reason to release a shard before all its lines have rows.
 
-    `is_rung` says that its own message comes again at once; otherwise the batch is rung for.
+    With `is_resent` the shard's message is sent again at once; otherwise one for its batch.
     """
 
     reason: str
-    is_rung: bool = False
+    is_resent: bool = False
     verdict: Verdict | None = None
 
 
 class ShardRun:
-    """What a worker does for one shard. All its writes but renewals come from `work`, in order.
+    """Run of one claimed shard. All its writes but lease renewals come from `work`, in order.
 
-    `wake` is called when lines may be admitted; `prove` says before rows are written whether the
-    machine that they come from is well.
+    `wake` is called when lines may be admitted. `check_machine` says, before rows are written,
+    whether the machine that computed them is healthy.
     """
 
     def __init__(
         self,
         claim: Claim,
-        site: Site,
+        context: WorkerContext,
         wake: Callable[[], None],
-        prove: Callable[[], Awaitable[bool]],
+        check_machine: Callable[[], Awaitable[bool]],
     ) -> None:
         self.shard = claim.shard
         self.batch = claim.batch
-        self.doorbell = claim.doorbell
-        self.lease = Lease(site.config.lease_seconds, claim.sent_at, site.clock)
-        self.agenda = Agenda(())
+        self.message = claim.message
+        self.lease = Lease(context.config.lease_seconds, claim.sent_at, context.clock)
+        self.pending = PendingLines(())
         self.requests: set[asyncio.Task[None]] = set()
         self.is_open = False
         self.is_over = False
         self.gpu_seconds = claim.shard.progress.gpu_seconds
-        self._site = site
+        self._context = context
         self._wake = wake
-        self._prove = prove
+        self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
         self._index = PartIndex()
         self._unflushed = Unflushed()
-        self._durable = claim.shard.progress.at_rest
-        self._told = claim.shard.progress
-        earlier = site.paces.pop(claim.shard.batch_id, None)
-        self.pace = Pace(site.clock) if earlier is None else earlier
+        self._durable = claim.shard.progress.without_rates
+        self._recorded = claim.shard.progress
+        earlier = context.paces.pop(claim.shard.batch_id, None)
+        self.pace = RateWindow(context.clock) if earlier is None else earlier
         self._part_numbers = count()
         self._has_new_rows = False
         self._is_handing_over = False
-        self._ending: Ending | None = None
+        self._ending: EarlyEnd | None = None
         self._changed = asyncio.Event()
         self.labels: dict[str, Any] = {
             "batch_id": claim.shard.batch_id,
@@ -90,16 +91,16 @@ class ShardRun:
             "fence": claim.shard.fence,
         }
 
-    # What others see and say
+    # State and events
 
     @property
     def num_waiting(self) -> int:
-        """Lines that were not given to the engine yet, as far as is known."""
-        return self.agenda.num_waiting if self.is_open else self.shard.num_rows
+        """Number of lines that were not given to the engine yet, as far as known."""
+        return self.pending.num_waiting if self.is_open else self.shard.num_rows
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes of rows that are finished and not durable."""
+        """Bytes of unflushed rows."""
         return self._unflushed.num_bytes
 
     @property
@@ -109,55 +110,55 @@ class ShardRun:
 
     @property
     def progress(self) -> Progress:
-        """Return what is durable, the time that it took, and how fast it grows."""
+        """Return the durable progress, its GPU time, and its rates."""
         rates = self.pace.rates._asdict()
         return replace(self._durable, gpu_seconds=round(self.gpu_seconds, 3), **rates)
 
     @property
     def attempts(self) -> int:
-        """Claims, with this one, since rows were last made durable."""
+        """Number of claims, this one included, since rows were last made durable."""
         return 0 if self._has_new_rows else self.shard.attempts
 
-    def told(self, progress: Progress) -> None:
-        """Take note that the table has this progress, and count what nobody has told it before.
+    def record_progress(self, progress: Progress) -> None:
+        """Record that the table has this progress, and add what is new to the meters.
 
-        Answers may come in another order than they were given: what is older adds nothing.
+        Answers may arrive out of order: older progress adds nothing.
         """
-        new = progress.since(self._told)
-        self._told += new
-        self._site.meter.count(new)
-        self._site.tempo.count(new)
-        self._site.history.count(self.batch, new, self._site.wall())
+        new = progress.since(self._recorded)
+        self._recorded += new
+        self._context.usage_meter.add(new)
+        self._context.rate_meter.add(new)
+        self._context.history.add(self.batch, new, self._context.wall())
 
     def finish(self, raw: RawLine, row: Row) -> None:
-        """Take the row of a line that the engine has answered."""
-        self.agenda.finish(raw.number)
-        self._site.tell_cold_start()
+        """Add the row of a line that the engine has answered."""
+        self.pending.finish(raw.number)
+        self._context.emit_cold_start()
         self._add(FinishedRow(raw.number, row.row, row.is_success, row.usage))
 
-    def end(self, ending: Ending) -> None:
-        """Run no further line: make finished rows durable and give the shard back."""
+    def end(self, ending: EarlyEnd) -> None:
+        """End the run early: flush finished rows and release the shard."""
         if self._ending is None:
             self._ending = ending
         self.abort()
         self._changed.set()
 
     def lose(self) -> None:
-        """Drop everything: another worker has the shard, or may have it."""
-        if not self._is_handing_over:  # what is being written finds that out itself
+        """Drop everything: another worker has or may have the shard."""
+        if not self._is_handing_over:  # the fence rejects the write in progress
             self.lease.end()
             self.abort()
             self._changed.set()
 
     def abort(self) -> None:
-        """Take back the requests that are with the engine."""
+        """Abort the requests in flight."""
         for request in self.requests:
             request.cancel()
 
-    # Its life
+    # The run
 
     async def work(self) -> None:
-        """Run the shard to its end; whatever goes wrong ends this shard alone."""
+        """Run the shard to its end; an error ends this shard alone."""
         try:
             await self._open()
             await self._collect()
@@ -169,7 +170,7 @@ class ShardRun:
             self._note_loss(exc)
         except ObjectChanged as exc:
             await self._fail_batch(str(exc))
-        except Exception as exc:  # noqa: BLE001 - one shard's misfortune must not stop the others
+        except Exception as exc:  # noqa: BLE001 - one shard's failure must not stop the others
             logger.exception("shard failed", **self.labels)
             await self._release_failed(repr(exc))
         finally:
@@ -178,7 +179,7 @@ class ShardRun:
 
     @property
     def _is_complete(self) -> bool:
-        is_finished = self.agenda.is_finished and not self._is_doubted
+        is_finished = self.pending.is_finished and not self._is_doubted
         return self.is_open and is_finished and not self._unflushed
 
     async def _open(self) -> None:
@@ -201,7 +202,7 @@ class ShardRun:
                 to_run.append(line)
             else:
                 self._add(unrun)
-        self.agenda = Agenda(to_run, self.shard.suspects)
+        self.pending = PendingLines(to_run, self.shard.suspects)
         self.is_open = True
         self._wake()
 
@@ -209,20 +210,20 @@ class ShardRun:
         def left_out(key: str, reason: str) -> None:
             logger.error("part left out", key=key, reason=reason, **self.labels)
 
-        bucket, shard = self._site.deployment.bucket, self.shard
-        return await self._insist(
+        bucket, shard = self._context.deployment.bucket, self.shard
+        return await self._retry(
             lambda: bucket.index_parts(shard.batch_id, shard.number, left_out=left_out)
         )
 
     async def _read_input(self) -> list[RawLine]:
-        """Return the lines of the shard; raises ObjectChanged when they are no longer there."""
+        """Return the lines of the shard; raises ObjectChanged when the input has changed."""
         shard = self.shard
         with SpooledTemporaryFile(max_size=_READ_BYTES) as file:
             for start in range(shard.start, shard.end, _READ_BYTES):
                 end = min(start + _READ_BYTES, shard.end)
                 make = partial(read_range, self.batch.source, start, end)
                 try:
-                    file.write(await self._insist(make))
+                    file.write(await self._retry(make))
                 except NotThere as exc:
                     raise ObjectChanged("the object is not there any more") from exc
             file.seek(0)
@@ -232,13 +233,13 @@ class ShardRun:
         return lines
 
     async def _collect(self) -> None:
-        """Make rows durable as they are finished, until all are or the run is to end."""
-        config = self._site.config
+        """Flush finished rows until all are durable or the run ends early."""
+        config = self._context.config
         while not self._is_complete:
             self._changed.clear()
-            is_last = self._ending is not None or self.agenda.is_finished
+            is_last = self._ending is not None or self.pending.is_finished
             due_in = self._unflushed.due_in(
-                self._site.clock(),
+                self._context.clock(),
                 flush_seconds=config.flush_seconds,
                 flush_bytes=config.flush_bytes,
             )
@@ -252,19 +253,17 @@ class ShardRun:
                 self.lease.check()
 
     async def _flush(self) -> None:
-        if not await self._prove():
+        if not await self._check_machine():
             self._is_doubted = True
-            self._unflushed.drop(len(self._unflushed.rows), self._site.clock())
-            self.end(Ending("this machine is broken", is_rung=True))
+            self._unflushed.drop(len(self._unflushed.rows), self._context.clock())
+            self.end(EarlyEnd("this machine is broken", is_resent=True))
             return
-        taken_at = self._site.clock()
+        taken_at = self._context.clock()
         rows = tuple(self._unflushed.rows)
         data = encode_part(rows)
-        bucket = self._site.deployment.bucket
-        # A new number for each try: a part that was written is never changed.
-        key = await self._insist(
-            lambda: bucket.put_part(self.shard, next(self._part_numbers), data)
-        )
+        bucket = self._context.deployment.bucket
+        # A new number for each try: a written part is never changed.
+        key = await self._retry(lambda: bucket.put_part(self.shard, next(self._part_numbers), data))
         self._index.add(key, decode_index(data))
         self._unflushed.drop(len(rows), taken_at)
         self._has_new_rows = True
@@ -280,15 +279,15 @@ class ShardRun:
         )
         self._wake()
 
-    # Its ends
+    # Ends of the run
 
     async def _commit(self) -> None:
-        bucket, table = self._site.deployment.bucket, self._site.deployment.table
+        bucket, table = self._context.deployment.bucket, self._context.deployment.table
         seal = self._index.seal()
-        await self._insist(lambda: bucket.put_segments(self.shard, seal))
+        await self._retry(lambda: bucket.put_segments(self.shard, seal))
         self._is_handing_over = True
-        progress = self.progress.at_rest
-        await self._insist(
+        progress = self.progress.without_rates
+        await self._retry(
             lambda: table.commit(
                 self.shard,
                 progress=progress,
@@ -296,14 +295,14 @@ class ShardRun:
                 error_sizes=[segment.num_bytes for segment in seal.errors],
             )
         )
-        self.told(progress)
+        self.record_progress(progress)
         logger.info(
             "committed", completed=progress.completed, failed=progress.failed, **self.labels
         )
         try:
-            await ring_if_last(self._site, self.shard.batch_id)
-            await self.doorbell.dismiss()
-        except AwsError as exc:  # the message comes again and is answered then
+            await advance_if_done(self._context, self.shard.batch_id)
+            await self.message.delete()
+        except AwsError as exc:  # the message reappears and is handled then
             logger.warning("message left behind", reason=str(exc), **self.labels)
 
     async def _release(self) -> None:
@@ -311,56 +310,56 @@ class ShardRun:
         assert ending is not None
         await self._give_back(ending, max(0, self.attempts - 1))
         try:
-            if ending.is_rung:
-                await self.doorbell.ring_again()
+            if ending.is_resent:
+                await self.message.resend()
             else:
                 message, tenant = advance_message(self.shard.batch_id), self.batch.tenant
-                control = self._site.deployment.control
-                await self._site.insist(lambda: control.send(message, group=tenant))
-                await self.doorbell.dismiss()
+                control = self._context.deployment.control
+                await self._context.retry(lambda: control.send(message, group=tenant))
+                await self.message.delete()
         except AwsError as exc:
             logger.warning("message left behind", reason=str(exc), **self.labels)
 
     async def _release_failed(self, reason: str) -> None:
-        """Give the shard back and leave its message, which comes again after a while."""
+        """Release the shard and leave its message to the visibility timeout."""
         try:
-            await self._give_back(Ending(reason), self.attempts)
+            await self._give_back(EarlyEnd(reason), self.attempts)
         except LeaseLost as exc:
             self._note_loss(exc)
         except HandlerError as exc:
             logger.warning("lease left to end", reason=str(exc), **self.labels)
 
     async def _fail_batch(self, reason: str) -> None:
-        """End a batch whose input is no longer what was validated."""
-        batch, table = self.batch, self._site.deployment.table
+        """Fail a batch whose input has changed since its validation."""
+        batch, table = self.batch, self._context.deployment.table
         error = BatchError(ObjectChanged.code, "The input was deleted or changed during the run.")
         logger.error("input changed", reason=reason, **self.labels)
         try:
-            await self._insist(
+            await self._retry(
                 lambda: table.move_batch(
                     batch.id,
                     Status.FINALIZING,
-                    int(self._site.wall()),
+                    int(self._context.wall()),
                     outcome=str(Status.FAILED),
                     errors=[dump(one) for one in (*batch.errors, error)],
                     num_errors=batch.num_errors + 1,
                 )
             )
-            self._ending = Ending("input changed")
+            self._ending = EarlyEnd("input changed")
             await self._release()
         except LeaseLost as exc:
             self._note_loss(exc)
         except HandlerError as exc:
             logger.warning("lease left to end", reason=str(exc), **self.labels)
 
-    async def _give_back(self, ending: Ending, attempts: int) -> None:
+    async def _give_back(self, ending: EarlyEnd, attempts: int) -> None:
         verdict = ending.verdict or Verdict(
-            self.agenda.suspects if self.is_open else self.shard.suspects
+            self.pending.suspects if self.is_open else self.shard.suspects
         )
         self._is_handing_over = True
-        progress = self.progress.at_rest
-        await self._insist(
-            lambda: self._site.deployment.table.release(
+        progress = self.progress.without_rates
+        await self._retry(
+            lambda: self._context.deployment.table.release(
                 self.shard,
                 progress=progress,
                 suspects=verdict.suspects,
@@ -368,22 +367,22 @@ class ShardRun:
                 attempts=attempts,
             )
         )
-        self.told(progress)
+        self.record_progress(progress)
         logger.info("released", reason=ending.reason, **self.labels)
 
-    # What they are made of
+    # Helpers
 
     def _note_loss(self, exc: LeaseLost) -> None:
         logger.warning("lease lost", reason=str(exc), **self.labels)
-        self._site.tell({Metric.LEASES_LOST: 1}, batch_id=self.batch.id, shard=self.shard.number)
+        self._context.emit({Metric.LEASES_LOST: 1}, batch_id=self.batch.id, shard=self.shard.number)
 
     def _add(self, row: FinishedRow) -> None:
         is_first = not self._unflushed
-        self._unflushed.add(row, self._site.clock())
-        is_due = self._unflushed.num_bytes >= self._site.config.flush_bytes
-        if is_first or is_due or self.agenda.is_finished:
+        self._unflushed.add(row, self._context.clock())
+        is_due = self._unflushed.num_bytes >= self._context.config.flush_bytes
+        if is_first or is_due or self.pending.is_finished:
             self._changed.set()
 
-    async def _insist(self, make: Callable[[], Operation[T]]) -> T:
-        """Run an operation, again when AWS fails, with a look at the lease before each call."""
-        return await self._site.insist(lambda: guarded(make(), self.lease.check))
+    async def _retry(self, make: Callable[[], Operation[T]]) -> T:
+        """Run an operation, retried when AWS fails, with a check of the lease before each call."""
+        return await self._context.retry(lambda: guarded(make(), self.lease.check))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cli.api.objects import Batch
-from cli.batches.follow import batch_shown, poll_delays
+from tidemill.cli.api.objects import Batch
+from tidemill.cli.batches.follow import batch_progress, poll_delays
 
 
 def test_looks_become_rarer() -> None:
@@ -20,7 +20,7 @@ def test_looks_become_rarer() -> None:
 def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     """A model may take minutes to load: nobody shall think that it hangs."""
     counts = {"total": 4, "completed": 0, "failed": 0}
-    with batch_shown() as show:
+    with batch_progress() as show:
         show(Batch({"status": "validating", "request_counts": dict.fromkeys(counts, 0)}))
         show(Batch({"status": "in_progress", "request_counts": counts}))
         show(Batch({"status": "finalizing", "request_counts": counts | {"completed": 4}}))
@@ -34,7 +34,7 @@ def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_batch_with_rows_tells_its_rate_only(capsys: pytest.CaptureFixture[str]) -> None:
     """The same as `status` does."""
     counts = {"total": 4, "completed": 1, "failed": 1}
-    with batch_shown() as show:
+    with batch_progress() as show:
         fields = {"rows_per_second": 2.0, "tokens_per_second": 30.0}
         show(Batch({"status": "in_progress", "request_counts": counts, "tidemill": fields}))
     assert capsys.readouterr().err == (
@@ -46,7 +46,7 @@ def test_a_batch_without_workers_tells_why_at_once(capsys: pytest.CaptureFixture
     """Nobody is told that a worker starts when none does, nor hears of it half a minute later."""
     fields = {"status": "in_progress", "request_counts": {"total": 4, "completed": 1, "failed": 0}}
     waiting = {"code": "crash_loop", "message": "They die.", "since": 7}
-    with batch_shown() as show:
+    with batch_progress() as show:
         show(Batch(fields))
         show(Batch(fields | {"tidemill": {"waiting": waiting}}))
     assert capsys.readouterr().err.splitlines() == [

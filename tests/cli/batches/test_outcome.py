@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.batches.outcome import tokens_of
+from tidemill.cli.batches.outcome import tokens_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cli.main import main
+from tidemill.cli.main import main
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:

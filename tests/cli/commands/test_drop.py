@@ -11,10 +11,10 @@ from typing import Any
 import boto3
 import pytest
 
-from handler.batch.request import parse_options
 from tests.cli.api_rig import Shell, line, shell_in
 from tests.cli.fake_api import KEY, row_of
 from tests.emulators import Emulator
+from tidemill.batch.batch_request import parse_options
 
 LINES = [line("a"), line("b"), line("c")]
 
@@ -67,7 +67,7 @@ def report_of(status: str = "completed", **fields: Any) -> dict[str, Any]:
 def at_first_pause(monkeypatch: pytest.MonkeyPatch, *acts: Callable[[], object]) -> None:
     """Let things happen while a command waits, one each time; it waits no further than that."""
     left = iter(acts)
-    monkeypatch.setattr("cli.api.patience.pause", lambda _: next(left)())
+    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", lambda _: next(left)())
 
 
 def test_a_file_and_its_options_are_put_where_intake_looks(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from handler.aws.sync import Aws
-from handler.tenants.keys import ApiKey, KeyStore
 from tests.cli import place
 from tests.cli.place import cells_of, table_on
 from tests.emulators import Emulator
+from tidemill.cli.main import main
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.tenants.keys import ApiKey, KeyStore
 
 ROOT = Path(__file__).parents[3]
 TEMPLATE = """{
@@ -215,7 +215,7 @@ def test_without_the_libraries_of_the_cloud_it_says_what_to_install() -> None:
     code = """
 import sys
 sys.modules["boto3"] = None
-from cli.main import main
+from tidemill.cli.main import main
 print([main(["keys", *typed]) for typed in (["list"], ["create", "--name", "x"], ["revoke", "x"])])
 """
     done = subprocess.run(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands.local import _seen_from_anywhere
-from cli.main import main
-from cli.serving.options import EngineOptions
+from tidemill.cli.commands.local import _with_absolute_paths
+from tidemill.cli.engine.options import EngineOptions
+from tidemill.cli.main import main
 
 
 def test_an_input_that_is_not_there_is_refused_before_anything_starts(
@@ -73,9 +73,9 @@ def test_workers_find_what_was_named_from_another_folder(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "m").mkdir()
     typed = "{{ messages }}" * 500
-    seen = _seen_from_anywhere(EngineOptions(model="./m", chat_template=typed))
+    seen = _with_absolute_paths(EngineOptions(model="./m", chat_template=typed))
     assert (seen.model, seen.chat_template) == (str(tmp_path / "m"), typed)
-    assert _seen_from_anywhere(EngineOptions(model="org/name")).model == "org/name"
+    assert _with_absolute_paths(EngineOptions(model="org/name")).model == "org/name"
 
 
 def test_more_names_need_one_model_that_they_can_mean(

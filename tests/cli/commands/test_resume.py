@@ -98,7 +98,7 @@ def test_a_full_disk_is_a_sentence(shell: Shell, monkeypatch: pytest.MonkeyPatch
     def fill(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cli.carrying.fetch.os.fsync", fill)
+    monkeypatch.setattr("tidemill.cli.transfer.download.os.fsync", fill)
     said = shell.type("resume", batch_id, "-o", "rows")
     assert said.status == 1
     assert "the disk of rows is full: make room, then give the same command" in said.err

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import serve
-from cli.commands.serve import ServeOptions, options_from, with_flags_of_environment
-from cli.main import main, make_parser
+from tidemill.cli.commands import serve
+from tidemill.cli.commands.serve import ServeOptions, add_environment_flags, options_from
+from tidemill.cli.main import main, make_parser
 
 
 def options(*typed: str) -> ServeOptions:
     """Return what these words ask for."""
-    return options_from(make_parser().parse_args(with_flags_of_environment(["serve", *typed])))
+    return options_from(make_parser().parse_args(add_environment_flags(["serve", *typed])))
 
 
 def test_the_flags_are_vllms(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_container_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch)
     assert (given.host, given.port, given.max_model_len) == ("1.2.3.4", 8080, 99)
     assert given.served_model_names == ("a b",)
     assert options("--port", "1", "--max-model-len", "5").max_model_len == 5
-    assert with_flags_of_environment(["run", "-i", "x"]) == ["run", "-i", "x"]
-    assert with_flags_of_environment([]) == []
+    assert add_environment_flags(["run", "-i", "x"]) == ["run", "-i", "x"]
+    assert add_environment_flags([]) == []
 
 
 def test_a_model_that_lies_where_sagemaker_puts_it_is_served(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.main import main
-from server.serving import check_address
-from server.settings import ServerSettings
+from tidemill.cli.main import main
+from tidemill.server.settings import ServerSettings
+from tidemill.server.uvicorn_server import check_address
 
 
 @pytest.fixture

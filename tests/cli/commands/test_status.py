@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from cli.api.objects import Batch
-from cli.batches.table import print_table
 from tests.cli.api_rig import Shell, line, submitted
+from tidemill.cli.api.objects import Batch
+from tidemill.cli.batches.table import print_table
 
 
 def test_one_batch_is_shown_in_detail(shell: Shell) -> None:
@@ -113,7 +113,7 @@ def test_a_watched_table_is_for_people(shell: Shell, monkeypatch: pytest.MonkeyP
     def stop(_: float) -> None:
         os.kill(os.getpid(), 2)
 
-    monkeypatch.setattr("cli.api.patience.pause", stop)
+    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", stop)
     assert shell.type("status", "--watch").status == 130
 
 

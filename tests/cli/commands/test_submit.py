@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.batchfile.lines import EXAMPLE_LINE
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import PART_BYTES, Fault, row_of
+from tidemill.batch.file.lines import EXAMPLE_LINE
 
 ROOT = Path(__file__).parents[3]
 LARGE = [line(str(number), pad="x" * 2**20) for number in range(6)]
@@ -101,7 +101,7 @@ def test_an_id_that_nobody_takes_is_said(shell: Shell) -> None:
     """A batch that was made is not lost with its id."""
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "cli", "submit", shell.file(line("a"))],
+            [sys.executable, "-m", "tidemill", "submit", shell.file(line("a"))],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=full,
             stderr=subprocess.PIPE,
@@ -232,7 +232,8 @@ def test_a_part_whose_connection_breaks_is_sent_again(
     """
     shown: list[int] = []
     monkeypatch.setattr(
-        "cli.carrying.upload.bytes_shown", lambda *_: contextlib.nullcontext(shown.append)
+        "tidemill.cli.transfer.upload.byte_progress",
+        lambda *_: contextlib.nullcontext(shown.append),
     )
     shell.api.faults = [
         Fault("PUT", "/storage/part/upload_1/2$", after_bytes=300_000),
@@ -344,7 +345,7 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_sent(
 
 def test_ctrl_c_leaves_the_batch_running(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit status is a signal's, and the command that goes on is said."""
-    monkeypatch.setattr("cli.api.patience.pause", lambda _: os.kill(os.getpid(), 2))
+    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", lambda _: os.kill(os.getpid(), 2))
     said = shell.type("submit", shell.file(line("a b")), "--wait", "-o", "my rows")
     [batch_id] = shell.api.batches
     assert (said.status, said.out) == (130, f"{batch_id}\n")

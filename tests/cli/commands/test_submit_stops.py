@@ -52,7 +52,7 @@ def held(shell: Shell) -> Iterator[Held]:
 def started(*arguments: str) -> subprocess.Popen[bytes]:
     """Return a command that has been started in this folder."""
     return subprocess.Popen(
-        [sys.executable, "-m", "cli", *arguments],
+        [sys.executable, "-m", "tidemill", *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -105,7 +105,7 @@ def peak_bytes(*arguments: str) -> int:
     """Return the most memory that a command took; it must end well."""
     # What getrusage tells begins with the memory of this process, from which it was forked.
     code = (
-        "import re, sys; from pathlib import Path; from cli.main import main; "
+        "import re, sys; from pathlib import Path; from tidemill.cli.main import main; "
         "status = main(sys.argv[1:]); told = Path('/proc/self/status').read_text(); "
         "sys.stderr.write(re.search(r'VmHWM:\\s+(\\d+)', told)[1]); sys.exit(status)"
     )
@@ -131,7 +131,7 @@ def test_memory_does_not_grow_with_the_file(shell: Shell) -> None:
 
 def test_a_hole_is_no_file_of_requests(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terabyte without a newline is refused after its first part, not read to its end."""
-    monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 2**26)
+    monkeypatch.setattr("tidemill.batch.file.lines.MAX_SKIPPED_BYTES", 2**26)
     with Path("hole.jsonl").open("wb") as file:
         file.write(json.dumps(line("a")).encode() + b"\n")
         file.truncate(2**40)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cli.main import main
-from handler.aws.sync import Aws
-from handler.tenants.tenants import Tenant, TenantStore
 from tests.cli.place import cells_of, table_on, typed
 from tests.emulators import Emulator
+from tidemill.cli.main import main
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.tenants.tenants import Tenant, TenantStore
 
 URL = "https://example.com/hooks/batches"
 

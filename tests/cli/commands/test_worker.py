@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli.commands.worker import _engine_command, _read, options_from
-from cli.errors import Refused
-from cli.main import main, make_parser
 from tests.test_docs import DOCS, flags_of
+from tidemill.cli.commands.worker import _engine_command, _read, options_from
+from tidemill.cli.console.errors import Refused
+from tidemill.cli.main import main, make_parser
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {
@@ -115,7 +115,7 @@ def run_without(*libraries: str) -> subprocess.CompletedProcess[str]:
     code = f"""
 import sys
 sys.modules.update(dict.fromkeys({libraries}))
-from cli.main import main
+from tidemill.cli.main import main
 sys.exit(main(["worker"]))
 """
     return subprocess.run(
@@ -152,7 +152,7 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
         make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
     )
     started = _engine_command(options, {})
-    assert started[:3] == [sys.executable, "-m", "cli.serving.process"]
+    assert started[:3] == [sys.executable, "-m", "tidemill.cli.engine.process"]
     assert {"--model=m", "--max-num-seqs=3"} <= set(started)
     assert not any("queue" in word for word in started)
     other = ["python", "x.py"]

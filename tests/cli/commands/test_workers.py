@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.main import main
-from handler.aws.parameters import plan_text
-from handler.aws.sync import Aws
-from handler.batch.fleet import Brake, FleetPlan, FleetState, Worker
-from handler.deployment import Deployment
-from handler.fleet.processes import ProcessLauncher
 from tests.cli.place import cells_of, typed
 from tests.emulators import Emulator, deployment_of
+from tidemill.batch.fleet import CircuitBreaker, FleetPlan, FleetState, Worker
+from tidemill.cli.main import main
+from tidemill.handler.aws.parameters import plan_text
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.fleet.processes import ProcessLauncher
 
 PLAN = FleetPlan("demo", "processes", "r:1", max_workers=4)
-BRAKE = Brake(1_800_000_000, "r:1", "crash_loop", "They die.", "Mend it.")
+BREAKER = CircuitBreaker(1_800_000_000, "r:1", "crash_loop", "They die.", "Mend it.")
 
 
 class Fleets:
@@ -46,16 +46,16 @@ class Fleets:
     @property
     def workers(self) -> list[Worker]:
         """Return the workers there are."""
-        return self.aws.run(self.launcher.running(PLAN))
+        return self.aws.run(self.launcher.list_workers(PLAN))
 
     @property
     def state(self) -> FleetState:
         """Return what is remembered of them."""
         return self.aws.run(self.deployment.fleets.get_state("demo"))
 
-    def brake(self) -> None:
+    def trip(self) -> None:
         """Set the brake."""
-        self.aws.run(self.deployment.fleets.change("demo", lambda _: FleetState(brake=BRAKE)))
+        self.aws.run(self.deployment.fleets.change("demo", lambda _: FleetState(breaker=BREAKER)))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def fleets(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> Fleets:
 
 def test_each_model_has_a_line(fleets: Fleets, capsys: pytest.CaptureFixture[str]) -> None:
     """How many workers there are of each status, the most there may be, and why no more."""
-    fleets.brake()
+    fleets.trip()
     status, out, _ = typed(capsys, "workers", "list")
     assert status == 0
     heads, demo, other = cells_of(out)
@@ -84,17 +84,17 @@ def test_workers_are_stopped_and_resumed(
     assert status == 0
     assert "2 workers of demo" in err
     assert {worker.status for worker in fleets.workers} == {"stopping"}
-    brake = fleets.state.brake
-    assert brake is not None
-    assert (brake.code, brake.release) == ("stopped", "r:1")
+    breaker = fleets.state.breaker
+    assert breaker is not None
+    assert (breaker.code, breaker.release) == ("stopped", "r:1")
     assert "0 workers" in typed(capsys, "workers", "stop", "demo")[2]
     assert typed(capsys, "workers", "resume", "demo")[0] == 0
-    assert fleets.state.brake is None
+    assert fleets.state.breaker is None
 
 
 def test_a_crash_loop_is_resumed(fleets: Fleets, capsys: pytest.CaptureFixture[str]) -> None:
     """Once more changes nothing."""
-    fleets.brake()
+    fleets.trip()
     for _ in range(2):
         assert typed(capsys, "workers", "resume", "demo")[0] == 0
         assert fleets.state == FleetState()

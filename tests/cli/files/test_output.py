@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cli.errors import OutputLost, Refused, TransferFailed
-from cli.files import transfer
-from cli.files.output import LocalFile
 from tests.cli.given import Answer, line, rows, wait_for_rows
+from tidemill.cli.console.errors import OutputLost, Refused, TransferFailed
+from tidemill.cli.files import http_transfer
+from tidemill.cli.files.output import LocalFile
 
 Write = Callable[..., Path]
 Spawn = Callable[..., Any]
@@ -165,7 +165,7 @@ def test_rows_of_a_folder_that_vanishes_are_saved(
 def test_an_output_that_is_moved_away_ends_the_run(tmp_path: Path) -> None:
     """Its rows are where it was moved to."""
     file = LocalFile(tmp_path / "out")
-    file.begin(0)
+    file.start(0)
     file.write(b"row\n")
     (tmp_path / "out").rename(tmp_path / "elsewhere")
     with pytest.raises(OutputLost, match=r"moved away.*--resume"):
@@ -223,7 +223,7 @@ def test_an_upload_is_tried_again_on_faults_that_may_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """500, a timeout, 503 and a redirect, then 200: each try sends every row."""
-    monkeypatch.setattr(transfer, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http_transfer, "_TIMEOUT_SECONDS", 0.2)
     server.will(
         Answer(500),
         Answer(hang=True),

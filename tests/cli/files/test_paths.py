@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cli.errors import Refused
-from cli.files.paths import display_name, name_files
 from tests.cli.given import line
+from tidemill.cli.console.errors import Refused
+from tidemill.cli.files.paths import display_name, name_files
 
 Write = Callable[..., Path]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli.errors import EngineFailed, Refused
 from tests.cli.given import line, rows, wait_for_rows
+from tidemill.cli.console.errors import EngineFailed, Refused
 
 Write = Callable[..., Path]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cli.errors import TransferFailed
-from cli.files import transfer
 from tests.cli.given import Answer, line, rows
+from tidemill.cli.console.errors import TransferFailed
+from tidemill.cli.files import http_transfer
 
 SECRET = "X-Amz-Signature=0123456789abcdef&other=two%20words%20here"
 
@@ -60,7 +60,7 @@ def test_a_download_is_tried_again_on_faults_that_may_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A 503, a timeout, a body cut short: the fourth try begins anew and is whole."""
-    monkeypatch.setattr(transfer, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(http_transfer, "_TIMEOUT_SECONDS", 0.2)
     whole = (line("a") + "\n").encode()
     server.will(
         Answer(503, b"try later"),

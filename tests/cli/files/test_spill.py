@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.errors import BadInput
-from cli.files.spill import Spill, spill_path
-from engine.batchfile.lines import RawLine
-from engine.batchfile.rows import row_id_of
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import row_id_of
+from tidemill.cli.console.errors import BadInput
+from tidemill.cli.files.spill import Spill, spill_path
 
 
 def lines(*texts: str) -> list[RawLine]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from engine.text.text_model import SamplingDefaults
 from tests.engine.scripted_model import (
     CREATED,
     MAX_MODEL_LEN,
@@ -17,6 +16,7 @@ from tests.engine.scripted_model import (
     text_model,
     text_model_of,
 )
+from tidemill.engine.text.text_model import SamplingDefaults
 
 
 def test_the_answer_is_openais_chat_completion() -> None:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from openai.types import CreateEmbeddingResponse
 
-from engine.model.encoders.description import Pooling
-from engine.scheduling.encoding import EncodingRequest, EncodingResult
 from tests.engine.scripted_encoder import (
     CLS,
     MAX_MODEL_LEN,
@@ -21,6 +19,8 @@ from tests.engine.scripted_encoder import (
     minilm_tokenizer,
     values_of,
 )
+from tidemill.engine.model.encoders.pooling_config import Pooling
+from tidemill.engine.scheduling.encoding import EncodingRequest, EncodingResult
 
 URL = "/v1/embeddings"
 LONG = "word " * 40

@@ -10,15 +10,22 @@ from typing import Any
 
 import pytest
 
-from engine.contract import Reply, Usage
-from engine.endpoints import text_endpoints
-from engine.endpoints.endpoint import Heading, Prepared
-from engine.endpoints.served import ServedEngine
-from engine.protocol.errors import RequestError
-from engine.protocol.routes import Route
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
-from engine.text.tokenizer import Tokenizer
-from tests.engine.scripted_model import CREATED, HEADING, INFO, Scene, ScriptedGenerator, text_model
+from tests.engine.scripted_model import (
+    CREATED,
+    INFO,
+    METADATA,
+    Scene,
+    ScriptedGenerator,
+    text_model,
+)
+from tidemill.engine.endpoints import text_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.endpoint import Prepared, RequestMetadata
+from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.routes import Route
 
 URL = "/v1/likelihood"
 
@@ -33,19 +40,19 @@ class Likelihood:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def prepare(self, body: dict[str, Any], heading: Heading) -> _Prepared:
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence that scores its prompt and generates nothing."""
         text = body.get("text")
         if not isinstance(text, str) or not text:
             raise RequestError("`text` must be a text that is not empty.", param="text")
         ids = self._tokenizer.encode(text, add_special_tokens=True)
-        return Prepared([SequenceRequest(ids, max_tokens=0, prompt_logprobs=0)], None, heading)
+        return Prepared([SequenceRequest(ids, max_tokens=0, prompt_logprobs=0)], None, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the sum; nothing predicts the first token."""
         [result] = results
         likelihood = sum(entry.logprob for entry in result.prompt_logprobs or [] if entry)
-        body = {"id": prepared.heading.request_id, "likelihood": likelihood}
+        body = {"id": prepared.metadata.request_id, "likelihood": likelihood}
         return Reply(200, body, Usage(prompt_tokens=len(prepared.requests[0].prompt_ids)))
 
 
@@ -53,15 +60,15 @@ MODEL = text_model()
 ENDPOINTS = (*text_endpoints(MODEL, seed=0), Likelihood(MODEL.tokenizer))
 
 
-def served() -> ServedEngine:
+def served() -> Dispatcher:
     """Return an engine that answers one url more."""
-    return ServedEngine(ENDPOINTS, ScriptedGenerator([5]), INFO, model_names=["tiny"])
+    return Dispatcher(ENDPOINTS, ScriptedGenerator([5]), INFO, model_names=["tiny"])
 
 
 def test_each_side_is_tested_by_itself() -> None:
     """What is asked of the engine, and what is made of its results: no loop, no engine."""
     endpoint = Likelihood(MODEL.tokenizer)
-    prepared = endpoint.prepare({"text": "Paris"}, HEADING)
+    prepared = endpoint.prepare({"text": "Paris"}, METADATA)
     [request] = prepared.requests
     assert MODEL.tokenizer.text(request.prompt_ids) == "Paris"
     reply = endpoint.finish(prepared, ScriptedGenerator([]).results(prepared.requests))

@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.contract import EngineStats, Reply
-from engine.endpoints import served as serving
-from engine.endpoints import speech_endpoints
-from engine.endpoints.bringing import MAX_FETCHED, Bringing
-from engine.endpoints.served import ServedEngine
-from engine.hosts.fetching import Allowance, Fetcher, FetchFailed, FetchLimits
-from engine.protocol.errors import RequestError
-from engine.protocol.requests import check_request
-from engine.protocol.urls import MAX_INLINE_BYTES
-from engine.scheduling.speech import SpeechRequest, SpeechResult
-from tests.engine.audio.clips import RATE, encoded, tone, video, wav
 from tests.engine.endpoints.test_transcriptions import MODEL, RESULT, inline
-from tests.engine.hosts.site import HOST, PUBLIC, Page, Site, moved
+from tests.engine.media.clips import RATE, encoded, tone, video, wav
 from tests.engine.scripted_model import CREATED, INFO
+from tests.net.site import HOST, PUBLIC, Page, Site, moved
+from tidemill.engine.endpoints import dispatcher as serving
+from tidemill.engine.endpoints import speech_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.media_fetch import MAX_FETCHED, MediaFetcher
+from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
+from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed, FetchLimits
+from tidemill.protocol.contract import EngineStats, Reply
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.urls import MAX_INLINE_BYTES
 
 URL = "/v1/audio/transcriptions"
 CLIP = wav(tone(1))
@@ -68,7 +68,7 @@ class Host:
         self.now = self.most = 0
         self.go_on = asyncio.Event()
 
-    async def fetch(self, url: str, _: Allowance | None = None) -> bytes:
+    async def fetch(self, url: str, _: ByteBudget | None = None) -> bytes:
         """Bring what lies there."""
         self.asked.append(url)
         self.now += 1
@@ -84,18 +84,18 @@ class Host:
 
 def served(
     fetch: Callable[[str], Awaitable[bytes]], listener: Listener | None = None
-) -> ServedEngine:
+) -> Dispatcher:
     """Return an engine that hears what `fetch` brings."""
     endpoints = speech_endpoints(MODEL, fetch)
-    return ServedEngine(endpoints, listener or Listener(), INFO, model_names=["tiny"])
+    return Dispatcher(endpoints, listener or Listener(), INFO, model_names=["tiny"])
 
 
-async def respond(engine: ServedEngine, url: str = URL, **body: Any) -> Reply:
+async def respond(engine: Dispatcher, url: str = URL, **body: Any) -> Reply:
     """Return the answer to one body."""
     return await engine.respond(url, body, "req_1", CREATED)
 
 
-async def told(engine: ServedEngine, **body: Any) -> str:
+async def told(engine: Dispatcher, **body: Any) -> str:
     """Return why a body is refused: a 400 whose field is the url."""
     reply = await respond(engine, **body)
     assert (reply.status_code, reply.body["error"]["param"]) == (400, "file_url")
@@ -149,7 +149,7 @@ async def test_a_language_that_only_the_model_refuses_costs_no_download() -> Non
 async def test_a_failure_to_fetch_is_the_urls_fault() -> None:
     """In the fetch's own words."""
 
-    async def fetch(url: str, _: Allowance) -> bytes:
+    async def fetch(url: str, _: ByteBudget) -> bytes:
         raise FetchFailed(f"nothing there of {len(url)} characters")
 
     engine = served(fetch)
@@ -285,23 +285,23 @@ async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come
     """One that would be too much ends the others on their way."""
     ended = 0
 
-    async def fetch(url: str, allowance: Allowance) -> bytes:
+    async def fetch(url: str, allowance: ByteBudget) -> bytes:
         nonlocal ended
         data = b""
         try:
             while len(data) < 10:
-                allowance.take(1)
+                allowance.acquire(1)
                 data += url[:1].encode()
                 await asyncio.sleep(0)
         finally:
             ended += 1
         return data
 
-    bringing = Bringing(fetch, 10)
-    async with bringing.brought({"a": "one", "b": "two"}, max_bytes=20) as found:
+    fetcher = MediaFetcher(fetch, 10)
+    async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=20) as found:
         assert found == {"a": b"a" * 10, "b": b"b" * 10}
     with pytest.raises(RequestError, match="are larger than 19 bytes together"):
-        async with bringing.brought({"a": "one", "b": "two"}, max_bytes=19):
+        async with fetcher.fetched({"a": "one", "b": "two"}, max_bytes=19):
             pass
     assert ended == 4
 
@@ -309,12 +309,12 @@ async def test_urls_of_one_body_are_held_to_their_bytes_together_while_they_come
 async def test_no_more_is_fetched_at_once_than_there_is_room_for() -> None:
     """Each may be as large as is allowed until it has come, then it is as large as it is."""
     host = Host(b"123")
-    bringing = Bringing(host.fetch, 40, max_at_once=40, max_held_bytes=100)
+    fetcher = MediaFetcher(host.fetch, 40, max_at_once=40, max_held_bytes=100)
     held, go_on = 0, asyncio.Event()
 
     async def one(number: int) -> None:
         nonlocal held
-        async with bringing.brought({f"/slow{number}": "url"}):
+        async with fetcher.fetched({f"/slow{number}": "url"}):
             held += 1
             await go_on.wait()
 

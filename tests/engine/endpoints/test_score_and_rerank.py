@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.endpoints.pairs import ACTIVATIONS
-from engine.scheduling.encoding import EncodingRequest
-from tests.engine.endpoints.test_served import JSON_VALUES
+from tests.engine.endpoints.test_dispatcher import JSON_VALUES
 from tests.engine.scripted_encoder import (
     CLS,
     MAX_MODEL_LEN,
@@ -25,6 +23,8 @@ from tests.engine.scripted_encoder import (
     minilm_tokenizer,
     values_of,
 )
+from tidemill.engine.endpoints.scoring import ACTIVATIONS
+from tidemill.engine.scheduling.encoding import EncodingRequest
 
 HELLO, THERE, WORLD = 7592, 2045, 2088
 PAIR = EncodingRequest([CLS, HELLO, SEP, THERE, SEP], [0, 0, 0, 1, 1])

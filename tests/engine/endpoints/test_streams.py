@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.contract import EngineStats, Reply, StreamedReply
-from engine.errors import EngineClosed
-from engine.protocol.errors import InternalError, RequestError
-from engine.scheduling.sequence import SequenceRequest, SequenceResult
 from tests.engine.scripted_model import END, TURN, TURN_END, Scene, told
+from tidemill.engine.errors import EngineClosed
+from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
+from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
+from tidemill.protocol.errors import InternalError, RequestError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -86,7 +86,7 @@ class Tellers(Scene):
         return [chunk async for chunk in reply.chunks]
 
 
-def put_together(chunks: Sequence[Body]) -> dict[int, Body]:
+def merge_deltas(chunks: Sequence[Body]) -> dict[int, Body]:
     """Return the choices that the chunks make up, each in the form of a text completion."""
     choices: dict[int, Body] = {}
     for chunk in chunks:
@@ -119,7 +119,7 @@ async def test_chunks_of_texts_make_up_the_answer_at_once(
     scene, body = Tellers(token_ids), parameters | own
     answer = await scene.whole(TEXT, body)
     chunks = await scene.chunks(TEXT, body)
-    choices = put_together(chunks)
+    choices = merge_deltas(chunks)
     for choice in answer["choices"]:
         assert choices[choice["index"]] == choice
     assert len(choices) == len(answer["choices"])
@@ -133,7 +133,7 @@ async def test_chunks_of_chats_make_up_the_answer_at_once(
     scene, body = Tellers(token_ids), {"messages": MESSAGES, **parameters, **own}
     answer = await scene.whole(CHAT, body)
     chunks = await scene.chunks(CHAT, body)
-    choices = put_together(chunks)
+    choices = merge_deltas(chunks)
     for choice in answer["choices"]:
         message = choice.pop("message")
         found = choices[choice["index"]]
@@ -181,7 +181,7 @@ async def test_choices_wait_for_the_scores_of_their_prompt() -> None:
     scene.generator.stream = stream  # type: ignore[method-assign]
     body = {"prompt": "The", "n": 2, "max_tokens": 2, "logprobs": 1, "echo": True}
     answer = await scene.whole(TEXT, body)
-    choices = put_together(await scene.chunks(TEXT, body))
+    choices = merge_deltas(await scene.chunks(TEXT, body))
     assert [choices[0], choices[1]] == answer["choices"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.endpoints.subtitles import Cue, srt, vtt
+from tidemill.engine.endpoints.transcriptions import Cue, srt, vtt
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from engine.contract import Reply
-from engine.endpoints import token_endpoints
-from engine.endpoints.served import ServedEngine
-from engine.protocol.tokens import MAX_TEXT_CHARS
 from tests.engine.scripted_model import (
-    HEADING,
     INFO,
     MAX_MODEL_LEN,
+    METADATA,
     Scene,
     ScriptedGenerator,
     sentencepiece_tokenizer,
     text_model_of,
 )
+from tidemill.engine.endpoints import token_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.protocol.contract import Reply
+from tidemill.protocol.prompts import MAX_TEXT_CHARS
 
 SCENE = Scene()
 Body = dict[str, Any]
@@ -26,7 +26,7 @@ Body = dict[str, Any]
 
 async def asked(url: str, body: Body) -> Reply:
     """Return what a server's engine answers."""
-    served = ServedEngine(
+    served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
     )
     reply = await served.answer(url, body, "req_1", 0)
@@ -51,7 +51,7 @@ async def test_a_text_is_told_in_tokens() -> None:
 async def test_special_tokens_are_added_unless_they_are_not_wanted() -> None:
     """As to a prompt of `/v1/completions`."""
     model = text_model_of(sentencepiece_tokenizer())
-    served = ServedEngine(
+    served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(model)
     )
     counts = []
@@ -66,7 +66,7 @@ async def test_a_conversation_is_told_as_the_model_reads_it() -> None:
     """By its template: what a chat would send."""
     messages = [{"role": "user", "content": "Hi"}]
     told = (await asked("/tokenize", {"messages": messages})).body["tokens"]
-    [sequence] = SCENE.chats.prepare({"messages": messages}, HEADING).requests
+    [sequence] = SCENE.chats.prepare({"messages": messages}, METADATA).requests
     assert told == sequence.prompt_ids
 
 
@@ -101,7 +101,7 @@ async def test_what_is_wrong_is_told_by_name(url: str, body: Body, param: str) -
 
 async def test_lines_of_files_do_not_ask_for_tokens() -> None:
     """A row of them would be of no use."""
-    served = ServedEngine(
+    served = Dispatcher(
         [], ScriptedGenerator([]), INFO, model_names=["tiny"], online=token_endpoints(SCENE.model)
     )
     reply = await served.respond("/tokenize", {"prompt": "a"}, "req_1", 0)

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from engine.answers.calls import UNREAD
-from engine.contract import Reply, StreamedReply
 from tests.engine.endpoints.tool_models import (
     DEEPSEEK,
     GPT_OSS,
@@ -22,6 +20,8 @@ from tests.engine.endpoints.tool_models import (
     ToolScene,
 )
 from tests.engine.scripted_model import TEMPLATE, Scene
+from tidemill.engine.parsers.tool_calls import UNREAD
+from tidemill.protocol.contract import Reply, StreamedReply
 
 PARIS = '{"city": "Paris"}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
@@ -212,7 +212,7 @@ def test_thinking_may_be_left_out_or_left_in() -> None:
 def test_a_message_that_thinks_is_read_back_as_it_was_answered() -> None:
     """Clients append what they got; thinking that was cut off has no content."""
     template = "{% for m in messages %}[{{ m.reasoning }}|{{ m.content }}]{% endfor %}<think>"
-    scene = ToolScene("Hm.</think>Yes.", template, thinking="qwen3")
+    scene = ToolScene("Hm.</think>Yes.", template, reasoning="qwen3")
     for max_tokens, shown in ((None, "[Hm.|Yes.]"), (4, "|]")):
         message = scene.choice(max_tokens=max_tokens, tools=[])["message"]
         assert message["reasoning"]
@@ -222,7 +222,7 @@ def test_a_message_that_thinks_is_read_back_as_it_was_answered() -> None:
 def test_an_answer_that_goes_on_inside_its_thinking_is_read_so() -> None:
     """The last message says whether it has ended, whatever the template would open."""
     turn = {"role": "assistant", "content": "<think>So far"}
-    scene = ToolScene(" so good.</think>Yes.", HERMES, thinking="qwen3")
+    scene = ToolScene(" so good.</think>Yes.", HERMES, reasoning="qwen3")
     fields = {"messages": [USER, turn], "continue_final_message": True}
     body = scene.reply(scene.chats, fields).body
     assert body["choices"][0]["message"]["reasoning"] == "so good."
@@ -241,12 +241,12 @@ def test_a_call_follows_the_thinking() -> None:
 
 def test_a_form_that_is_named_stands_above_the_template() -> None:
     """`none` reads nothing; another form reads by its own marks."""
-    assert ToolScene(CALL, calls="none", thinking="none").choice(tools=[])["message"] == {
+    assert ToolScene(CALL, tool_calls="none", reasoning="none").choice(tools=[])["message"] == {
         "role": "assistant",
         "content": CALL.replace("<tool_call>", "").replace("</tool_call>", ""),
         "refusal": None,
     }
-    message = ToolScene(CALLS["pythonic"], calls="pythonic").choice()["message"]
+    message = ToolScene(CALLS["pythonic"], tool_calls="pythonic").choice()["message"]
     assert message["tool_calls"][0]["function"]["arguments"] == PARIS
 
 

@@ -17,13 +17,19 @@ from openai.types.audio import (
     TranslationVerbose,
 )
 
-from engine.contract import Usage
-from engine.endpoints.transcriptions import Recordings, SpeechModel
-from engine.protocol.errors import RequestError
-from engine.scheduling.sequence import Sampling
-from engine.scheduling.speech import Hearing, SpeechRequest, SpeechResult, SpeechSegment, Task
-from tests.engine.audio.clips import RATE, tone, wav
-from tests.engine.scripted_model import HEADING, text_model
+from tests.engine.media.clips import RATE, tone, wav
+from tests.engine.scripted_model import METADATA, text_model
+from tidemill.engine.endpoints.transcriptions import SpeechModel, Transcriptions
+from tidemill.engine.scheduling.sequence import Sampling
+from tidemill.engine.scheduling.speech import (
+    Hearing,
+    SpeechRequest,
+    SpeechResult,
+    SpeechSegment,
+    Task,
+)
+from tidemill.protocol.contract import Usage
+from tidemill.protocol.errors import RequestError
 
 HEARING = Hearing(
     sampling_rate=RATE,
@@ -42,14 +48,14 @@ def inline(data: bytes = CLIP) -> str:
     return f"data:audio/wav;base64,{b64encode(data).decode()}"
 
 
-def endpoint(task: Task = "transcribe", model: SpeechModel = MODEL) -> Recordings:
+def endpoint(task: Task = "transcribe", model: SpeechModel = MODEL) -> Transcriptions:
     """Return an endpoint that fetches nothing."""
-    return Recordings(model, task, lambda _: nullcontext)
+    return Transcriptions(model, task, lambda _: nullcontext)
 
 
 def asked(task: Task = "transcribe", model: SpeechModel = MODEL, **body: Any) -> SpeechRequest:
     """Return what a body asks of the engine."""
-    prepared = endpoint(task, model).prepare({"file_url": inline()} | body, HEADING)
+    prepared = endpoint(task, model).prepare({"file_url": inline()} | body, METADATA)
     [request] = prepared.requests
     return request
 
@@ -81,7 +87,7 @@ RESULT = SpeechResult(
 def answer(result: SpeechResult = RESULT, task: Task = "transcribe", **body: Any) -> dict[str, Any]:
     """Return the body that answers a request."""
     made = endpoint(task)
-    prepared = made.prepare({"file_url": inline()} | body, HEADING)
+    prepared = made.prepare({"file_url": inline()} | body, METADATA)
     reply = made.finish(prepared, [result])
     assert reply.status_code == 200
     assert reply.usage == Usage(prompt_tokens=4, completion_tokens=20, audio_seconds=SECONDS)
@@ -104,7 +110,7 @@ def test_a_recording_is_heard_at_the_models_rate() -> None:
 
 def test_what_a_request_holds_is_counted() -> None:
     """Its samples wait for the engine in bounded memory."""
-    prepared = endpoint().prepare({"file_url": inline()}, HEADING)
+    prepared = endpoint().prepare({"file_url": inline()}, METADATA)
     assert prepared.num_bytes == 4 * round(SECONDS * RATE)
 
 

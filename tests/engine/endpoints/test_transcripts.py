@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 
-from engine.contract import EngineStats, Reply, StreamedReply
-from engine.endpoints import speech_endpoints
-from engine.endpoints.served import ServedEngine
-from engine.endpoints.transcripts import Transcript
-from engine.protocol.errors import RequestError
-from engine.scheduling.speech import SpeechRequest, SpeechResult
-from engine.stepping.work import Event
 from tests.engine.endpoints.test_transcriptions import MODEL, inline, said
 from tests.engine.scripted_model import CREATED, INFO
+from tidemill.engine.endpoints import speech_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.transcripts import Transcript
+from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult
+from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
+from tidemill.protocol.errors import RequestError
 
 URLS = {"transcribe": "/v1/audio/transcriptions", "translate": "/v1/audio/translations"}
 TEXTS = (" The capital", " of ", "France", "", "  is ", " Paris. ", " ")
@@ -53,14 +53,14 @@ class Teller:
 
     async def stream(
         self, requests: Sequence[SpeechRequest]
-    ) -> AsyncGenerator[tuple[int, Event[SpeechResult]], None]:
+    ) -> AsyncGenerator[tuple[int, StepOutput[SpeechResult]], None]:
         """Tell what was said, part by part."""
         [request] = requests
         assert request.is_streamed
         whole = result_of(TEXTS)
         for start, end in pairwise(self._cuts):
             part = replace(whole, segments=whole.segments[start:end], num_output_tokens=end)
-            yield 0, Event(Item(whole), [], is_finished=end == len(TEXTS), part=part)
+            yield 0, StepOutput(Item(whole), [], is_finished=end == len(TEXTS), part=part)
             if self._fails:
                 raise RequestError("It broke off.")
 
@@ -79,7 +79,7 @@ async def nothing(url: str) -> bytes:
 
 async def reply_to(teller: Teller, task: str = "transcribe", **body: Any) -> Reply | StreamedReply:
     """Return the answer to a recording."""
-    engine = ServedEngine(speech_endpoints(MODEL, nothing), teller, INFO, model_names=["tiny"])
+    engine = Dispatcher(speech_endpoints(MODEL, nothing), teller, INFO, model_names=["tiny"])
     return await engine.answer(URLS[task], {"file_url": inline()} | body, "req_1", CREATED)
 
 

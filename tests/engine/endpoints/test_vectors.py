@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic_core import from_json, to_json
 
-from engine.endpoints.vectors import as_base64, as_numbers
+from tidemill.engine.endpoints.vectors import as_base64, as_numbers
 
 _FLOAT = np.finfo(np.float32)
 EDGES = [0.0, -0.0, 1.0, 0.1, 16_777_216.0, _FLOAT.max, _FLOAT.tiny, _FLOAT.smallest_subnormal]

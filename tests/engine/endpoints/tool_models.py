@@ -10,10 +10,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.answers.forms import forms_of
-from engine.endpoints import text_endpoints
-from engine.endpoints.served import ServedEngine
-from engine.text.text_model import TextModel
 from tests.engine.scripted_model import (
     INFO,
     TURN_END,
@@ -22,6 +18,10 @@ from tests.engine.scripted_model import (
     byte_level_backend,
     text_model_of,
 )
+from tidemill.engine.endpoints import text_endpoints
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.parsers.registry import select_parsers
+from tidemill.engine.text.text_model import TextModel
 
 _TURNS = (
     "{%- for message in messages -%}<|im_start|>{{ message.role }}\n"
@@ -117,12 +117,12 @@ def tool_model(template: str) -> TextModel:
 class ToolScene(Scene):
     """A scene of a model with this template, read as its template shows or as it is told."""
 
-    def __init__(self, answer: str, template: str = HERMES, **forms: str | None) -> None:
+    def __init__(self, answer: str, template: str = HERMES, **parsers: str | None) -> None:
         super().__init__(answer, model=tool_model(template))
         source = None if self.model.chat_template is None else self.model.chat_template.source_text
-        endpoints = text_endpoints(self.model, seed=7, forms=forms_of(source, **forms))
+        endpoints = text_endpoints(self.model, seed=7, parsers=select_parsers(source, **parsers))
         self.chats, self.completions = endpoints
-        self.served = ServedEngine(endpoints, self.generator, INFO, model_names=("tiny",))
+        self.served = Dispatcher(endpoints, self.generator, INFO, model_names=("tiny",))
 
     def choice(self, *, tools: Any = None, **fields: Any) -> dict[str, Any]:
         """Return the one choice that answers a user's message."""

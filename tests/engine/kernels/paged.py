@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels.attention import AttentionBackend, AttentionShape
-from engine.kernels.step import Step
+from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape
+from tidemill.engine.kernels.step import Step
 
 CPU = torch.device("cpu")
 # One of the sequences, its first position to compute and the one after the last.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape, HeadNorms, width_of_token
-from engine.kernels.blocks import turned
-from engine.kernels.reference import attend, spans_of
-from engine.kernels.step import Step
+from tidemill.engine.kernels.attention import AttentionShape, HeadNorms, kv_width
+from tidemill.engine.kernels.elementwise import qk_norm_rope
+from tidemill.engine.kernels.reference import attend, step_spans
+from tidemill.engine.kernels.step import Step
 
 
 class RowsAttention:
@@ -37,20 +37,22 @@ class RowsAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        return width_of_token(shapes) * cls.page_size * dtype.itemsize
+        return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def prepare(self, step: Step) -> None:
         """Take in the slots of each span's sequence, its own tokens last."""
         self._slots, self._ends = step.slots, step.visible_ends
         offsets = torch.arange(self.page_size, device=step.slots.device)
         self._spans = []
-        for start, stop, context, pages in spans_of(step):
+        for start, stop, context, pages in step_spans(step):
             slots = (pages[:, None] * self.page_size + offsets).flatten()  # [n · page size]
             self._spans.append((slice(start, stop), slots[: context + stop - start]))
 
-    def enter(self, layer: int, qkv: Tensor, turns: Tensor, norms: HeadNorms | None) -> Tensor:
+    def store_qkv(
+        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
         """Split, norm, turn and store."""
-        query, key, value = turned(qkv, turns, self.shapes[layer], norms)
+        query, key, value = qk_norm_rope(qkv, cos_sin, self.shapes[layer], norms)
         self.store(layer, key, value)
         return query
 

@@ -14,30 +14,30 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import backends
-from engine.kernels import blocks as reference_blocks
-from engine.kernels import experts as reference_experts
-from engine.kernels.attention import (
-    AttentionBackend,
-    AttentionShape,
-    HeadNorms,
-    MakesBackend,
-)
-from engine.kernels.backends import (
-    choose_backend,
-    choose_blocks,
-    choose_experts,
-    spare_torch_its_threads,
-)
-from engine.kernels.cpu import blocks as cpu_blocks
-from engine.kernels.cpu.attention import CpuAttention
-from engine.kernels.quantised import FP8
-from engine.kernels.reference import ReferenceAttention
-from engine.kernels.triton import blocks as triton_blocks
-from engine.kernels.triton import experts as triton_experts
-from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels import elementwise as reference_blocks
+from tidemill.engine.kernels import experts as reference_experts
+from tidemill.engine.kernels.attention import (
+    AttentionBackend,
+    AttentionBackendType,
+    AttentionShape,
+    HeadNorms,
+)
+from tidemill.engine.kernels.backends import (
+    choose_backend,
+    choose_elementwise,
+    choose_experts,
+    limit_torch_threads,
+)
+from tidemill.engine.kernels.cpu import elementwise as cpu_blocks
+from tidemill.engine.kernels.cpu.attention import CpuAttention
+from tidemill.engine.kernels.quantised import FP8
+from tidemill.engine.kernels.reference import ReferenceAttention
+from tidemill.engine.kernels.triton import elementwise as triton_blocks
+from tidemill.engine.kernels.triton import experts as triton_experts
+from tidemill.engine.kernels.triton.attention import TritonAttention
 
 Makes = Callable[..., ReferenceAttention | RowsAttention | CpuAttention | TritonAttention]
 BACKENDS: dict[str, tuple[Makes, int]] = {
@@ -271,17 +271,17 @@ def test_heads_enter_normed_and_turned(
     generator = torch.Generator().manual_seed(2)
     qkv = torch.randn(length, 10 * 16, generator=generator).to(dtype)
     angles = torch.randn(length, turned_numbers // 2, generator=generator)
-    turns = torch.cat([angles.cos(), angles.sin()], dim=1)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
     weights = torch.randn(2, 16, generator=generator)
     norms = HeadNorms(weights[0], weights[1], 1e-6) if is_normed else None
-    query, key, value = reference_blocks.turned(qkv.float(), turns, shape, norms)
+    query, key, value = reference_blocks.qk_norm_rope(qkv.float(), cos_sin, shape, norms)
     exact = Sequences(shape, [query], [key.transpose(0, 1)], [value.transpose(0, 1)], None, [0])
     backend: AttentionBackend = make([shape], num_pages(exact, page_size), dtype, CPU)
     paged = Paged(backend, exact, scattered(exact, page_size))
     bound = TOLERANCE[dtype]
     for start, stop in ((0, 17), (17, 18), (18, length)):  # on in the middle of pages
         backend.prepare(paged.step([(0, start, stop)], 0))
-        entered = backend.enter(0, qkv[start:stop], turns[start:stop], norms)
+        entered = backend.store_qkv(0, qkv[start:stop], cos_sin[start:stop], norms)
         assert entered.dtype == dtype
         torch.testing.assert_close(entered.float(), query[start:stop], atol=bound, rtol=bound)
         out = backend.attend(0, entered)
@@ -315,7 +315,7 @@ def test_a_gpu_has_its_own_kernels_where_they_fit_all_layers(
     shape: AttentionShape,
     dtype: torch.dtype,
     capability: tuple[int, int],
-    expected: MakesBackend,
+    expected: AttentionBackendType,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Heads too wide or too many, other dtypes, and old cards are left to the reference."""
@@ -340,7 +340,7 @@ def test_what_lies_between_products_is_the_devices_own_where_it_has_any(
 ) -> None:
     """The CPU's kernels take two types of numbers, a GPU's three; all else is the reference's."""
     monkeypatch.setattr(backends, "_capability", lambda _: (8, 0))
-    chosen: Any = choose_blocks(dtype, torch.device(device))
+    chosen: Any = choose_elementwise(dtype, torch.device(device))
     assert chosen is module
 
 
@@ -368,7 +368,7 @@ def test_torch_computes_on_its_callers_thread_beside_our_team(
     """On a CPU; a GPU's host has nothing else to do."""
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    spare_torch_its_threads(torch.device("cuda"))
+    limit_torch_threads(torch.device("cuda"))
     assert asked == []
-    spare_torch_its_threads(CPU)
+    limit_torch_threads(CPU)
     assert asked == [1]

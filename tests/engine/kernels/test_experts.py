@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels import blocks
-from engine.kernels.blocks import Gate
-from engine.kernels.experts import ExpertWeights, choose, mix
+from tidemill.engine.kernels import elementwise
+from tidemill.engine.kernels.elementwise import Gate
+from tidemill.engine.kernels.experts import ExpertWeights, apply_experts, select_experts
 
 
 def random_weights(*, has_biases: bool, width: int = 16) -> ExpertWeights:
@@ -33,14 +33,14 @@ def test_each_token_goes_through_its_own_experts(
     x = torch.randn(tokens, 8, generator=generator)
     experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(tokens)])
     shares = torch.rand(tokens, 2, generator=generator)
-    got = mix(x, experts, shares, weights, gate, blocks)
+    got = apply_experts(x, experts, shares, weights, gate, elementwise)
     for token in range(tokens):
         expected = torch.zeros(8)
         for expert, share in zip(experts[token].tolist(), shares[token], strict=True):
             both, out = weights.gate_up[expert] @ x[token], weights.down[expert]
             if weights.gate_up_bias is not None and weights.down_bias is not None:
                 both = both + weights.gate_up_bias[expert]
-            mixed = out @ blocks.gated(both[None], gate)[0]
+            mixed = out @ elementwise.act_and_mul(both[None], gate)[0]
             if weights.down_bias is not None:
                 mixed = mixed + weights.down_bias[expert]
             expected += share * mixed
@@ -51,16 +51,16 @@ def test_shares_are_a_softmax_of_all_or_of_the_chosen() -> None:
     """As they are, or so that they sum to one; the best first."""
     scores = torch.tensor([[1.0, 3.0, 2.0, -1.0]])
     every = scores.softmax(-1)[0]
-    experts, shares = choose(scores, 2, among_chosen=False, is_renormalised=False)
+    experts, shares = select_experts(scores, 2, among_chosen=False, is_renormalised=False)
     assert experts.tolist() == [[1, 2]]
     torch.testing.assert_close(shares[0], every[[1, 2]])
-    _, summed = choose(scores, 2, among_chosen=False, is_renormalised=True)
+    _, summed = select_experts(scores, 2, among_chosen=False, is_renormalised=True)
     torch.testing.assert_close(summed[0], every[[1, 2]] / every[[1, 2]].sum())
-    _, among = choose(scores, 2, among_chosen=True, is_renormalised=False)
+    _, among = select_experts(scores, 2, among_chosen=True, is_renormalised=False)
     torch.testing.assert_close(among, summed)
-    assert choose(scores.bfloat16(), 2, among_chosen=True, is_renormalised=True)[1].dtype == (
-        torch.float32
-    )
+    assert select_experts(scores.bfloat16(), 2, among_chosen=True, is_renormalised=True)[
+        1
+    ].dtype == (torch.float32)
 
 
 def test_of_halves_the_sum_is_rounded_once() -> None:
@@ -72,8 +72,10 @@ def test_of_halves_the_sum_is_rounded_once() -> None:
     )  # fmt: skip
     x = torch.randn(1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
     experts = torch.tensor([[0, 0, 0, 0]])
-    (whole,) = mix(x, experts[:, :1], torch.ones(1, 1), narrow, Gate(), blocks)
-    (parts,) = mix(x, experts, torch.full((1, 4), 0.25), narrow, Gate(), blocks)
+    (whole,) = apply_experts(x, experts[:, :1], torch.ones(1, 1), narrow, Gate(), elementwise)
+    (parts,) = apply_experts(x, experts, torch.full((1, 4), 0.25), narrow, Gate(), elementwise)
     assert torch.equal(whole, parts)
-    (thirds,) = mix(x, experts[:, :3], torch.full((1, 3), 1 / 3), narrow, Gate(), blocks)
+    (thirds,) = apply_experts(
+        x, experts[:, :3], torch.full((1, 3), 1 / 3), narrow, Gate(), elementwise
+    )
     assert torch.equal(whole, thirds)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.reference import attend, visible
 from tests.engine.kernels.paged import Sequences
 from tests.engine.kernels.test_backends import SHAPES
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.kernels.reference import attend, attention_mask
 
 LENGTHS = [1, 2, 5, 7, 8, 9, 10, 16, 17, 31]
 
@@ -48,10 +48,10 @@ def test_half_precision_is_attended_in_single() -> None:
 def test_a_window_is_counted_with_the_query_itself() -> None:
     """Position p sees keys above p - window, and looking both ways those below p + window."""
     shape, cpu = AttentionShape(1, 1, 8, 8, 1.0), torch.device("cpu")
-    seen = visible(3, 5, replace(shape, window=2), cpu)
+    seen = attention_mask(3, 5, replace(shape, window=2), cpu)
     assert seen.int().tolist() == [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]
-    assert visible(2, 3, shape, cpu).int().tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert attention_mask(2, 3, shape, cpu).int().tolist() == [[1, 1, 0], [1, 1, 1]]
     both_ways = replace(shape, is_causal=False)
-    assert visible(2, 3, both_ways, cpu).all()
-    seen = visible(3, 3, replace(both_ways, window=2), cpu)
+    assert attention_mask(2, 3, both_ways, cpu).all()
+    seen = attention_mask(3, 3, replace(both_ways, window=2), cpu)
     assert seen.int().tolist() == [[1, 1, 0], [1, 1, 1], [0, 1, 1]]

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.kernels import sampling as reference
-from engine.kernels.cpu import sampling as of_cpu
-from engine.kernels.cpu.thresholds import NUM_FEW
-from engine.kernels.sampling import TILE, ChoosesTokens, uniform
 from tests.engine.kernels.rules import Rule, joined
+from tidemill.engine.kernels import sampling as reference
+from tidemill.engine.kernels.cpu import sampling as of_cpu
+from tidemill.engine.kernels.cpu.top_p import NUM_FEW
+from tidemill.engine.kernels.sampling import TILE, SamplingOps, uniform_draws
 
 Row = NDArray[np.float32]
 
@@ -26,10 +26,10 @@ either = pytest.mark.parametrize("kernels", [reference, of_cpu], ids=["reference
 
 
 def choose(
-    kernels: ChoosesTokens, logits: Row, rules: list[Rule], draws: NDArray[np.float64]
+    kernels: SamplingOps, logits: Row, metadata: list[Rule], draws: NDArray[np.float64]
 ) -> NDArray[np.int64]:
     """Choose with a rule for each row."""
-    chosen = kernels.choose(torch.from_numpy(np.ascontiguousarray(logits)), joined(rules, draws))
+    chosen = kernels.sample(torch.from_numpy(np.ascontiguousarray(logits)), joined(metadata, draws))
     ids: NDArray[np.int64] = chosen.token_ids.numpy()
     return ids
 
@@ -82,23 +82,23 @@ RULES = st.builds(
 @either
 @given(
     vocabulary=st.sampled_from([1, 2, 5, 60, TILE - 1, TILE, TILE + 1, 3 * TILE + 7]),
-    rules=st.lists(RULES, min_size=1, max_size=4),
+    metadata=st.lists(RULES, min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(["spread", "tied", "flat", "banned"]),
     draws=st.lists(st.sampled_from([0.0, 0.5, 1 - 2.0**-53]) | st.floats(0, 0.999), min_size=4),
 )
 def test_a_draw_falls_where_the_thresholds_put_it(
     *,
-    kernels: ChoosesTokens,
+    kernels: SamplingOps,
     vocabulary: int,
-    rules: list[Rule],
+    metadata: list[Rule],
     seed: int,
     kind: str,
     draws: list[float],
 ) -> None:
     """Temperature, top-k, top-p and min-p in any mixture, with ties and with banned tokens."""
     rng = np.random.default_rng(seed)
-    logits = rng.normal(0, 3, (len(rules), vocabulary)).astype(np.float32)
+    logits = rng.normal(0, 3, (len(metadata), vocabulary)).astype(np.float32)
     if kind == "tied":
         logits = logits.round()
     elif kind == "flat":
@@ -106,10 +106,10 @@ def test_a_draw_falls_where_the_thresholds_put_it(
     elif kind == "banned":
         logits[:, rng.random(vocabulary) < 0.5] = -np.inf
         logits[:, rng.integers(vocabulary)] = 1.0
-    numbers = np.array(draws[: len(rules)])
-    chosen = choose(kernels, logits, rules, numbers)
-    assert chosen.shape == (len(rules),)
-    for row, rule, draw, token in zip(logits, rules, numbers, chosen.tolist(), strict=True):
+    numbers = np.array(draws[: len(metadata)])
+    chosen = choose(kernels, logits, metadata, numbers)
+    assert chosen.shape == (len(metadata),)
+    for row, rule, draw, token in zip(logits, metadata, numbers, chosen.tolist(), strict=True):
         check_draw(row, rule, draw, token)
 
 
@@ -128,7 +128,7 @@ def test_a_draw_falls_where_the_thresholds_put_it(
     ids=str,
 )
 def test_a_large_vocabulary_is_cut_where_a_small_one_is(
-    kernels: ChoosesTokens, rule: Rule, spread: float
+    kernels: SamplingOps, rule: Rule, spread: float
 ) -> None:
     """Also where the nucleus is wider than the candidates that are tried first."""
     vocabulary = 4 * NUM_FEW + 5
@@ -143,7 +143,7 @@ def test_a_large_vocabulary_is_cut_where_a_small_one_is(
 
 @either
 def test_the_ends_of_the_range_choose_the_first_and_the_last_token_with_mass(
-    kernels: ChoosesTokens,
+    kernels: SamplingOps,
 ) -> None:
     """A token of no mass never comes, be it first, last, or a whole tile."""
     for vocabulary in (3, TILE, 4 * TILE + 3):
@@ -154,7 +154,7 @@ def test_the_ends_of_the_range_choose_the_first_and_the_last_token_with_mass(
 
 
 @either
-def test_rounding_never_steps_past_the_last_token_with_mass(kernels: ChoosesTokens) -> None:
+def test_rounding_never_steps_past_the_last_token_with_mass(kernels: SamplingOps) -> None:
     """The total of a tile and its running sum are not added up in the same order."""
     rows = 2000
     # Only masses of very different sizes are rounded at all when they are added in float64.
@@ -165,7 +165,7 @@ def test_rounding_never_steps_past_the_last_token_with_mass(kernels: ChoosesToke
 
 
 @either
-def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: ChoosesTokens) -> None:
+def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: SamplingOps) -> None:
     """Masses 4, 2 and 2: half of them is the first token, and not one more."""
     half = float(np.float32(-np.log(2)))
     logits = np.tile(np.array([0, half, half], np.float32), (20, 1))
@@ -175,7 +175,7 @@ def test_a_nucleus_ends_with_the_token_that_reaches_it(kernels: ChoosesTokens) -
 
 
 @either
-def test_tied_tokens_at_a_threshold_all_stay(kernels: ChoosesTokens) -> None:
+def test_tied_tokens_at_a_threshold_all_stay(kernels: SamplingOps) -> None:
     """Nothing tells them apart."""
     logits = np.array([[3, 1, 2, 2, 2, 0]], np.float32)
     for rule in (Rule(top_k=2), Rule(top_p=0.6), Rule(min_p=float(np.exp(np.float32(-1))))):
@@ -185,15 +185,15 @@ def test_tied_tokens_at_a_threshold_all_stay(kernels: ChoosesTokens) -> None:
 
 
 @either
-def test_top_k_of_one_is_greedy(kernels: ChoosesTokens) -> None:
+def test_top_k_of_one_is_greedy(kernels: SamplingOps) -> None:
     """Whatever the draw and the temperature."""
     logits = np.random.default_rng(0).normal(size=(50, 700)).astype(np.float32)
-    rules = [Rule(5.0, 1)] * 50
-    assert (choose(kernels, logits, rules, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
+    metadata = [Rule(5.0, 1)] * 50
+    assert (choose(kernels, logits, metadata, np.linspace(0, 0.999, 50)) == logits.argmax(1)).all()
 
 
 @either
-def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: ChoosesTokens) -> None:
+def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: SamplingOps) -> None:
     """At the ends that the endpoints let through."""
     logits = np.random.default_rng(0).normal(0, 20, size=(50, 40)).astype(np.float32)
     draws = np.linspace(0, 0.999, 50)
@@ -208,11 +208,11 @@ def test_a_cold_temperature_is_greedy_and_a_hot_one_is_even(kernels: ChoosesToke
     [Rule(), Rule(0.5), Rule(1.7, 12), Rule(1, 0, 0.8), Rule(1, 0, 1, 0.1), Rule(0.9, 20, 0.9)],
     ids=str,
 )
-def test_tokens_come_as_often_as_they_should(kernels: ChoosesTokens, rule: Rule) -> None:
+def test_tokens_come_as_often_as_they_should(kernels: SamplingOps, rule: Rule) -> None:
     """20,000 seeds: the chi-square statistic stays within five standard deviations."""
     count, vocabulary = 20_000, 50
     row = np.random.default_rng(11).normal(0, 1.5, vocabulary).astype(np.float32)
-    draws = uniform(np.arange(count, dtype=np.uint64), np.full(count, 3))
+    draws = uniform_draws(np.arange(count, dtype=np.uint64), np.full(count, 3))
     chosen = choose(kernels, np.tile(row, (count, 1)), [rule] * count, draws)
     mass = np.exp(row.astype(np.float64) / rule.temperature) * allowed(row, rule)
     expected = mass / mass.sum() * count
@@ -225,7 +225,7 @@ def test_tokens_come_as_often_as_they_should(kernels: ChoosesTokens, rule: Rule)
 
 
 @either
-def test_a_row_is_chosen_as_if_it_were_alone(kernels: ChoosesTokens) -> None:
+def test_a_row_is_chosen_as_if_it_were_alone(kernels: SamplingOps) -> None:
     """Neighbours with other rules change no row, and neither does the order."""
     rng = np.random.default_rng(5)
     rows, vocabulary = 24, 2 * NUM_FEW
@@ -237,18 +237,18 @@ def test_a_row_is_chosen_as_if_it_were_alone(kernels: ChoosesTokens) -> None:
         Rule(1, 0, 1, 0.2),
         Rule(2, 3000, 0.999, 0.001),
     ]
-    rules = [kinds[row % len(kinds)] for row in range(rows)]
+    metadata = [kinds[row % len(kinds)] for row in range(rows)]
     draws = rng.random(rows)
-    together = choose(kernels, logits, rules, draws)
-    alone = [choose(kernels, logits[[i]], [rules[i]], draws[[i]])[0] for i in range(rows)]
+    together = choose(kernels, logits, metadata, draws)
+    alone = [choose(kernels, logits[[i]], [metadata[i]], draws[[i]])[0] for i in range(rows)]
     assert together.tolist() == alone
-    assert choose(kernels, logits[::-1], rules[::-1], draws[::-1].copy()).tolist() == alone[::-1]
+    assert choose(kernels, logits[::-1], metadata[::-1], draws[::-1].copy()).tolist() == alone[::-1]
 
 
 def test_uniform_numbers_lie_in_the_half_open_unit_interval() -> None:
     """At every seed and position, the ends of both ranges too."""
     seeds = np.array([0, 1, 2**63 - 1, 2**64 - 1], np.uint64).repeat(1000)
-    numbers = uniform(seeds, np.tile(np.arange(1000), 4))
+    numbers = uniform_draws(seeds, np.tile(np.arange(1000), 4))
     assert numbers.dtype == np.float64
     assert (numbers >= 0).all()
     assert (numbers < 1).all()
@@ -261,9 +261,9 @@ def test_uniform_numbers_are_even_and_unrelated(axis: str) -> None:
     count = 100_000
     steps = np.arange(count)
     if axis == "seeds":
-        numbers = uniform(steps.astype(np.uint64), np.full(count, 7))
+        numbers = uniform_draws(steps.astype(np.uint64), np.full(count, 7))
     else:
-        numbers = uniform(np.full(count, 7, np.uint64), steps)
+        numbers = uniform_draws(np.full(count, 7, np.uint64), steps)
     shares = np.bincount((numbers * 64).astype(int), minlength=64) / count * 64
     assert abs(numbers.mean() - 0.5) < 5 * np.sqrt(1 / 12 / count)
     assert np.abs(shares - 1).max() < 5 * np.sqrt(64 / count)
@@ -275,19 +275,19 @@ def test_uniform_numbers_depend_on_seed_and_position_alone() -> None:
     """Whatever other rows are drawn in the same call."""
     seeds = np.array([5, 6, 2**63], np.uint64)
     positions = np.array([0, 3, 100])
-    together = uniform(seeds, positions)
-    alone = [uniform(seeds[[i]], positions[[i]])[0] for i in range(3)]
+    together = uniform_draws(seeds, positions)
+    alone = [uniform_draws(seeds[[i]], positions[[i]])[0] for i in range(3)]
     assert together.tolist() == alone
 
 
 @either
-def test_greedy_takes_the_first_of_the_likeliest(kernels: ChoosesTokens) -> None:
+def test_greedy_takes_the_first_of_the_likeliest(kernels: SamplingOps) -> None:
     """In every dtype that a model may have; plus and minus zero tie, too."""
     rows = [[0.0, 2.0, 2.0], [1.0, 0.0, -torch.inf], [-0.0, 0.0, -3.0], [-5.0, -4.0, -4.0]]
     for dtype in (torch.float32, torch.bfloat16):
         for sizes in (1, 2000):
             logits = torch.tensor(rows, dtype=dtype).repeat(1, sizes)
-            chosen = kernels.choose(logits, joined([Rule(0)] * 4, np.zeros(4)))
+            chosen = kernels.sample(logits, joined([Rule(0)] * 4, np.zeros(4)))
             assert chosen.token_ids.tolist() == [1, 0, 0, 1]
             assert not chosen.is_broken.any()
 
@@ -298,7 +298,7 @@ def test_greedy_takes_the_first_of_the_likeliest(kernels: ChoosesTokens) -> None
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_that_is_not_finite_is_broken(
-    kernels: ChoosesTokens, dtype: torch.dtype, rule: Rule
+    kernels: SamplingOps, dtype: torch.dtype, rule: Rule
 ) -> None:
     """A NaN of either sign anywhere in a row, an infinity, or nothing but minus infinity."""
     nan = torch.tensor([torch.nan]).abs()
@@ -308,21 +308,21 @@ def test_a_row_that_is_not_finite_is_broken(
             logits[1, place] = bad
             logits[3] = -torch.inf
             logits[2, 5:] = -torch.inf
-            chosen = kernels.choose(logits, joined([rule] * 4, np.zeros(4)))
+            chosen = kernels.sample(logits, joined([rule] * 4, np.zeros(4)))
             assert chosen.is_broken.tolist() == [False, True, False, True]
             assert ((chosen.token_ids >= 0) & (chosen.token_ids < 300)).all()
 
 
 @either
 @pytest.mark.parametrize("top", [0, 9, 20])
-def test_log_probabilities_are_those_of_the_whole_softmax(kernels: ChoosesTokens, top: int) -> None:
+def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, top: int) -> None:
     """In the dtype of the logits, computed in fp32, best first; of any rows, in any order."""
     logits = torch.randn(50, 2400, generator=torch.Generator().manual_seed(0)) * 5
     chosen = torch.tensor([0, 2399, *range(5, 43)])
     rows = np.random.default_rng(0).permutation(50)[:40]
     for dtype in (torch.float32, torch.bfloat16):
         expected = logits.to(dtype).double().log_softmax(-1)[rows]
-        scores = kernels.log_probabilities(logits.to(dtype), rows, chosen, top)
+        scores = kernels.compute_logprobs(logits.to(dtype), rows, chosen, top)
         best = expected.sort(dim=-1, descending=True, stable=True).values[:, :top]
         exact = expected[range(40), chosen]
         torch.testing.assert_close(scores.logprobs.double(), exact, atol=2e-5, rtol=0)
@@ -333,11 +333,11 @@ def test_log_probabilities_are_those_of_the_whole_softmax(kernels: ChoosesTokens
 
 @either
 def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
-    kernels: ChoosesTokens,
+    kernels: SamplingOps,
 ) -> None:
     """Nothing overflows, and a banned token has minus infinity."""
     logits = torch.tensor([[1e30, -1e30, 0.0], [4e4, 4e4, -torch.inf]])
-    scores = kernels.log_probabilities(logits, np.arange(2), torch.tensor([0, 2]), 20)
+    scores = kernels.compute_logprobs(logits, np.arange(2), torch.tensor([0, 2]), 20)
     assert scores.logprobs.tolist() == [0, -torch.inf]
     assert scores.top_logprobs.shape == scores.top_ids.shape == (2, 3)
     halves = [-np.log(2), -np.log(2), -np.inf]
@@ -356,9 +356,7 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
     ],
     ids=["greedy", "random", "cut", "penalised", "biased"],
 )
-def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(
-    kernels: ChoosesTokens, rule: Rule
-) -> None:
+def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(kernels: SamplingOps, rule: Rule) -> None:
     """At the borders of words, too; thresholds are of what is left."""
     rng = np.random.default_rng(4)
     logits = rng.normal(size=(40, 100)).astype(np.float32)

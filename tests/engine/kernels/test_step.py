@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.step import Step
+from tidemill.engine.kernels.step import Step
 
 NAMES = [f.name for f in fields(Step) if f.name not in ("num_decodes", "copy_on_host")]
 

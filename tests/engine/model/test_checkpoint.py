@@ -16,18 +16,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model import families
-from engine.model.checkpoint import INDEX, WHOLE
-from engine.model.decoder import Decoder
-from engine.model.forward import TransformersNetwork
-from engine.model.loading import load_model
-from engine.model.network import LoadedModel
-from engine.model.proof import answers
 from tests.engine.families import COMMON, FAMILIES, VARIANTS, build
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import families
+from tidemill.engine.model.checkpoint import INDEX, WHOLE
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.parity import chunked_logits
+from tidemill.engine.model.transformers_forward import TransformersNetwork
 
-Tensors = dict[str, Tensor]
+LoadingInfo = dict[str, Tensor]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 VISION = {
     "hidden_size": 32,
@@ -78,10 +78,10 @@ def check_logits(model: LoadedModel, eager: Any) -> None:
     ids = torch.arange(3, 20)
     with torch.inference_mode():
         expected = eager(input_ids=ids[None], use_cache=False).logits[0]
-    torch.testing.assert_close(answers(model, ids)[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(chunked_logits(model, ids)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def change_tensors(folder: Path, change: Callable[[Tensors], Tensors]) -> None:
+def change_tensors(folder: Path, change: Callable[[LoadingInfo], LoadingInfo]) -> None:
     """Store other weights in a folder."""
     changed = change(load_file(folder / WHOLE))
     save_file(changed, folder / WHOLE, metadata={"format": "pt"})
@@ -106,7 +106,7 @@ def shard(folder: Path) -> list[str]:
     return names
 
 
-def without(*words: str) -> Callable[[Tensors], Tensors]:
+def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
     """Return what leaves out the tensors of which the name holds a word."""
     return lambda tensors: {
         key: tensor for key, tensor in tensors.items() if not any(word in key for word in words)
@@ -144,7 +144,7 @@ def test_what_a_family_saves_is_all_that_it_needs(
     ids=["prefix", "layer", "head", "quantised"],
 )
 def test_weights_that_lack_what_the_model_needs_are_refused(
-    llama: Path, change: Callable[[Tensors], Tensors], words: str
+    llama: Path, change: Callable[[LoadingInfo], LoadingInfo], words: str
 ) -> None:
     """Never filled with random numbers: the first tensors are named and the rest counted."""
     change_tensors(llama, change)
@@ -219,7 +219,7 @@ def test_tied_heads_and_heads_of_training_are_no_reason_to_refuse(llama: Path) -
 def test_a_head_that_is_stored_counts_though_it_is_said_to_be_tied(
     llama: Path, *, is_equal: bool
 ) -> None:
-    """Stored twice or stored another one: transformers believes the weights, too."""
+    """StoredTensor twice or stored another one: transformers believes the weights, too."""
     change_config(llama, tie_word_embeddings=True)
     eager: Any = build("LlamaConfig")
     if is_equal:

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.step import Step
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.network import LoadedModel
 from tests.engine.families import build
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.loaded_model import LoadedModel
 
 CPU = torch.device("cpu")
 
@@ -24,9 +24,9 @@ CPU = torch.device("cpu")
 def fixture_model(tmp_path: Path) -> LoadedModel:
     """Return a tiny Qwen3, run by our decoder."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
-    description = read_description(str(tmp_path))
+    hf_config = read_hf_config(str(tmp_path))
     checkpoint = find_checkpoint(str(tmp_path))
-    return own.load(checkpoint, description, architecture_of(description), torch.float32, CPU)
+    return native.load(checkpoint, hf_config, architecture_of(hf_config), torch.float32, CPU)
 
 
 def prompt_step(count: int, rows: list[int]) -> Step:
@@ -82,4 +82,4 @@ def test_a_step_without_rows_still_leaves_its_keys_and_values(model: LoadedModel
 def test_layers_are_counted_as_they_begin(model: LoadedModel) -> None:
     """Four a step, whether anybody wants its logits or not."""
     run(model, [prompt_step(9, [8]), prompt_step(9, [])])
-    assert model.network.num_layers_begun == 8
+    assert model.network.num_layers_started == 8

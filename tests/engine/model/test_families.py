@@ -12,14 +12,14 @@ import pytest
 import torch
 import transformers
 
-from engine.errors import ModelRefused
-from engine.model import families, own
-from engine.model.architecture import Architecture
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import Fields, NotUnderstood, read_description
-from engine.model.families import Family, Sizes, architecture_of, make
-from engine.model.proof import answers
 from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import families, native
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import DecoderSizes, Family, architecture_of, make_architecture
+from tidemill.engine.model.hf_config import ConfigFields, UnsupportedConfig, read_hf_config
+from tidemill.engine.model.parity import chunked_logits
 
 ALL = [*FAMILIES, *VARIANTS]
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def said_by(name: str) -> dict[str, Any]:
 def understood(folder: Path, said: Mapping[str, Any]) -> Architecture:
     """Return what a config.json comes to."""
     (folder / "config.json").write_text(json.dumps(said))
-    return architecture_of(read_description(str(folder)))
+    return architecture_of(read_hf_config(str(folder)))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -49,7 +49,7 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name
         less = {other: value for other, value in said.items() if other != key}
         try:
             got = understood(tmp_path, less)
-        except NotUnderstood:
+        except UnsupportedConfig:
             continue
         num_understood += 1
         resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
@@ -65,7 +65,7 @@ def test_a_field_that_no_one_knows_is_not_passed_over(tmp_path: Path, name: str)
     for off in (None, False, [], {}):
         assert understood(tmp_path, said | {"new_trick": off}) == expected
     for on in (True, 0.5, "yes", [1], 0):
-        with pytest.raises(NotUnderstood, match="new_trick"):
+        with pytest.raises(UnsupportedConfig, match="new_trick"):
             understood(tmp_path, said | {"new_trick": on})
 
 
@@ -117,7 +117,7 @@ def test_what_the_entry_does_not_know_how_to_compute_is_not_understood(
     said = said_by(name) | differs
     if "3" in words:
         said.pop("partial_rotary_factor", None)
-    with pytest.raises(NotUnderstood, match=words):
+    with pytest.raises(UnsupportedConfig, match=words):
         understood(tmp_path, said)
 
 
@@ -129,10 +129,10 @@ def test_a_dtype_that_weights_are_not_served_in_is_not_understood(
     for key in ("dtype", "torch_dtype"):
         said = {name: value for name, value in said_by("LlamaConfig").items() if name != "dtype"}
         (tmp_path / "config.json").write_text(json.dumps(said | {key: dtype}))
-        with pytest.raises(NotUnderstood, match="dtype"):
-            _ = read_description(str(tmp_path)).dtype
+        with pytest.raises(UnsupportedConfig, match="dtype"):
+            _ = read_hf_config(str(tmp_path)).dtype
     (tmp_path / "config.json").write_text(json.dumps(said))
-    assert read_description(str(tmp_path)).dtype is None
+    assert read_hf_config(str(tmp_path)).dtype is None
 
 
 @pytest.mark.parametrize(
@@ -252,10 +252,10 @@ def test_the_text_of_a_model_of_images_is_described_by_its_part(tmp_path: Path) 
     text = {"hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16}
     said = {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
     (tmp_path / "config.json").write_text(json.dumps(said))
-    description = read_description(str(tmp_path))
-    assert description.is_part
-    assert description.dtype == torch.bfloat16
-    got = architecture_of(description)
+    hf_config = read_hf_config(str(tmp_path))
+    assert hf_config.is_multimodal
+    assert hf_config.dtype == torch.bfloat16
+    got = architecture_of(hf_config)
     resolved = transformers.Gemma3TextConfig(**text).to_dict()
     assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str)))
 
@@ -263,12 +263,12 @@ def test_the_text_of_a_model_of_images_is_described_by_its_part(tmp_path: Path) 
 def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seed-OSS is a Llama with one more switch for a bias."""
 
-    def seed_oss(fields: Fields, sizes: Sizes) -> Architecture:
-        return make(
+    def seed_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+        return make_architecture(
             fields,
             sizes,
             qkv_bias=fields.flag("attention_bias", default=True),
-            output_bias=fields.flag("attention_out_bias"),
+            o_proj_bias=fields.flag("attention_out_bias"),
             mlp_bias=fields.flag("mlp_bias"),
         )
 
@@ -278,11 +278,11 @@ def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     torch.manual_seed(7)
     eager: Any = transformers.AutoModelForCausalLM.from_config(config).eval()
     eager.save_pretrained(tmp_path)
-    description = read_description(str(tmp_path))
-    architecture = architecture_of(description)
+    hf_config = read_hf_config(str(tmp_path))
+    architecture = architecture_of(hf_config)
     checkpoint = find_checkpoint(str(tmp_path))
-    loaded = own.load(checkpoint, description, architecture, torch.float32, CPU)
-    assert own.prove(checkpoint, description, architecture, loaded).holds
+    loaded = native.load(checkpoint, hf_config, architecture, torch.float32, CPU)
+    assert native.check_parity(checkpoint, hf_config, architecture, loaded).holds
 
 
 def changed(architecture: Architecture, **fields: Any) -> Architecture:
@@ -307,11 +307,11 @@ MUTATIONS: dict[str, tuple[str, Any]] = {
     "no offset of norms": ("GemmaConfig", lambda a: replace(a, norm_offset=0.0)),
     "a little offset": ("GemmaConfig", lambda a: replace(a, norm_offset=1.0 + 2**-9)),
     "another scale": ("GemmaConfig", lambda a: replace(a, embedding_scale=8.03125)),
-    "another epsilon": ("Qwen3Config", lambda a: replace(a, eps=1e-4)),
+    "another epsilon": ("Qwen3Config", lambda a: replace(a, rms_norm_eps=1e-4)),
     "another curve": ("GemmaConfig", lambda a: replace(a, gate=families.SILU)),
     "another limit": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, limit=0.5))),
-    "no lift": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, lift=0.0))),
-    "other steepness": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, steepness=1.7))),
+    "no lift": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, beta=0.0))),
+    "other steepness": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, alpha=1.7))),
     "far as near": (
         "Gemma3, near and far",
         lambda a: replace(
@@ -322,7 +322,10 @@ MUTATIONS: dict[str, tuple[str, Any]] = {
         "Llama, yarn rope",
         lambda a: replace(
             a,
-            blocks=tuple(replace(block, rope=replace(block.rope, scale=1.0)) for block in a.blocks),
+            blocks=tuple(
+                replace(block, rope=replace(block.rope, attention_scaling=1.0))
+                for block in a.blocks
+            ),
         ),
     ),
     "shares as they are": (
@@ -330,7 +333,7 @@ MUTATIONS: dict[str, tuple[str, Any]] = {
         lambda a: replace(
             a,
             blocks=tuple(
-                replace(block, experts=replace(block.experts, is_renormalised=False))
+                replace(block, experts=replace(block.experts, norm_topk_prob=False))
                 for block in a.blocks
             ),
         ),
@@ -343,15 +346,15 @@ def test_every_number_of_an_architecture_counts(tmp_path: Path, name: str) -> No
     """The proof tells the right one from one that is a little off."""
     family, mutate = MUTATIONS[name]
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
-    description = read_description(str(tmp_path))
-    right = architecture_of(description)
+    hf_config = read_hf_config(str(tmp_path))
+    right = architecture_of(hf_config)
     wrong = mutate(right)
     assert wrong != right
     checkpoint = find_checkpoint(str(tmp_path))
     for architecture, holds in ((right, True), (wrong, False)):
-        loaded = own.load(checkpoint, description, architecture, torch.float32, CPU)
-        proof = own.prove(checkpoint, description, architecture, loaded)
-        assert proof.holds is holds, proof
+        loaded = native.load(checkpoint, hf_config, architecture, torch.float32, CPU)
+        parity = native.check_parity(checkpoint, hf_config, architecture, loaded)
+        assert parity.holds is holds, parity
 
 
 def test_numbers_are_finite_where_nothing_was_mutated(tmp_path: Path) -> None:
@@ -359,12 +362,12 @@ def test_numbers_are_finite_where_nothing_was_mutated(tmp_path: Path) -> None:
     for name in ALL:
         folder = tmp_path / name.replace(" ", "")
         build(name).save_pretrained(folder)  # type: ignore[operator]
-        description = read_description(str(folder))
-        loaded = own.load(
+        hf_config = read_hf_config(str(folder))
+        loaded = native.load(
             find_checkpoint(str(folder)),
-            description,
-            architecture_of(description),
+            hf_config,
+            architecture_of(hf_config),
             torch.bfloat16,
             CPU,
         )
-        assert answers(loaded, torch.arange(40)).isfinite().all(), name
+        assert chunked_logits(loaded, torch.arange(40)).isfinite().all(), name

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model import own
-from engine.model.loading import load_model
 from tests.engine.families import build
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import native
+from tidemill.engine.model.loading import load_model
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"model_type": "no_such_type"}'])
@@ -53,7 +53,7 @@ def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
     def load(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(own, "load", load)
+    monkeypatch.setattr(native, "load", load)
     refused = r"does not fit .*Tried to allocate 2.00 GiB.*--quantization fp8 .*--tensor-parallel"
     with pytest.raises(ModelRefused, match=refused):
         load_model(EngineConfig(str(tmp_path)))

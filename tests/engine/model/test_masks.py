@@ -11,17 +11,17 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import NotUnderstood, read_description
-from engine.model.families import architecture_of
-from engine.model.forward import TransformersNetwork
-from engine.model.loading import load_model
-from engine.model.masks import window_of
-from engine.model.proof import LONGEST_WINDOW, answers
 from tests.engine.families import COMMON
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import UnsupportedConfig, read_hf_config
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.masks import window_of
+from tidemill.engine.model.parity import LONGEST_WINDOW, chunked_logits
+from tidemill.engine.model.transformers_forward import TransformersNetwork
 
 CPU = torch.device("cpu")
 EXPERTS = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
@@ -59,7 +59,7 @@ def save(folder: Path, kind: str, window: int, **differs: Any) -> Any:
 def test_a_window_that_only_the_mask_knows_is_kept_to(
     tmp_path: Path, kind: str, window: int
 ) -> None:
-    """Also one that is longer than the tokens of a proof."""
+    """Also one that is longer than the tokens of a parity."""
     network = save(tmp_path, kind, window)
     loaded = load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
     assert isinstance(loaded.network, TransformersNetwork)
@@ -67,7 +67,7 @@ def test_a_window_that_only_the_mask_knows_is_kept_to(
     tokens = torch.randint(0, COMMON["vocab_size"], (window + 60,), generator=torch.Generator())
     with torch.inference_mode():
         expected = network(input_ids=tokens[None], use_cache=False).logits[0]
-    assert torch.equal(answers(loaded, tokens)[0].argmax(-1), expected.argmax(-1))
+    assert torch.equal(chunked_logits(loaded, tokens)[0].argmax(-1), expected.argmax(-1))
 
 
 def test_a_window_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
@@ -80,21 +80,21 @@ def test_a_window_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
 def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: Path) -> None:
     """Else a window that is read wrong from a config shows in long rows alone."""
     save(tmp_path, "MistralConfig", LONGEST_WINDOW + 10, num_hidden_layers=2)
-    checkpoint, description = find_checkpoint(str(tmp_path)), read_description(str(tmp_path))
-    right = architecture_of(description)
+    checkpoint, hf_config = find_checkpoint(str(tmp_path)), read_hf_config(str(tmp_path))
+    right = architecture_of(hf_config)
     blocks = [
         replace(block, attention=replace(block.attention, window=LONGEST_WINDOW + 9))
         for block in right.blocks
     ]
     wrong = replace(right, blocks=tuple(blocks))
     for architecture, holds in ((right, True), (wrong, False)):
-        parts = (checkpoint, description, architecture)
-        loaded = own.load(*parts, torch.float32, CPU)
+        parts = (checkpoint, hf_config, architecture)
+        loaded = native.load(*parts, torch.float32, CPU)
         if holds:
-            assert own.prove(*parts, loaded).holds
+            assert native.check_parity(*parts, loaded).holds
         else:
-            with pytest.raises(NotUnderstood, match="masks a layer has window 266, not 265"):
-                own.prove(*parts, loaded)
+            with pytest.raises(UnsupportedConfig, match="masks a layer has window 266, not 265"):
+                native.check_parity(*parts, loaded)
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,17 @@ import pytest
 import torch
 import transformers
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model.decoder import Decoder
-from engine.model.forward import TransformersNetwork
-from engine.model.loading import load_model
-from engine.model.network import LoadedModel
-from engine.model.overrides import merge, read_overridden
-from engine.model.proof import answers
 from tests.engine.families import COMMON, ROPE, VARIANTS, build
 from tests.engine.vision_models import build as build_seeing
 from tests.engine.vision_models import save as save_seeing
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.overrides import merge, read_overridden_config
+from tidemill.engine.model.parity import chunked_logits
+from tidemill.engine.model.transformers_forward import TransformersNetwork
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 SHORT, LONG = "Phi3, long rope", 300
@@ -98,8 +98,8 @@ def test_yarn_by_an_override_is_yarn_by_the_config(tmp_path: Path, name: str) ->
     tokens = torch.arange(20)
     assert isinstance(own.network, Decoder)
     assert (own.max_model_len, same.max_model_len, plain.max_model_len) == (2048, 2048, 512)
-    assert torch.equal(answers(own, tokens), answers(same, tokens))
-    assert not torch.allclose(answers(own, tokens), answers(plain, tokens), atol=1e-2)
+    assert torch.equal(chunked_logits(own, tokens), chunked_logits(same, tokens))
+    assert not torch.allclose(chunked_logits(own, tokens), chunked_logits(plain, tokens), atol=1e-2)
 
 
 def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> None:
@@ -111,7 +111,9 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
     ours = load(folder, hf_overrides={"rope_parameters": YARN, "new_trick": None})
     assert isinstance(ours.network, Decoder)
     tokens = torch.arange(20)
-    assert torch.allclose(answers(stretched, tokens), answers(ours, tokens), atol=1e-3)
+    assert torch.allclose(
+        chunked_logits(stretched, tokens), chunked_logits(ours, tokens), atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,9 +143,9 @@ def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path
     build_seeing("gemma3").save_pretrained(tmp_path)
     settings = EngineConfig(str(tmp_path), hf_overrides={"sliding_window": 9})
     with pytest.raises(ModelRefused, match=re.escape('{"sliding_window": …}')):
-        read_overridden(settings)
+        read_overridden_config(settings)
     within = EngineConfig(str(tmp_path), hf_overrides={"text_config": {"sliding_window": 9}})
-    assert read_overridden(within).fields["sliding_window"] == 9
+    assert read_overridden_config(within).fields["sliding_window"] == 9
 
 
 def eagerly(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
@@ -166,10 +168,10 @@ def test_a_long_rope_takes_its_factors_by_the_context_that_is_served(tmp_path: P
     assert "--max-model-len up to 512" in short.notes[-1]
     assert not long.notes
     expected = eagerly(folder, tokens)
-    assert torch.allclose(answers(long, tokens)[0], expected, atol=1e-3)
+    assert torch.allclose(chunked_logits(long, tokens)[0], expected, atol=1e-3)
     few = tokens[:40]
-    assert torch.allclose(answers(short, few)[0], eagerly(folder, few), atol=1e-3)
-    assert torch.allclose(answers(long, few)[0], expected[:40], atol=1e-3)
+    assert torch.allclose(chunked_logits(short, few)[0], eagerly(folder, few), atol=1e-3)
+    assert torch.allclose(chunked_logits(long, few)[0], expected[:40], atol=1e-3)
     with pytest.raises(ModelRefused, match="more than the 512 positions"):
         load(folder, max_model_len=513)
 
@@ -218,4 +220,4 @@ def test_a_head_is_tied_where_the_whole_model_says_so(
     (tmp_path / "config.json").write_text(json.dumps(said))
     loaded = load(tmp_path)
     assert isinstance(loaded.network, network)
-    assert (loaded.eye is not None) == bool(sees)
+    assert (loaded.vision_encoder is not None) == bool(sees)

@@ -10,9 +10,9 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
-from engine.errors import ModelRefused
-from engine.model.description import NotUnderstood
-from engine.model.rope import make_rope
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.hf_config import UnsupportedConfig
+from tidemill.engine.model.rope import make_rope
 
 SIZES: dict[str, Any] = {
     "hidden_size": 4096,
@@ -68,9 +68,9 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
     config = transformers.LlamaConfig(**SIZES, rope_parameters=dict(KINDS[kind]))
     expected = LlamaRotaryEmbedding(config)
     rope = make_rope(KINDS[kind], 128, 131_072, 1e4)
-    assert torch.equal(torch.tensor(rope.frequencies), expected.inv_freq)
-    assert rope.scale == expected.attention_scaling
-    assert rope.reach == (131_072 if kind == "dynamic" else None)
+    assert torch.equal(torch.tensor(rope.inv_freq), expected.inv_freq)
+    assert rope.attention_scaling == expected.attention_scaling
+    assert rope.max_positions == (131_072 if kind == "dynamic" else None)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75])
@@ -90,9 +90,9 @@ def test_a_long_rope_is_its_short_one_up_to_where_it_was_trained(share: float) -
     )
     expected = Phi3RotaryEmbedding(config)
     rope = make_rope(said, 128, 131_072, 1e4)
-    assert torch.equal(torch.tensor(rope.frequencies), expected.inv_freq)
-    assert rope.scale == expected.attention_scaling > 1
-    assert rope.reach == 4096
+    assert torch.equal(torch.tensor(rope.inv_freq), expected.inv_freq)
+    assert rope.attention_scaling == expected.attention_scaling > 1
+    assert rope.max_positions == 4096
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_long_rope_is_its_short_one_up_to_where_it_was_trained(share: float) -
 )
 def test_parameters_that_do_not_fit_are_not_understood(said: dict[str, Any]) -> None:
     """Of another type, of too few, of none that are finite, or of another kind."""
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnsupportedConfig):
         make_rope(said, 128, 4096, 1e4)
 
 
@@ -132,4 +132,4 @@ def test_a_factor_that_stretches_nothing_is_refused(factor: Any) -> None:
 )
 def test_yarn_reaches_as_far_as_it_stretches(said: dict[str, Any], reach: int | None) -> None:
     """Where that is more than the config's positions, and where it says from what."""
-    assert make_rope(said, 128, 131_072, 1e4).reach == reach
+    assert make_rope(said, 128, 131_072, 1e4).max_positions == reach

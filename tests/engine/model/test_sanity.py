@@ -12,18 +12,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import EngineConfig, LoraModule
-from engine.errors import ModelRefused
-from engine.model.checkpoint import WHOLE
-from engine.model.loading import load_model
-from engine.model.sanity import check_numbers, refuse_constant, refuse_noise
-from engine.model.speech.loading import load_speech
 from tests.engine.adapters import halves, write_adapter
 from tests.engine.families import build
-from tests.engine.model.encoders.saved import FAMILIES
-from tests.engine.model.encoders.saved import loaded as load_encoder
-from tests.engine.model.encoders.saved import save as save_encoder
+from tests.engine.model.encoders.small_encoders import FAMILIES
+from tests.engine.model.encoders.small_encoders import loaded as load_encoder
+from tests.engine.model.encoders.small_encoders import save as save_encoder
 from tests.engine.speech_models import save as save_speech
+from tidemill.engine.config import EngineConfig, LoraModule
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.checkpoint import WHOLE
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.sanity import check_logits, check_not_constant, check_numbers
+from tidemill.engine.model.speech.loading import load_speech
 
 Change = Callable[[dict[str, Tensor]], object]
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -146,11 +146,11 @@ def test_what_trained_models_have_is_taken() -> None:
     assert zeros == ["added"]
     logits = torch.randn(2, 5, 8)
     logits[:, 0] = 0  # of a token whose row is 0
-    refuse_noise("tiny", logits)
-    refuse_constant("tiny", torch.ones(1, 8))  # one row has nothing to be told apart from
+    check_logits("tiny", logits)
+    check_not_constant("tiny", torch.ones(1, 8))  # one row has nothing to be told apart from
 
 
 def test_answers_that_do_not_depend_on_tokens_are_refused() -> None:
     """Though each of them prefers some token."""
     with pytest.raises(ModelRefused, match="the same whatever it reads"):
-        refuse_noise("tiny", torch.randn(8).expand(2, 5, 8))
+        check_logits("tiny", torch.randn(8).expand(2, 5, 8))

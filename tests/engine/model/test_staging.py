@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.model import weights
-from engine.model.checkpoint import WHOLE, find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.staging import Staging, Waits
-from engine.model.weights import read_weights
 from tests.engine.families import build
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import weights
+from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.staging import Staging, Waits
+from tidemill.engine.model.weights import read_weights
 
 CPU = torch.device("cpu")
 BUFFER_BYTES = 4000
@@ -53,8 +53,8 @@ def late_device(monkeypatch: pytest.MonkeyPatch) -> LateDevice:
 
 def read(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the weights in a folder by role."""
-    checkpoint, description = find_checkpoint(str(folder)), read_description(str(folder))
-    return read_weights(checkpoint, architecture_of(description), dtype, CPU)
+    checkpoint, hf_config = find_checkpoint(str(folder)), read_hf_config(str(folder))
+    return read_weights(checkpoint, architecture_of(hf_config), dtype, CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -78,10 +78,10 @@ def test_a_file_that_is_cut_off_is_said_to_be(
 ) -> None:
     """As where it is read in place."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
-    description, checkpoint = read_description(str(tmp_path)), find_checkpoint(str(tmp_path))
+    hf_config, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
     device = late_device(monkeypatch)
     with pytest.raises(ModelRefused, match="was cut off while it was read"):
-        read_weights(checkpoint, architecture_of(description), torch.float32, CPU)
+        read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
     assert device.most_at_once == 2

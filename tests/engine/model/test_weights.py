@@ -1,4 +1,4 @@
-"""Stored tensors come to the weights that they are, wherever and in which order they lie."""
+"""StoredTensor tensors come to the weights that they are, wherever and in which order they lie."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.errors import ModelRefused
-from engine.model.checkpoint import INDEX, WHOLE, find_checkpoint
-from engine.model.description import NotUnderstood, read_description
-from engine.model.families import architecture_of
-from engine.model.weights import read_weights
 from tests.engine.families import FAMILIES, VARIANTS, build
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.checkpoint import INDEX, WHOLE, find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import UnsupportedConfig, read_hf_config
+from tidemill.engine.model.weights import read_weights
 
 CPU = torch.device("cpu")
 
 
 def weights_of(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """Return the weights in a folder by role."""
-    description = read_description(str(folder))
-    architecture = architecture_of(description)
+    hf_config = read_hf_config(str(folder))
+    architecture = architecture_of(hf_config)
     checkpoint = find_checkpoint(str(folder))
-    return read_weights(checkpoint, architecture, dtype, CPU, is_part=description.is_part)
+    return read_weights(checkpoint, architecture, dtype, CPU, is_multimodal=hf_config.is_multimodal)
 
 
 def check_equal(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -74,9 +74,9 @@ def test_merged_weights_lie_above_each_other(tmp_path: Path) -> None:
     weights, layer = weights_of(tmp_path), model.model.layers[2]
     attention = layer.self_attn
     parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-    assert torch.equal(weights["2.qkv"], torch.cat(parts))
-    assert torch.equal(weights["2.gate_up"], layer.mlp.experts.gate_up_proj)
-    assert torch.equal(weights["2.down"], layer.mlp.experts.down_proj)
+    assert torch.equal(weights["2.qkv_proj"], torch.cat(parts))
+    assert torch.equal(weights["2.gate_up_proj"], layer.mlp.experts.gate_up_proj)
+    assert torch.equal(weights["2.down_proj"], layer.mlp.experts.down_proj)
 
 
 def test_interleaved_experts_are_sorted_out(tmp_path: Path) -> None:
@@ -85,17 +85,19 @@ def test_interleaved_experts_are_sorted_out(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     weights, experts = weights_of(tmp_path), model.model.layers[1].mlp.experts
     gates, ups = experts.gate_up_proj[..., ::2], experts.gate_up_proj[..., 1::2]  # [E, H, I]
-    assert torch.equal(weights["1.gate_up"], torch.cat([gates, ups], dim=2).transpose(1, 2))
-    assert torch.equal(weights["1.down"], experts.down_proj.transpose(1, 2))
+    assert torch.equal(weights["1.gate_up_proj"], torch.cat([gates, ups], dim=2).transpose(1, 2))
+    assert torch.equal(weights["1.down_proj"], experts.down_proj.transpose(1, 2))
     biases = experts.gate_up_proj_bias
-    assert torch.equal(weights["1.gate_up_bias"], torch.cat([biases[:, ::2], biases[:, 1::2]], 1))
+    assert torch.equal(
+        weights["1.gate_up_proj_bias"], torch.cat([biases[:, ::2], biases[:, 1::2]], 1)
+    )
 
 
 def test_experts_that_lie_otherwise_are_left_to_transformers(tmp_path: Path) -> None:
     """Which knows of ways to store them that we do not."""
     model: Any = build("MixtralConfig")
     model.save_pretrained(tmp_path, save_original_format=False)
-    with pytest.raises(NotUnderstood, match="experts"):
+    with pytest.raises(UnsupportedConfig, match="experts"):
         weights_of(tmp_path)
 
 
@@ -115,32 +117,32 @@ def test_weights_without_plain_numbers_are_refused_whatever_they_are_called(
 def test_a_file_that_is_cut_off_meanwhile_is_said_to_be(tmp_path: Path) -> None:
     """Another process may write where we read."""
     build("LlamaConfig").save_pretrained(tmp_path)  # type: ignore[operator]
-    description = read_description(str(tmp_path))
+    hf_config = read_hf_config(str(tmp_path))
     checkpoint = find_checkpoint(str(tmp_path))
     whole = (tmp_path / WHOLE).read_bytes()
     (tmp_path / WHOLE).write_bytes(whole[:-100])
     with pytest.raises(ModelRefused, match="was cut off while it was read"):
-        read_weights(checkpoint, architecture_of(description), torch.float32, CPU)
+        read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
 
 
 MEASURE = """
 import resource, sys, torch
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model import weights as module
-from engine.model.staging import Staging
-from engine.model.weights import read_weights
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model import weights as module
+from tidemill.engine.model.staging import Staging
+from tidemill.engine.model.weights import read_weights
 if sys.argv[3:]:
     def copy(to, buffer):
         to.copy_(buffer)
         return lambda: None
     first, second = (torch.empty(10**6, dtype=torch.uint8) for _ in range(2))
     module.staging_for = lambda _: Staging(copy, (first, second))
-description = read_description(sys.argv[1])
+hf_config = read_hf_config(sys.argv[1])
 checkpoint = find_checkpoint(sys.argv[1])
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-architecture, dtype = architecture_of(description), getattr(torch, sys.argv[2])
+architecture, dtype = architecture_of(hf_config), getattr(torch, sys.argv[2])
 weights = read_weights(checkpoint, architecture, dtype, torch.device("cpu"))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 held = sum(tensor.nbytes for tensor in weights.values())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
-from engine.scheduling.sequence import Sequence, SequenceRequest
 from tests.engine.scheduling.yard import PAGE, Yard, expected_tokens, long
+from tidemill.engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
+from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 
 
 def queued(order: Admission, *prompts: str, arrival: int = 0) -> list[Sequence]:
@@ -20,16 +20,16 @@ def queued(order: Admission, *prompts: str, arrival: int = 0) -> list[Sequence]:
 
 def start(order: Admission) -> Sequence:
     """Start the next."""
-    first = order.first()
+    first = order.peek()
     assert first is not None
-    assert order.take() is first
+    assert order.pop() is first
     return first
 
 
 def started(order: Admission) -> list[int]:
     """Start all that wait, and return their arrivals in the order of their starts."""
     arrivals = [start(order).arrival for _ in range(len(order))]
-    assert order.first() is None
+    assert order.peek() is None
     return arrivals
 
 
@@ -89,7 +89,7 @@ def test_who_was_given_back_starts_before_all_others() -> None:
     sequences = queued(order, "c", "b", "a")
     assert [start(order) for _ in range(2)] == [sequences[2], sequences[1]]
     for sequence in sequences[2:0:-1]:
-        order.give_back(sequence)
+        order.requeue(sequence)
     assert len(order) == 3
     assert started(order) == [1, 2, 0]
 
@@ -98,7 +98,7 @@ def test_the_unwanted_are_forgotten_wherever_they_wait() -> None:
     """Given back, in this round, or for the next."""
     order = PrefixOrder()
     sequences = queued(order, "a", "b", "c", "d")
-    order.give_back(start(order))
+    order.requeue(start(order))
     later = queued(order, "e", "f", arrival=4)
     order.remove({sequences[0], sequences[2], later[0]})
     assert started(order) == [1, 3, 5]

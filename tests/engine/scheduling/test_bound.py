@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.bound import GROW_AFTER_STEPS, StepBound
+from tidemill.engine.scheduling.step_budget import GROW_AFTER_STEPS, StepTokenLimit
 
 
 def test_a_step_that_does_not_fit_is_followed_by_one_of_half_the_size() -> None:
     """Of its own size, which may be far below what was allowed."""
-    bound = StepBound(2_048)
+    bound = StepTokenLimit(2_048)
     bound.lower(2_048)
     assert bound.tokens == 1_024
     bound.lower(200)
@@ -22,7 +22,7 @@ def test_a_step_that_does_not_fit_is_followed_by_one_of_half_the_size() -> None:
 
 def test_it_grows_only_after_a_row_of_steps_that_fitted() -> None:
     """A failure in between begins the count anew."""
-    bound = StepBound(1_000)
+    bound = StepTokenLimit(1_000)
     bound.lower(160)
     for _ in range(GROW_AFTER_STEPS - 1):
         bound.note_fit()
@@ -38,7 +38,7 @@ def test_it_grows_only_after_a_row_of_steps_that_fitted() -> None:
 
 def test_it_comes_back_to_what_was_asked_for_and_stays_there() -> None:
     """From the smallest step too."""
-    bound = StepBound(300)
+    bound = StepTokenLimit(300)
     bound.lower(1)
     sizes = []
     for _ in range(60 * GROW_AFTER_STEPS):
@@ -50,7 +50,7 @@ def test_it_comes_back_to_what_was_asked_for_and_stays_there() -> None:
 
 def test_failures_whose_owner_is_found_leave_no_trace() -> None:
     """What was allowed before the first of them is allowed again; earlier ones still count."""
-    bound = StepBound(100)
+    bound = StepTokenLimit(100)
     bound.lower(100)
     bound.note_fit()
     bound.lower(50)
@@ -67,7 +67,7 @@ def test_failures_whose_owner_is_found_leave_no_trace() -> None:
 )
 def test_it_never_leaves_its_limits(most: int, events: list[str]) -> None:
     """At least one token, at most what was asked for."""
-    bound = StepBound(most)
+    bound = StepTokenLimit(most)
     for event in events:
         if event == "lower":
             bound.lower(bound.tokens)

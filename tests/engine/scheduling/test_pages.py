@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scheduling.pages import PagePool, page_digests, root_digest
+from tidemill.engine.scheduling.pages import PagePool, page_digests, root_digest
 
 
 def digests(*texts: bytes) -> list[bytes]:
@@ -145,7 +145,7 @@ def test_forgetting_all_keeps_the_holders() -> None:
     pool.register([held], [b"a"])
     pool.register([freed], [b"b"])
     pool.release([freed])
-    pool.forget_all()
+    pool.invalidate_all()
     assert pool.lookup([b"a"]) == pool.lookup([b"b"]) == []
     assert pool.num_free == 2
     assert held not in pool.allocate(2)
@@ -167,7 +167,7 @@ def test_forgetting_a_page_forgets_what_was_computed_from_it() -> None:
     beside = chain(pool, [b"abd", b"abde"], b"ab")
     other = chain(pool, [b"x"])
     pool.release(beside)
-    pool.forget([first[1]])
+    pool.invalidate([first[1]])
     assert pool.lookup([b"a", b"ab"]) == first[:1]
     assert [pool.lookup([name]) for name in (b"abc", b"abd", b"abde")] == [[], [], []]
     assert pool.lookup([b"x"]) == other
@@ -179,8 +179,8 @@ def test_forgetting_forgets_what_followed_a_page_that_was_reused() -> None:
     """Once that is computed anew, the page behind it would be found again, as it was."""
     pool = PagePool(3)
     first = chain(pool, [b"a", b"ab", b"abc"])
-    pool._drop_names([first[1]])
-    pool.forget([first[0]])
+    pool._uncache([first[1]])
+    pool.invalidate([first[0]])
     assert pool._page_of == {}
 
 
@@ -188,7 +188,7 @@ def test_pages_without_a_name_are_forgotten_already() -> None:
     """Nothing else is touched."""
     pool = PagePool(3)
     (known,) = chain(pool, [b"a"])
-    pool.forget(pool.allocate(1))
+    pool.invalidate(pool.allocate(1))
     assert pool.lookup([b"a"]) == [known]
 
 
@@ -277,24 +277,24 @@ class PoolAgainstLists(RuleBasedStateMachine):
 
     @precondition(lambda self: any(self.held))
     @rule(data=st.data())
-    def forget(self, data: st.DataObject) -> None:
+    def invalidate(self, data: st.DataObject) -> None:
         """Lose the names of some pages that are held; each here follows none."""
         pages = sorted({page for pages in self.held for page in pages})
         lost = data.draw(st.lists(st.sampled_from(pages), max_size=2))
-        self.pool.forget(lost)
+        self.pool.invalidate(lost)
         self.known = {name: page for name, page in self.known.items() if page not in lost}
 
     @rule()
-    def forget_all(self) -> None:
+    def invalidate_all(self) -> None:
         """Lose every name."""
-        self.pool.forget_all()
+        self.pool.invalidate_all()
         self.known = {}
 
     @invariant()
     def agrees(self) -> None:
         """A page is free or held, never both, with as many holders as sequences hold it."""
         assert self.pool.num_free == len(self.free)
-        assert [*reversed(self.pool._nameless), *self.pool._named] == self.free
+        assert [*reversed(self.pool._uncached), *self.pool._cached] == self.free
         counts = [self.holders(page) for page in range(NUM_PAGES)]
         assert self.pool._holders == counts
         assert [page for page in range(NUM_PAGES) if not counts[page]] == sorted(self.free)

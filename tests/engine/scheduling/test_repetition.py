@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.scheduling.repetition import Repetition
+from tidemill.engine.scheduling.repetition import Repetition
 
 
 def first_place(tokens: list[int], wanted: Repetition) -> int | None:

@@ -10,12 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.scheduling import naming
-from engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
-from engine.scheduling.courtesy import Courtesy
-from engine.scheduling.pages import PagePool, page_digests
-from engine.scheduling.scheduler import MAX_SCORED_ROWS
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.paged_model import chunks_of, spans_of
 from tests.engine.scheduling.yard import (
     END,
@@ -26,6 +20,12 @@ from tests.engine.scheduling.yard import (
     long,
     waiting,
 )
+from tidemill.engine.scheduling import pages as pages_module
+from tidemill.engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
+from tidemill.engine.scheduling.pages import PagePool, page_digests
+from tidemill.engine.scheduling.scheduler import MAX_SCORED_ROWS
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.scheduling.step_budget import LineTokenLimit
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def test_every_sequence_gets_what_it_would_get_alone(case: Case) -> None:
         END,
         UrgentFirst(case.policy()),
         case.steps_ahead,
-        courtesy=Courtesy(tokens=case.tokens_of_lines),
+        line_limit=LineTokenLimit(tokens=case.tokens_of_lines),
     )
     assert yard.scheduler.can_ever_fit(most)
     for before, request in case.requests:
@@ -260,8 +260,8 @@ def test_spans_of_one_adapter_are_neighbours_in_a_step() -> None:
     adapters = yard.scheduler.table.adapter[plan.slots].tolist()
     assert plan.num_decodes == 4
     assert adapters == [0, 1, 1, 2, 0, 1, 2, 2]
-    seniority = yard.scheduler.table.seniority[plan.slots].tolist()
-    assert seniority == [1, 0, 3, 2, 5, 6, 4, 7]
+    start_order = yard.scheduler.table.start_order[plan.slots].tolist()
+    assert start_order == [1, 0, 3, 2, 5, 6, 4, 7]
 
 
 def test_a_scored_prompt_is_computed_whole_in_small_chunks() -> None:
@@ -359,7 +359,7 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         named.extend(tokens.reshape(-1, page_size).tolist())
         return page_digests(parent, tokens, page_size, shown)
 
-    monkeypatch.setattr(naming, "page_digests", name)
+    monkeypatch.setattr(pages_module, "page_digests", name)
     yard = Yard(num_pages=6, max_num_seqs=2)
     yard.add(long(PAGE), 16)
     yard.step()

@@ -6,15 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.admission import ArrivalOrder, PrefixOrder, RequestTurns, UrgentFirst
-from engine.scheduling.courtesy import (
+from tests.engine.scheduling.yard import PAGE, Yard, expected_tokens, long
+from tidemill.engine.scheduling.admission import (
+    ArrivalOrder,
+    PrefixOrder,
+    RoundRobin,
+    UrgentFirst,
+)
+from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
+from tidemill.engine.scheduling.step_budget import (
     LEAST_TOKENS,
     MOST_STEPS_ALONE,
     REMEMBERED_SECONDS,
-    Courtesy,
+    LineTokenLimit,
 )
-from engine.scheduling.sequence import Sequence, SequenceRequest
-from tests.engine.scheduling.yard import PAGE, Yard, expected_tokens, long
 
 
 def beside_lines(**sizes: int) -> Yard:
@@ -33,7 +38,7 @@ def test_who_is_waited_for_starts_before_lines_that_came_earlier() -> None:
     for arrival, priority in enumerate([0, 1, 0, 1]):
         order.add(Sequence(SequenceRequest([9 - arrival], 1, priority=priority), arrival))
     assert len(order) == 4
-    assert [order.take().arrival for _ in range(4) if order.first()] == [1, 3, 2, 0]
+    assert [order.pop().arrival for _ in range(4) if order.peek()] == [1, 3, 2, 0]
 
 
 def test_who_is_given_back_or_unwanted_is_so_among_its_like() -> None:
@@ -43,10 +48,10 @@ def test_who_is_given_back_or_unwanted_is_so_among_its_like() -> None:
     lines = [Sequence(SequenceRequest([1], 1), arrival) for arrival in (0, 1)]
     for sequence in (*urgent, lines[1]):
         order.add(sequence)
-    order.give_back(lines[0])
+    order.requeue(lines[0])
     order.remove({urgent[0], lines[1]})
-    assert [order.take() for _ in range(2)] == [urgent[1], lines[0]]
-    assert order.first() is None
+    assert [order.pop() for _ in range(2)] == [urgent[1], lines[0]]
+    assert order.peek() is None
 
 
 def test_a_line_gives_its_slot_to_who_is_waited_for() -> None:
@@ -135,7 +140,7 @@ def test_lines_take_what_courtesy_leaves_them() -> None:
         admission=UrgentFirst(ArrivalOrder()),
         max_num_seqs=6,
         num_pages=100,
-        courtesy=Courtesy(tokens=2),
+        line_limit=LineTokenLimit(tokens=2),
     )
     lines = [yard.add(long(3, seed), 20) for seed in range(4)]
     yard.step()
@@ -161,13 +166,13 @@ class Clock:
 def test_lines_have_all_of_a_step_while_nobody_is_expected() -> None:
     """Before the first request, and a minute after the last."""
     clock = Clock()
-    courtesy = Courtesy(clock, tokens=100)
-    before = courtesy.tokens(2048, is_awaited=False)
-    courtesy.expect()
-    while_expected = courtesy.tokens(2048, is_awaited=False)
+    line_limit = LineTokenLimit(clock, tokens=100)
+    before = line_limit.tokens(2048, is_awaited=False)
+    line_limit.expect()
+    while_expected = line_limit.tokens(2048, is_awaited=False)
     clock.now += REMEMBERED_SECONDS
     assert (before, while_expected) == (2048, 100)
-    assert courtesy.tokens(2048, is_awaited=False) == 2048
+    assert line_limit.tokens(2048, is_awaited=False) == 2048
 
 
 @pytest.mark.parametrize("seconds_a_token", [0.0001, 0.001])
@@ -175,36 +180,36 @@ def test_steps_with_lines_come_to_a_share_of_the_time_of_a_first_token(
     seconds_a_token: float,
 ) -> None:
     """Whatever a token costs, and wherever the bound began."""
-    courtesy = Courtesy(Clock())
-    courtesy.expect()
-    courtesy.note(0.1 + 0.4 * (seconds_a_token == 0.001), num_line_tokens=0, is_first=True)
+    line_limit = LineTokenLimit(Clock())
+    line_limit.expect()
+    line_limit.note(0.1 + 0.4 * (seconds_a_token == 0.001), num_line_tokens=0, is_first=True)
     for _ in range(40):
-        tokens = courtesy.tokens(2048, is_awaited=False)
+        tokens = line_limit.tokens(2048, is_awaited=False)
         seconds = 0.005 + seconds_a_token * tokens
-        courtesy.note(seconds, num_line_tokens=tokens, is_first=False)
+        line_limit.note(seconds, num_line_tokens=tokens, is_first=False)
     wanted = 0.75 * (0.1 if seconds_a_token == 0.0001 else 0.5) - 0.005
-    assert courtesy.tokens(2048, is_awaited=False) * seconds_a_token == pytest.approx(
+    assert line_limit.tokens(2048, is_awaited=False) * seconds_a_token == pytest.approx(
         wanted, rel=0.1
     )
 
 
 def test_lines_keep_a_least_share_however_short_a_first_token_is() -> None:
     """Else a batch would stand."""
-    courtesy = Courtesy(Clock())
-    courtesy.expect()
-    courtesy.note(0.001, num_line_tokens=0, is_first=True)
+    line_limit = LineTokenLimit(Clock())
+    line_limit.expect()
+    line_limit.note(0.001, num_line_tokens=0, is_first=True)
     for _ in range(20):
-        courtesy.note(1.0, num_line_tokens=300, is_first=False)
-    assert courtesy.tokens(2048, is_awaited=False) == LEAST_TOKENS
+        line_limit.note(1.0, num_line_tokens=300, is_first=False)
+    assert line_limit.tokens(2048, is_awaited=False) == LEAST_TOKENS
 
 
 def test_a_step_that_lines_did_not_fill_raises_nothing() -> None:
     """That it was short says nothing of what a full one takes."""
-    courtesy = Courtesy(Clock(), tokens=200)
-    courtesy.expect()
-    courtesy.note(1.0, num_line_tokens=0, is_first=True)
-    courtesy.note(0.01, num_line_tokens=10, is_first=False)
-    assert courtesy.tokens(2048, is_awaited=False) == 200
+    line_limit = LineTokenLimit(Clock(), tokens=200)
+    line_limit.expect()
+    line_limit.note(1.0, num_line_tokens=0, is_first=True)
+    line_limit.note(0.01, num_line_tokens=10, is_first=False)
+    assert line_limit.tokens(2048, is_awaited=False) == 200
 
 
 def among_requests(**sizes: int) -> Yard:
@@ -225,19 +230,19 @@ def asked(yard: Yard, request_id: str, count: int, max_tokens: int = 8) -> list[
 def test_requests_take_turns_a_sequence_each() -> None:
     """One of which nothing runs comes first, and a sequence that is given back before its like."""
     running: dict[str, int] = {}
-    turns = RequestTurns(running)
+    turns = RoundRobin(running)
     ids = ["many", "many", "many", "few", "few", "one"]
     for arrival, name in enumerate(ids):
         turns.add(Sequence(SequenceRequest([1], 1, request_id=name), arrival))
-    assert [turns.take().arrival for _ in range(4) if turns.first()] == [0, 3, 5, 1]
-    turns.give_back(Sequence(SequenceRequest([1], 1, request_id="many"), 1))
+    assert [turns.pop().arrival for _ in range(4) if turns.peek()] == [0, 3, 5, 1]
+    turns.requeue(Sequence(SequenceRequest([1], 1, request_id="many"), 1))
     assert len(turns) == 3
     running["few"] = 1
-    assert [turns.take().arrival for _ in range(2) if turns.first()] == [1, 2]
-    last = turns.first()
+    assert [turns.pop().arrival for _ in range(2) if turns.peek()] == [1, 2]
+    last = turns.peek()
     assert last is not None
     turns.remove({last})
-    assert (len(turns), turns.first()) == (0, None)
+    assert (len(turns), turns.peek()) == (0, None)
 
 
 def test_a_request_of_many_sequences_gives_a_slot_to_a_request_with_none() -> None:
@@ -249,7 +254,7 @@ def test_a_request_of_many_sequences_gives_a_slot_to_a_request_with_none() -> No
     yard.step()
     assert slots_of(yard, many[0], one, other) == {0, 1, 2}
     assert [sequence.num_preemptions for sequence in many[:4]] == [0, 1, 1, 0]
-    assert third.seniority == -1
+    assert third.start_order == -1
     yard.run_all()
     assert [yard.finished.index(sequence) for sequence in (one, other)] == [0, 1]
     assert yard.finished.index(third) < 6

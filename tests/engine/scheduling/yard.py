@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.scheduling.admission import Admission, ArrivalOrder
-from engine.scheduling.courtesy import Courtesy
-from engine.scheduling.pages import PagePool
-from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Sequence, SequenceRequest
-from engine.scheduling.step_plan import StepPlan
-from engine.scheduling.table import SequenceTable
 from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
+from tidemill.engine.scheduling.admission import Admission, ArrivalOrder
+from tidemill.engine.scheduling.pages import PagePool
+from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
+from tidemill.engine.scheduling.step_budget import LineTokenLimit
+from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
 
 PAGE = 4
 VOCABULARY = 3
@@ -52,7 +52,7 @@ class Yard:
     end: int | None = None  # the token that ends a sequence
     admission: Admission = field(default_factory=ArrivalOrder)
     steps_ahead: int = 0
-    courtesy: Courtesy | None = None
+    line_limit: LineTokenLimit | None = None
     keeps_ids: bool = False
     in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Yard:
             self.pool,
             self.admission,
             self.budget,
-            self.courtesy,
+            self.line_limit,
             keeps_ids=self.keeps_ids,
         )
         self.memory = PageMemory(self.table)
@@ -111,7 +111,7 @@ class Yard:
         self.memory.compute(plan)
         spans = [span for span in spans_of(plan) if span[0] in plan.sampled]
         tokens = [next_token(self.memory.tokens_of(slot, stop)) for slot, _, stop in spans]
-        self.memory.remember(plan.sampled.tolist(), tokens)
+        self.memory.store_sampled(plan.sampled.tolist(), tokens)
         self.scheduler.launch(plan)
         self.in_flight.append((plan, tokens))
         self.num_steps += 1
@@ -124,7 +124,7 @@ class Yard:
         broken = np.zeros(len(tokens), np.bool_)
         taken = self.scheduler.collect(plan, np.array(tokens, np.int64), broken)
         slots = plan.sampled
-        is_full = self.table.num_known[slots] >= self.table.max_tokens[slots]
+        is_full = self.table.num_known_ids[slots] >= self.table.max_tokens[slots]
         has_ended = taken & (np.array(tokens) == self.end)
         for slot in slots[self.table.is_running[slots] & (is_full | has_ended)].tolist():
             self.finished.append(self.scheduler.finish(slot))
@@ -172,7 +172,7 @@ class Yard:
             self._computed[sequence] = (sequence.num_preemptions, stop)
             samples = slot in plan.sampled.tolist()
             assert samples == (stop == table.num_tokens[slot])
-        going_on = table.running[~table.is_through[table.running]]
+        going_on = table.running[~table.is_fully_launched[table.running]]
         assert going_on[0] in plan.slots
 
     def _check_pages(self) -> None:
@@ -212,13 +212,13 @@ class LongestFirst:
         self._queue.append(sequence)
         self._queue.sort(key=lambda one: (one.request.max_tokens, one.arrival))
 
-    give_back = add
+    requeue = add
 
-    def first(self) -> Sequence | None:
+    def peek(self) -> Sequence | None:
         """Return the one that asks for most."""
         return self._queue[-1] if self._queue else None
 
-    def take(self) -> Sequence:
+    def pop(self) -> Sequence:
         """Remove and return the one that asks for most."""
         return self._queue.pop()
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineError
-from engine.protocol.errors import RequestError
-from engine.protocol.messages import Message
-from engine.text import sandbox
-from engine.text.chat_template import ChatTemplate, read_chat_template
-from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
+from tidemill.engine.text import sandbox
+from tidemill.engine.text.chat_template import ChatTemplate, read_chat_template
+from tidemill.engine.text.vocabulary import vocabulary_of
+from tidemill.protocol.contract import EngineError
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.messages import Message
 
 PARTS_ONLY = (
     "{% for m in messages %}{% for part in m.content %}"
@@ -104,9 +104,9 @@ def test_a_variable_may_have_any_name_that_is_free() -> None:
 
 def test_a_template_that_asks_for_the_date_gets_the_requests() -> None:
     """A line that runs again on another day renders the same prompt; each batch has its own."""
-    dated = template("{{ strftime_now('%d %b %Y') }}|{{ strftime_now(\"%Y\") }}")
+    strftime_at = template("{{ strftime_now('%d %b %Y') }}|{{ strftime_now(\"%Y\") }}")
     created = [CREATED, 0, CREATED + 86_400, CREATED]
-    assert [dated.render([message("user", "u")], created=one) for one in created] == [
+    assert [strftime_at.render([message("user", "u")], created=one) for one in created] == [
         "14 Nov 2023|2023",
         "01 Jan 1970|1970",
         "15 Nov 2023|2023",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from engine.text import sandbox
-from engine.text.sandbox import Sandbox, TemplateEndless
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
+from tidemill.engine.text import sandbox
+from tidemill.engine.text.sandbox import Sandbox, TemplateEndless
 
 LOOP = "{% for i in range(99999) %}"
 DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor %}{{ ns.x }}"
@@ -18,7 +18,7 @@ DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor
 
 def rendered(source: str, **variables: Any) -> str:
     """Return what a template makes of variables."""
-    return Sandbox().compiled(source)(**variables)
+    return Sandbox().compile_template(source)(**variables)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_a_template_prints_has_an_end(monkeypatch: pytest.MonkeyPatch) -> N
 def test_each_rendering_has_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one line took is not missing for the next."""
     monkeypatch.setattr(sandbox, "MAX_STEPS", 60)
-    render = Sandbox().compiled("{% for i in range(50) %}x{% endfor %}")
+    render = Sandbox().compile_template("{% for i in range(50) %}x{% endfor %}")
     assert [render() for _ in range(3)] == ["x" * 50] * 3
 
 
@@ -172,7 +172,7 @@ def test_each_thread_counts_its_own_steps(monkeypatch: pytest.MonkeyPatch) -> No
     """A rendering in another thread gives this one no steps, and takes none away."""
     monkeypatch.setattr(sandbox, "MAX_STEPS", 100)
     loop = "{% for i in range(n) %}x{% endfor %}"
-    render = Sandbox().compiled(f"{loop}{{{{ f() }}}}{loop}")
+    render = Sandbox().compile_template(f"{loop}{{{{ f() }}}}{loop}")
     with ThreadPoolExecutor(1) as other:
 
         def beside(turns: int) -> str:

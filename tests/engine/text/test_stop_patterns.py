@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.errors import RequestError
-from engine.text.stop_patterns import StopPattern
+from tidemill.engine.text.stop_patterns import StopPattern
+from tidemill.protocol.errors import RequestError
 
 
 def first_end(pattern: str, data: bytes, size: int = 1) -> int | None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.stop_strings import StopStrings
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
+from tidemill.engine.text.stop_strings import StopStrings
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
 
 TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 TEXTS = st.text(alphabet="ab\n.é€😀", max_size=30)

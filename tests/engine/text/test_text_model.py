@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineError
-from engine.text.text_model import (
+from tests.engine.scripted_model import pretrained_tokenizer
+from tidemill.engine.text.text_model import (
     GenerationConfig,
     SamplingDefaults,
     eos_ids,
     read_generation_config,
 )
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import vocabulary_of
-from tests.engine.scripted_model import pretrained_tokenizer
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
+from tidemill.protocol.contract import EngineError
 
 TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 END_OF_TURN = TOKENIZER.vocabulary.eos_id

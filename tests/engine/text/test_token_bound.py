@@ -13,9 +13,9 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import byte_level_backend, sentencepiece_tokenizer
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
 
 # What normal forms shrink most, what is joined to a token's own text, and all the rest.
 HARD = (

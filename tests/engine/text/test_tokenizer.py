@@ -11,10 +11,10 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from engine.protocol.errors import RequestError
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import vocabulary_of
 from tests.engine.scripted_model import TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
+from tidemill.protocol.errors import RequestError
 
 PRETRAINED = pretrained_tokenizer()
 BYTE_LEVEL = Tokenizer(vocabulary_of(PRETRAINED))

@@ -16,12 +16,17 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-import demo
-from engine.errors import EngineError
-from engine.text.chat_template import ChatTemplate
-from engine.text.tokenizer import Tokenizer
-from engine.text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary, vocabulary_of
 from tests.engine.scripted_model import END, TURN_END, pretrained_tokenizer, sentencepiece_tokenizer
+from tidemill import demo
+from tidemill.engine.text.chat_template import ChatTemplate
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import (
+    Vocabulary,
+    load_vocabulary,
+    recall_vocabulary,
+    vocabulary_of,
+)
+from tidemill.protocol.contract import EngineError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXTS = [
@@ -183,7 +188,9 @@ def test_its_name_and_the_versions_count(tmp_path: Path, monkeypatch: pytest.Mon
     folder = saved(pretrained_tokenizer, tmp_path / "model")
     loaded(folder)
     assert recall_vocabulary("another", folder) is None
-    monkeypatch.setattr("engine.text.vocabulary.versions_of", lambda *_: "transformers=9")
+    monkeypatch.setattr(
+        "tidemill.engine.text.vocabulary.package_versions", lambda *_: "transformers=9"
+    )
     assert recalled(folder) is None
 
 

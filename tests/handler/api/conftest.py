@@ -8,10 +8,10 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import URL, Gateway, serving
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.tenants.keys import KeyStore
 
 
 @pytest.fixture

@@ -18,14 +18,14 @@ import httpx
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.api.envelope.means import aws
-from handler.aws.items import dump, to_item
-from handler.aws.stores.store import META
-from handler.deployment import deployment as cached_deployment
-from handler.lambdas import api
-from handler.tenants.keys import ApiKey
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.api.envelope.caller import aws
+from tidemill.handler.aws.items import dump, to_item
+from tidemill.handler.aws.stores.store import META
+from tidemill.handler.deployment import deployment as cached_deployment
+from tidemill.handler.lambdas import api
+from tidemill.handler.tenants.keys import ApiKey
 
 EVENTS = Path(__file__).parents[2] / "events"
 URL = "https://api.test"
@@ -57,7 +57,7 @@ def request_of(
 
 def answer_to(event: dict[str, Any]) -> dict[str, Any]:
     """Return what the Lambda answers."""
-    return api.handler(event, cast("LambdaContext", Context("api", 29)))
+    return api.handler(event, cast("LambdaContext", LocalLambdaContext("api", 29)))
 
 
 def refusal_in(answer: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:

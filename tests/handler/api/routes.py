@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from handler.api.public import is_public
-from handler.lambdas.api import app
+from tidemill.handler.api.open_paths import is_open
+from tidemill.handler.lambdas.api import app
 
 _PARAMETER = re.compile(r"<(\w+)>")
 
@@ -85,7 +85,7 @@ def all_routes() -> set[str]:
     return {
         f"{route.method} {route.path}"
         for route in routes
-        if not is_public(_PARAMETER.sub("x", route.path))
+        if not is_open(_PARAMETER.sub("x", route.path))
     }
 
 

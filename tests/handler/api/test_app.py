@@ -11,12 +11,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.api import app
-from handler.api.envelope.caller import Caller
-from handler.api.routers import batches, models
-from handler.errors import AwsError
-from handler.log import logger
 from tests.handler.api.rig import URL, Gateway, answer_to, event_of, refusal_in, request_of
+from tidemill.handler.api import app
+from tidemill.handler.api.envelope.caller import Caller
+from tidemill.handler.api.routers import batches, models
+from tidemill.handler.errors import AwsError
+from tidemill.handler.observability import logger
 
 ROUTES = [
     ("GET", "/v1/batches"),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from handler.api.app import app
-from handler.api.document import document, text
 from localstack.processes import ROOT
 from tests.handler.api.rig import answer_to, request_of
+from tidemill.handler.api.app import app
+from tidemill.handler.api.document import document, text
 
 
 @pytest.fixture(scope="module")

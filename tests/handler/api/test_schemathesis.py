@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.tenants.keys import KeyStore
 
 NUM_EXAMPLES = int(os.environ.get("TIDEMILL_SCHEMATHESIS", "4"))
 # A method that a path does not have is a 404 with OpenAI, not a 405. What is well formed may still

@@ -11,9 +11,6 @@ from typing import Any
 import httpx
 import pytest
 
-from handler.batch.history import Bucket
-from handler.batch.states import Status
-from handler.tenants.keys import KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.api.rig import URL, Gateway, serving
 from tests.handler.api.routes import (
@@ -26,6 +23,9 @@ from tests.handler.api.routes import (
     path_with,
 )
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.states import Status
+from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 SECRET = "theirs-and-nobody-elses"
 NEVER = {
@@ -78,9 +78,9 @@ def tenant_with_things(cloud: Cloud, http: httpx.Client, name: str, words: str) 
     part_id = made(f"/v1/uploads/{upload_id}/parts", files={"data": ("x", b"123456789")})
     request = {"input_file_id": file_id, "endpoint": "/v1/chat/completions"}
     batch_id = made("/v1/batches", json=request | {"metadata": {"about": words}})
-    batch = cloud.take_in(cloud.batch(batch_id))
+    batch = cloud.ingest(cloud.batch(batch_id))
     assert batch.status is Status.IN_PROGRESS
-    cloud.run(cloud.deployment.ledger.add_history(batch, Bucket(1020, 60, 3)))
+    cloud.run(cloud.deployment.ledger.add_history(batch, HistoryBucket(1020, 60, 3)))
     ids = {"file_id": file_id, "upload_id": upload_id, "part_id": part_id, "batch_id": batch_id}
     return Tenant(http, ids)
 

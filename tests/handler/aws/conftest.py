@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import pytest
 
-from handler.aws.aio import AioAws
-from handler.aws.calls import Operation, T
-from handler.aws.sync import Aws
-from handler.deployment import Deployment
 from tests.emulators import Emulator, deployment_of
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.calls import Operation, T
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
 
 
 @pytest.fixture(scope="session")

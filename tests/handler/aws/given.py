@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from handler.aws.calls import Operation
-from handler.batch.keys import outputs_of_drop
-from handler.batch.model import Batch, Options, Shard, Source
-from handler.batch.states import Status
-from handler.deployment import Deployment
+from tidemill.batch.model import Batch, Options, Shard, Source
+from tidemill.batch.object_keys import outputs_of_drop
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.deployment import Deployment
 
 NOW = 1_800_000_000
 LEASE_SECONDS = 30.0

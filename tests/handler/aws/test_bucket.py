@@ -8,16 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from engine.contract import Usage
-from handler.aws.bucket import Bucket, read_range
-from handler.aws.calls import Operation
-from handler.batch.keys import part_key, segment_key
-from handler.batch.model import Shard, Source
-from handler.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
-from handler.deployment import Deployment
-from handler.errors import NotThere, ObjectChanged
 from tests.emulators import Emulator
 from tests.handler.aws.conftest import Run
+from tidemill.batch.model import Shard, Source
+from tidemill.batch.object_keys import part_key, segment_key
+from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
+from tidemill.handler.aws.bucket import Bucket, read_range
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import NotThere, ObjectChanged
+from tidemill.protocol.contract import Usage
 
 MIB = 2**20
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from handler.aws.aio import AioAws
-from handler.aws.calls import SERVICES, Call, Operation, translate
-from handler.aws.sync import Aws
-from handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.calls import SERVICES, Call, Operation, translate
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 
 CALL = Call("dynamodb", "update_item", {"TableName": "t"})
 CONFLICT, CONDITION, NO_REASON, INVALID = (
@@ -86,7 +86,7 @@ def drive_aio(operation: Operation[Any], *answers: Any) -> tuple[Any, int]:
 def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Drive:
     """Both drivers, without the waits between tries."""
     for driver in ("sync", "aio"):
-        monkeypatch.setattr(f"handler.aws.{driver}.AGAIN_DELAYS_SECONDS", (0, 0))
+        monkeypatch.setattr(f"tidemill.handler.aws.{driver}.RETRY_DELAYS_SECONDS", (0, 0))
     found: Drive = request.param
     return found
 
@@ -143,9 +143,9 @@ def test_those_who_met_once_wait_differently_long(
         waits.append(seconds)
 
     for driver in ("sync", "aio"):
-        monkeypatch.setattr(f"handler.aws.{driver}.AGAIN_DELAYS_SECONDS", (1.0,) * 20)
-    monkeypatch.setattr("handler.aws.sync.time.sleep", waits.append)
-    monkeypatch.setattr("handler.aws.aio.asyncio.sleep", note)
+        monkeypatch.setattr(f"tidemill.handler.aws.{driver}.RETRY_DELAYS_SECONDS", (1.0,) * 20)
+    monkeypatch.setattr("tidemill.handler.aws.sync.time.sleep", waits.append)
+    monkeypatch.setattr("tidemill.handler.aws.aio.asyncio.sleep", note)
     drive(one_call(), cancelled(CONFLICT))
     assert len(set(waits)) == 20
     assert 0.5 <= min(waits) < max(waits) <= 1.5
@@ -162,8 +162,8 @@ def test_a_call_may_wait_before_it_is_sent(drive: Drive, monkeypatch: pytest.Mon
         yield CALL
         return (yield replace(CALL, delay_seconds=4.0))
 
-    monkeypatch.setattr("handler.aws.sync.time.sleep", waits.append)
-    monkeypatch.setattr("handler.aws.aio.asyncio.sleep", note)
+    monkeypatch.setattr("tidemill.handler.aws.sync.time.sleep", waits.append)
+    monkeypatch.setattr("tidemill.handler.aws.aio.asyncio.sleep", note)
     assert drive(late(), {}, {"Attributes": {}}) == ({"Attributes": {}}, 2)
     [waited] = waits
     assert 2.0 <= waited <= 6.0

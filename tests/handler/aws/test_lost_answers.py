@@ -14,19 +14,19 @@ from uuid import uuid4
 
 import pytest
 
-from engine.batchfile.forms import Form
-from handler.aws.calls import Operation, T
-from handler.aws.stores.drops import Arrival
-from handler.batch.cutter import ShardLimits
-from handler.batch.intake import Phase, Unit, begin_reading
-from handler.batch.model import Batch, File, Progress, Shard, Upload
-from handler.batch.parts import FinishedRow, PartIndex, encode_part
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.errors import AwsError, NotThere
 from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
+from tidemill.batch.model import Batch, File, Progress, Shard, Upload
+from tidemill.batch.parts import FinishedRow, PartIndex, encode_part
+from tidemill.batch.shard_cutter import ShardLimits
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Operation, T
+from tidemill.handler.aws.stores.drops import Arrival
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError, NotThere
 
 PROGRESS = Progress(7, 3, 70, 7, 21, 1.25)
 LATER = NOW + LEASE_SECONDS + 1
@@ -163,14 +163,24 @@ def completing(deployment: Deployment) -> Operation[Case]:
 
 def keeping(deployment: Deployment, batch_id: str) -> Operation[Batch | None]:
     """Take the turn, and keep it."""
-    yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
-    return (yield from deployment.table.keep_turn(batch_id, "me", until=NOW + 19))
+    yield from deployment.table.acquire_lock(batch_id, "me", now=NOW, until=NOW + 9)
+    return (yield from deployment.table.renew_lock(batch_id, "me", until=NOW + 19))
 
 
 def turning(deployment: Deployment, batch_id: str) -> Operation[Batch | None]:
     """Take the turn and give it back."""
-    yield from deployment.table.take_turn(batch_id, "me", now=NOW, until=NOW + 9)
-    return (yield from deployment.table.give_turn(batch_id, "me"))
+    yield from deployment.table.acquire_lock(batch_id, "me", now=NOW, until=NOW + 9)
+    return (yield from deployment.table.release_lock(batch_id, "me"))
+
+
+def moving(deployment: Deployment) -> Operation[Case]:
+    """Return a move that releases the lock of its run."""
+    table = deployment.table
+    batch = yield from table.create_batch(make_batch(deployment, turn="me", turn_until=NOW + 9.0))
+    return Case(
+        lambda: table.move_batch(batch.id, Status.IN_PROGRESS, NOW + 9, lock_owner="me"),
+        lambda: all_of(deployment, batch.id),
+    )
 
 
 def noting(deployment: Deployment, batch_id: str) -> Operation[bool]:
@@ -211,8 +221,8 @@ def of_upload(
     return case
 
 
-READING = begin_reading(Form(), ShardLimits(), 25, 10, None)
-SCAN = Unit(Phase.SCAN, 0)
+READING = new_progress(FileFormat(), ShardLimits(), 25, 10, None)
+SCAN = WorkUnit(Phase.SCAN, 0)
 
 
 def of_reading(
@@ -222,8 +232,8 @@ def of_reading(
 
     def prepare(deployment: Deployment) -> Operation[Case]:
         name = f"batch_{uuid4().hex}"
-        yield from deployment.readings.begin_reading(name, READING)
-        look = deployment.readings.get_reading
+        yield from deployment.intake_progress.get_or_create(name, READING)
+        look = deployment.intake_progress.get_progress
         return Case(lambda: act(deployment, name), lambda: look(name))
 
     return prepare
@@ -237,6 +247,7 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
             id_, Status.FINALIZING, NOW + 9, outcome=str(Status.COMPLETED)
         )
     ),
+    "move_under_lock": moving,
     "change_batch": of_batch(
         lambda d, id_: d.table.change_batch(
             id_, Status.IN_PROGRESS, output_joining="here", model=None, num_errors=2
@@ -244,17 +255,19 @@ CASES: dict[str, Callable[[Deployment], Operation[Case]]] = {
     ),
     "set_once": of_batch(lambda d, id_: d.table.set_once(id_, "ended_at", NOW + 9)),
     "choose_end": of_batch(lambda d, id_: d.table.choose_end(id_, Status.EXPIRED, NOW + 9)),
-    "take_turn": of_batch(lambda d, id_: d.table.take_turn(id_, "me", now=NOW, until=NOW + 9)),
-    "keep_turn": of_batch(keeping),
-    "give_turn": of_batch(turning),
+    "acquire_lock": of_batch(
+        lambda d, id_: d.table.acquire_lock(id_, "me", now=NOW, until=NOW + 9)
+    ),
+    "renew_lock": of_batch(keeping),
+    "release_lock": of_batch(turning),
     "forget_active": of_batch(lambda d, id_: d.table.forget_active(f"default#{id_}")),
-    "begin_reading": of_reading(lambda d, id_: d.readings.begin_reading(id_, READING)),
-    "cross_off": of_reading(lambda d, id_: d.readings.cross_off(id_, SCAN)),
-    "add_unit": of_reading(lambda d, id_: d.readings.add_unit(id_, SCAN.rest)),
-    "note_rung": of_reading(lambda d, id_: d.readings.note_rung(id_, Phase.SCAN)),
-    "open_phase": of_reading(
-        lambda d, id_: d.readings.open_phase(
-            id_, READING.in_phase(Phase.SEARCH, [Unit(Phase.SEARCH, 0)]), Phase.SCAN
+    "new_progress": of_reading(lambda d, id_: d.intake_progress.get_or_create(id_, READING)),
+    "complete_unit": of_reading(lambda d, id_: d.intake_progress.complete_unit(id_, SCAN)),
+    "add_unit": of_reading(lambda d, id_: d.intake_progress.add_unit(id_, SCAN.rest)),
+    "note_enqueued": of_reading(lambda d, id_: d.intake_progress.note_enqueued(id_, Phase.SCAN)),
+    "start_phase": of_reading(
+        lambda d, id_: d.intake_progress.start_phase(
+            id_, READING.in_phase(Phase.SEARCH, [WorkUnit(Phase.SEARCH, 0)]), Phase.SCAN
         )
     ),
     "put_shard": of_batch(lambda d, id_: d.table.put_shard(Shard(id_, 2, 21, 5, 200, 250))),

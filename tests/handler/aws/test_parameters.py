@@ -6,9 +6,9 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from handler.aws.parameters import FleetPlans, plan_text
-from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan
+from tidemill.batch.fleet import FleetPlan
+from tidemill.handler.aws.parameters import FleetPlans, plan_text
+from tidemill.handler.aws.sync import Aws
 
 
 @pytest.mark.parametrize("count", [0, 1, 23])

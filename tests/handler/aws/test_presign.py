@@ -9,10 +9,10 @@ import httpx
 import pytest
 from botocore.config import Config
 
-from handler.aws.bucket import Bucket
-from handler.aws.sync import MAX_PRESIGNED_SECONDS, Aws
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.sync import MAX_PRESIGNED_SECONDS, Aws
 
 BUCKET = Bucket("rows")
 

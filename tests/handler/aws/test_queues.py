@@ -7,12 +7,18 @@ import time
 
 import pytest
 
-from handler.aws.queues import Message, Queue, parse_message, shard_message, tens
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.errors import AwsError, NotThere
 from tests.emulators import Emulator
 from tests.handler.aws.conftest import Run
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import (
+    Message,
+    Queue,
+    message_batches,
+    parse_message,
+    shard_message,
+)
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError, NotThere
 
 
 @pytest.fixture
@@ -91,7 +97,7 @@ def test_what_is_refused_of_ten_is_sent_again() -> None:
 def test_many_messages_go_ten_at_a_time(run: Run, queue: Queue) -> None:
     """Every one of them arrives."""
     bodies = [shard_message("batch_1", number) for number in range(25)]
-    groups = list(tens(bodies))
+    groups = list(message_batches(bodies))
     assert [len(group) for group in groups] == [10, 10, 5]
     for group in groups:
         run(queue.send_all(group, group="search"))

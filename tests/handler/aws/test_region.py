@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.aws.aio import AioAws
-from handler.aws.sync import Aws
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.sync import Aws
 
 PROFILE = "[default]\nregion = eu-west-1\n"
 

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from handler.aws.queues import advance_message, intake_message
-from handler.batch.model import Batch, Progress
-from handler.batch.states import Status
-from handler.control.advance import advance
-from handler.intake import intake, shards
-from handler.intake.events import Intake
-from handler.intake.units import work_on
-from handler.moves.announce import announce
-from handler.moves.cancel import cancel
 from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import advance_message, intake_message
+from tidemill.handler.control.advance import advance
+from tidemill.handler.intake import intake, shards
+from tidemill.handler.intake.control_messages import IntakeStep
+from tidemill.handler.intake.work_units import run_unit
+from tidemill.handler.lifecycle.announce import announce
+from tidemill.handler.lifecycle.cancel import cancel
 
 
 def go_on(
@@ -58,7 +58,7 @@ def test_a_file_that_may_take_long_is_left_to_others(
     assert batch.status is Status.VALIDATING
     queue = files.deployment.intake
     assert files.messages(queue) == [intake_message(batch.id)]
-    work_on(files.aws, files.deployment, Intake(batch.id), plenty)
+    run_unit(files.aws, files.deployment, IntakeStep(batch.id), plenty)
     assert files.batch(batch.id).shards_rung == 3
     assert files.rung_shards() == [0, 1, 2]
     assert files.messages(queue) == []
@@ -67,7 +67,7 @@ def test_a_file_that_may_take_long_is_left_to_others(
 def test_ringing_goes_on_where_it_stood(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without time a run rings for some shards, notes how many, and rings for the next run."""
     monkeypatch.setattr(shards, "_RING_AT_ONCE", 20)
-    batch = files.take_in(files.create(lines_of(450)))
+    batch = files.ingest(files.create(lines_of(450)))
     batch = go_on(files, batch, time_for(0))
     assert batch.shards_rung == 20
     assert files.rung_shards() == list(range(20))
@@ -85,16 +85,16 @@ def test_a_batch_that_is_cancelled_meanwhile_is_rung_for_no_further(
 ) -> None:
     """The run that rings sees it when it notes how far it is."""
     monkeypatch.setattr(shards, "_RING_AT_ONCE", 1)
-    batch = files.take_in(files.create(lines_of(30)))
+    batch = files.ingest(files.create(lines_of(30)))
     stale = files.batch(batch.id)
     files.run(cancel(files.deployment, batch.id, int(time.time())))
-    shards.ring_shards(files.aws, files.deployment, stale, plenty)
+    shards.enqueue_shards(files.aws, files.deployment, stale, plenty)
     assert files.rung_shards() == [0]
 
 
 def test_a_model_that_is_served_no_more_rings_for_nobody(files: Cloud) -> None:
     """The batch waits: for the model, or for the end of its window."""
-    batch = files.take_in(files.create(lines_of(3)))
+    batch = files.ingest(files.create(lines_of(3)))
     cloud = files.having(work_queues={})
     assert go_on(cloud, batch).status is Status.IN_PROGRESS
     assert go_on(cloud, batch, after=25 * 3600).status is Status.EXPIRED

@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 from pydantic_core import to_json
 
-from handler.aws.queues import shard_message
-from handler.batch.model import Progress
-from handler.batch.states import Status
-from handler.control.bury import bury
-from handler.control.reap import reap
-from handler.finalize.close import close_abandoned
-from handler.moves.abandon import abandon
-from handler.moves.announce import announce
 from tests.emulators import MODEL, Emulator
 from tests.handler.emf import Line, lines_in, totals
 from tests.handler.finalize.rig import Cloud, Drop, plenty
+from tidemill.batch.model import Progress
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import shard_message
+from tidemill.handler.control.dead_letters import handle_dead_letter
+from tidemill.handler.control.reaper import reap
+from tidemill.handler.finalize.close import close_abandoned
+from tidemill.handler.lifecycle.announce import announce
+from tidemill.handler.lifecycle.finish import abandon
 
 FULL = {"FailedEntryCount": 1, "Entries": [{"ErrorCode": "InternalFailure"}]}
 Counted = Callable[[], list[Line]]
@@ -114,7 +114,7 @@ def by_reaper(cloud: Cloud, _: Drop) -> None:
 def by_dead_letter(cloud: Cloud, drop: Drop) -> None:
     """Let the shard's message die."""
     body = to_json(shard_message(drop.id, 0)).decode()
-    cloud.run(bury(cloud.deployment, body, int(time.time())))
+    cloud.run(handle_dead_letter(cloud.deployment, body, int(time.time())))
 
 
 WAYS = [by_reaper, by_dead_letter]

@@ -9,20 +9,27 @@ from dataclasses import replace
 import pytest
 from pydantic_core import to_json
 
-from handler.aws.bucket import Bucket
-from handler.aws.queues import parse_message
-from handler.aws.stores.drops import EVENTS_END_SECONDS
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.control.bury import DROP_PATIENCE_SECONDS, bury
-from handler.control.sweep import EVERY_SECONDS, SETTLED_SECONDS, WINDOW_SECONDS, sweep
-from handler.deployment import deployment
-from handler.intake.create import take_drop
-from handler.intake.events import Drop, Ignored, Sweep, drop_message, parse_control, sweep_message
-from handler.lambdas import control, reaper
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.emulators import Emulator, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.queues import parse_message
+from tidemill.handler.aws.stores.drops import EVENTS_END_SECONDS
+from tidemill.handler.control.dead_letters import DROP_PATIENCE_SECONDS, handle_dead_letter
+from tidemill.handler.control.sweep import EVERY_SECONDS, SETTLED_SECONDS, WINDOW_SECONDS, sweep
+from tidemill.handler.deployment import deployment
+from tidemill.handler.intake.control_messages import (
+    Drop,
+    Ignored,
+    Sweep,
+    drop_message,
+    parse_control,
+    sweep_message,
+)
+from tidemill.handler.intake.new_batch import create_batch_of_drop
+from tidemill.handler.lambdas import control, reaper
 
 LATER = SETTLED_SECONDS + 60
 
@@ -63,7 +70,7 @@ def swept(
 def take(cloud: Cloud, drop: Drop | Sweep) -> Batch | None:
     """Return what an upload makes, if anything."""
     assert isinstance(drop, Drop)
-    return cloud.run(take_drop(cloud.deployment, drop, int(time.time())))
+    return cloud.run(create_batch_of_drop(cloud.deployment, drop, int(time.time())))
 
 
 def test_an_upload_without_an_event_is_found_and_run_once(cloud: Cloud) -> None:
@@ -224,13 +231,13 @@ def test_an_event_that_died_before_its_batch_was_made_is_told_again(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it was, for as long as the sweep would find it, too."""
-    monkeypatch.setattr("handler.control.bury.MAX_DELAY_SECONDS", 0)
+    monkeypatch.setattr("tidemill.handler.control.dead_letters.MAX_DELAY_SECONDS", 0)
     drop = mini.put(lines_of(1))
     now = int(time.time())
 
     def dead(message: Drop, later: int) -> list[Drop | Sweep]:
         body = to_json(drop_message(message)).decode()
-        mini.run(bury(mini.deployment, body, now + later))
+        mini.run(handle_dead_letter(mini.deployment, body, now + later))
         return asked(mini)
 
     again = replace(drop, failing_since=now)
@@ -244,7 +251,7 @@ def test_what_a_sweep_found_is_told_again_until_the_next(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else each day would add another message that lives for eight."""
-    monkeypatch.setattr("handler.control.bury.MAX_DELAY_SECONDS", 0)
+    monkeypatch.setattr("tidemill.handler.control.dead_letters.MAX_DELAY_SECONDS", 0)
     mini.put(lines_of(1))
     [found] = swept(mini)
     assert isinstance(found, Drop)
@@ -252,7 +259,7 @@ def test_what_a_sweep_found_is_told_again_until_the_next(
     again = replace(found, failing_since=now)
     for later, told in ((0, [again]), (EVERY_SECONDS - 1, [again]), (EVERY_SECONDS, [])):
         body = to_json(drop_message(again if later else found)).decode()
-        mini.run(bury(mini.deployment, body, now + later))
+        mini.run(handle_dead_letter(mini.deployment, body, now + later))
         assert asked(mini) == told
     assert swept(mini) == [found]
 
@@ -276,11 +283,11 @@ def test_the_schedule_of_a_day_has_the_control_lambda_sweep(
     deployment.cache_clear()
     reaper._aws.cache_clear()
     mini.put(lines_of(1))
-    reaper.handler({"sweep": True}, Context("reaper", 900))
+    reaper.handler({"sweep": True}, LocalLambdaContext("reaper", 900))
     deployment.cache_clear()
     reaper._aws.cache_clear()
     assert asked(mini) == [Sweep()]
-    monkeypatch.setattr("handler.control.sweep.SETTLED_SECONDS", -60)
+    monkeypatch.setattr("tidemill.handler.control.sweep.SETTLED_SECONDS", -60)
     body = to_json(sweep_message()).decode()
-    control.act_on(mini.aws, mini.deployment, body, plenty)
+    control.handle_message(mini.aws, mini.deployment, body, plenty)
     assert [drop.key for drop in asked(mini) if isinstance(drop, Drop)] == ["input/x.jsonl"]

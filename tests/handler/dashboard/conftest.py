@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from playwright.sync_api import Browser, Dialog, Page
 
-from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.api.server import listening
 from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.tenants.keys import KeyStore
 
 PRICES = '{"tidemill-demo": 0.8}'
 

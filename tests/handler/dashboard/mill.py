@@ -12,11 +12,11 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from handler.lambdas import control
-from localstack.pump import Pump
+from localstack.event_source_mapping import EventSourceMapping
 from tests.emulators import MODEL
 from tests.handler.intake.rig import Cloud, line_of
 from tests.handler.worker.rig import Rig
+from tidemill.handler.lambdas import control
 
 
 def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
@@ -31,8 +31,8 @@ def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
 def control_running(cloud: Cloud) -> Iterator[None]:
     """Let the control Lambda answer its queue until the block is left."""
     stop = Event()
-    pump = Pump(cloud.deployment.control.url, "control", _control, 900)
-    thread = Thread(target=pump.run, args=(stop,))
+    mapping = EventSourceMapping(cloud.deployment.control.url, "control", _control, 900)
+    thread = Thread(target=mapping.run, args=(stop,))
     thread.start()
     try:
         yield

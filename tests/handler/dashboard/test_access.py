@@ -30,8 +30,8 @@ def test_nothing_keeps_people_from_any_view(
 ) -> None:
     """Axe finds nothing amiss: names, roles, order, contrast, in the light and in the dark."""
     page.emulate_media(color_scheme=scheme)
-    cloud.take_in(cloud.create(lines_of(25), "input/running.jsonl"))
-    cloud.take_in(cloud.create(b"{\n" * 3, "input/bad.jsonl"))
+    cloud.ingest(cloud.create(lines_of(25), "input/running.jsonl"))
+    cloud.ingest(cloud.create(b"{\n" * 3, "input/bad.jsonl"))
     page.goto("/dashboard")
     expect(page.get_by_label("API key")).to_be_focused()
     assert obstacles(page) == []
@@ -54,7 +54,7 @@ def test_a_phone_shows_all_of_it(page: Page, cloud: Cloud, new_key: NewKey) -> N
     """No view is wider than the screen, whatever a file is called; numbers say what they count."""
     page.set_viewport_size(PHONE)  # type: ignore[arg-type]
     name = "a-rather-long-name-without-any-space-" * 3
-    cloud.take_in(cloud.create(lines_of(25), f"input/{name}.jsonl", {"note": "x" * 300}))
+    cloud.ingest(cloud.create(lines_of(25), f"input/{name}.jsonl", {"note": "x" * 300}))
     sign_in(page, new_key("default"))
     link = page.get_by_role("link", name=f"{name}.jsonl")
     expect(link).to_be_visible()
@@ -75,7 +75,7 @@ def test_a_phone_shows_all_of_it(page: Page, cloud: Cloud, new_key: NewKey) -> N
 
 def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Sign in, open a batch, change one's mind, cancel it: the focus is always where one is."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     press = page.keyboard.press
     page.goto("/dashboard")
     page.keyboard.type(new_key("default"))
@@ -101,7 +101,7 @@ def test_a_keyboard_is_enough(page: Page, cloud: Cloud, new_key: NewKey) -> None
 
 def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Whoever is on a link of the list is there still when the list has been fetched again."""
-    cloud.take_in(cloud.create(lines_of(25)))
+    cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     link = page.get_by_role("link", name="x.jsonl")
     link.focus()
@@ -114,7 +114,7 @@ def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key
 
 def test_a_view_takes_the_focus_at_once_or_never(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Whoever moves on in the moment in which it comes is left where they are."""
-    cloud.take_in(cloud.create(lines_of(25)))
+    cloud.ingest(cloud.create(lines_of(25)))
     page.add_init_script(MOVE_ON)
     sign_in(page, new_key("default"))
     link = page.get_by_role("link", name="x.jsonl")

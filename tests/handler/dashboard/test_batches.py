@@ -15,7 +15,7 @@ NewKey = Callable[[str], str]
 def test_a_key_opens_the_list(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Batches of the key's tenant are listed newest first, and the key stays in this tab."""
     cloud.create(lines_of(3), "input/older.jsonl")
-    cloud.take_in(cloud.create(lines_of(25), "input/newer.jsonl"))
+    cloud.ingest(cloud.create(lines_of(25), "input/newer.jsonl"))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("heading", name="Batches")).to_be_visible()
     expect(page.locator("#tenant")).to_have_text("default")
@@ -29,7 +29,7 @@ def test_a_key_opens_the_list(page: Page, cloud: Cloud, new_key: NewKey) -> None
 
 def test_a_batch_is_cancelled_after_a_question(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Who says no has changed nothing; who says yes sees it end."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     page.get_by_role("link", name="x.jsonl").click()
     page.get_by_role("button", name="Cancel…").click()

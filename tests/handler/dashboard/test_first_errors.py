@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Call
-from handler.aws.sync import Aws
-from handler.batch.model import Batch, File, Progress
-from handler.batch.parts import FinishedRow, encode_part
-from handler.batch.states import Status
-from handler.dashboard.error_kinds import Failure, kinds_of
-from handler.dashboard.first_errors import first_errors
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.aws.given import make_batch
 from tests.handler.finalize.rig import Cloud as FinalizeCloud
 from tests.handler.intake.rig import Cloud
+from tidemill.batch.model import Batch, File, Progress
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.dashboard.error_kinds import Failure, group_errors
+from tidemill.handler.dashboard.first_errors import first_errors
 
 KEY = "output/x.errors.jsonl"
 
@@ -66,13 +66,13 @@ def test_errors_of_one_kind_are_told_once() -> None:
         for number in range(1, 31)
     ]
     failures.insert(5, Failure("odd", "server_error", "The engine failed.", 500))
-    often, once = kinds_of(failures)
+    often, once = group_errors(failures)
     assert (often.count, often.first.place) == (30, "row-1")
     assert often.message == "`top_k` must be -1 or more; got -1, and the like"
     assert often.places.endswith("row-10 and 20 more")
     assert (once.count, once.message, once.places) == (1, "The engine failed.", "odd")
     same = [Failure("7", "x", "`url` is missing."), Failure("9", "x", "`url` is missing.")]
-    assert [(kind.message, kind.places) for kind in kinds_of(same)] == [
+    assert [(kind.message, kind.places) for kind in group_errors(same)] == [
         ("`url` is missing.", "7, 9")
     ]
 

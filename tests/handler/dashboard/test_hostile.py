@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from handler.dashboard.error_kinds import kinds_of
-from handler.dashboard.first_errors import read_row
-from handler.dashboard.render import render
 from tests.handler.api.rig import answer_to, request_of
 from tests.handler.dashboard.mill import control_running, worker_running
 from tests.handler.dashboard.steps import sign_in
 from tests.handler.intake.rig import MODEL, Cloud, line_of, lines_of
+from tidemill.handler.dashboard.error_kinds import group_errors
+from tidemill.handler.dashboard.first_errors import read_row
+from tidemill.handler.dashboard.render import render
 
 NewKey = Callable[[str], str]
 SECONDS = 60_000
@@ -82,7 +82,7 @@ def test_a_made_up_address_leads_to_views_only(
 
 def test_why_a_file_was_refused_is_escaped(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Intake's words hold pieces of the line."""
-    cloud.take_in(cloud.create(line_of("a", url=HOSTILE) + b"\n", "input/bad.jsonl"))
+    cloud.ingest(cloud.create(line_of("a", url=HOSTILE) + b"\n", "input/bad.jsonl"))
     sign_in(page, new_key("default"))
     page.get_by_role("link", name="bad.jsonl").click()
     problems = page.locator(".problems li")
@@ -98,7 +98,7 @@ def test_every_template_escapes(template: str) -> None:
     assert failure is not None
     said = render(
         template,
-        kinds=kinds_of([failure]),
+        kinds=group_errors([failure]),
         num_read=1,
         owns_drops=True,
         currency=HOSTILE,

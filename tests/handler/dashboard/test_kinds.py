@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from playwright.sync_api import Page, expect
 
-from handler.batch.history import Bucket
-from handler.batch.model import Progress
-from handler.batch.states import Status
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud
+from tidemill.batch.model import Progress
+from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.states import Status
 
 NewKey = Callable[[str], str]
 
@@ -29,7 +29,7 @@ def ended(cloud: Cloud, endpoint: str, done: Progress) -> str:
         final=done,
     )
     cloud.run(cloud.deployment.table.create_batch(batch))
-    gained = Bucket(
+    gained = HistoryBucket(
         NOW // 60 * 60,
         60,
         done.completed,

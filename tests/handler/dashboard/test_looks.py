@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from handler.batch.history import Bucket
-from handler.batch.model import BatchError, File, Progress
-from handler.batch.states import Status
-from handler.dashboard.assets import url_of
 from tests.handler.aws.given import make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.model import BatchError, File, Progress
+from tidemill.batch.progress import HistoryBucket
+from tidemill.batch.states import Status
+from tidemill.handler.dashboard.assets import url_of
 
 NewKey = Callable[[str], str]
 NO_LOCALE = "Object.defineProperty(Navigator.prototype, 'language', {get: () => 'en-US@posix'})"
@@ -23,10 +23,10 @@ NO_LOCALE = "Object.defineProperty(Navigator.prototype, 'language', {get: () => 
 
 def running(cloud: Cloud) -> str:
     """Return a batch that has gained rows and tokens for two minutes."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     minute = int(time.time()) // 60 * 60
     for start, rows in ((minute - 60, 5), (minute, 9)):
-        bucket = Bucket(start, 60, rows, tokens=10 * rows)
+        bucket = HistoryBucket(start, 60, rows, tokens=10 * rows)
         cloud.run(cloud.deployment.ledger.add_history(batch, bucket))
     return batch.id
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from handler.api.envelope.means import aws
-from handler.dashboard.assets import assets, version
-from handler.deployment import deployment
 from localstack.ministack import environment_for
 from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tidemill.handler.api.envelope.caller import aws
+from tidemill.handler.dashboard.assets import assets, version
+from tidemill.handler.deployment import deployment
 
 ROOT = Path(__file__).parents[3]
 PUBLIC = ["/dashboard", f"/dashboard/assets/{version()}/app.js"]
@@ -128,12 +128,12 @@ def test_a_deployment_of_signed_requests_says_so(no_cloud: pytest.MonkeyPatch) -
 
 def test_no_other_request_pays_for_the_dashboard() -> None:
     """A start of the Lambda imports its routes alone: neither templates nor jinja2."""
-    code = "import sys, handler.lambdas.api; print(*sys.modules)"
+    code = "import sys, tidemill.handler.lambdas.api; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     loaded = set(done.stdout.split())
-    assert "handler.dashboard.routes" in loaded
-    ours = {name for name in loaded if name.startswith("handler.dashboard.")}
-    assert ours == {"handler.dashboard.routes"}
+    assert "tidemill.handler.dashboard.routes" in loaded
+    ours = {name for name in loaded if name.startswith("tidemill.handler.dashboard.")}
+    assert ours == {"tidemill.handler.dashboard.routes"}
     assert not loaded & {"jinja2", "markupsafe"}

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from handler.tenants.keys import KeyStore, key_id_of
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 NewKey = Callable[[str], str]
 GONE = "Your key is not accepted any more. Sign in to go on where you were."
@@ -30,7 +30,7 @@ def test_a_key_that_is_not_accepted(page: Page, key: str) -> None:
 def test_a_key_revoked_meanwhile(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """The form comes back with a word, and another key goes on in the same view."""
     key = new_key("default")
-    cloud.take_in(cloud.create(lines_of(25)))
+    cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, key)
     page.get_by_role("link", name="x.jsonl").click()
     expect(page.get_by_role("button", name="Cancel…")).to_be_visible()
@@ -47,7 +47,7 @@ def test_a_key_revoked_meanwhile(page: Page, cloud: Cloud, new_key: NewKey) -> N
 
 def test_a_tenant_sees_nothing_of_another(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Not in its list, not by an address, and not what the other has left on the page."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     first = new_key("default")
     sign_in(page, first, f"#/batches/{batch.id}")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
@@ -67,7 +67,7 @@ def test_a_batch_that_is_not_there_takes_the_place_of_the_one_before(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
     """Under its address nothing of another's is shown, and there is a way back."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"), f"#/batches/{batch.id}")
     expect(page.get_by_role("heading", name="x.jsonl")).to_be_visible()
     page.evaluate("location.hash = '#/batches/batch_none'")
@@ -96,7 +96,7 @@ def test_a_server_that_fails_is_told_and_tried_again(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
     """What is shown stays, said to be old; the words go when the server is back."""
-    cloud.take_in(cloud.create(lines_of(25)))
+    cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
     page.route("**/dashboard/view/batches", lambda route: route.abort())
@@ -109,7 +109,7 @@ def test_a_server_that_fails_is_told_and_tried_again(
 
 def test_a_tab_that_nobody_sees_asks_for_nothing(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """The list is fetched again when somebody looks again."""
-    cloud.take_in(cloud.create(lines_of(25)))
+    cloud.ingest(cloud.create(lines_of(25)))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("link", name="x.jsonl")).to_be_visible()
     page.evaluate("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")

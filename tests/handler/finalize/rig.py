@@ -10,18 +10,18 @@ from uuid import uuid4
 
 from pydantic_core import from_json, to_json
 
-from engine.contract import Usage
-from engine.hosts.network import Network
-from handler.aws.queues import parse_message
-from handler.aws.stores.drops import Arrival
-from handler.aws.sync import Aws
-from handler.batch.keys import batch_id_of_drop, outputs_of_drop
-from handler.batch.model import Batch, EngineInfo, Options, Outputs, Progress, Shard, Source
-from handler.batch.parts import FinishedRow, encode_part
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.finalize.finalize import finalize
 from tests.emulators import MODEL, Emulator, deployment_of
+from tidemill.batch.model import Batch, EngineInfo, Options, Outputs, Progress, Shard, Source
+from tidemill.batch.object_keys import batch_id_of_drop, outputs_of_drop
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import parse_message
+from tidemill.handler.aws.stores.drops import Arrival
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.net.pinned_connection import Network
+from tidemill.protocol.contract import Usage
 
 LINES_PER_SHARD = 4
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from handler.aws.queues import advance_message
-from handler.batch.keys import fill_key, part_key
-from handler.batch.model import Shard, ShardStatus
-from handler.batch.parts import FinishedRow, encode_part
-from handler.batch.states import Status
-from handler.errors import LeaseLost
-from handler.finalize.close import close_abandoned, why_not_run
 from tests.handler.finalize.rig import Cloud, Drop, plenty
+from tidemill.batch.model import Shard, ShardStatus
+from tidemill.batch.object_keys import fill_key, part_key
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.errors import LeaseLost
+from tidemill.handler.finalize.close import close_abandoned, skip_reason
 
 
 def test_a_lease_is_respected_for_a_while(mini: Cloud) -> None:
@@ -199,15 +199,15 @@ def test_what_a_line_gets_depends_on_why_it_was_not_run(mini: Cloud) -> None:
     shard = Shard(batch.id, 0, 1, 4, 0, 10)
     given_up = replace(shard, abandoned="given up")
     for outcome in (Status.EXPIRED, Status.COMPLETED):
-        reason = why_not_run(replace(batch, outcome=outcome), given_up)
+        reason = skip_reason(replace(batch, outcome=outcome), given_up)
         assert reason is not None
         assert (reason.code, reason.message, reason.is_failure) == (
             "shard_failed",
             "given up",
             True,
         )
-    expired = why_not_run(replace(batch, outcome=Status.EXPIRED), shard)
+    expired = skip_reason(replace(batch, outcome=Status.EXPIRED), shard)
     assert expired is not None
     assert (expired.code, expired.is_failure) == ("batch_expired", False)
-    assert why_not_run(replace(batch, outcome=Status.FAILED), given_up) is None
-    assert why_not_run(replace(batch, status=Status.CANCELLING), given_up) is None
+    assert skip_reason(replace(batch, outcome=Status.FAILED), given_up) is None
+    assert skip_reason(replace(batch, status=Status.CANCELLING), given_up) is None

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.hosts.network import Network
-from handler.batch.model import Options
-from handler.batch.states import Status
-from handler.finalize import deliver as delivery
-from handler.finalize.deliver import deliver
-from handler.finalize.publish import publish
-from handler.moves.turn import ComeBack, Run
 from tests.handler.finalize.rig import Cloud, Drop, plenty
-from tests.handler.outbound.receiver import HOST, PUBLIC, Receiver, Script
+from tests.net.receiver import HOST, PUBLIC, Receiver, Script
+from tidemill.batch.model import Options
+from tidemill.batch.states import Status
+from tidemill.handler.finalize import deliver as delivery
+from tidemill.handler.finalize.deliver import deliver
+from tidemill.handler.finalize.publish import publish
+from tidemill.handler.lifecycle.batch_lock import BatchLock, Requeue
+from tidemill.net.pinned_connection import Network
 
 OUTPUT_URL = f"https://{HOST}/out?X-Amz-Signature=0123456789abcdef%2B"
 ERROR_URL = f"https://{HOST}/errors"
@@ -39,13 +39,13 @@ def finalizing(cloud: Cloud, **urls: str) -> Drop:
     return drop.move(Status.FINALIZING, outcome="completed")
 
 
-def published(cloud: Cloud, time_left: Callable[[], float] = plenty) -> Run:
+def published(cloud: Cloud, time_left: Callable[[], float] = plenty) -> BatchLock:
     """Return a run of such a batch that has published its objects."""
-    run = Run(cloud.aws, cloud.deployment, finalizing(cloud).batch, plenty)
-    run.take_turn()
-    publish(run)
-    run.time_left = time_left
-    return run
+    lock = BatchLock(cloud.aws, cloud.deployment, finalizing(cloud).batch, plenty)
+    lock.acquire()
+    publish(lock)
+    lock.time_left = time_left
+    return lock
 
 
 def errors_of(drop: Drop) -> list[str]:
@@ -135,16 +135,16 @@ def test_the_wait_between_tries_doubles(
 ) -> None:
     """A queue's delay is the wait: seconds at first, then longer."""
     monkeypatch.undo()
-    run = published(mini)
+    lock = published(mini)
     delays = []
     with Receiver(tmp_path, Script(429)) as receiver:
         for _ in range(4):
-            with pytest.raises(ComeBack) as pause:
-                deliver(run, receiver.network())
+            with pytest.raises(Requeue) as pause:
+                deliver(lock, receiver.network())
             delays.append(pause.value.delay_seconds)
-        deliver(run, receiver.network())
+        deliver(lock, receiver.network())
     assert delays == [2, 4, 8, 16]
-    assert run.batch.output_delivery == "failed"
+    assert lock.batch.output_delivery == "failed"
 
 
 def test_a_server_that_stalls_is_a_failed_try(mini: Cloud, tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_host_that_is_not_found_is_looked_up_again(mini: Cloud) -> None:
 
 def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
     """A run that dies in a try has used it up, so an upload that never ends is given up too."""
-    run = published(mini)
+    lock = published(mini)
 
     class Died(BaseException):
         pass
@@ -199,41 +199,41 @@ def test_a_try_is_counted_before_it_begins(mini: Cloud, tmp_path: Path) -> None:
 
     for tries in range(1, 6):
         with pytest.raises(Died):
-            deliver(run, Network(resolve=die))
-        assert run.batch.output_tries == tries
+            deliver(lock, Network(resolve=die))
+        assert lock.batch.output_tries == tries
     with Receiver(tmp_path, Script()) as receiver:
-        deliver(run, receiver.network())
+        deliver(lock, receiver.network())
     assert receiver.received == []
-    assert "did not come to its end" in run.batch.errors[0].message
+    assert "did not come to its end" in lock.batch.errors[0].message
 
 
 def test_a_run_that_is_nearly_over_begins_no_try(mini: Cloud, tmp_path: Path) -> None:
     """Without time the try is left to the next run, and none is used up."""
-    run = published(mini, time_left=lambda: 1.0)
-    with Receiver(tmp_path, Script()) as receiver, pytest.raises(ComeBack):
-        deliver(run, receiver.network())
-    assert (receiver.received, run.batch.output_tries) == ([], 0)
+    lock = published(mini, time_left=lambda: 1.0)
+    with Receiver(tmp_path, Script()) as receiver, pytest.raises(Requeue):
+        deliver(lock, receiver.network())
+    assert (receiver.received, lock.batch.output_tries) == ([], 0)
 
 
 def test_time_that_ends_in_a_try_breaks_it_off(mini: Cloud, tmp_path: Path) -> None:
     """An upload that outlasts its run is broken off, and another run tries again."""
     looks = iter([100.0, 100.0])
-    run = published(mini, time_left=lambda: next(looks, 0.0))
+    lock = published(mini, time_left=lambda: next(looks, 0.0))
     with Receiver(tmp_path, Script()) as receiver:
-        with pytest.raises(ComeBack):
-            deliver(run, receiver.network())
-        assert (run.batch.output_tries, run.batch.output_delivery) == (1, None)
-        run.time_left = plenty
-        deliver(run, receiver.network())
-    assert run.batch.output_delivery == "delivered"
+        with pytest.raises(Requeue):
+            deliver(lock, receiver.network())
+        assert (lock.batch.output_tries, lock.batch.output_delivery) == (1, None)
+        lock.time_left = plenty
+        deliver(lock, receiver.network())
+    assert lock.batch.output_delivery == "delivered"
 
 
-def slow(run: Run, seconds: float) -> Network:
+def slow(lock: BatchLock, seconds: float) -> Network:
     """Return a network in which a try takes so long and comes to nothing."""
-    over = run.now() + seconds
+    over = lock.now() + seconds
 
     def connect(*_: object) -> socket.socket:
-        run.now = lambda: over
+        lock.now = lambda: over
         raise TimeoutError
 
     return Network(resolve=lambda *_: [PUBLIC], connect=connect)
@@ -244,21 +244,21 @@ def test_slow_receivers_of_a_tenant_are_waited_for_no_longer(
 ) -> None:
     """After five minutes of it another run looks again, and no try is used up."""
     monkeypatch.undo()
-    run = published(mini)
+    lock = published(mini)
     began = time.time() // 600 * 600 + 600
     for seconds in (5.0, 301.0):
-        run.now = lambda: began
-        with pytest.raises(ComeBack):
-            deliver(run, slow(run, seconds))
-    run.now = lambda: began + 599
+        lock.now = lambda: began
+        with pytest.raises(Requeue):
+            deliver(lock, slow(lock, seconds))
+    lock.now = lambda: began + 599
     with Receiver(tmp_path, Script()) as receiver:
-        with pytest.raises(ComeBack) as pause:
-            deliver(run, receiver.network())
-        assert (pause.value.delay_seconds, run.batch.output_tries) == (60.0, 2)
+        with pytest.raises(Requeue) as pause:
+            deliver(lock, receiver.network())
+        assert (pause.value.delay_seconds, lock.batch.output_tries) == (60.0, 2)
         assert receiver.received == []
-        run.now = lambda: began + 600
-        deliver(run, receiver.network())
-    assert run.batch.output_delivery == "delivered"
+        lock.now = lambda: began + 600
+        deliver(lock, receiver.network())
+    assert lock.batch.output_delivery == "delivered"
     (counted,) = mini.run(mini.deployment.usage.query("USAGE#owner", "WAITED#"))
     assert 300 < counted["seconds"] <= 301
 
@@ -268,7 +268,7 @@ def test_bytes_that_are_taken_too_slowly_are_taken_back(
 ) -> None:
     """A minute, and as long as the slowest of hosts may take: then the try has failed."""
     clock = count(0, 25)
-    monkeypatch.setattr("engine.hosts.network.monotonic", lambda: next(clock))
+    monkeypatch.setattr("tidemill.net.pinned_connection.monotonic", lambda: next(clock))
     drop = finalizing(mini)
     with Receiver(tmp_path, Script(200)) as receiver:
         drop.finish(network=receiver.network())
@@ -278,8 +278,8 @@ def test_bytes_that_are_taken_too_slowly_are_taken_back(
 
 def test_what_is_delivered_is_not_put_again(mini: Cloud, tmp_path: Path) -> None:
     """A run that comes after a delivery goes past it."""
-    run = published(mini)
+    lock = published(mini)
     with Receiver(tmp_path, Script()) as receiver:
-        deliver(run, receiver.network())
-        deliver(run, receiver.network())
+        deliver(lock, receiver.network())
+        deliver(lock, receiver.network())
     assert len(receiver.received) == 1

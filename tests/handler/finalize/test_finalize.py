@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from handler.batch.model import Batch, BatchError, Options
-from handler.batch.not_run import EXPIRED_MESSAGE
-from handler.batch.states import Status
-from handler.errors import AwsError
-from handler.finalize.finalize import finalize
-from handler.moves.end import end_batch
-from handler.moves.turn import Run
 from infra.data.bucket import SHORT_LIVED_TAG
 from tests.emulators import active_ids
 from tests.handler.finalize.rig import Cloud, plenty
 from tests.handler.killing import is_killed_after
+from tidemill.batch.model import Batch, BatchError, Options
+from tidemill.batch.parts import EXPIRED_MESSAGE
+from tidemill.batch.states import Status
+from tidemill.handler.errors import AwsError
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.lifecycle.batch_lock import BatchLock
+from tidemill.handler.lifecycle.finish import end_batch
 
 
 def ids(*lines: int) -> list[str]:
@@ -321,15 +321,15 @@ def test_errors_that_came_meanwhile_are_no_stale_ones(
     older.run_shard(0)
     older.move(Status.FINALIZING, outcome="completed").finish()
     error_key = older.batch.outputs.error_key
-    keep_turn = Run.keep_turn
+    renew = BatchLock.renew
 
-    def keep_turn_slowly(run: Run) -> Batch:
+    def renew_slowly(lock: BatchLock) -> Batch:
         mini.run(mini.deployment.bucket.put(error_key, b"newer"))
-        return keep_turn(run)
+        return renew(lock)
 
     newer = mini.drop(3).begin()
     newer.run_shard(0)
-    monkeypatch.setattr(Run, "keep_turn", keep_turn_slowly)
+    monkeypatch.setattr(BatchLock, "renew", renew_slowly)
     newer.move(Status.FINALIZING, outcome="completed").finish()
     assert mini.run(mini.deployment.bucket.get(error_key)) == b"newer"
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from pydantic_core import from_json
 
-from handler.aws.bucket import Bucket
-from handler.batch.kinds import OUTPUT
-from handler.batch.states import Status
-from handler.errors import NotThere
-from handler.finalize.finalize import finalize
-from handler.finalize.publish import publish
-from handler.moves.end import end
-from handler.moves.turn import ComeBack, Run, TurnLost
-from handler.objects.upload_plan import UploadLimits
 from tests.handler.finalize.rig import Cloud, Drop, plenty, row_of
 from tests.handler.killing import is_killed_after
+from tidemill.batch.result_kinds import OUTPUT
+from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.objects.upload_plan import UploadLimits
+from tidemill.handler.errors import NotThere
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.finalize.publish import publish
+from tidemill.handler.lifecycle.batch_lock import BatchLock, LockLost, Requeue
+from tidemill.handler.lifecycle.finish import end
 
 MIB = 2**20
 
@@ -133,13 +133,13 @@ def test_an_upload_that_somebody_aborted_is_begun_anew(mini: Cloud) -> None:
 def test_of_two_uploads_one_is_given_up(cloud: Cloud) -> None:
     """A run that finds another's upload in the batch aborts its own and goes on with that one."""
     drop = large(cloud, 2, 100)
-    stale = Run(cloud.aws, cloud.deployment, drop.batch, plenty)
+    stale = BatchLock(cloud.aws, cloud.deployment, drop.batch, plenty)
     key = drop.batch.outputs.output_key
     first = cloud.run(cloud.deployment.bucket.create_upload(key, {"batch-id": drop.id}))
     cloud.run(cloud.deployment.table.set_once(drop.id, "output_joining", first))
-    stale.take_turn()
+    stale.acquire()
     publish(stale)
-    stale.give_turn()
+    stale.release()
     assert cloud.read(key) == expected(drop, (100,))
     uploads = cloud.aws.clients["s3"].list_multipart_uploads(Bucket=cloud.deployment.bucket.name)
     assert uploads.get("Uploads", []) == []
@@ -148,12 +148,12 @@ def test_of_two_uploads_one_is_given_up(cloud: Cloud) -> None:
 def test_a_run_that_was_held_up_writes_over_nothing(mini: Cloud) -> None:
     """When the batch has ended and a newer one published, an old run finds its upload gone."""
     older = large(mini, 1, 10)
-    held_up = Run(mini.aws, mini.deployment, older.batch, plenty)
+    held_up = BatchLock(mini.aws, mini.deployment, older.batch, plenty)
     older.finish()
     held_up.batch = replace(held_up.batch, output_joining=older.batch.output_joining)
     newer = large(mini, 2, 20)
     newer.finish()
-    with pytest.raises(TurnLost):
+    with pytest.raises(LockLost):
         publish(held_up)
     assert mini.read(newer.batch.outputs.output_key) == expected(newer, (20,))
 
@@ -161,11 +161,11 @@ def test_a_run_that_was_held_up_writes_over_nothing(mini: Cloud) -> None:
 def test_a_segment_that_has_gone_is_an_error_and_no_endless_loop(mini: Cloud) -> None:
     """Without its rows nothing is published, and the failure is told to the queue."""
     drop = large(mini, 2, 10)
-    run = Run(mini.aws, mini.deployment, drop.batch, plenty)
-    assert run.take_turn()
+    lock = BatchLock(mini.aws, mini.deployment, drop.batch, plenty)
+    assert lock.acquire()
     mini.run(mini.deployment.bucket.delete(OUTPUT.segments_of(drop.shard(0))[0].key))
     with pytest.raises(NotThere):
-        publish(run)
+        publish(lock)
     assert drop.result("output") is None
     assert drop.batch.final is None
 
@@ -178,10 +178,12 @@ def test_waiting_for_an_older_batch_grows_longer(mini: Cloud) -> None:
     delays = []
     for waited_seconds in (0, 80, 3600):
         now = (newer.batch.finalizing_at or 0) + waited_seconds
-        run = Run(mini.aws, mini.deployment, newer.batch, plenty, now=lambda at=now: float(at))
-        assert run.take_turn()
-        with pytest.raises(ComeBack) as pause:
-            publish(run)
+        lock = BatchLock(
+            mini.aws, mini.deployment, newer.batch, plenty, now=lambda at=now: float(at)
+        )
+        assert lock.acquire()
+        with pytest.raises(Requeue) as pause:
+            publish(lock)
         delays.append(pause.value.delay_seconds)
     assert delays == [1, 10, 60]
 
@@ -192,12 +194,12 @@ def test_a_batch_waits_for_those_before_one_that_published_nothing(mini: Cloud) 
     between = mini.drop(4)
     newest = large(mini, 1, 10)
     mini.run(end(mini.deployment, between.id, Status.FAILED, int(time.time())))
-    run = Run(mini.aws, mini.deployment, newest.batch, plenty)
-    assert run.take_turn()
-    with pytest.raises(ComeBack):
-        publish(run)
+    lock = BatchLock(mini.aws, mini.deployment, newest.batch, plenty)
+    assert lock.acquire()
+    with pytest.raises(Requeue):
+        publish(lock)
     oldest.finish()
-    publish(run)
+    publish(lock)
     assert newest.batch.final is not None
 
 
@@ -222,7 +224,7 @@ def test_more_segments_than_an_upload_has_parts_are_joined_twice(
 ) -> None:
     """By copies alone where a small segment ends a group, by sizes that S3 takes."""
     limits = UploadLimits(max_parts=5)
-    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
+    monkeypatch.setattr("tidemill.handler.aws.objects.join.S3_LIMITS", limits)
     sizes = (4 * MIB, 10)
     drop = large(cloud, 6, *sizes)
     counts = spy(cloud)
@@ -241,8 +243,8 @@ def test_a_run_that_joins_twice_may_die_at_any_moment(
 ) -> None:
     """Killed between any two requests: the object is the same, and whole groups are kept."""
     limits = UploadLimits(min_part_bytes=200, max_parts=8, group_bytes=400)
-    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
-    monkeypatch.setattr("handler.objects.join._NUM_THREADS", 1)
+    monkeypatch.setattr("tidemill.handler.aws.objects.join.S3_LIMITS", limits)
+    monkeypatch.setattr("tidemill.handler.aws.objects.join._NUM_THREADS", 1)
     sizes = (100, 10, 60)
     drop = large(mini, 9, *sizes)
     num_killed = 0
@@ -266,15 +268,15 @@ def test_time_that_is_over_leaves_no_upload_of_a_group_behind(
 ) -> None:
     """A group that is not whole is given up, and the next run makes it; whole ones are kept."""
     limits = UploadLimits(min_part_bytes=200, max_parts=8, group_bytes=400)
-    monkeypatch.setattr("handler.objects.join.S3_LIMITS", limits)
+    monkeypatch.setattr("tidemill.handler.aws.objects.join.S3_LIMITS", limits)
     sizes = (100, 10, 60)
     drop = large(mini, 9, *sizes)
-    run = Run(mini.aws, mini.deployment, drop.batch, plenty)
-    assert run.take_turn()
+    lock = BatchLock(mini.aws, mini.deployment, drop.batch, plenty)
+    assert lock.acquire()
     is_over, copy_part = Event(), Bucket.copy_part
 
     def copy_slowly(*arguments: Any) -> Any:
-        run.time_left = lambda: 0.0
+        lock.time_left = lambda: 0.0
         assert is_over.wait(10)
         return copy_part(*arguments)
 
@@ -285,11 +287,11 @@ def test_time_that_is_over_leaves_no_upload_of_a_group_behind(
 
     with monkeypatch.context() as patches:
         patches.setattr(Bucket, "copy_part", copy_slowly)
-        patches.setattr("handler.objects.join.Event", Over)
-        with pytest.raises(ComeBack):
-            publish(run)
+        patches.setattr("tidemill.handler.aws.objects.join.Event", Over)
+        with pytest.raises(Requeue):
+            publish(lock)
     uploads = mini.aws.clients["s3"].list_multipart_uploads(Bucket=mini.deployment.bucket.name)
     assert uploads.get("Uploads", []) == []
-    run.give_turn()
+    lock.release()
     drop.finish()
     assert mini.read(drop.batch.outputs.output_key) == expected(drop, sizes)

@@ -6,10 +6,10 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
-from handler.batch.keys import segment_key
-from handler.batch.kinds import ERRORS, OUTPUT
-from handler.batch.model import BatchError, Progress, Shard, ShardStatus
-from handler.finalize.sealed import Sealed, each_shard
+from tidemill.batch.model import BatchError, Progress, Shard, ShardStatus
+from tidemill.batch.object_keys import segment_key
+from tidemill.batch.result_kinds import ERRORS, OUTPUT
+from tidemill.handler.finalize.sealed import Sealed, each_shard
 
 PAGE = 1000
 
@@ -40,7 +40,7 @@ class Pages:
         self.num_shards = num_shards
         self.num_pages = 0
 
-    def page_of_shards(self, _: str, first: int) -> tuple[list[Shard], int | None]:
+    def list_shards_page(self, _: str, first: int) -> tuple[list[Shard], int | None]:
         """Return the next page of them."""
         end = min(first + PAGE, self.num_shards)
         self.num_pages += 1

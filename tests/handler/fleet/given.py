@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from handler.batch.fleet import End, EndKind, FleetPlan
-from handler.fleet.ecs import started_by
-from handler.fleet.sagemaker import SageMakerLauncher
+from tidemill.batch.fleet import EndKind, FleetPlan, WorkerEnd
+from tidemill.handler.fleet.ecs import started_by
+from tidemill.handler.fleet.sagemaker import SageMakerLauncher
 
 EVENTS = Path(__file__).parents[2] / "events"
 DEFINITION = "arn:aws:ecs:eu-west-1:111122223333:task-definition/tidemill:1"
@@ -79,7 +79,7 @@ def process_event(**detail: Any) -> dict[str, Any]:
     }
 
 
-def end_of(worker: str, at: int = NOW, kind: EndKind = EndKind.BAD, **more: Any) -> End:
+def end_of(worker: str, at: int = NOW, kind: EndKind = EndKind.CRASHED, **more: Any) -> WorkerEnd:
     """Return the end of a worker of the local fleet."""
     known = {"reason": "it ended with exit status 1", "exit_code": 1, "last_words": "no GPU"}
-    return End("local", worker, "r1", at, kind, **known | more)
+    return WorkerEnd("local", worker, "r1", at, kind, **known | more)

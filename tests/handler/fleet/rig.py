@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from handler.aws.calls import Operation
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
-from handler.errors import AwsError, HandlerError
-from handler.fleet.launcher import NoCapacity
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.launcher import NoCapacity
 
 
 @dataclass
@@ -24,7 +25,7 @@ class ListLauncher:
     lists: bool = True
     asked: list[int] = field(default_factory=list)
 
-    def running(self, plan: FleetPlan) -> Operation[list[Worker]]:  # noqa: ARG002
+    def list_workers(self, plan: FleetPlan) -> Operation[list[Worker]]:  # noqa: ARG002
         """Return the workers, unless lists are late."""
         yield from ()
         return list(self.workers) if self.lists else []

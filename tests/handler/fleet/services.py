@@ -17,8 +17,8 @@ from botocore.loaders import Loader
 from botocore.model import ListShape, MapShape, ServiceModel, Shape, StringShape, StructureShape
 from botocore.validate import ParamValidator
 
-from handler.aws.calls import Call, Operation, T
-from handler.errors import AwsError
+from tidemill.handler.aws.calls import Call, Operation, T
+from tidemill.handler.errors import AwsError
 
 _PAGE = 100
 

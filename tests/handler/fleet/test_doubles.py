@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Call, Operation
-from handler.batch.fleet import FleetPlan, OpenWork, Pace
-from handler.errors import AwsError
-from handler.fleet.ensure import ensure
-from handler.fleet.plan import LAUNCH_SECONDS
 from tests.emulators import MODEL, Emulator
 from tests.handler.fleet.services import Services
 from tests.handler.fleet.test_ecs import MEANS as TASK
 from tests.handler.fleet.test_sagemaker import L4
 from tests.handler.fleet.test_sagemaker import MEANS as JOB
 from tests.handler.intake.rig import Cloud
+from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
+from tidemill.handler.aws.calls import Call, Operation
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
+from tidemill.handler.fleet.scale import scale
 
 NOW = 2_000_000_000
 WANTED = 3
-PACE = Pace(NOW, rows_per_second=1.0)
+PACE = WorkerRate(NOW, rows_per_second=1.0)
 WORK = OpenWork("b", MODEL, 9000, 50, NOW + 86_400, since=NOW)
 PLANS = {
     "ecs": FleetPlan(MODEL, "ecs", TASK["task_definition"], max_workers=9, means=TASK),
@@ -40,7 +40,7 @@ class World:
         self.cloud = Cloud.on(emulator)
         self.services = Services(quotas={L4: 1000})
         self.plan = plan
-        self.cloud.run(self.cloud.deployment.fleets.tell_pace(MODEL, PACE))
+        self.cloud.run(self.cloud.deployment.fleets.put_rate(MODEL, PACE))
 
     @property
     def num_workers(self) -> int:
@@ -50,7 +50,7 @@ class World:
     def look(self, after: int = 0, aside: Callable[[int], None] = lambda _: None) -> int:
         """Look once, and return how many calls that took; `aside` is called after each."""
         work = replace(WORK, since=NOW + after)
-        operation = ensure(self.cloud.deployment, self.plan, [work], NOW + after, sees_all=True)
+        operation = scale(self.cloud.deployment, self.plan, [work], NOW + after, sees_all=True)
         return self._drive(operation, aside)
 
     def _drive(self, operation: Operation[None], aside: Callable[[int], None]) -> int:

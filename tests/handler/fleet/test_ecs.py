@@ -12,15 +12,15 @@ from moto import mock_aws
 from moto.ec2.utils import generate_instance_identity_document
 from pydantic import ValidationError
 
-from handler.aws.sync import Aws
-from handler.batch.fleet import EndKind, FleetPlan, Worker, WorkerStatus
-from handler.deployment import Deployment
-from handler.errors import AwsError
-from handler.fleet.ecs import EcsLauncher, started_by
-from handler.fleet.ends import kind_of_end, reason_of_end
-from handler.fleet.launcher import NoCapacity, StartRefused
-from handler.fleet.stop import stop_hung
 from tests.handler.fleet.services import Services
+from tidemill.batch.fleet import EndKind, FleetPlan, Worker, WorkerStatus
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.ecs import EcsLauncher, started_by
+from tidemill.handler.fleet.launcher import NoCapacity, StartRefused
+from tidemill.handler.fleet.stop import stop_hung_workers
+from tidemill.handler.fleet.worker_events import classify_end, describe_end
 
 ARN = "arn:aws:ecs:eu-west-1:1:task-definition/mill-m"
 MEANS: dict[str, Any] = {
@@ -58,7 +58,9 @@ def test_a_task_is_run_on_the_capacity_provider() -> None:
             }
         },
     }
-    assert services.run(ECS.running(PLAN)) == [Worker(arn, f"{ARN}:7", WorkerStatus.STARTING, 1000)]
+    assert services.run(ECS.list_workers(PLAN)) == [
+        Worker(arn, f"{ARN}:7", WorkerStatus.STARTING, 1000)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ def test_tasks_are_listed_and_described_by_the_hundred(count: int) -> None:
     for number in range(count):
         services.run(ECS.start(PLAN, number))
     services.run(ECS.start(replace(PLAN, model="org/model-7B:a-b"), 1))
-    found = services.run(ECS.running(PLAN))
+    found = services.run(ECS.list_workers(PLAN))
     assert len({worker.id for worker in found}) == len(found) == count
 
 
@@ -118,7 +120,7 @@ def test_a_task_is_what_ecs_says_of_it() -> None:
     ]
     for arn, (last, desired) in zip(arns, words, strict=True):
         services.tasks[arn] |= {"lastStatus": last, "desiredStatus": desired}
-    found = {worker.id: worker.status for worker in services.run(ECS.running(PLAN))}
+    found = {worker.id: worker.status for worker in services.run(ECS.list_workers(PLAN))}
     starting, running, stopping = (
         WorkerStatus.STARTING,
         WorkerStatus.RUNNING,
@@ -132,7 +134,7 @@ def test_a_task_that_is_forgotten_between_two_looks_is_left_out() -> None:
     """ECS lists what it no longer describes."""
     services = Services()
     services.run(ECS.start(PLAN, 1))
-    listing = ECS.running(PLAN)
+    listing = ECS.list_workers(PLAN)
     call = next(listing)
     while call.method == "list_tasks":
         call = listing.send(services.answer(call))
@@ -145,10 +147,10 @@ def test_a_task_is_stopped() -> None:
     """By its name; it is told until it has ended."""
     services = Services()
     services.run(ECS.start(PLAN, 1))
-    [worker] = services.run(ECS.running(PLAN))
+    [worker] = services.run(ECS.list_workers(PLAN))
     services.run(ECS.stop(PLAN, worker))
     assert services.asked[-1].method == "stop_task"
-    [stopping] = services.run(ECS.running(PLAN))
+    [stopping] = services.run(ECS.list_workers(PLAN))
     assert stopping == replace(worker, status=WorkerStatus.STOPPING)
 
 
@@ -158,14 +160,14 @@ def test_a_task_that_hangs_is_stopped_and_is_no_good_end() -> None:
     first, second = (services.run(ECS.start(PLAN, number)) for number in (1, 2))
     for arn, health in ((first, "UNHEALTHY"), (second, "HEALTHY")):
         services.tasks[arn] |= {"lastStatus": "RUNNING", "healthStatus": health}
-    services.run(stop_hung(cast("Deployment", None), PLAN))
-    found = {worker.id: worker.status for worker in services.run(ECS.running(PLAN))}
+    services.run(stop_hung_workers(cast("Deployment", None), PLAN))
+    found = {worker.id: worker.status for worker in services.run(ECS.list_workers(PLAN))}
     assert found == {first: WorkerStatus.STOPPING, second: WorkerStatus.RUNNING}
     [stopped] = [call for call in services.asked if call.method == "stop_task"]
     reason = stopped.arguments["reason"]
-    assert kind_of_end("UserInitiated", 137, reason) is EndKind.BAD
-    assert "hung" in reason_of_end(137, reason)
-    services.run(stop_hung(cast("Deployment", None), PLAN))
+    assert classify_end("UserInitiated", 137, reason) is EndKind.CRASHED
+    assert "hung" in describe_end(137, reason)
+    services.run(stop_hung_workers(cast("Deployment", None), PLAN))
     assert [call.method for call in services.asked].count("stop_task") == 1
 
 
@@ -192,7 +194,7 @@ def test_an_error_is_raised_as_what_helps(code: str, kind: type[Exception]) -> N
 def test_means_that_are_wrong_are_named() -> None:
     """A key that nobody knows would be a setting that does nothing."""
     with pytest.raises(ValidationError, match="subnet_ids"):
-        Services().run(ECS.running(replace(PLAN, means=MEANS | {"subnet_ids": []})))
+        Services().run(ECS.list_workers(replace(PLAN, means=MEANS | {"subnet_ids": []})))
 
 
 def test_an_emulator_runs_lists_and_stops_tasks() -> None:
@@ -217,9 +219,9 @@ def test_an_emulator_runs_lists_and_stops_tasks() -> None:
             "security_groups": [ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]],
         }
         plan = FleetPlan("m", "ecs", release, means=MEANS | places)
-        assert aws.run(ECS.running(plan)) == []
+        assert aws.run(ECS.list_workers(plan)) == []
         started = [aws.run(ECS.start(plan, number)) for number in (1, 2)]
-        found = aws.run(ECS.running(plan))
+        found = aws.run(ECS.list_workers(plan))
         assert [worker.id for worker in found] == started
         aws.run(ECS.stop(plan, found[0]))
-        assert [worker.id for worker in aws.run(ECS.running(plan))] == started[1:]
+        assert [worker.id for worker in aws.run(ECS.list_workers(plan))] == started[1:]

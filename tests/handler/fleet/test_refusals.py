@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
-from handler.fleet.refusals import refusal_of
+from tidemill.handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
+from tidemill.handler.fleet.refusals import classify_refusal
 
 DENIED = "User is not authorized to perform: iam:PassRole"
 
@@ -37,4 +37,4 @@ def test_a_refusal_is_known_by_its_code_and_words(
     code: str, words: str, kind: type[NotStarted | None]
 ) -> None:
     """A shortage first: it may come under the code of a mistake."""
-    assert type(refusal_of(f"ECS runs no task: {words}", code)) is kind
+    assert type(classify_refusal(f"ECS runs no task: {words}", code)) is kind

@@ -10,12 +10,12 @@ import pytest
 from moto import mock_aws
 from pydantic import ValidationError
 
-from handler.aws.sync import Aws
-from handler.batch.fleet import FleetPlan, Worker, WorkerStatus
-from handler.errors import AwsError
-from handler.fleet.launcher import NoCapacity, StartRefused
-from handler.fleet.sagemaker import SageMakerLauncher, jobs_prefix, release_of
 from tests.handler.fleet.services import Services
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.launcher import NoCapacity, StartRefused
+from tidemill.handler.fleet.sagemaker import SageMakerLauncher, jobs_prefix, release_of
 
 L4, A10 = "ml.g6.xlarge", "ml.g5.xlarge"
 MEANS: dict[str, Any] = {
@@ -63,7 +63,9 @@ def test_a_job_is_a_worker_on_managed_spot() -> None:
     }
     assert name.startswith("tidemill-org-Model-7B-a-b-")
     assert name.endswith("-1800000000")
-    assert services.run(JOBS.running(PLAN)) == [Worker(name, "r:1", WorkerStatus.RUNNING, 1000)]
+    assert services.run(JOBS.list_workers(PLAN)) == [
+        Worker(name, "r:1", WorkerStatus.RUNNING, 1000)
+    ]
 
 
 def test_a_job_may_be_on_demand_and_in_a_network() -> None:
@@ -101,9 +103,9 @@ def test_a_job_without_a_machine_is_still_starting(secondary: str, status: Worke
     services = having(l4=1)
     name = services.run(JOBS.start(PLAN, 1))
     services.jobs[name]["SecondaryStatus"] = secondary
-    assert [worker.status for worker in services.run(JOBS.running(PLAN))] == [status]
+    assert [worker.status for worker in services.run(JOBS.list_workers(PLAN))] == [status]
     services.run(JOBS.stop(PLAN, Worker(name, "r:1")))
-    assert services.run(JOBS.running(PLAN))[0].status is WorkerStatus.STOPPING
+    assert services.run(JOBS.list_workers(PLAN))[0].status is WorkerStatus.STOPPING
 
 
 def test_a_number_makes_one_job() -> None:
@@ -123,7 +125,7 @@ def test_fleets_and_deployments_know_their_own_jobs() -> None:
     other = replace(PLAN, means=MEANS | {"output_uri": "s3://other/work/sagemaker"})
     for plan in (near, other):
         services.run(JOBS.start(plan, 1))
-    assert [worker.id for worker in services.run(JOBS.running(PLAN))] == [mine]
+    assert [worker.id for worker in services.run(JOBS.list_workers(PLAN))] == [mine]
     assert len({jobs_prefix(plan) for plan in (PLAN, near, other)}) == 3
 
 
@@ -133,7 +135,7 @@ def test_a_job_of_another_release_is_known_as_such() -> None:
     services.run(JOBS.start(PLAN, 1))
     new = replace(PLAN, release="r:2")
     services.run(JOBS.start(new, 2))
-    releases = [worker.release for worker in services.run(JOBS.running(new))]
+    releases = [worker.release for worker in services.run(JOBS.list_workers(new))]
     assert releases[1] == "r:2"
     assert releases[0] not in {"r:1", "r:2", ""}
     assert release_of(PLAN, "somebody-elses-job") == ""
@@ -146,7 +148,7 @@ def test_jobs_are_listed_page_by_page(count: int) -> None:
     names = [services.run(JOBS.start(PLAN, number)) for number in range(count)]
     for name in names[:3]:
         services.run(JOBS.stop(PLAN, Worker(name, "r:1")))
-    found = services.run(JOBS.running(PLAN))
+    found = services.run(JOBS.list_workers(PLAN))
     assert {worker.id for worker in found} == set(names)
     stopping = {worker.id for worker in found if worker.status is WorkerStatus.STOPPING}
     assert stopping == set(names[:3])
@@ -204,7 +206,7 @@ def test_an_emulator_makes_and_lists_jobs() -> None:
     with mock_aws():
         aws = Aws(lambda service, **options: boto3.client(service, "us-east-1", **options))
         name = aws.run(JOBS.start(PLAN, 1))
-        assert aws.run(JOBS.running(PLAN)) == []
+        assert aws.run(JOBS.list_workers(PLAN)) == []
         made = aws.clients["sagemaker"].describe_training_job(TrainingJobName=name)
         assert made["AlgorithmSpecification"]["ContainerArguments"] == MEANS["arguments"]
         assert made["EnableManagedSpotTraining"] is True

@@ -10,15 +10,15 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from handler.aws.calls import Operation, T
-from handler.aws.queues import parse_message
-from handler.aws.sync import Aws
-from handler.batch.model import Batch, Shard
-from handler.deployment import Deployment
-from handler.intake.create import take_drop
-from handler.intake.events import Drop
-from handler.intake.intake import take_in
 from tests.emulators import MODEL, Emulator, deployment_of
+from tidemill.batch.model import Batch, Shard
+from tidemill.handler.aws.calls import Operation, T
+from tidemill.handler.aws.queues import parse_message
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.intake.control_messages import Drop
+from tidemill.handler.intake.intake import ingest
+from tidemill.handler.intake.new_batch import create_batch_of_drop
 
 _sequencers = count(1)
 
@@ -93,7 +93,7 @@ class Cloud:
 
     def take(self, drop: Drop) -> Batch:
         """Return the batch that an upload makes."""
-        batch = self.run(take_drop(self.deployment, drop, int(time.time())))
+        batch = self.run(create_batch_of_drop(self.deployment, drop, int(time.time())))
         assert batch is not None
         return batch
 
@@ -103,11 +103,11 @@ class Cloud:
         """Upload an object and return its batch."""
         return self.take(self.put(data, key, metadata))
 
-    def take_in(
+    def ingest(
         self, batch: Batch, time_left: Callable[[], float] = plenty, **options: Any
     ) -> Batch:
         """Run intake once and return the batch as it is then."""
-        take_in(self.aws, self.deployment, batch, time_left, **options)
+        ingest(self.aws, self.deployment, batch, time_left, **options)
         return self.batch(batch.id)
 
     def batch(self, batch_id: str) -> Batch:

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from handler.aws.queues import intake_message
-from handler.batch.keys import plain_key
-from handler.batch.model import Batch, File, Shard
-from handler.batch.request import read_request
-from handler.batch.states import Status
-from handler.control.advance import advance
-from handler.intake import convert
-from handler.intake.create import create_batch
-from handler.intake.events import Intake
-from handler.intake.units import work_on
-from handler.moves.cancel import cancel
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
+from tidemill.batch.batch_request import parse_request
+from tidemill.batch.model import Batch, File, Shard
+from tidemill.batch.object_keys import converted_key
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import intake_message
+from tidemill.handler.control.advance import advance
+from tidemill.handler.intake import convert
+from tidemill.handler.intake.control_messages import IntakeStep
+from tidemill.handler.intake.new_batch import create_batch
+from tidemill.handler.intake.work_units import run_unit
+from tidemill.handler.lifecycle.cancel import cancel
 
 MIB = 2**20
 
@@ -75,8 +75,8 @@ def places_of(shards: list[Shard]) -> list[tuple[int, int, int, int]]:
 def test_every_form_of_a_file_becomes_the_same_shards(cloud: Cloud, name: str, data: bytes) -> None:
     """Whatever its name says; results go beside it, and the input is told of as it was dropped."""
     plain = cloud.create(lines_of(25))
-    cloud.take_in(plain)
-    batch = cloud.take_in(cloud.create(data, f"input/{name}"))
+    cloud.ingest(plain)
+    batch = cloud.ingest(cloud.create(data, f"input/{name}"))
     assert batch.status is Status.IN_PROGRESS
     assert (batch.num_rows, batch.num_shards) == (25, 3)
     assert places_of(cloud.shards(batch.id)) == places_of(cloud.shards(plain.id))
@@ -94,17 +94,17 @@ def test_a_file_of_the_api_may_have_any_form_too(mini: Cloud) -> None:
     file = File("file-1", "tenant", drop.key, 10, 1, "lines.gz", "batch")
     mini.run(mini.deployment.files.put_file(file))
     asked = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions"}
-    batch = mini.run(create_batch(mini.deployment, "tenant", read_request(asked), 1_900_000_000))
-    batch = mini.take_in(batch, now=lambda: 1_900_000_001)
+    batch = mini.run(create_batch(mini.deployment, "tenant", parse_request(asked), 1_900_000_000))
+    batch = mini.ingest(batch, now=lambda: 1_900_000_001)
     assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 3)
-    assert batch.source.key == plain_key(batch.id)
+    assert batch.source.key == converted_key(batch.id)
     assert batch.input.key == drop.key
 
 
 def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:
     """`line` counts elements, and so do the words."""
     data = b"[" + b",".join([line_of("a"), b'{\n "custom_id": 1}', b"{]", line_of("a")]) + b"]"
-    batch = mini.take_in(mini.create(data))
+    batch = mini.ingest(mini.create(data))
     assert [(error.code, error.line) for error in batch.errors] == [
         ("missing_required_parameter", 2),
         ("invalid_json_line", 3),
@@ -115,10 +115,10 @@ def test_bad_elements_are_named_by_their_number(mini: Cloud) -> None:
 
 def test_a_damaged_file_leaves_nothing_behind(mini: Cloud) -> None:
     """No upload that S3 would keep, and be paid for."""
-    batch = mini.take_in(mini.create(gzip.compress(lines_of(50))[:-1]))
+    batch = mini.ingest(mini.create(gzip.compress(lines_of(50))[:-1]))
     assert "cut off after" in batch.errors[0].message
     assert uploads_of(mini) == []
-    assert not mini.has_object(plain_key(batch.id))
+    assert not mini.has_object(converted_key(batch.id))
 
 
 @pytest.fixture
@@ -142,26 +142,26 @@ def long_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> LongFile:
 def test_a_long_file_is_made_plain_in_many_runs(mini: Cloud, long_file: LongFile) -> None:
     """What a run has sent the next one does not send again."""
     # A look at the clock when it begins, and one before each part.
-    batch = mini.take_in(long_file.batch, time_for(3))
+    batch = mini.ingest(long_file.batch, time_for(3))
     assert (batch.status, long_file.sent) == (Status.VALIDATING, [1, 2])
-    assert mini.take_in(batch).status is Status.IN_PROGRESS
+    assert mini.ingest(batch).status is Status.IN_PROGRESS
     assert sorted(long_file.sent) == [1, 2, 3, 4, 5]
-    assert mini.run(mini.deployment.bucket.get(plain_key(batch.id))) == long_file.data
+    assert mini.run(mini.deployment.bucket.get(converted_key(batch.id))) == long_file.data
 
 
 def test_a_file_that_no_run_can_come_further_with_is_refused(
     mini: Cloud, long_file: LongFile
 ) -> None:
     """Not tried for ever, but not for runs that had no time or were slow: the sentence helps."""
-    batch = mini.take_in(long_file.batch, time_for(3))
+    batch = mini.ingest(long_file.batch, time_for(3))
     in_vain = 0
     for num_looks in (3, 0, 2, 4, 3, 3, 0):
-        batch = mini.take_in(batch, time_for(num_looks))
+        batch = mini.ingest(batch, time_for(num_looks))
         assert batch.status is Status.VALIDATING
         assert batch.conversion is not None
         in_vain = batch.conversion.num_vain
     assert (in_vain, long_file.sent) == (2, [1, 2, 3])
-    batch = mini.take_in(batch, time_for(1))
+    batch = mini.ingest(batch, time_for(1))
     assert batch.status is Status.FAILED
     assert batch.errors[0].message.startswith("The file is too long to be unpacked here: split it")
     assert uploads_of(mini) == []
@@ -172,17 +172,17 @@ def test_a_run_without_the_turn_refuses_nothing(
 ) -> None:
     """However hopeless it looks to a run that was held up: another one goes on."""
     monkeypatch.setattr(convert, "_MAX_VAIN", 1)
-    batch = mini.take_in(long_file.batch, time_for(3))
+    batch = mini.ingest(long_file.batch, time_for(3))
     table, seconds = mini.deployment.table, iter([600.0])
 
     def held_up() -> float:
         left = next(seconds, 0.0)
         if not left:
             now = time.time() + 60
-            assert mini.run(table.take_turn(batch.id, "other", now=now, until=now)).is_ours
+            assert mini.run(table.acquire_lock(batch.id, "other", now=now, until=now)).is_acquired
         return left
 
-    assert mini.take_in(batch, held_up).status is Status.VALIDATING
+    assert mini.ingest(batch, held_up).status is Status.VALIDATING
     assert len(uploads_of(mini)) == 1
 
 
@@ -190,19 +190,19 @@ def test_parts_that_were_sent_end_a_time_of_failures(mini: Cloud, long_file: Lon
     """Only a file that comes no further for hours fails."""
     table = mini.deployment.table
     mini.run(table.set_once(long_file.batch.id, "failing_since", 1))
-    batch = mini.take_in(long_file.batch, time_for(1))
+    batch = mini.ingest(long_file.batch, time_for(1))
     assert (batch.failing_since, long_file.sent) == (1, [])
-    batch = mini.take_in(batch, time_for(3))
+    batch = mini.ingest(batch, time_for(3))
     assert (batch.failing_since, batch.original) == (None, None)
     mini.run(table.set_once(batch.id, "failing_since", 1))
-    assert mini.take_in(batch).failing_since is None
+    assert mini.ingest(batch).failing_since is None
 
 
 def test_a_cancelled_file_is_made_plain_no_further(mini: Cloud, long_file: LongFile) -> None:
     """Nor one that a newer upload replaces; nothing is left behind."""
     long_file.at_part = partial(mini.create, lines_of(1), "input/x.jsonl.gz")
     clock = count(time.time(), 10.0)
-    batch = mini.take_in(long_file.batch, now=lambda: next(clock))
+    batch = mini.ingest(long_file.batch, now=lambda: next(clock))
     assert batch.status is Status.CANCELLED
     assert len(long_file.sent) <= 2
     assert uploads_of(mini) == []
@@ -212,11 +212,11 @@ def test_a_file_that_is_cancelled_between_two_runs_leaves_nothing_behind(
     mini: Cloud, long_file: LongFile
 ) -> None:
     """The run that would have gone on gives the upload up."""
-    batch = mini.take_in(long_file.batch, time_for(3))
+    batch = mini.ingest(long_file.batch, time_for(3))
     mini.run(cancel(mini.deployment, batch.id, int(time.time())))
     for message in mini.messages(mini.deployment.intake):
-        asked = Intake(message["batch_id"], message["unit"])
-        work_on(mini.aws, mini.deployment, asked, plenty)
+        asked = IntakeStep(message["batch_id"], message["unit"])
+        run_unit(mini.aws, mini.deployment, asked, plenty)
     assert mini.batch(batch.id).status is Status.CANCELLED
     assert uploads_of(mini) == []
 
@@ -226,7 +226,7 @@ def test_a_file_is_made_plain_no_further_behind_its_window(
 ) -> None:
     """The run stops and rings; whoever hears it lets the batch expire, and nothing is left."""
     late = long_file.batch.expires_at + 1
-    batch = mini.take_in(long_file.batch, now=lambda: late + 10 * len(long_file.sent))
+    batch = mini.ingest(long_file.batch, now=lambda: late + 10 * len(long_file.sent))
     assert batch.status is Status.VALIDATING
     assert mini.messages(mini.deployment.intake) == [intake_message(batch.id)]
     assert len(long_file.sent) <= 2
@@ -248,7 +248,7 @@ def test_what_holds_no_bytes_is_looked_at_too(mini: Cloud, data: bytes) -> None:
         looks.append(600.0)
         return looks[-1]
 
-    assert mini.take_in(mini.create(data), time_left).status is Status.FAILED
+    assert mini.ingest(mini.create(data), time_left).status is Status.FAILED
     assert len(looks) > 10
 
 
@@ -256,14 +256,14 @@ def test_an_upload_that_somebody_has_aborted_is_begun_anew(
     mini: Cloud, long_file: LongFile
 ) -> None:
     """A lifecycle rule, for instance."""
-    batch = mini.take_in(long_file.batch, time_for(3))
+    batch = mini.ingest(long_file.batch, time_for(3))
     assert batch.conversion is not None
     upload_id = batch.conversion.upload
-    mini.run(mini.deployment.bucket.abort_upload(plain_key(batch.id), upload_id))
-    batch = mini.take_in(batch)
+    mini.run(mini.deployment.bucket.abort_upload(converted_key(batch.id), upload_id))
+    batch = mini.ingest(batch)
     assert (batch.status, batch.conversion) == (Status.VALIDATING, None)
     assert mini.messages(mini.deployment.intake)[-1] == intake_message(batch.id)
-    assert mini.take_in(batch).status is Status.IN_PROGRESS
+    assert mini.ingest(batch).status is Status.IN_PROGRESS
 
 
 def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> None:
@@ -273,11 +273,11 @@ def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> Non
     while was_killed:
         key = f"input/{len(results)}.gz"
         batch = mini.create(gzip.compress(lines_of(25)), key)
-        run = partial(mini.take_in, batch)
+        run = partial(mini.ingest, batch)
         was_killed = is_killed_after(len(results), mini.aws, run)
         left = mini.batch(batch.id)
         mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
-        made = mini.take_in(left)
+        made = mini.ingest(left)
         assert made.status is Status.IN_PROGRESS
         results.append(places_of(mini.shards(batch.id)))
     assert len(results) > 10
@@ -291,10 +291,10 @@ def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud) -> None:
     num_calls, was_killed = 0, True
     while was_killed:
         batch = mini.create(gzip.compress(lines_of(25))[:-1], f"input/{num_calls}.gz")
-        was_killed = is_killed_after(num_calls, mini.aws, partial(mini.take_in, batch))
+        was_killed = is_killed_after(num_calls, mini.aws, partial(mini.ingest, batch))
         left = mini.batch(batch.id)
         mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
-        refused = mini.take_in(left)
+        refused = mini.ingest(left)
         assert refused.status is Status.FAILED
         assert "cut off after" in refused.errors[0].message
         num_calls += 1

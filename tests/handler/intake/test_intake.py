@@ -9,19 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from handler.aws.queues import intake_message
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.errors import AwsError
-from handler.moves.cancel import cancel
 from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, line_of, lines_of
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import intake_message
+from tidemill.handler.errors import AwsError
+from tidemill.handler.intake.new_batch import create_batch_of_drop
+from tidemill.handler.lifecycle.cancel import cancel
 
 
 def test_a_good_file_is_cut_into_shards_that_can_be_run(cloud: Cloud) -> None:
     """Shards cover the file without a gap; model, endpoint and counts stand in the batch."""
     data = lines_of(24) + b"\n" + line_of("last", url="/v1/completions")
-    batch = cloud.take_in(cloud.create(data))
+    batch = cloud.ingest(cloud.create(data))
     assert batch.status is Status.IN_PROGRESS
     assert (batch.model, batch.endpoint) == (MODEL, "/v1/chat/completions")
     assert (batch.num_rows, batch.num_shards, batch.shards_left) == (25, 3, 3)
@@ -41,7 +42,7 @@ def test_a_good_file_is_cut_into_shards_that_can_be_run(cloud: Cloud) -> None:
 def test_a_bad_file_fails_with_every_bad_line_named(cloud: Cloud) -> None:
     """The report beside where its output would be says the same."""
     data = lines_of(12) + b"{\n" + line_of(3) + b"\n" + line_of("z", body={"model": "no"})
-    batch = cloud.take_in(cloud.create(data))
+    batch = cloud.ingest(cloud.create(data))
     assert batch.status is Status.FAILED
     assert [(error.code, error.line) for error in batch.errors] == [
         ("invalid_json_line", 13),
@@ -78,7 +79,7 @@ def test_a_file_of_another_kind_gets_one_clear_message(
     mini: Cloud, data: bytes, code: str, word: str, choice: str
 ) -> None:
     """Whatever was asked for about invalid lines: there is no other."""
-    batch = mini.take_in(mini.create(data, metadata={"on-invalid-line": choice}))
+    batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": choice}))
     assert batch.status is Status.FAILED
     [error] = batch.errors
     assert error.code == code
@@ -88,7 +89,7 @@ def test_a_file_of_another_kind_gets_one_clear_message(
 
 def test_a_file_may_begin_with_a_byte_order_mark(mini: Cloud) -> None:
     """As Windows programs write it."""
-    batch = mini.take_in(mini.create(b"\xef\xbb\xbf" + lines_of(2)))
+    batch = mini.ingest(mini.create(b"\xef\xbb\xbf" + lines_of(2)))
     assert batch.status is Status.IN_PROGRESS
     assert mini.shards(batch.id)[0].start == 0
 
@@ -96,7 +97,7 @@ def test_a_file_may_begin_with_a_byte_order_mark(mini: Cloud) -> None:
 def test_invalid_lines_can_be_skipped(mini: Cloud) -> None:
     """They are rows like others, and their errors are told there."""
     data = b"[1]\n" + lines_of(3) + b"{\n" + line_of("s", body={"model": "no"})
-    batch = mini.take_in(mini.create(data, metadata={"on-invalid-line": "skip"}))
+    batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": "skip"}))
     assert batch.status is Status.IN_PROGRESS
     assert (batch.num_rows, batch.num_errors, batch.errors) == (6, 0, ())
     assert sum(shard.num_rows for shard in mini.shards(batch.id)) == 6
@@ -105,7 +106,7 @@ def test_invalid_lines_can_be_skipped(mini: Cloud) -> None:
 def test_repeated_ids_fail_a_file_all_the_same(mini: Cloud) -> None:
     """Its rows could not be told apart."""
     data = b"[1]\n" + lines_of(3) + line_of(1)
-    batch = mini.take_in(mini.create(data, metadata={"on-invalid-line": "skip"}))
+    batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": "skip"}))
     assert batch.status is Status.FAILED
     assert [(error.code, error.line) for error in batch.errors] == [("duplicate_custom_id", 5)]
 
@@ -116,7 +117,7 @@ def test_an_option_that_cannot_be_fails_the_batch(mini: Cloud) -> None:
     mini.aws.clients["s3"].delete_object(
         Bucket=mini.bucket, Key=batch.source.key, VersionId=batch.source.version_id
     )
-    batch = mini.take_in(batch)
+    batch = mini.ingest(batch)
     assert batch.status is Status.FAILED
     [error] = batch.errors
     assert (error.code, error.param) == ("invalid_option", "completion-window")
@@ -135,9 +136,9 @@ def test_a_run_that_dies_is_done_again(mini: Cloud, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(mini.aws.clients["dynamodb"], "put_item", fail_at_third)
     with pytest.raises(ConnectionError):
-        mini.take_in(batch)
+        mini.ingest(batch)
     assert mini.batch(batch.id).status is Status.VALIDATING
-    batch = mini.take_in(batch)
+    batch = mini.ingest(batch)
     assert batch.status is Status.IN_PROGRESS
     assert [shard.num_rows for shard in mini.shards(batch.id)] == [10, 10, 10, 10, 5]
 
@@ -146,11 +147,60 @@ def test_one_run_at_a_time(mini: Cloud) -> None:
     """A second one leaves the file alone, and rings for later should the first have died."""
     batch = mini.create(lines_of(3))
     now = time.time()
-    turn = mini.deployment.table.take_turn(batch.id, "other", now=now, until=now + 20)
+    turn = mini.deployment.table.acquire_lock(batch.id, "other", now=now, until=now + 20)
     assert mini.run(turn)
-    assert mini.take_in(batch).status is Status.VALIDATING
+    assert mini.ingest(batch).status is Status.VALIDATING
     assert mini.run(mini.deployment.intake.count()) == 1
-    assert mini.take_in(batch, now=lambda: now + 21).status is Status.IN_PROGRESS
+    assert mini.ingest(batch, now=lambda: now + 21).status is Status.IN_PROGRESS
+
+
+def locked(cloud: Cloud, owner: str) -> Batch:
+    """Return the batch of a new upload, created with a lock."""
+    drop, now = cloud.put(lines_of(3)), int(time.time())
+    batch = cloud.run(create_batch_of_drop(cloud.deployment, drop, now, owner))
+    assert batch is not None
+    return batch
+
+
+def test_the_lock_of_a_creation_holds_for_its_run_alone(mini: Cloud) -> None:
+    """Others wait until it has expired."""
+    batch = locked(mini, "a")
+    assert mini.ingest(batch, owner="b").turn == "a"
+    assert mini.ingest(batch).status is Status.VALIDATING
+    batch = mini.ingest(batch, owner="a")
+    assert (batch.status, batch.turn) == (Status.IN_PROGRESS, None)
+
+
+@pytest.mark.parametrize("seconds", [0, 10, 30])
+def test_a_run_that_was_late_with_its_lock_acquires_it_again(mini: Cloud, seconds: int) -> None:
+    """Unless another one has acquired it since."""
+    batch, table = locked(mini, "a"), mini.deployment.table
+    late = int(time.time()) + seconds
+    if seconds > 20:
+        stolen = table.acquire_lock(batch.id, "b", now=late, until=late + 20)
+        assert mini.run(stolen).is_acquired
+    done = mini.ingest(batch, now=lambda: late, owner="a")
+    assert done.status is (Status.VALIDATING if seconds > 20 else Status.IN_PROGRESS)
+    assert done.turn == ("b" if seconds > 20 else None)
+
+
+def test_a_run_that_lost_its_lock_starts_nothing(mini: Cloud) -> None:
+    """It notices when it moves the batch, and sends a message before it ends."""
+    batch, table = locked(mini, "a"), mini.deployment.table
+    start, calls = time.time(), iter(range(100_000))
+
+    def now() -> float:
+        if next(calls) == 1:
+            acquired = table.acquire_lock(batch.id, "b", now=start + 30, until=start + 50)
+            assert mini.run(acquired).is_acquired
+        return start
+
+    left = mini.ingest(batch, now=now, owner="a")
+    assert (left.status, left.turn) == (Status.VALIDATING, "b")
+    assert left.announced is Status.VALIDATING
+    assert mini.messages(mini.deployment.intake) == [intake_message(batch.id)]
+    done = mini.ingest(batch, now=lambda: start + 60)
+    assert (done.status, done.turn) == (Status.IN_PROGRESS, None)
 
 
 def clock_that(acts_at: int, act: Callable[[], object]) -> Callable[[], float]:
@@ -171,7 +221,7 @@ def test_a_cancelled_file_is_read_no_further(mini: Cloud) -> None:
     """The run stops within seconds, leaves the batch as it is, and rings for it."""
     batch = mini.create(lines_of(100))
     now = clock_that(12, lambda: mini.run(cancel(mini.deployment, batch.id, int(time.time()))))
-    mini.take_in(batch, now=now, chunk_bytes=100)
+    mini.ingest(batch, now=now, chunk_bytes=100)
     assert mini.batch(batch.id).status is Status.CANCELLED
     assert mini.shards(batch.id) == []
 
@@ -179,7 +229,7 @@ def test_a_cancelled_file_is_read_no_further(mini: Cloud) -> None:
 def test_a_window_may_end_while_a_file_is_read(mini: Cloud) -> None:
     """The run stops and rings, so that the batch expires."""
     batch = mini.create(lines_of(1000), metadata={"completion-window": "30m"})
-    batch = mini.take_in(batch, now=clock_that(-1, lambda: None), chunk_bytes=100)
+    batch = mini.ingest(batch, now=clock_that(-1, lambda: None), chunk_bytes=100)
     assert batch.status is Status.VALIDATING
     assert mini.messages(mini.deployment.intake) == [intake_message(batch.id)]
     assert mini.shards(batch.id) == []
@@ -188,8 +238,8 @@ def test_a_window_may_end_while_a_file_is_read(mini: Cloud) -> None:
 def test_a_batch_that_is_no_longer_validating_is_left_alone(mini: Cloud) -> None:
     """A message that comes late changes nothing."""
     batch = mini.create(lines_of(3))
-    done = mini.take_in(batch)
-    assert replace(mini.take_in(batch), turn_until=0) == replace(done, turn_until=0)
+    done = mini.ingest(batch)
+    assert replace(mini.ingest(batch), turn_until=0) == replace(done, turn_until=0)
 
 
 def remove(cloud: Cloud, batch: Batch) -> None:
@@ -203,7 +253,7 @@ def test_an_input_that_is_gone_fails_the_batch(cloud: Cloud) -> None:
     """Deleted before anybody read it."""
     batch = cloud.create(lines_of(3))
     remove(cloud, batch)
-    batch = cloud.take_in(batch)
+    batch = cloud.ingest(batch)
     assert batch.status is Status.FAILED
     assert [error.code for error in batch.errors] == ["input_gone"]
 
@@ -215,17 +265,17 @@ def test_an_input_that_was_changed_fails_the_batch(cloud: Cloud) -> None:
     other = replace(batch, id="batch_without_version", source=source)
     cloud.run(cloud.deployment.table.create_batch(other))
     cloud.put(lines_of(4))
-    assert cloud.take_in(batch).status is Status.IN_PROGRESS
-    other = cloud.take_in(other)
+    assert cloud.ingest(batch).status is Status.IN_PROGRESS
+    other = cloud.ingest(other)
     assert other.status is Status.FAILED
     assert [error.code for error in other.errors] == ["input_changed"]
 
 
 def test_a_line_without_an_end_is_given_up(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run could come past it, so the file is refused with the number of the line."""
-    monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 500)
+    monkeypatch.setattr("tidemill.batch.file.lines.MAX_SKIPPED_BYTES", 500)
     data = lines_of(2) + b'{"custom_id": "' + b"x" * 2000
-    [error] = mini.take_in(mini.create(data), chunk_bytes=100).errors
+    [error] = mini.ingest(mini.create(data), chunk_bytes=100).errors
     assert "Line 3 is longer" in error.message
 
 
@@ -233,12 +283,12 @@ def test_an_endpoint_is_strict_only_where_a_request_named_one(mini: Cloud) -> No
     """With the setting, lines of an API batch must be for it; an upload names none."""
     strict = mini.having(strict_endpoint=True)
     drop = strict.create(lines_of(1) + line_of("t", url="/v1/completions"))
-    assert strict.take_in(drop).status is Status.IN_PROGRESS
+    assert strict.ingest(drop).status is Status.IN_PROGRESS
     outputs = replace(drop.outputs, output_key="files/a.jsonl")
     for cloud, status in ((strict, Status.FAILED), (mini, Status.IN_PROGRESS)):
         batch = replace(drop, id=f"batch_{status}", outputs=outputs, endpoint="/v1/completions")
         cloud.run(cloud.deployment.table.create_batch(batch))
-        done = cloud.take_in(batch)
+        done = cloud.ingest(batch)
         assert done.status is status
         assert done.endpoint == "/v1/completions"
         assert all(error.code == "url_mismatch" for error in done.errors)
@@ -256,5 +306,5 @@ def test_a_service_that_fails_is_no_verdict_on_the_file(
     with monkeypatch.context() as patch:
         patch.setattr(mini.aws.clients["s3"], "get_object", refuse)
         with pytest.raises(AwsError):
-            mini.take_in(batch)
-    assert mini.take_in(batch).status is Status.IN_PROGRESS
+            mini.ingest(batch)
+    assert mini.ingest(batch).status is Status.IN_PROGRESS

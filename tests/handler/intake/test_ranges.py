@@ -14,24 +14,24 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.batchfile.duplicates import DuplicateFinder, Duplicates, Share, repeated_in
-from engine.batchfile.forms import HEAD_BYTES, Form, form_of
-from engine.batchfile.lines import FormError
-from handler.batch.check import NOT_JSON, Findings, Verdict, judge, refuse
-from handler.batch.cutter import ShardLimits
-from handler.batch.intake import Phase, Unit, begin_reading
-from handler.batch.model import OnInvalidLine, Shard, Source
-from handler.intake.scan import Scanned, Scanner
-from handler.intake.survey import (
-    Places,
-    Survey,
-    bytes_of,
-    of_another_model,
-    rows_of,
+from tests.handler.intake.rig import line_of
+from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates, Share, find_repeated
+from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
+from tidemill.batch.model import OnInvalidLine, Shard, Source
+from tidemill.batch.shard_cutter import ShardLimits
+from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
+from tidemill.handler.intake.scan import Scanner, ScanResult
+from tidemill.handler.intake.scan_summary import (
+    IdOffsets,
+    ScanSummary,
+    decode_offsets,
+    offsets_range,
+    scans_of_other_models,
     shards_of,
 )
-from server.local.checking import check_file
-from tests.handler.intake.rig import line_of
+from tidemill.server.local.validation import check_file
 
 MODELS = {"m": "m", "n": "n", "tidemill-demo": "tidemill-demo"}
 LIMITS = ShardLimits(3, 400)
@@ -69,10 +69,10 @@ def look_at(
 ) -> Seen:
     """Scan a file range by range, those of another model again, and search its ids."""
     try:
-        form = form_of(data[:HEAD_BYTES])
-    except FormError as exc:
+        form = detect_format(data[:HEAD_BYTES])
+    except FormatError as exc:
         return Seen(refuse(NOT_JSON, exc.message), Findings(), [])
-    reading = begin_reading(form, LIMITS, len(data), range_bytes, None)
+    reading = new_progress(form, LIMITS, len(data), range_bytes, None)
     source = Source("b", "k", "e", len(data))
     scanner = Scanner(
         Memory(data), source, reading.limits, max_lines, MODELS, None, lambda: None, chunk_bytes
@@ -92,13 +92,13 @@ def look_at(
                 break
             start = scanned.end
     models = [scanned.findings.model for scanned in scans]
-    for number in of_another_model(models):
+    for number in scans_of_other_models(models):
         with DuplicateFinder() as finder:
             right = scanner.scan(spans[number], finder, next(filter(None, models)))
         scans[number].findings = right.findings
     try:
         survey = survey_of(scans)
-    except FormError as exc:
+    except FormatError as exc:
         return Seen(refuse(NOT_JSON, exc.message), Findings(), [])
     duplicates = search(scans, survey, saved, num_shares)
     verdict = judge(
@@ -111,38 +111,38 @@ def look_at(
     return Seen(verdict, survey.findings, list(shards_in(scans, survey)))
 
 
-def survey_of(scans: Sequence[Scanned]) -> Survey:
+def survey_of(scans: Sequence[ScanResult]) -> ScanSummary:
     """Return what is known of the whole file."""
-    survey = Survey()
+    survey = ScanSummary()
     for number, scanned in enumerate(scans):
-        survey.add(Unit(Phase.SCAN, number), scanned)
+        survey.add(WorkUnit(Phase.SCAN, number), scanned)
     return survey
 
 
 def search(
-    scans: Sequence[Scanned], survey: Survey, saved: Sequence[bytes], num_shares: int
+    scans: Sequence[ScanResult], survey: ScanSummary, saved: Sequence[bytes], num_shares: int
 ) -> Duplicates:
     """Look for repeated ids share by share, as runs do."""
-    places = Places()
+    places = IdOffsets()
     for scanned in scans:
         places.add(scanned.ids)
     index, found = places.dump(), Duplicates()
     for number in range(num_shares):
-        share = Share.of(number, num_shares)
-        rows = rows_of(index[slice(*bytes_of(share, len(scans)))], len(scans))
+        share = Share.nth(number, num_shares)
+        rows = decode_offsets(index[slice(*offsets_range(share, len(scans)))], len(scans))
         of_share = Duplicates()
         for start, end in pairwise(rows):
             pieces = [
                 (data[first:last], shift)
                 for data, first, last, shift in zip(saved, start, end, survey.shifts, strict=True)
             ]
-            repeated = repeated_in(pieces, share.slice_number, share.num_slices)
+            repeated = find_repeated(pieces, share.slice_number, share.num_slices)
             of_share = of_share.plus(repeated, 100)
         found = found.beside(of_share, 100)
     return found
 
 
-def shards_in(scans: Sequence[Scanned], survey: Survey) -> Iterator[Shard]:
+def shards_in(scans: Sequence[ScanResult], survey: ScanSummary) -> Iterator[Shard]:
     """Yield the shards of all ranges."""
     for number, scanned in enumerate(scans):
         first, shift = survey.first_shards[number], survey.shifts[number]
@@ -243,7 +243,7 @@ def test_a_line_without_an_end_is_given_up_by_its_number(
     monkeypatch: pytest.MonkeyPatch, range_bytes: int
 ) -> None:
     """Ranges in its middle are read no further than to their own ends."""
-    monkeypatch.setattr("engine.batchfile.lines.MAX_SKIPPED_BYTES", 500)
+    monkeypatch.setattr("tidemill.batch.file.lines.MAX_SKIPPED_BYTES", 500)
     data = line_of(1) + b"\n\n" + b'{"custom_id": "' + b"x" * 3000
     seen = look_at(data, range_bytes, chunk_bytes=50, choice="skip")
     [error] = seen.verdict.errors
@@ -252,7 +252,7 @@ def test_a_line_without_an_end_is_given_up_by_its_number(
 
 def test_a_file_of_any_length_has_no_more_ranges_than_runs_can_know_of() -> None:
     """Those of a longer one are longer."""
-    reading = begin_reading(Form(), LIMITS, 5 * 2**40, 2**28, None)
+    reading = new_progress(FileFormat(), LIMITS, 5 * 2**40, 2**28, None)
     assert reading.num_ranges == 4096
     assert reading.range_of(4095) == (4095 * reading.range_bytes, 5 * 2**40)
-    assert begin_reading(Form(), LIMITS, 10**12, 2**28, None).num_ranges == 3726
+    assert new_progress(FileFormat(), LIMITS, 10**12, 2**28, None).num_ranges == 3726

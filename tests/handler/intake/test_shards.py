@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from handler.batch.model import Shard
-from handler.intake.shards import ShardWriter
+from tidemill.batch.model import Shard
+from tidemill.handler.intake.shards import ShardWriter
 
 
 def shard(number: int) -> Shard:

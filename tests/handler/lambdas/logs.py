@@ -13,12 +13,12 @@ from typing import Any
 ROOT = Path(__file__).parents[3]
 _RUN = """
 import importlib, json, sys
-from localstack.pump import Context
-from handler.log import logger
+from localstack.event_source_mapping import LocalLambdaContext
+from tidemill.handler.observability import logger
 name, event = json.load(sys.stdin)
 try:
-    handler = importlib.import_module(f"handler.lambdas.{name}").handler
-    print(json.dumps(handler(event, Context(name, 10))))
+    handler = importlib.import_module(f"tidemill.handler.lambdas.{name}").handler
+    print(json.dumps(handler(event, LocalLambdaContext(name, 10))))
 except Exception:
     logger.exception("as Lambda logs what a handler raises")
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from handler.aws.sync import Aws
+from tidemill.handler.aws.sync import Aws
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections import Counter
@@ -12,21 +13,21 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from handler.api.envelope.means import aws as api_aws
-from handler.aws.queues import advance_message
-from handler.aws.sync import Aws
-from handler.batch.model import File
-from handler.batch.states import Status
-from handler.control.reap import reap
-from handler.intake.events import drop_message
-from handler.lambdas.control import act_on
-from handler.moves import turn
 from tests.emulators import Emulator, active_ids
 from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.finalize.rig import Cloud as Rig
 from tests.handler.finalize.rig import Drop
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tests.handler.lambdas.telling import listening
+from tidemill.batch.model import File
+from tidemill.batch.states import Status
+from tidemill.handler.api.envelope.caller import aws as api_aws
+from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.control.reaper import reap
+from tidemill.handler.intake.control_messages import drop_message
+from tidemill.handler.lambdas.control import handle_message
+from tidemill.handler.lifecycle import batch_lock
 
 FOR_EVER = 1e9
 
@@ -34,7 +35,7 @@ FOR_EVER = 1e9
 @pytest.fixture(autouse=True)
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no turn for the time that a slow machine takes."""
-    monkeypatch.setattr(turn, "_KEEP_EVERY_SECONDS", FOR_EVER)
+    monkeypatch.setattr(batch_lock, "_RENEW_EVERY_SECONDS", FOR_EVER)
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def _name(operation: str, params: Mapping[str, Any]) -> str:
 def heard(cloud: Cloud, body: object) -> Counter[str]:
     """Let the control Lambda hear a message and return the calls of that run."""
     with counting(cloud.aws) as counts:
-        act_on(cloud.aws, cloud.deployment, to_json(body).decode(), plenty)
+        handle_message(cloud.aws, cloud.deployment, to_json(body).decode(), plenty)
     return counts
 
 
@@ -80,20 +81,33 @@ def test_a_drop_is_taken_in_without_reading_its_batch(ministack: Emulator) -> No
     cloud = Cloud.on(ministack)
     with listening(cloud.aws) as told:
         counts = heard(cloud, message_of(cloud))
-    assert told == ["validating", "in_progress"]
+    assert told == ["in_progress"]
     assert counts == {
         "HeadObject": 1,
-        "GetItem TENANT/META": 2,  # its webhook's secret, then its limit of lines
+        "GetItem TENANT/META": 1,  # its webhook's secret and its limit of lines
         "GetItem DROP/META": 1,
-        "TransactWriteItems": 1,
-        "PutEvents": 2,
+        "TransactWriteItems": 1,  # with the lock
+        "PutEvents": 1,
         "GetObject": 2,  # its first bytes, then all of them
         "PutItem BATCH/READING": 1,
         "PutItem BATCH/SHARD": 1,
-        # Told, the turn taken, in progress, told, the turn given, rung for.
-        "UpdateItem BATCH/META": 6,
+        # In progress and the lock released, announced, rung for.
+        "UpdateItem BATCH/META": 3,
         "SendMessageBatch": 1,
     }
+    assert counts.total() == 13
+
+
+def test_a_drop_that_is_left_to_another_run_is_announced(ministack: Emulator) -> None:
+    """Its lock is released before the message is sent."""
+    cloud = Cloud.on(ministack)
+    with listening(cloud.aws) as told:
+        counts = heard(cloud, drop_message(cloud.put(gzip.compress(lines_of(4)))))
+    assert told == ["validating"]
+    [batch_id] = cloud.run(active_ids(cloud.deployment.table))
+    assert cloud.batch(batch_id).turn is None
+    assert counts["UpdateItem BATCH/META"] == 3  # what it is made plain by, released, announced
+    assert counts["SendMessage"] == 1
 
 
 def test_an_event_that_comes_again_reads_the_batch_once(ministack: Emulator) -> None:
@@ -164,7 +178,7 @@ def test_a_batch_is_made_by_few_calls(ministack: Emulator) -> None:
             "PutItem BATCH/READING": 1,
             "PutItem BATCH/SHARD": 1,
             "PutEvents": 1,
-            "UpdateItem BATCH/META": 5,
+            "UpdateItem BATCH/META": 4,  # the lock, then as with a drop
             "SendMessageBatch": 1,
         }
 

@@ -10,17 +10,17 @@ from uuid import uuid4
 import pytest
 from pydantic_core import from_json, to_json
 
-from handler.aws.calls import Call
-from handler.aws.queues import advance_message, intake_message, shard_message
-from handler.aws.sync import Aws
-from handler.batch.states import Status
-from handler.control.bury import PATIENCE_SECONDS, bury
-from handler.deployment import deployment
-from handler.errors import AwsError
-from handler.lambdas import dead_letters
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.emulators import MODEL, Emulator
 from tests.handler.finalize.rig import Cloud
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.aws.queues import advance_message, intake_message, shard_message
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.control.dead_letters import PATIENCE_SECONDS, handle_dead_letter
+from tidemill.handler.deployment import deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.lambdas import dead_letters
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def mini(ministack: Emulator) -> Cloud:
 def dead(cloud: Cloud, message: object, *, later: int = 0) -> None:
     """Deal with one dead message, now or so many seconds later."""
     body = message if isinstance(message, str) else to_json(message).decode()
-    cloud.run(bury(cloud.deployment, body, int(time.time()) + later))
+    cloud.run(handle_dead_letter(cloud.deployment, body, int(time.time()) + later))
 
 
 def rung(cloud: Cloud) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_a_unit_of_a_file_is_tried_again_until_it_has_failed_for_hours(mini: Clo
     [sent] = [
         call.arguments
         for call in _recorded(
-            mini.aws, bury(mini.deployment, to_json(unit).decode(), int(time.time()))
+            mini.aws, handle_dead_letter(mini.deployment, to_json(unit).decode(), int(time.time()))
         )
         if call.method == "send_message"
     ]
@@ -112,7 +112,7 @@ def test_an_outage_fails_no_file(mini: Cloud) -> None:
 def test_a_batch_that_does_not_advance_is_tried_again_later(mini: Cloud) -> None:
     """Whatever stands in its way may pass: the message comes again after five minutes."""
     drop = mini.drop(4).begin()
-    operation = bury(mini.deployment, to_json(advance_message(drop.id)).decode(), 0)
+    operation = handle_dead_letter(mini.deployment, to_json(advance_message(drop.id)).decode(), 0)
     calls = list(_recorded(mini.aws, operation))
     sent = [call.arguments for call in calls if call.method == "send_message"]
     assert [message["DelaySeconds"] for message in sent] == [300]
@@ -208,16 +208,16 @@ def test_messages_that_cannot_be_dealt_with_now_come_again(
         monkeypatch.setenv(name, value)
     deployment.cache_clear()
     dead_letters._aws.cache_clear()
-    real = dead_letters.bury
+    real = dead_letters.handle_dead_letter
 
     def fail(found: Any, body: str, now: int) -> Any:
         if bad.id in body:
             raise AwsError("the table is throttled")
         return real(found, body, now)
 
-    monkeypatch.setattr(dead_letters, "bury", fail)
+    monkeypatch.setattr(dead_letters, "handle_dead_letter", fail)
     records = [record(advance_message(drop.id)) for drop in (bad, good)]
-    answer = dead_letters.handler({"Records": records}, Context("dead_letters", 60))
+    answer = dead_letters.handler({"Records": records}, LocalLambdaContext("dead_letters", 60))
     deployment.cache_clear()
     dead_letters._aws.cache_clear()
     assert answer == {"batchItemFailures": [{"itemIdentifier": records[0]["messageId"]}]}

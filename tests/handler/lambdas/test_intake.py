@@ -9,14 +9,14 @@ from typing import Any, cast
 import pytest
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from handler.aws.queues import Queue, advance_message, intake_message
-from handler.batch.states import Status
-from handler.deployment import deployment as cached_deployment
-from handler.errors import AwsError
-from handler.lambdas import intake
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import Queue, advance_message, intake_message
+from tidemill.handler.deployment import deployment as cached_deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.lambdas import intake
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def handle(body: dict[str, object], receipt: str = "handle") -> list[Any]:
         "eventSourceARN": "arn:aws:sqs:us-east-1:000000000000:intake",
         "awsRegion": "us-east-1",
     }
-    context = cast("LambdaContext", Context("intake", 600))
+    context = cast("LambdaContext", LocalLambdaContext("intake", 600))
     failed: list[Any] = intake.handler({"Records": [record]}, context)["batchItemFailures"]
     return failed
 
@@ -80,7 +80,7 @@ def test_a_message_that_fails_is_seen_again_in_seconds(
     def fail(*_: Any) -> None:
         raise AwsError("busy")
 
-    monkeypatch.setattr(intake, "work_on", fail)
+    monkeypatch.setattr(intake, "run_unit", fail)
     [message] = cloud.run(queue.receive(visibility_seconds=960))
     assert len(handle(intake_message("batch_any"), message.receipt)) == 1
     [again] = cloud.run(queue.receive(visibility_seconds=960))

@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from engine.batchfile.forms import Form
-from handler.aws.bucket import Bucket
-from handler.aws.calls import Operation
-from handler.aws.queues import advance_message, shard_message
-from handler.aws.stores.table import active_name, id_of_active
-from handler.batch.cutter import ShardLimits
-from handler.batch.fleet import OpenWork
-from handler.batch.intake import Phase, Unit, begin_reading
-from handler.batch.model import BatchError
-from handler.batch.states import Status
-from handler.control import reap as reaping
-from handler.control.reap import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
-from handler.deployment import Deployment, deployment
-from handler.finalize.close import close_abandoned
-from handler.lambdas import reaper
-from localstack.pump import Context
+from localstack.event_source_mapping import LocalLambdaContext
 from tests.emulators import MODEL, Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.fleet import OpenWork
+from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
+from tidemill.batch.model import BatchError
+from tidemill.batch.shard_cutter import ShardLimits
+from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.aws.queues import advance_message, shard_message
+from tidemill.handler.aws.stores.table import active_name, id_of_active
+from tidemill.handler.control import reaper as reaping
+from tidemill.handler.control.reaper import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
+from tidemill.handler.deployment import Deployment, deployment
+from tidemill.handler.finalize.close import close_abandoned
+from tidemill.handler.lambdas import reaper
 
 
 @pytest.fixture
@@ -151,9 +151,9 @@ def test_a_file_that_nobody_reads_is_rung_for(mini: Cloud) -> None:
     assert seen(0) == seen(STUCK_SECONDS - 5) == []
     assert seen(STUCK_SECONDS + 5) == [""]
     assert seen(STUCK_SECONDS + 300) == []
-    reading = begin_reading(Form(), ShardLimits(), 30, 10, None)
-    mini.run(mini.deployment.readings.begin_reading(drop.id, reading))
-    mini.run(mini.deployment.readings.cross_off(drop.id, Unit(Phase.SCAN, 1)))
+    reading = new_progress(FileFormat(), ShardLimits(), 30, 10, None)
+    mini.run(mini.deployment.intake_progress.get_or_create(drop.id, reading))
+    mini.run(mini.deployment.intake_progress.complete_unit(drop.id, WorkUnit(Phase.SCAN, 1)))
     assert seen(STUCK_SECONDS + 900) == []
     assert seen(2 * STUCK_SECONDS + 910) == ["", "scan-0", "scan-2"]
 
@@ -165,9 +165,9 @@ def test_finalize_that_went_silent_is_rung_for(mini: Cloud, status: Status) -> N
     assert look(mini) == []
     assert look(mini, SILENT_SECONDS + 5) == advance(drop)
     until = time.time() + SILENT_SECONDS
-    mini.run(mini.deployment.table.take_turn(drop.id, "run", now=time.time(), until=until))
+    mini.run(mini.deployment.table.acquire_lock(drop.id, "run", now=time.time(), until=until))
     assert look(mini, SILENT_SECONDS + 5) == []
-    mini.run(mini.deployment.table.give_turn(drop.id, "run"))
+    mini.run(mini.deployment.table.release_lock(drop.id, "run"))
     assert look(mini, SILENT_SECONDS + 5) == []
     assert look(mini, 2 * SILENT_SECONDS + 5) == advance(drop)
 
@@ -279,7 +279,7 @@ def test_the_handler_reads_its_environment(mini: Cloud, monkeypatch: pytest.Monk
         monkeypatch.setenv(name, value)
     deployment.cache_clear()
     reaper._aws.cache_clear()
-    reaper.handler({"source": "aws.scheduler"}, Context("reaper", 900))
+    reaper.handler({"source": "aws.scheduler"}, LocalLambdaContext("reaper", 900))
     deployment.cache_clear()
     reaper._aws.cache_clear()
     assert mini.messages(wait_seconds=10) == advance(drop)
@@ -298,7 +298,7 @@ def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(
             raise ValueError("a status of another version")
         return (yield from original(deployment, name, now))
 
-    original = reaping.look
-    monkeypatch.setattr(reaping, "look", look_or_raise)
+    original = reaping.check_batch
+    monkeypatch.setattr(reaping, "check_batch", look_or_raise)
     look(mini)
     assert sorted(looked_at) == sorted(drop.id for drop in drops)

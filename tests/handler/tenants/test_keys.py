@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Call, Operation, T
-from handler.errors import AwsError, ConditionFailed, InvalidOption
-from handler.tenants.keys import ApiKey, KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud
+from tidemill.batch.errors import InvalidOption
+from tidemill.handler.aws.calls import Call, Operation, T
+from tidemill.handler.errors import AwsError, ConditionFailed
+from tidemill.handler.tenants.keys import ApiKey, KeyStore, key_id_of
 
 NOW = 1_800_000_000
 
@@ -143,7 +144,9 @@ def test_every_key_costs_the_same_comparison(
         compared.append((len(known), len(given)))
         return hmac.compare_digest(known, given)
 
-    monkeypatch.setattr("handler.tenants.keys.hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr(
+        "tidemill.handler.tenants.keys.hmac", SimpleNamespace(compare_digest=compare)
+    )
     token = create(mini)
     if "revoked" in case:
         mini.run(keys_of(mini).revoke(key_id_of(token), NOW))
@@ -202,7 +205,9 @@ def test_a_key_is_no_batch_of_its_tenant(files: Cloud) -> None:
 
 def test_no_key_takes_the_place_of_another(files: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should an id ever come twice, the second key is not made."""
-    monkeypatch.setattr("handler.tenants.keys.secrets.token_hex", lambda _: "0123456789abcdef")
+    monkeypatch.setattr(
+        "tidemill.handler.tenants.keys.secrets.token_hex", lambda _: "0123456789abcdef"
+    )
     token = create(files)
     with pytest.raises(ConditionFailed):
         create(files, "others")

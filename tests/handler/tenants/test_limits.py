@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Operation
-from handler.aws.stores.usage import DAY_SECONDS
-from handler.batch.states import Status
-from handler.settings import Limits
-from handler.tenants.limits import LimitReached
-from handler.tenants.tenants import KnownTenants
 from tests.emulators import Emulator
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.aws.stores.usage import DAY_SECONDS
+from tidemill.handler.settings import Limits
+from tidemill.handler.tenants.limits import LimitReached
+from tidemill.handler.tenants.tenants import KnownTenants
 
 # Ten seconds before midnight (UTC): counts of days long past have expired.
 LATE = int(time.time()) // DAY_SECONDS * DAY_SECONDS + DAY_SECONDS - 10
@@ -182,9 +182,17 @@ def test_lines_are_counted_until_their_batch_ends(cloud: Cloud) -> None:
     refused = refusal(cloud, deployment.limits.admit_batch("default", LATE))
     assert refused.retry_after_seconds == 60
     cloud.run(deployment.limits.admit_batch("search", LATE))
-    cloud.run(deployment.usage.give_lines(cloud.batch(first.id)))
+    cloud.run(deployment.usage.release_lines(cloud.batch(first.id)))
     assert cloud.run(deployment.usage.count_lines("default")) == 4
     assert cloud.run(deployment.limits.queue_lines(second, 5)) is None
+
+
+def test_a_limit_that_is_set_before_a_drop_holds_for_it(mini: Cloud) -> None:
+    """Whatever the process knew of the tenant: a drop's creation reads it."""
+    mini.run(mini.deployment.limits.admit_batch("default", time.time()))
+    mini.run(mini.deployment.tenants.change("default", queued_lines=2))
+    batch = mini.ingest(mini.create(lines_of(3)))
+    assert [error.code for error in batch.errors] == ["queued_lines_exceeded"]
 
 
 def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
@@ -196,7 +204,7 @@ def test_lines_are_counted_and_given_back_once(cloud: Cloud) -> None:
     assert cloud.run(usage.count_lines("default")) == 6
     counted = cloud.batch(batch.id)
     for _ in range(2):
-        cloud.run(usage.give_lines(counted))
+        cloud.run(usage.release_lines(counted))
     assert cloud.run(usage.count_lines("default")) == 0
     assert cloud.batch(batch.id).queued_lines is None
 

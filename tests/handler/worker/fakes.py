@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable, Container
 from typing import Any
 
-from engine.batchfile.answer import run_line
-from engine.batchfile.lines import RawLine
-from engine.contract import EngineInfo, EngineStats, Reply, Usage
-from engine.process.frames import Row
-from handler.aws.aio import AioAws
-from handler.aws.calls import Call, Operation
-from handler.errors import HandlerError
-from handler.worker.link import EngineDied, EngineFailed
 from tests.handler.worker.scripted_engine import ScriptedEngine
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import run_line
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.calls import Call, Operation
+from tidemill.handler.worker.engine_client import EngineDied, EngineFailed
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 
 class FakeEngine:

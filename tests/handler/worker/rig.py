@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from handler.aws.calls import Operation
-from handler.aws.queues import parse_message, shard_message
-from handler.aws.sync import Aws
-from handler.batch.cutter import ShardCutter, ShardLimits
-from handler.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
-from handler.batch.parts import PartIndex
-from handler.batch.states import Status
-from handler.deployment import Deployment
-from handler.worker.site.config import WorkerConfig
-from handler.worker.site.site import Site
-from handler.worker.worker import Worker
 from tests.emulators import MODEL, Emulator, deployment_of
 from tests.handler.worker.fakes import FakeEngine, QuickAws
+from tidemill.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
+from tidemill.batch.parts import PartIndex
+from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.aws.queues import parse_message, shard_message
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.worker.context.config import WorkerConfig
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.worker import Worker
 
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).parent / "scripted_engine.py"
@@ -175,9 +175,11 @@ class Rig:
     ) -> AsyncIterator[RunningWorker]:
         """Run a worker in this process while the block runs; it is stopped then."""
         async with QuickAws() as quick:
-            site = Site(aws or quick, self.deployment, self.queue, self.config(**changes))
+            context = WorkerContext(
+                aws or quick, self.deployment, self.queue, self.config(**changes)
+            )
             engine = engine or FakeEngine()
-            worker = Worker(site, engine.new_life)
+            worker = Worker(context, engine.new_life)
             running = RunningWorker(worker, engine, asyncio.create_task(worker.run()))
             try:
                 yield running
@@ -320,7 +322,7 @@ class Process:
         flags += ["--flush-seconds", 0.2, "--served-model-name", MODEL, *options]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "cli", "worker", *map(str, flags)],
+                [sys.executable, "-m", "tidemill", "worker", *map(str, flags)],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

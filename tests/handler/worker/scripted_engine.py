@@ -35,9 +35,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from engine.contract import EngineInfo, EngineStats, Reply, Usage
-from engine.errors import EngineError, MachineFailed
-from engine.process.child import serve
+from tidemill.engine.errors import MachineFailed
+from tidemill.handler.worker.engine_process.child import serve
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, Usage
 
 MAX_NUM_SEQS = 64
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)

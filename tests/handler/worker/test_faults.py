@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from handler.aws.aio import AioAws
-from handler.aws.calls import Call
-from handler.batch.model import ShardStatus
-from handler.batch.parts import FinishedRow, encode_part
-from handler.errors import AwsError
-from handler.worker import worker as worker_module
-from handler.worker.site import site as site_module
 from tests.handler.worker.fakes import FaultyAws, QuickAws, is_claim, is_commit
 from tests.handler.worker.rig import NEVER, PATIENCE_SECONDS, Rig, RunningWorker, until
+from tidemill.batch.model import ShardStatus
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.errors import AwsError
+from tidemill.handler.worker import worker as worker_module
+from tidemill.handler.worker.context import context as site_module
 
 GOOD: dict[str, Any] = {}
 

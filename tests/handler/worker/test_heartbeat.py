@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.contract import EngineStats, Usage
-from engine.process.frames import Row
-from handler.aws.aio import AioAws
-from handler.batch.model import Progress
-from handler.batch.states import Status
-from handler.worker.feed import Feed
-from handler.worker.gpu_time import GpuTime
-from handler.worker.heartbeat import Heartbeat, why_end
-from handler.worker.shard.claim import claim_shard
-from handler.worker.shard.doorbell import Doorbell
-from handler.worker.shard.shard_run import ShardRun
-from handler.worker.site.site import Site
 from tests.emulators import MODEL
 from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until, well
+from tidemill.batch.model import Progress
+from tidemill.batch.states import Status
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.handler.worker.feed import Feed
+from tidemill.handler.worker.gpu_time import GpuTime
+from tidemill.handler.worker.heartbeat import Heartbeat, end_reason
+from tidemill.handler.worker.shard.claim import claim_shard
+from tidemill.handler.worker.shard.message import ShardMessage
+from tidemill.handler.worker.shard.shard_run import ShardRun
+from tidemill.protocol.contract import EngineStats, Usage
 
 GOOD: dict[str, Any] = {}
 
@@ -41,23 +41,25 @@ class Clock:
 
 
 @pytest_asyncio.fixture
-async def site(rig: Rig) -> AsyncIterator[Site]:
+async def context(rig: Rig) -> AsyncIterator[WorkerContext]:
     """Return where a worker works."""
     async with AioAws() as aws:
-        yield Site(aws, rig.deployment, rig.queue, rig.config(lease_seconds=30), clock=Clock())
+        yield WorkerContext(
+            aws, rig.deployment, rig.queue, rig.config(lease_seconds=30), clock=Clock()
+        )
 
 
-async def claimed(site: Site) -> ShardRun:
+async def claimed(context: WorkerContext) -> ShardRun:
     """Claim the shard of the one message that is there."""
-    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
-    claim = await claim_shard(site, Doorbell(site, message), owner="me")
+    [message] = await context.aws.run(context.queue.receive(visibility_seconds=30))
+    claim = await claim_shard(context, ShardMessage(context, message), owner="me")
     assert claim is not None
-    return ShardRun(claim, site, lambda: None, well)
+    return ShardRun(claim, context, lambda: None, well)
 
 
-def beats(site: Site, runs: list[ShardRun]) -> Heartbeat:
+def beats(context: WorkerContext, runs: list[ShardRun]) -> Heartbeat:
     """Return the heartbeat of these runs."""
-    return Heartbeat(site, runs, GpuTime(site, runs))
+    return Heartbeat(context, runs, GpuTime(context, runs))
 
 
 async def done(heartbeat: Heartbeat) -> None:
@@ -66,14 +68,16 @@ async def done(heartbeat: Heartbeat) -> None:
     await until(lambda: not heartbeat._going)
 
 
-async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(rig: Rig, site: Site) -> None:
+async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(
+    rig: Rig, context: WorkerContext
+) -> None:
     """After a third of it, unless there is progress to tell."""
     work = rig.batch(GOOD)
-    run = await claimed(site)
-    heartbeat = beats(site, [run])
+    run = await claimed(context)
+    heartbeat = beats(context, [run])
     sent = []
     for now in (1_000, 1_009, 1_010, 1_019, 1_020):
-        site.clock.now = now  # type: ignore[attr-defined]
+        context.clock.now = now  # type: ignore[attr-defined]
         before = work.shard().lease_until
         await done(heartbeat)
         if work.shard().lease_until != before:
@@ -82,35 +86,37 @@ async def test_a_lease_is_renewed_before_it_ends_and_not_at_each_beat(rig: Rig, 
     assert sent == [1_000, 1_010, 1_020]
 
 
-async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(rig: Rig, site: Site) -> None:
+async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(
+    rig: Rig, context: WorkerContext
+) -> None:
     """Also where nobody had that one yet: the first beat tells it, and in a minute it is over."""
     work = rig.batch(GOOD, GOOD, GOOD, shard_lines=1)
-    ended = await claimed(site)
-    site.clock.now += 10  # type: ignore[attr-defined]
+    ended = await claimed(context)
+    context.clock.now += 10  # type: ignore[attr-defined]
     ended.pace.add(50, Usage())
-    site.leave_pace(work.batch.id, ended.pace)
-    heir = await claimed(site)
-    await done(beats(site, [heir]))
+    context.keep_pace(work.batch.id, ended.pace)
+    heir = await claimed(context)
+    await done(beats(context, [heir]))
     assert work.shard(heir.shard.number).progress.rows_per_second == 5.0
-    site.leave_pace(work.batch.id, heir.pace)
-    site.clock.now += 61  # type: ignore[attr-defined]
-    site.leave_pace("another", ended.pace)
-    assert site.paces == {}
+    context.keep_pace(work.batch.id, heir.pace)
+    context.clock.now += 61  # type: ignore[attr-defined]
+    context.keep_pace("another", ended.pace)
+    assert context.paces == {}
 
 
-async def test_a_lease_that_ended_is_not_renewed(rig: Rig, site: Site) -> None:
+async def test_a_lease_that_ended_is_not_renewed(rig: Rig, context: WorkerContext) -> None:
     """A process that was stopped for long looks at its clock first."""
     work = rig.batch(GOOD)
-    run = await claimed(site)
-    site.clock.now += 30  # type: ignore[attr-defined]
+    run = await claimed(context)
+    context.clock.now += 30  # type: ignore[attr-defined]
     before = work.shard()
-    heartbeat = beats(site, [run])
+    heartbeat = beats(context, [run])
     await done(heartbeat)
     assert run.is_ending
     assert work.shard() == before
 
 
-async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, site: Site) -> None:
+async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, context: WorkerContext) -> None:
     """It is not begun twice, is given up in time for another try, and the others go on."""
     for _ in range(2):
         rig.batch(GOOD)
@@ -121,9 +127,9 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, site: Site) -> None:
             if operation.__name__ == "renew":
                 hung.append("renew")
                 await asyncio.sleep(NEVER)
-            return await site.aws.run(operation)
+            return await context.aws.run(operation)
 
-    quick = replace(site, config=rig.config(lease_seconds=0.6), clock=time.monotonic)
+    quick = replace(context, config=rig.config(lease_seconds=0.6), clock=time.monotonic)
     runs = [await claimed(quick), await claimed(quick)]
     hanging = replace(quick, aws=Hanging())
     heartbeat = beats(hanging, runs)
@@ -136,73 +142,75 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, site: Site) -> None:
     await until(lambda: runs[0].is_ending)
 
 
-async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, site: Site) -> None:
+async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, context: WorkerContext) -> None:
     """By the requests in flight; time in which the process was stopped is nobody's."""
     rig.batch(*[GOOD] * 4)
     rig.batch(*[GOOD] * 4)
-    runs = [await claimed(site), await claimed(site)]
-    gpu_time = GpuTime(site, runs)
+    runs = [await claimed(context), await claimed(context)]
+    gpu_time = GpuTime(context, runs)
     gpu_time.num_gpus = 2
     for run in runs:
-        run.agenda = type(run.agenda)(await run._read_input())
-    site.clock.now += 1  # type: ignore[attr-defined]
+        run.pending = type(run.pending)(await run._read_input())
+    context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [0, 0]
     for run in (runs[0], runs[0], runs[0], runs[1]):
-        run.agenda.take()
-    site.clock.now += 1  # type: ignore[attr-defined]
+        run.pending.pop()
+    context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [1.5, 0.5]
-    site.clock.now += 20  # type: ignore[attr-defined]
+    context.clock.now += 20  # type: ignore[attr-defined]
     gpu_time.share()
-    assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * site.config.tick_seconds
+    assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * context.config.tick_seconds
 
 
-async def test_requests_shorter_than_a_beat_have_their_time(rig: Rig, site: Site) -> None:
+async def test_requests_shorter_than_a_beat_have_their_time(
+    rig: Rig, context: WorkerContext
+) -> None:
     """It is counted as they come and go: nothing before the first and behind the last of them."""
     rig.batch(*[GOOD] * 3)
-    run = await claimed(site)
-    run.agenda = type(run.agenda)(await run._read_input())
+    run = await claimed(context)
+    run.pending = type(run.pending)(await run._read_input())
     run.is_open = True
-    gpu_time = GpuTime(site, [run])
+    gpu_time = GpuTime(context, [run])
     gpu_time.num_gpus = 2
 
     class Engine:
         async def fetch_row(self, number: int, *_: object) -> Row:
-            site.clock.now += 0.25  # type: ignore[attr-defined]
+            context.clock.now += 0.25  # type: ignore[attr-defined]
             return Row(number, True, Usage(10, 4, 3), b"{}\n")  # noqa: FBT003
 
-    site.clock.now += 0.5  # type: ignore[attr-defined]
+    context.clock.now += 0.5  # type: ignore[attr-defined]
     feed = Feed(Engine(), [run], gpu_time, max_inflight=1, max_held_bytes=2**20)
     feed.admit()
-    await until(lambda: run.agenda.is_finished)
-    site.clock.now += 8  # type: ignore[attr-defined]
+    await until(lambda: run.pending.is_finished)
+    context.clock.now += 8  # type: ignore[attr-defined]
     gpu_time.share()
     assert run.gpu_seconds == 2 * 3 * 0.25
 
 
 async def test_figures_are_told_once_a_minute_of_work(
-    rig: Rig, site: Site, capsys: pytest.CaptureFixture[str]
+    rig: Rig, context: WorkerContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the time in which there were requests, and the fullest that the cache has been."""
-    site = replace(site, config=rig.config(lease_seconds=30, visibility_seconds=30))
+    context = replace(context, config=rig.config(lease_seconds=30, visibility_seconds=30))
     rig.batch(*[GOOD] * 4)
-    run = await claimed(site)
+    run = await claimed(context)
     capsys.readouterr()
-    gpu_time = GpuTime(site, [run])
+    gpu_time = GpuTime(context, [run])
     gpu_time.num_gpus = 1
-    heartbeat = Heartbeat(site, [run], gpu_time)
+    heartbeat = Heartbeat(context, [run], gpu_time)
     used = iter([0.5, 0.75, *[0.25] * 100])
     gpu_time.stats = lambda: EngineStats(kv_cache_usage=next(used))
-    run.agenda = type(run.agenda)(await run._read_input())
-    run.agenda.take()
+    run.pending = type(run.pending)(await run._read_input())
+    run.pending.pop()
     run._durable = Progress(completed=2, completion_tokens=60)
     told = []
     for _ in range(45):
-        site.clock.now += 3  # type: ignore[attr-defined]
-        run.lease.renewed(site.clock())
+        context.clock.now += 3  # type: ignore[attr-defined]
+        run.lease.renewed(context.clock())
         await done(heartbeat)
-        told += [(site.clock() - 1_000, line) for line in lines_in(capsys.readouterr().out)]
+        told += [(context.clock() - 1_000, line) for line in lines_in(capsys.readouterr().out)]
     assert [at for at, _ in told] == [63, 126]
     first, second = (line.figures for _, line in told)
     assert (first["RowsCompleted"], second["RowsCompleted"]) == (2, 0)
@@ -214,22 +222,22 @@ async def test_figures_are_told_once_a_minute_of_work(
 def test_why_a_batch_goes_no_further(rig: Rig) -> None:
     """Its status, its window, or that it is gone."""
     batch = rig.batch(GOOD, rings=False).batch
-    assert why_end(batch, batch.expires_at - 1) is None
-    assert why_end(batch, batch.expires_at) == "the batch has expired"
-    assert why_end(None, 0) == "the batch is gone"
+    assert end_reason(batch, batch.expires_at - 1) is None
+    assert end_reason(batch, batch.expires_at) == "the batch has expired"
+    assert end_reason(None, 0) == "the batch is gone"
     cancelling = batch.moved(Status.CANCELLING, 0)
-    assert why_end(cancelling, 0) == "the batch is cancelling"
+    assert end_reason(cancelling, 0) == "the batch is cancelling"
 
 
-async def test_the_pace_of_a_model_is_told(rig: Rig, site: Site) -> None:
+async def test_the_pace_of_a_model_is_told(rig: Rig, context: WorkerContext) -> None:
     """Its first durable rows at once, and rates when they are known; a silent one tells nothing."""
-    fleets = site.deployment.fleets
-    heartbeat = beats(site, [])
+    fleets = context.deployment.fleets
+    heartbeat = beats(context, [])
     await done(heartbeat)
-    assert rig.run(fleets.get_pace(MODEL)).rows_at == 0
-    site.tempo.work(50, is_full=True)
-    site.tempo.count(Progress(completed=100, prompt_tokens=250))
+    assert rig.run(fleets.get_rate(MODEL)).rows_at == 0
+    context.rate_meter.add_busy(50, is_full=True)
+    context.rate_meter.add(Progress(completed=100, prompt_tokens=250))
     await done(heartbeat)
-    pace = rig.run(fleets.get_pace(MODEL))
+    pace = rig.run(fleets.get_rate(MODEL))
     assert pace.rows_at >= time.time() - 60
     assert (pace.rows_per_second, pace.tokens_per_second) == (2.0, 5.0)

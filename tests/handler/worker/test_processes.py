@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from handler.batch.model import ShardStatus
-from handler.batch.states import Status
 from tests.emulators import MODEL
 from tests.handler.worker.rig import NEVER, Process, Rig, wait_for
+from tidemill.batch.model import ShardStatus
+from tidemill.batch.states import Status
 
 GOOD: dict[str, Any] = {}
 SLOW = {"wait": 0.15}

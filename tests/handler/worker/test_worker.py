@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from engine.batchfile.lines import MAX_LINE_BYTES
-from engine.contract import EngineStats
-from handler.aws.calls import Call
-from handler.batch.model import EngineInfo, Progress
-from handler.batch.states import Status
-from handler.worker import worker as worker_module
-from handler.worker.shard import shard_run
-from handler.worker.site.site import Site
-from handler.worker.worker import Worker
 from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tests.handler.worker.rig import NEVER, Rig, Work, until
+from tidemill.batch.file.lines import MAX_LINE_BYTES
+from tidemill.batch.model import EngineInfo, Progress
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.worker import worker as worker_module
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.shard import shard_run
+from tidemill.handler.worker.worker import Worker
+from tidemill.protocol.contract import EngineStats
 
 GOOD: dict[str, Any] = {}
 
@@ -206,8 +206,10 @@ async def test_messages_that_ring_for_nothing_keep_no_worker(rig: Rig) -> None:
 
     async with Ringing() as aws:
         config = rig.config(exit_when_idle_seconds=5)
-        site = Site(aws, rig.deployment, rig.queue, config, clock=lambda: float(num_looks))
-        worker = Worker(site, FakeEngine().new_life)
+        context = WorkerContext(
+            aws, rig.deployment, rig.queue, config, clock=lambda: float(num_looks)
+        )
+        worker = Worker(context, FakeEngine().new_life)
         assert await worker.run() == 0
     assert num_looks == 6
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from handler.batch.fleet import FleetPlan
 from tests.infra.reading import Deployment
+from tidemill.batch.fleet import FleetPlan
 
 BIG = {
     "name": "org/Big",

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from handler.metrics import NAMESPACE, Metric
 from tests.infra.compute.kinds import Compute
 from tests.infra.conftest import Synth
+from tidemill.handler.observability import NAMESPACE, Metric
 
 KINDS = {"Braked", "NoWorker", "OldestMessage", "LeasesLost"}
 

@@ -9,16 +9,16 @@ from pathlib import Path, PurePosixPath
 import pytest
 from aws_cdk import App, Stack
 
-from cli.commands.worker import WorkerOptions, options_from
-from cli.main import make_parser
-from handler.fleet.ecs import EcsMeans
-from handler.settings import read_settings
-from handler.worker import link, worker
-from handler.worker.site.config import WorkerConfig, read_config
 from infra.image import WorkerImage
 from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
+from tidemill.cli.commands.worker import WorkerOptions, options_from
+from tidemill.cli.main import make_parser
+from tidemill.handler.fleet.ecs import EcsConfig
+from tidemill.handler.settings import read_settings
+from tidemill.handler.worker import engine_client, worker
+from tidemill.handler.worker.context.config import WorkerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
 MODELS = {"orgbig": BIG, "small": SMALL}
@@ -66,7 +66,7 @@ def test_lambdas_read_how_a_models_workers_are_started(made: Compute) -> None:
 def test_workers_run_on_their_models_machines_only(made: Compute) -> None:
     """A GPU that was paid for one model does not serve another."""
     for slug, model in MODELS.items():
-        means = EcsMeans.model_validate(made.plans()[model["name"]].means)
+        means = EcsConfig.model_validate(made.plans()[model["name"]].means)
         assert means.capacity_provider == f"Worker{slug}Machines"
         assert means.cluster == "Cluster.Arn"
 
@@ -74,7 +74,7 @@ def test_workers_run_on_their_models_machines_only(made: Compute) -> None:
 def test_workers_run_in_the_workers_network(any_kind: Compute) -> None:
     """On an interface of their own, to which ECS gives no public address."""
     for plan in any_kind.plans().values():
-        means = EcsMeans.model_validate(plan.means)
+        means = EcsConfig.model_validate(plan.means)
         assert len(means.subnets) == 2
         assert all("Workers" in subnet for subnet in means.subnets)
         assert means.security_groups == ("NetworkWorkers.GroupId",)
@@ -200,9 +200,11 @@ def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
     """By default within the minute that docs/worker.md promises; at its longest, before SIGKILL."""
 
     def stop_seconds(grace_seconds: float, wait_seconds: float) -> float:
-        asked = worker._TAKING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
+        asked = worker._HANDLING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
         # A message that a look at the queue still brings is put back meanwhile.
-        returned = max(asked + link._CLOSE_SECONDS, wait_seconds + worker._TAKING_SECONDS)
+        returned = max(
+            asked + engine_client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS
+        )
         return returned + worker._LAST_SECONDS
 
     usual = WorkerConfig(queue="q")
@@ -316,7 +318,7 @@ def test_volumes_are_the_tasks_own(any_kind: Compute) -> None:
 def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     """For the machines' processors, and without whatever else lies in a checkout."""
     app = App(outdir=str(tmp_path))
-    WorkerImage(Stack(app, "Stack"), "Image", ready="")
+    WorkerImage(Stack(app, "Stack"), "Image", existing="")
     app.synth()
     [manifest] = tmp_path.glob("Stack.assets.json")
     [asset] = json.loads(manifest.read_text(encoding="utf-8"))["dockerImages"].values()
@@ -325,7 +327,8 @@ def test_the_image_is_built_from_what_it_needs(tmp_path: Path) -> None:
     context = tmp_path / asset["source"]["directory"]
     assert {path.name for path in context.iterdir() if path.name != ".dockerignore"} == {
         *("LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
-        *("cli", "container", "demo", "engine", "handler", "server"),
+        *("batch", "cli", "container", "demo", "engine", "handler", "net", "protocol", "server"),
+        "tidemill",
     }
 
 

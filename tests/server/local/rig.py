@@ -12,15 +12,21 @@ from typing import Any
 
 import httpx
 
-from engine.contract import EngineInfo, EngineStats, Reply, StreamedReply, Usage
-from engine.errors import EngineError
-from server.app import make_app, make_means
-from server.local.batch_routes import BatchRoutes
-from server.local.file_routes import FileRoutes
-from server.local.runner import Runner
-from server.local.store import Store, open_store
-from server.local.upload_routes import UploadRoutes
-from server.settings import ServerSettings
+from tidemill.protocol.contract import (
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Reply,
+    StreamedReply,
+    Usage,
+)
+from tidemill.server.app import make_app, make_context
+from tidemill.server.local.batch_routes import BatchRoutes
+from tidemill.server.local.file_routes import FileRoutes
+from tidemill.server.local.runner import Runner
+from tidemill.server.local.store import Store, open_store
+from tidemill.server.local.upload_routes import UploadRoutes
+from tidemill.server.settings import ServerSettings
 
 MODEL = "scripted"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -150,10 +156,10 @@ async def serving(
             *UploadRoutes(store, max_file_bytes).routes(),
             *BatchRoutes(store, runner).routes(),
         ]
-        app = make_app(make_means(engine, (MODEL,), ServerSettings()), routes)
+        app = make_app(make_context(engine, (MODEL,), ServerSettings()), routes)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
-            runner.at_work(),
+            runner.running(),
             httpx.AsyncClient(transport=transport, base_url="http://server") as client,
         ):
             yield Local(store, runner, engine, client)

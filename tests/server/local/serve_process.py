@@ -15,11 +15,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from cli.commands.serve import options_from, run_server
-from cli.main import exit_status_of, make_parser
-from engine.config import EngineConfig
-from engine.contract import Reply, Usage
 from tests.server.local.rig import ScriptedEngine
+from tidemill.cli.commands.serve import options_from, run_server
+from tidemill.cli.main import exit_status_of, make_parser
+from tidemill.engine.config import EngineConfig
+from tidemill.protocol.contract import Reply, Usage
 
 
 class Timed(ScriptedEngine):

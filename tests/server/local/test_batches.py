@@ -197,7 +197,7 @@ async def test_batches_that_run_at_once_take_turns(tmp_path: Path) -> None:
         large = await local.submit(lines_of([{"wait": "permit"}] * 100))
         await local.until(large["id"], lambda _: engine.running == 16)
         small = await local.submit(lines_of([{"wait": "permit"}] * 3))
-        await local.until(small["id"], lambda _: len(local.runner._window._waiting) == 2)
+        await local.until(small["id"], lambda _: len(local.runner._in_flight._waiters) == 2)
         for _ in range(60):  # the last of the large one starts when 84 have ended
             engine.permits.release()
         await local.ended(small["id"])

@@ -12,8 +12,8 @@ import openai
 import pytest
 from openai.types import Upload
 
-from handler.batch.upload_object import part_bytes_of
 from tests.server.local.rig import Local, serving
+from tidemill.batch.upload_object import part_bytes_of
 
 DATA = bytes(range(256)) * 40_000  # 9.8 MiB: two parts
 BEGUN = {"filename": "../in.jsonl", "mime_type": "application/jsonl", "purpose": "batch"}

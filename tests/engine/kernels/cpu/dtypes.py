@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.cpu import products
+from tidemill.engine.kernels.cpu import linear
 
 DTYPES = [
     pytest.param(
         dtype,
         marks=pytest.mark.skipif(
-            not products.serves(dtype), reason=f"no kernel for {dtype} on this processor"
+            not linear.supports(dtype), reason=f"no kernel for {dtype} on this processor"
         ),
         id=str(dtype),
     )

@@ -13,27 +13,27 @@ from typing import Any
 
 import torch
 
-from cli.main import main as tidemill
-from demo import SPEECH_PATH
-from engine.config import EngineConfig
-from engine.kernels.cpu.beforehand import dtypes, jobs
-from engine.kernels.cpu.keeping import KeptCode
-from engine.kinds.generation import make_work
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.encoders import own as own_encoder
-from engine.model.encoders.families import architecture_of as encoder_of
-from engine.model.fallback import prepare
-from engine.model.families import architecture_of
-from engine.model.forward import ATTENTION
-from engine.model.memory import Room
-from engine.model.network import LoadedModel
-from engine.scheduling.encoding import EncodingRequest
-from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.stepping.encoding import EncodingWork
 from tests.engine.families import build
-from tests.engine.model.encoders.saved import save
+from tests.engine.model.encoders.small_encoders import save
+from tidemill.cli.main import main as tidemill
+from tidemill.demo import SPEECH_PATH
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels.cpu.compile_all import dtypes, jobs
+from tidemill.engine.kernels.cpu.jit_cache import JitCache
+from tidemill.engine.loop.encoding import EncodingCore
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.encoders import native as own_encoder
+from tidemill.engine.model.encoders.families import architecture_of as encoder_of
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.transformers_forward import ATTENTION
+from tidemill.engine.model.transformers_model import prepare
+from tidemill.engine.scheduling.encoding import EncodingRequest
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[4]
@@ -54,9 +54,9 @@ COMMON = [7] * 200  # enough blocks for decodes to meet together
 
 def by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
     """Return the model of a folder as our decoder runs it."""
-    description = read_description(str(folder))
+    description = read_hf_config(str(folder))
     checkpoint = find_checkpoint(str(folder))
-    return own.load(checkpoint, description, architecture_of(description), dtype, CPU)
+    return native.load(checkpoint, description, architecture_of(description), dtype, CPU)
 
 
 def by_transformers(family: str, dtype: torch.dtype) -> LoadedModel:
@@ -69,7 +69,7 @@ def by_transformers(family: str, dtype: torch.dtype) -> LoadedModel:
 def run(model: LoadedModel) -> None:
     """Run sequences that share a beginning, sampled in all ways, in mixed steps."""
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
-    work = make_work(model, Room(200, model.max_model_len), config)
+    work = make_core(model, KVCacheSize(200, model.max_model_len), config)
     for number, sampling in enumerate(SAMPLINGS):
         for ids in ([*COMMON, 10 + number], [30 + number, 31]):
             work.add(SequenceRequest(ids, 6, sampling, prompt_logprobs=number % 2))
@@ -82,7 +82,7 @@ def encode(folder: Path, dtype: torch.dtype) -> None:
     said = json.loads((folder / "config.json").read_bytes())
     checkpoint = find_checkpoint(str(folder))
     model = own_encoder.load(checkpoint, encoder_of(str(folder), said), dtype, CPU)
-    work = EncodingWork(model, 64, 8)
+    work = EncodingCore(model, 64, 8)
     for length in (1, 5, 90):
         work.add(EncodingRequest([3] * length))
     while work.step() is not None:
@@ -91,13 +91,13 @@ def encode(folder: Path, dtype: torch.dtype) -> None:
 
 def note_what_is_asked_for(found: list[str]) -> None:
     """Have all kernels note what they are asked for from now on that they have no code for."""
-    load = KeptCode.load_overload
+    load = JitCache.load_overload
 
-    def noted(kept: KeptCode, signature: Any, target: Any) -> Any:
+    def noted(kept: JitCache, signature: Any, target: Any) -> Any:
         found.append(f"{kept.kernel} {signature}")
         return load(kept, signature, target)
 
-    KeptCode.load_overload = noted  # type: ignore[method-assign]
+    JitCache.load_overload = noted  # type: ignore[method-assign]
 
 
 def main(folder: Path) -> int:

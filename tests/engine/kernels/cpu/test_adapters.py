@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels import blocks as reference
-from engine.kernels.adapters import Adapting, LowRank, Owners
-from engine.kernels.blocks import Gate
-from engine.kernels.cpu import products
-from engine.kernels.cpu.adapters import prepare_adapted
-from engine.kernels.cpu.panels import ROWS, WIDTH
-from engine.kernels.products import Product
 from tests.engine.kernels.cpu.dtypes import DTYPES
+from tidemill.engine.kernels import elementwise as reference
+from tidemill.engine.kernels.adapters import AdapterMapping, AdapterWeights, LinearAdapters
+from tidemill.engine.kernels.cpu import linear
+from tidemill.engine.kernels.cpu.adapters import prepare_adapted
+from tidemill.engine.kernels.cpu.linear_panels import ROWS, WIDTH
+from tidemill.engine.kernels.elementwise import Gate
+from tidemill.engine.kernels.linear import Linear
 
 # Odd, none, more than a panel has columns, even.
 RANKS = (3, None, WIDTH + 2, 16)
@@ -28,20 +28,20 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
 
 def made(
     outputs: int, inputs: int, dtype: torch.dtype, gate: Gate | None
-) -> tuple[Product, torch.Tensor, torch.Tensor, Adapting]:
+) -> tuple[Linear, torch.Tensor, torch.Tensor, LinearAdapters]:
     """Return the kernel's product, and what it is made of."""
     weight = random(outputs, inputs, seed=0, dtype=dtype) / inputs**0.5
     bias = random(outputs, seed=1, dtype=dtype)
     adapters = [
         None
         if rank is None
-        else LowRank(
+        else AdapterWeights(
             random(rank, inputs, seed=rank, dtype=dtype) / inputs**0.5,
             random(outputs, rank, seed=-rank, dtype=dtype),
         )
         for rank in RANKS
     ]
-    adapting = Adapting(adapters, Owners())
+    adapting = LinearAdapters(adapters, AdapterMapping())
     product = prepare_adapted(weight, bias, gate, adapting)
     assert product is not None
     return product, weight, bias, adapting
@@ -49,14 +49,14 @@ def made(
 
 def exact(
     x: torch.Tensor,
-    owners: Sequence[int],
+    mapping: Sequence[int],
     weight: torch.Tensor,
     bias: torch.Tensor,
-    adapting: Adapting,
+    adapting: LinearAdapters,
 ) -> torch.Tensor:
     """Return the product in fp64, but for the one rounding of what adapters read."""
     out = x.double() @ weight.double().T + bias.double()
-    for row, owner in enumerate(owners):
+    for row, owner in enumerate(mapping):
         if owner and (own := adapting.adapters[owner - 1]):
             between = (x[row].double() @ own.down.double().T).to(x.dtype)
             out[row] += between.double() @ own.up.double().T
@@ -71,7 +71,7 @@ def test_each_row_goes_through_its_own_adapter(
 ) -> None:
     """In runs and one by one, more than a tile of them, of the model itself among them."""
     product, weight, bias, adapting = made(outputs, inputs, dtype, gate)
-    for owners in (
+    for mapping in (
         [1],
         [0, 1, 2, 3, 4],
         [3] * (2 * ROWS + 5) + [0] * 3,
@@ -80,11 +80,11 @@ def test_each_row_goes_through_its_own_adapter(
         [],
         [0] * 7,
     ):
-        adapting.owners.tell(np.array(owners, np.int32))
-        x = random(len(owners), inputs, seed=len(owners), dtype=dtype)
-        expected = exact(x, owners, weight, bias, adapting)
+        adapting.mapping.update(np.array(mapping, np.int32))
+        x = random(len(mapping), inputs, seed=len(mapping), dtype=dtype)
+        expected = exact(x, mapping, weight, bias, adapting)
         if gate is not None:
-            expected = reference.gated(expected, gate)
+            expected = reference.act_and_mul(expected, gate)
         tolerance = 1e-5 if dtype == torch.float32 else 2**-8
         # What an adapter reads is rounded after sums in another order.
         slack = 1e-3 if dtype == torch.float32 else 0.1
@@ -95,20 +95,20 @@ def test_each_row_goes_through_its_own_adapter(
 def test_a_row_comes_to_the_same_whatever_runs_beside_it(dtype: torch.dtype) -> None:
     """Bit for bit; and without an adapter to what it comes to in a model that has none."""
     product, weight, bias, adapting = made(200, 96, dtype, Gate())
-    owners = np.array([0, 3, 1, 1, 4, 2, 0, 3] * 5)
-    x = random(len(owners), 96, seed=5, dtype=dtype)
-    adapting.owners.tell(owners)
+    mapping = np.array([0, 3, 1, 1, 4, 2, 0, 3] * 5)
+    x = random(len(mapping), 96, seed=5, dtype=dtype)
+    adapting.mapping.update(mapping)
     together = product(x)
     for row in range(8):
-        adapting.owners.tell(owners[row : row + 1])
+        adapting.mapping.update(mapping[row : row + 1])
         assert torch.equal(product(x[row : row + 1])[0], together[row])
-    plain = products.prepare(weight, bias, Gate())
+    plain = linear.prepare(weight, bias, Gate())
     assert plain is not None
-    has_none = (owners == 0) | (owners == 2)
+    has_none = (mapping == 0) | (mapping == 2)
     assert torch.equal(plain(x)[has_none], together[has_none])
 
 
 def test_no_kernel_takes_halves() -> None:
     """What it does not take it says."""
     weight = torch.zeros(4, 4, dtype=torch.float16)
-    assert prepare_adapted(weight, None, None, Adapting([None], Owners())) is None
+    assert prepare_adapted(weight, None, None, LinearAdapters([None], AdapterMapping())) is None

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.cpu.attention import PAGE_SIZE, CpuAttention
-from engine.kernels.cpu.scalars import DTYPES
 from tests.engine.kernels.paged import CPU, Paged, Sequences, num_pages, scattered
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.kernels.cpu.attention import PAGE_SIZE, CpuAttention
+from tidemill.engine.kernels.cpu.scalars import DTYPES
 
 GROUPED = AttentionShape(6, 2, 8, 16, 0.4)
 EVERYTHING = replace(GROUPED, window=20, softcap=5.0, has_sinks=True)

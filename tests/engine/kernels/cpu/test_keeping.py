@@ -13,17 +13,18 @@ import numba
 import numpy as np
 import pytest
 
-from engine.kernels.cpu import keeping
-from engine.kernels.cpu.keeping import KeptCode
+from tidemill.engine.kernels.cpu import jit_cache
+from tidemill.engine.kernels.cpu.jit_cache import JitCache
 
 ADDS = """
 import sys; import torch; from numba.core import event
 recorded = event.RecordingListener(); event.register("numba:compile", recorded)
-from engine.kernels.cpu.blocks import gated; from engine.kernels.blocks import Gate
+from tidemill.engine.kernels.cpu.elementwise import act_and_mul
+from tidemill.engine.kernels.elementwise import Gate
 for dtype in sys.argv[1:]:
     x = torch.tensor([[1.0, 2.0]], dtype=getattr(torch, dtype))
-    print(dtype, gated(x, Gate()).item())
-print(sum(one.data["dispatcher"].py_func.__module__.startswith("engine") and one.is_start
+    print(dtype, act_and_mul(x, Gate()).item())
+print(sum(one.data["dispatcher"].py_func.__module__.startswith("tidemill") and one.is_start
           for _, one in recorded.buffer))
 """
 # silu(1) · 2, by one thread.
@@ -38,7 +39,7 @@ def double(x: Any) -> Any:
 def kernel(*folders: Path) -> Any:
     """Return the same function as a kernel that is compiled anew, unless a folder has it."""
     made = numba.njit(double)
-    made._cache = KeptCode(double, folders)
+    made._cache = JitCache(double, folders)
     return made
 
 
@@ -81,7 +82,7 @@ def test_another_version_or_processor_has_files_of_its_own(
 ) -> None:
     """What it finds of others' is not for it, and stays."""
     kernel(tmp_path)(2)
-    monkeypatch.setattr(keeping, "VERSIONS", "others")
+    monkeypatch.setattr(jit_cache, "VERSIONS", "others")
     other = kernel(tmp_path)
     assert (other(2), misses(other)) == (4, 1)
     codegen = type(other.targetctx.codegen())
@@ -95,15 +96,15 @@ def test_it_is_told_once_that_something_is_compiled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And not where all is found."""
-    caplog.set_level(logging.INFO, "engine.kernels")
-    keeping._tell_once.cache_clear()
+    caplog.set_level(logging.INFO, "tidemill.engine.kernels")
+    jit_cache._log_once.cache_clear()
     first = kernel(tmp_path)
     first(2)
     first(np.float32(2))
     assert [record.getMessage() for record in caplog.records] == [
         "compiling the CPU's kernels, once on this machine (up to a minute)"
     ]
-    keeping._tell_once.cache_clear()
+    jit_cache._log_once.cache_clear()
     caplog.clear()
     kernel(tmp_path)(2)
     assert caplog.records == []

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels import sampling as reference
-from engine.kernels.cpu import sampling as of_cpu
-from engine.kernels.cpu.scalars import DTYPES
-from engine.kernels.cpu.thresholds import TILE
 from tests.engine.kernels.rules import Rule, joined
+from tidemill.engine.kernels import sampling as reference
+from tidemill.engine.kernels.cpu import sampling as of_cpu
+from tidemill.engine.kernels.cpu.scalars import DTYPES
+from tidemill.engine.kernels.cpu.top_p import TILE
 
 VOCABULARIES = [3, 16, TILE - 1, TILE + 1, 3 * TILE + 7]
 IDS = st.lists(st.integers(0, 2), max_size=9)
@@ -52,31 +52,31 @@ def row_of(kind: str, vocabulary: int, generator: torch.Generator) -> Tensor:
 KINDS = ["spread", "flat", "peaked", "tied", "equal", "banned"]
 
 
-def check_same(logits: Tensor, rules: list[Rule], draws: np.ndarray) -> None:
+def check_same(logits: Tensor, metadata: list[Rule], draws: np.ndarray) -> None:
     """Both choose alike, but for a draw that rounding puts on one side of a token or another."""
-    rows = joined(rules, draws)
-    got, expected = of_cpu.choose(logits, rows), reference.choose(logits, rows)
+    rows = joined(metadata, draws)
+    got, expected = of_cpu.sample(logits, rows), reference.sample(logits, rows)
     assert got.is_broken.tolist() == expected.is_broken.tolist()
     differing = (got.token_ids != expected.token_ids) & ~got.is_broken
     for row in differing.nonzero().flatten().tolist():
-        near = [joined([rules[row]], draws[[row]] + shift) for shift in (-1e-5, 1e-5)]
-        around = [int(reference.choose(logits[[row]], one).token_ids) for one in near]
+        near = [joined([metadata[row]], draws[[row]] + shift) for shift in (-1e-5, 1e-5)]
+        around = [int(reference.sample(logits[[row]], one).token_ids) for one in near]
         assert min(around) <= int(got.token_ids[row]) <= max(around)
 
 
 @given(
     vocabulary=st.sampled_from(VOCABULARIES),
-    rules=st.lists(RULES, min_size=1, max_size=5),
+    metadata=st.lists(RULES, min_size=1, max_size=5),
     seed=st.integers(0, 2**32 - 1),
     kind=st.sampled_from(KINDS),
     dtype=st.sampled_from(DTYPES),
 )
 def test_rows_are_chosen_for_as_by_the_reference(
-    vocabulary: int, rules: list[Rule], seed: int, kind: str, dtype: torch.dtype
+    vocabulary: int, metadata: list[Rule], seed: int, kind: str, dtype: torch.dtype
 ) -> None:
     """Every parameter with every other, every kind of row."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.stack([row_of(kind, vocabulary, generator) for _ in rules]).to(dtype)
+    logits = torch.stack([row_of(kind, vocabulary, generator) for _ in metadata]).to(dtype)
     before = logits.clone()
-    check_same(logits, rules, np.random.default_rng(seed).random(len(rules)))
+    check_same(logits, metadata, np.random.default_rng(seed).random(len(metadata)))
     assert torch.equal(logits, before)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.triton import blocks, launching
-from engine.kernels.triton.driver import why_not
+from tidemill.engine.kernels.triton import elementwise, launch
+from tidemill.engine.kernels.triton.driver import launch_problem
 
 # Of Qwen3-0.6B, whose kernels an image has.
 HIDDEN = 1024
@@ -18,7 +18,7 @@ HIDDEN = 1024
 def run() -> None:
     """Launch a norm."""
     x = torch.zeros(2, HIDDEN, dtype=torch.bfloat16)
-    blocks.rms_norm(x, x[0], 1e-6)
+    elementwise.rms_norm(x, x[0], 1e-6)
 
 
 if __name__ == "__main__":
@@ -27,7 +27,7 @@ if __name__ == "__main__":
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch._C._cuda_getCurrentRawStream = lambda *_: 0
-    launching.arch_of = lambda _: "sm_90"
-    reason = why_not()
+    launch.arch_of = lambda _: "sm_90"
+    reason = launch_problem()
     assert reason is None, reason
     run()

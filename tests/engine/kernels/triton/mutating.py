@@ -28,7 +28,7 @@ def mutated(module: ModuleType, mutation: Mutation, folder: Path) -> ModuleType:
     assert source.count(mutation.right) == 1, mutation.right
     file = folder / f"{module.__name__.rpartition('.')[2]}.py"
     file.write_text(source.replace(mutation.right, mutation.wrong))
-    spec = spec_from_file_location(f"mutated_{file.stem}", file)
+    spec = spec_from_file_location(f"{module.__package__}.mutated_{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     made = module_from_spec(spec)

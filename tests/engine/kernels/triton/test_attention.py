@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from engine.kernels.attention import AttentionShape
-from engine.kernels.quantised import FP8
-from engine.kernels.triton import attention, flash, joining
-from engine.kernels.triton.attention import TritonAttention
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.kernels.quantised import FP8
+from tidemill.engine.kernels.triton import attention, combine, flash, fp8_bits
+from tidemill.engine.kernels.triton.attention import TritonAttention
 
 SHAPE = AttentionShape(4, 2, 16, 16, 0.25)
 SHAPES = {
@@ -155,8 +155,8 @@ def test_a_thousand_pages_that_all_share_are_met_once() -> None:
     pieces = [(index, length - 1, length) for index in range(count)]
     store_before(over, backend, pieces)
     outs = over.run(pieces, count)
-    counts = backend._lists.counts(backend._kinds[0])
-    assert counts.wide + counts.narrow < 2 * count + backend._kinds[0].at_once
+    counts = backend._tile_buffers.counts(backend._specs[0])
+    assert counts.wide + counts.narrow < 2 * count + backend._specs[0].at_once
     for index, out in enumerate(outs):
         query = sequences.queries[index][-1].double()
         weights = (query @ sequences.keys[index][0].double().T * shape.scaling).softmax(-1)
@@ -186,7 +186,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
         )
         backend.prepare(replace(step, token_ids=torch.zeros(40), copy_on_host=step))
         with backend.capturing(40):
-            places.add(backend._lists.numbers.data_ptr())
+            places.add(backend._tile_buffers.numbers.data_ptr())
             backend.store(0, *own(over, pieces))
             out = backend.attend(0, query, sequences.sinks)
         wanted = torch.cat(
@@ -200,7 +200,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
 def check_module(module: ModuleType) -> None:
     """Hold a step to plain attention, by what a module has in place of the engine's."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("attend_tiles", "join"):
+        for name in ("attend_tiles", "combine"):
             patch.setattr(attention, name, getattr(module, name, getattr(attention, name)))
         shape = AttentionShape(5, 1, 24, 12, 0.3, has_sinks=True)
         steps = [[(0, 520, 521), (2, 64, 65), (1, 0, 36)]]
@@ -233,19 +233,32 @@ def test_numbers_of_eight_bits_are_what_torch_takes_them_for() -> None:
     check_eight_bits(flash)
 
 
+def check_widening(module: ModuleType) -> None:
+    """Make the check with the conversion of a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flash, "halves_of_e4m3", module.halves_of_e4m3)
+        check_eight_bits(flash)
+
+
 @pytest.mark.parametrize(
-    "mistake",
+    ("check", "module", "mistake"),
     [
-        Mutation("(bits & 0x80) << 8", "(bits & 0x00) << 8"),
-        Mutation("(bits & 0x7F) << 7)", "(bits & 0x3F) << 7)"),
-        Mutation("bitcast=True) * 256.0", "bitcast=True) * 255.0"),
-        Mutation("(bits & 0x7F) == 0x7F", "(bits & 0xFF) == 0x7F"),
+        (check_widening, fp8_bits, Mutation("(bits & 0x80) << 8", "(bits & 0x00) << 8")),
+        (check_widening, fp8_bits, Mutation("(bits & 0x7F) << 7)", "(bits & 0x3F) << 7)")),
+        (check_eight_bits, flash, Mutation("(numbers) * OF_HALVES", "(numbers) * 255.0")),
+        (
+            check_eight_bits,
+            flash,
+            Mutation("(numbers & 0x7F) == 0x7F", "(numbers & 0xFF) == 0x7F"),
+        ),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_a_mistake_in_widening_is_found(mistake: Mutation, tmp_path: Path) -> None:
+def test_a_mistake_in_widening_is_found(
+    check: Callable[[ModuleType], None], module: ModuleType, mistake: Mutation, tmp_path: Path
+) -> None:
     """A bit that is lost, another exponent."""
-    assert_found(check_eight_bits, flash, mistake, tmp_path)
+    assert_found(check, module, mistake, tmp_path)
 
 
 MISTAKES = [
@@ -260,17 +273,17 @@ MISTAKES = [
     (flash, Mutation("last_first = tl.max(", "last_first = -99 + tl.max(")),
     (flash, Mutation("places % PAGE_SIZE", "(places + 1) % PAGE_SIZE")),
     (flash, Mutation("mass * shrink + tl.exp2(sink - highest)", "mass * shrink")),
-    (joining, Mutation("number >= tl.load", "number + 1 >= tl.load")),
-    (joining, Mutation("(part < count)[None, :]", "(part < count - 1)[None, :]")),
-    (joining, Mutation("is_head = heads < num_heads", "is_head = heads < num_heads - 1")),
+    (combine, Mutation("number >= tl.load", "number + 1 >= tl.load")),
+    (combine, Mutation("(part < count)[None, :]", "(part < count - 1)[None, :]")),
+    (combine, Mutation("is_head = heads < num_heads", "is_head = heads < num_heads - 1")),
     (
-        joining,
+        combine,
         Mutation(
             "is_head[:, None] & (columns < WIDTH)", "is_head[:, None] & (columns < WIDTH - 1)"
         ),
     ),
-    (joining, Mutation("(columns < WIDTH)[None, None, :]", "(columns < WIDTH - 1)[None, None, :]")),
-    (joining, Mutation("tl.full([HEADS], 1.0", "tl.full([HEADS], 0.0")),
+    (combine, Mutation("(columns < WIDTH)[None, None, :]", "(columns < WIDTH - 1)[None, None, :]")),
+    (combine, Mutation("tl.full([HEADS], 1.0", "tl.full([HEADS], 0.0")),
 ]
 
 

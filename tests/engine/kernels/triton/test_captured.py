@@ -7,34 +7,34 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
-from engine.kernels.triton.attention import TritonAttention
-from engine.kinds.generation import make_work
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.memory import Room
-from engine.model.network import LoadedModel
-from engine.scheduling.sequence import Sampling, SequenceRequest
-from engine.stepping.graphs import Captures
 from tests.engine.families import build
-from tests.engine.stepping.test_graphs import CapturesByCallingAgain
+from tests.engine.loop.test_cuda_graphs import CapturesByCallingAgain
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.loop.cuda_graphs import Capture
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
 
 
 def test_rows_are_those_of_launched_steps(tmp_path: Path) -> None:
     """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16."""
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
-    description, checkpoint = read_description(str(tmp_path)), find_checkpoint(str(tmp_path))
+    description, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     architecture = architecture_of(description)
-    model = own.load(
+    model = native.load(
         checkpoint, description, architecture, torch.float32, torch.device("cpu"), num_layers=1
     )
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16, steps_ahead=1)
     prompts = [[5, 6, 7], list(range(20, 38))]
 
-    def rows(model: LoadedModel, captures: Captures | None) -> list[list[int]]:
-        work = make_work(model, Room(8, model.max_model_len), config, captures)
+    def rows(model: LoadedModel, captures: Capture | None) -> list[list[int]]:
+        work = make_core(model, KVCacheSize(8, model.max_model_len), config, captures)
         sequences = [
             work.add(SequenceRequest(prompt, count, Sampling(temperature=0)))
             for prompt, count in zip(prompts, (4, 3), strict=True)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from engine.kernels.triton import driver as tested
-from engine.kernels.triton.driver import LIBRARY, make_library, why_not
+from tidemill.engine.kernels.triton import driver as tested
+from tidemill.engine.kernels.triton.driver import LIBRARY, launch_problem, make_stub_library
 
 ROOT = Path(__file__).parents[4]
 BUILD = """
-from engine.kernels.triton.driver import compile_module
-from engine.kernels.triton.launching import compiling_for
+from tidemill.engine.kernels.triton.driver import compile_module
+from tidemill.engine.kernels.triton.launch import compile_only
 from tests.engine.kernels.triton import launched
 compile_module()
-with compiling_for(90):
+with compile_only(90):
     launched.run()
 """
 # Numbers that it is asked for are large enough, and pointers are not null.
@@ -46,7 +46,7 @@ def test_without_a_compiler_a_kernel_is_launched_by_what_was_brought(tmp_path: P
     )
     assert built.returncode == 0, built.stderr
     library.mkdir()
-    make_library(library, BODY)
+    make_stub_library(library, BODY)
     before = {path: path.stat().st_mtime_ns for path in brought.rglob("*")}
     ran = python(
         {
@@ -88,4 +88,4 @@ REASONS = {
 def test_why_kernels_cannot_be_launched_is_said(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In words that say what helps."""
     monkeypatch.setattr(tested, "driver", Broken(REASONS[said]))
-    assert said in (why_not() or "")
+    assert said in (launch_problem() or "")

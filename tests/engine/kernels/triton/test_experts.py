@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import blocks as reference_blocks
-from engine.kernels import experts as reference
-from engine.kernels.blocks import Gate
-from engine.kernels.experts import ExpertWeights
-from engine.kernels.quantised import Quantised, packed, to_fp8
-from engine.kernels.triton import blocks, experts
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
+from tidemill.engine.kernels import elementwise as reference_blocks
+from tidemill.engine.kernels import experts as reference
+from tidemill.engine.kernels.elementwise import Gate
+from tidemill.engine.kernels.experts import ExpertWeights
+from tidemill.engine.kernels.quantised import Quantised, pack_int4, quantise_fp8
+from tidemill.engine.kernels.triton import elementwise, experts
 
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
@@ -34,8 +34,8 @@ def check_choice(module: ModuleType) -> None:
         scores = torch.stack([torch.randperm(count) for _ in range(2)]) / 2 - 1
         for among, renormalised in ((True, False), (False, True), (False, False)):
             how = {"among_chosen": among, "is_renormalised": renormalised}
-            got, shares = module.choose(scores, chosen, **how)
-            wanted, exact = reference.choose(scores, chosen, **how)
+            got, shares = module.select_experts(scores, chosen, **how)
+            wanted, exact = reference.select_experts(scores, chosen, **how)
             assert torch.equal(got.long(), wanted)
             torch.testing.assert_close(shares, exact)
 
@@ -45,7 +45,7 @@ def check_sort(module: ModuleType) -> None:
     for tokens, count, num_experts in ((1, 1, 1), (3, 2, 5), (1100, 2, 3)):
         chosen = torch.randint(0, num_experts, (tokens, count))
         chosen[-1, -1] = 0
-        rows = module.sort(chosen, num_experts)
+        rows = module.sort_by_expert(chosen, num_experts)
         order = chosen.flatten().argsort(stable=True)
         assert torch.equal(rows.tokens.long(), order // count)
         assert torch.equal(rows.owners.long(), chosen.flatten()[order])
@@ -64,7 +64,7 @@ def check_products(
     tokens = torch.randint(0, 40, (36,), dtype=torch.int32)
     owners = torch.arange(6).repeat_interleave(counts)
     exact = (weight[owners].double() @ x[tokens].double()[..., None])[..., 0] + bias[owners]
-    assert_near(module.grouped(x, tokens, weight, bias, counts.cumsum(0).int()), exact)
+    assert_near(module.grouped_linear(x, tokens, weight, bias, counts.cumsum(0).int()), exact)
 
 
 def check_few_bits(module: ModuleType) -> None:
@@ -74,13 +74,13 @@ def check_few_bits(module: ModuleType) -> None:
     x, tokens = torch.randn(25, 136), torch.randint(0, 25, (25,), dtype=torch.int32)
     numbers = torch.randint(0, 16, (5, 66, 136), dtype=torch.uint8)
     scales, zeros = torch.rand(5, 66, 5), torch.randint(0, 16, (5, 66, 5), dtype=torch.uint8)
-    four = Quantised(packed(numbers), scales, zeros, 136, 32, torch.float64)
-    eight = replace(to_fp8(torch.randn(5, 66, 136)), dtype=torch.float64)
+    four = Quantised(pack_int4(numbers), scales, zeros, 136, 32, torch.float64)
+    eight = replace(quantise_fp8(torch.randn(5, 66, 136)), dtype=torch.float64)
     for weight, named in ((four, tokens), (eight, None)):
         own = x if named is None else x[named]
         exact = (weight.dequantised()[owners] @ own.double()[..., None])[..., 0]
         stops = counts.cumsum(0).int()
-        got = module.grouped_few_bits(x, named, replace(weight, dtype=torch.float32), stops)
+        got = module.grouped_quantised(x, named, replace(weight, dtype=torch.float32), stops)
         assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
@@ -91,7 +91,7 @@ def check_sums(module: ModuleType) -> None:
         places = torch.randperm(4 * count).int()
         own = rows[places].double().view(4, count, width)
         expected = (own * shares[..., None]).sum(1)
-        assert_near(module.combine(rows, places, shares), expected)
+        assert_near(module.combine_experts(rows, places, shares), expected)
 
 
 @pytest.mark.parametrize("has_biases", [True, False])
@@ -104,17 +104,19 @@ def test_each_token_goes_through_its_own_experts(dtype: torch.dtype, *, has_bias
     own = [numbers.to(dtype) for numbers in (gate_up, down, *biases)]
     x, scores = torch.randn(19, width).to(dtype), torch.randn(19, count)
     how = {"among_chosen": False, "is_renormalised": True}
-    chosen = experts.choose(scores, 2, **how)
-    got = experts.mix(
-        x, *chosen, ExpertWeights(*own, *(() if biases else (None, None))), Gate(), blocks
+    chosen = experts.select_experts(scores, 2, **how)
+    got = experts.apply_experts(
+        x, *chosen, ExpertWeights(*own, *(() if biases else (None, None))), Gate(), elementwise
     )
     exact = ExpertWeights(*(numbers.double() for numbers in own), *(() if biases else (None, None)))
     wanted = torch.zeros(19, width, dtype=torch.float64)
-    for token, (ids, shares) in enumerate(zip(*reference.choose(scores, 2, **how), strict=True)):
+    for token, (ids, shares) in enumerate(
+        zip(*reference.select_experts(scores, 2, **how), strict=True)
+    ):
         for expert, share in zip(ids, shares, strict=True):
             both = exact.gate_up[expert] @ x[token].double()
             both += exact.gate_up_bias[expert] if exact.gate_up_bias is not None else 0
-            out = exact.down[expert] @ reference_blocks.gated(both[None], Gate())[0]
+            out = exact.down[expert] @ reference_blocks.act_and_mul(both[None], Gate())[0]
             out += exact.down_bias[expert] if exact.down_bias is not None else 0
             wanted[token] += share * out
     assert got.dtype == dtype
@@ -129,7 +131,7 @@ def test_experts_are_chosen_as_torch_chooses_them() -> None:
 def test_of_equal_scores_the_first_are_chosen() -> None:
     """Each once, also where none could be."""
     for score in (0.0, -torch.inf):
-        chosen, _ = experts.choose(
+        chosen, _ = experts.select_experts(
             torch.full((1, 5), score), 3, among_chosen=True, is_renormalised=False
         )
         assert chosen.tolist() == [[0, 1, 2]]
@@ -138,7 +140,7 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
 def test_what_is_no_number_makes_no_share_one() -> None:
     """And names experts that there are."""
     scores = torch.tensor([[1.0, torch.nan, 2.0], [torch.nan] * 3])
-    chosen, shares = experts.choose(scores, 2, among_chosen=True, is_renormalised=False)
+    chosen, shares = experts.select_experts(scores, 2, among_chosen=True, is_renormalised=False)
     assert chosen.tolist() == [[1, 2], [0, 1]]
     assert shares.isnan().any(dim=1).all()
 
@@ -171,7 +173,7 @@ def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
     monkeypatch.setattr(experts, "MANY_ROWS", many)
     gate_up, down = (
         Quantised(
-            packed(torch.randint(0, 16, (3, outputs, 32), dtype=torch.uint8)),
+            pack_int4(torch.randint(0, 16, (3, outputs, 32), dtype=torch.uint8)),
             torch.rand(3, outputs, 1) / 20,
             torch.full((3, outputs, 1), 8, dtype=torch.uint8),
             *(32, 32, torch.float32, order),
@@ -180,11 +182,11 @@ def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
     )
     biases = torch.randn(3, 64), torch.randn(3, 32)
     x, scores = torch.randn(4, 32), torch.randn(4, 3)
-    chosen = experts.choose(scores, 2, among_chosen=True, is_renormalised=True)
+    chosen = experts.select_experts(scores, 2, among_chosen=True, is_renormalised=True)
     plain = ExpertWeights(gate_up.dequantised(), down.dequantised(), *biases)
     few = ExpertWeights(gate_up, down, *biases)
-    expected = reference.mix(x, *chosen, plain, Gate(), reference_blocks)
-    for mix in (experts.mix, reference.mix):
+    expected = reference.apply_experts(x, *chosen, plain, Gate(), reference_blocks)
+    for mix in (experts.apply_experts, reference.apply_experts):
         got = mix(x, *chosen, few, Gate(), reference_blocks)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
 
@@ -194,14 +196,16 @@ def test_a_sum_is_rounded_once() -> None:
     check_sums(experts)
     rows = torch.randn(1, 8).half().repeat(3, 1)
     third = torch.full((1, 3), 1 / 3)
-    assert torch.equal(experts.combine(rows, torch.arange(3).int(), third), rows[:1])
+    assert torch.equal(experts.combine_experts(rows, torch.arange(3).int(), third), rows[:1])
 
 
 def test_of_no_tokens_nothing_comes() -> None:
     """Steps may have none."""
     weights = ExpertWeights(torch.randn(3, 16, 8), torch.randn(3, 8, 8), None, None)
-    chosen = experts.choose(torch.randn(0, 3), 2, among_chosen=True, is_renormalised=False)
-    assert experts.mix(torch.randn(0, 8), *chosen, weights, Gate(), blocks).shape == (0, 8)
+    chosen = experts.select_experts(torch.randn(0, 3), 2, among_chosen=True, is_renormalised=False)
+    assert experts.apply_experts(
+        torch.randn(0, 8), *chosen, weights, Gate(), elementwise
+    ).shape == (0, 8)
 
 
 MISTAKES = {

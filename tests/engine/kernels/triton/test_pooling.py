@@ -9,10 +9,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from engine.kernels import pooling as reference
-from engine.kernels.pooling import Segments
-from engine.kernels.triton import pooling
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
+from tidemill.engine.kernels import pooling as reference
+from tidemill.engine.kernels.pooling import Segments
+from tidemill.engine.kernels.triton import pooling
 
 # One token, a tile, one more.
 LENGTHS = torch.tensor([1, 16, 17])
@@ -37,7 +37,7 @@ def check_units(module: ModuleType) -> None:
     for width in (1, 16, 17):
         x = torch.randn(3, width)
         x[1] = 0
-        torch.testing.assert_close(module.unit(x), reference.unit(x.double()).float())
+        torch.testing.assert_close(module.normalise(x), reference.normalise(x.double()).float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)

@@ -15,13 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.kernels import sampling as reference
-from engine.kernels.sampling import KeptIds, Rules, Sampled
-from engine.kernels.triton import asking, measuring, sampling, scoring, shaping
-from engine.kernels.triton.measuring import GROUP
 from tests.engine.kernels.rules import Rule, joined
 from tests.engine.kernels.test_sampling import check_draw
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tidemill.engine.kernels import sampling as reference
+from tidemill.engine.kernels.sampling import PagedTokenIds, Sampled, SamplingMetadata
+from tidemill.engine.kernels.triton import (
+    logit_groups,
+    logits_processors,
+    logprobs,
+    sampling,
+    sampling_inputs,
+)
+from tidemill.engine.kernels.triton.logit_groups import GROUP
 
 Result = TypeVar("Result")
 
@@ -47,18 +53,20 @@ def check_cuts(
     module: ModuleType,
     vocabulary: int = 2 * GROUP + 3,
     scale: float = 4,
-    rules: list[Rule] = CUTS,
+    metadata: list[Rule] = CUTS,
 ) -> None:
     """Hold choices to what sorting leaves; the last group is a few tokens, one the likeliest."""
-    logits = (torch.randn(len(rules), vocabulary) * scale).half()
+    logits = (torch.randn(len(metadata), vocabulary) * scale).half()
     logits[:, -1] = logits.amax(1) + scale / 2
-    numbers = draws(len(rules))
-    choose = module.choose if hasattr(module, "_choose") else sampling.choose
-    chosen = with_module(module, lambda: choose(logits, joined(rules, numbers)))
+    numbers = draws(len(metadata))
+    choose = module.sample if hasattr(module, "_choose") else sampling.sample
+    chosen = with_module(module, lambda: choose(logits, joined(metadata, numbers)))
     assert not chosen.is_broken.any()
     tokens = chosen.token_ids.tolist()
     assert max(tokens) < vocabulary
-    for row, rule, draw, token in zip(logits.float().numpy(), rules, numbers, tokens, strict=True):
+    for row, rule, draw, token in zip(
+        logits.float().numpy(), metadata, numbers, tokens, strict=True
+    ):
         if rule.temperature == 0:
             assert token == row.argmax()
         else:
@@ -81,8 +89,8 @@ def check_top_k(module: ModuleType) -> None:
     """Hold what is left to the last so many of a row that grows: the first draw is its first."""
     counts = [1, 2, 3, 5, 40, 300]
     logits = torch.arange(2 * GROUP + 3).expand(len(counts), -1) / 64
-    rules = joined([Rule(9, count) for count in counts], np.zeros(len(counts)))
-    chosen = module.choose(logits, rules).token_ids
+    metadata = joined([Rule(9, count) for count in counts], np.zeros(len(counts)))
+    chosen = module.sample(logits, metadata).token_ids
     assert (logits.shape[1] - chosen).tolist() == counts
 
 
@@ -96,8 +104,8 @@ def test_a_nucleus_ends_with_the_token_that_reaches_it() -> None:
     half = -float(np.float32(np.log(2)))
     logits = torch.full((2, GROUP + 2), -torch.inf)
     logits[:, [7, 9, GROUP]] = torch.tensor([0, half, half])
-    rules = [Rule(top_p=0.5), Rule(top_p=0.501)]
-    assert sampling.choose(logits, joined(rules, np.full(2, 0.999))).token_ids.tolist() == [
+    metadata = [Rule(top_p=0.5), Rule(top_p=0.501)]
+    assert sampling.sample(logits, joined(metadata, np.full(2, 0.999))).token_ids.tolist() == [
         7,
         GROUP,
     ]
@@ -119,13 +127,13 @@ def check_shaped(module: ModuleType, times: int = 1) -> None:
     touched = [0, 1, 31, 32, 63, 64, 599, 600]
     logits = torch.randn(times * len(SHAPED), 601) * 0.3
     logits[:, touched] += 2 + torch.rand(len(logits), len(touched))
-    rules = joined(SHAPED * times, draws(len(logits)))
-    assert_same(with_module(module, lambda: sampling.choose(logits, rules)), logits, rules)
+    metadata = joined(SHAPED * times, draws(len(logits)))
+    assert_same(with_module(module, lambda: sampling.sample(logits, metadata)), logits, metadata)
 
 
-def assert_same(chosen: Sampled, logits: Tensor, rules: Rules) -> None:
+def assert_same(chosen: Sampled, logits: Tensor, metadata: SamplingMetadata) -> None:
     """Hold choices to the reference's."""
-    expected = reference.choose(logits, rules)
+    expected = reference.sample(logits, metadata)
     assert chosen.token_ids.tolist() == expected.token_ids.tolist()
     assert chosen.is_broken.tolist() == expected.is_broken.tolist()
 
@@ -133,9 +141,11 @@ def assert_same(chosen: Sampled, logits: Tensor, rules: Rules) -> None:
 def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
     """Call something with a module's functions in place of those that others took of it."""
     with ExitStack() as patches:
-        for other in (sampling, scoring, measuring):
+        for other in (sampling, logprobs, logit_groups):
             for name in (
-                {"shaped", "shapes_of", "measure"} & vars(module).keys() & vars(other).keys()
+                {"shaped", "prepare_processors", "measure_groups"}
+                & vars(module).keys()
+                & vars(other).keys()
             ):
                 patches.enter_context(patch.object(other, name, getattr(module, name)))
         return call()
@@ -143,16 +153,23 @@ def with_module(module: ModuleType, call: Callable[[], Result]) -> Result:
 
 def test_logits_are_shaped_as_the_references() -> None:
     """By everything that shapes, at the ends of words and of rows."""
-    check_shaped(shaping, 4)
+    check_shaped(logits_processors, 4)
 
 
 def test_rows_that_add_more_than_there_is_room_for_are_run_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each finds its own numbers."""
-    monkeypatch.setattr(asking, "MOST_ADDS", 2 * 601)
-    assert len(asking._runs(asking.records_of(5), joined(SHAPED[3:4] * 5, draws(5)), 601)[0]) == 3
-    check_shaped(shaping)
+    monkeypatch.setattr(sampling_inputs, "MOST_ADDS", 2 * 601)
+    assert (
+        len(
+            sampling_inputs._chunks(
+                sampling_inputs.default_records(5), joined(SHAPED[3:4] * 5, draws(5)), 601
+            )[0]
+        )
+        == 3
+    )
+    check_shaped(logits_processors)
 
 
 def test_a_history_is_found_in_pages_of_the_device() -> None:
@@ -160,18 +177,18 @@ def test_a_history_is_found_in_pages_of_the_device() -> None:
     vocabulary, size, lengths = 700, 4, [1, 4, 1030, 7]
     pages = torch.randperm(2000).numpy().astype(np.int32)[: 4 * 300].reshape(4, 300)
     ids = torch.randint(vocabulary, (2000 * size,), dtype=torch.int32)
-    kept = KeptIds(ids, pages, size)
-    rules = [Rule(0, repetition=5.0, presence=1.5, frequency=0.5)] * 4
+    kept = PagedTokenIds(ids, pages, size)
+    metadata = [Rule(0, repetition=5.0, presence=1.5, frequency=0.5)] * 4
     logits = torch.rand(4, vocabulary) + 1
-    asked = joined(rules, draws(4))._replace(
-        num_prompt=np.array([0, 2, 500, 7]), num_known=np.array(lengths), kept=kept
+    asked = joined(metadata, draws(4))._replace(
+        num_prompt=np.array([0, 2, 500, 7]), num_known=np.array(lengths), paged_ids=kept
     )
-    chosen = sampling.choose(logits, asked)
+    chosen = sampling.sample(logits, asked)
     assert_same(chosen, logits, asked)
     known = np.zeros((4, 1100), np.int32)
     for slot, row in enumerate(pages):
         known[slot] = ids.view(-1, size)[row].flatten()[:1100]
-    assert_same(chosen, logits, asked._replace(kept=None, tokens=known))
+    assert_same(chosen, logits, asked._replace(paged_ids=None, tokens=known))
 
 
 @pytest.mark.parametrize("rule", [Rule(0), Rule(1, 5, 0.5)], ids=str)
@@ -183,7 +200,7 @@ def test_a_row_that_is_not_finite_is_broken(rule: Rule) -> None:
     logits[2] = -torch.inf
     logits[3, 5:] = -torch.inf
     barred = Rule(rule.temperature, mask=[])
-    chosen = sampling.choose(logits, joined([rule] * 4 + [barred], draws(5)))
+    chosen = sampling.sample(logits, joined([rule] * 4 + [barred], draws(5)))
     assert chosen.is_broken.tolist() == [True, True, True, False, False]
     assert ((chosen.token_ids >= 0) & (chosen.token_ids < 300)).all()
 
@@ -193,7 +210,7 @@ def check_scores(module: ModuleType) -> None:
     logits = (torch.randn(3, 2 * GROUP + 5) * 3).round()
     logits[:, [3, 5, GROUP, -1]] = logits.amax()
     rows, chosen = np.array([2, 0, 2]), torch.tensor([0, 2 * GROUP + 4, 40])
-    score = getattr(module, "log_probabilities", scoring.log_probabilities)
+    score = getattr(module, "compute_logprobs", logprobs.compute_logprobs)
     scores = with_module(module, lambda: score(logits, rows, chosen, 6))
     expected = logits.double().log_softmax(-1)[rows]
     best = expected.sort(dim=-1, descending=True, stable=True)
@@ -204,43 +221,58 @@ def check_scores(module: ModuleType) -> None:
 
 def test_log_probabilities_are_those_of_the_whole_softmax() -> None:
     """The best first, over groups."""
-    check_scores(scoring)
+    check_scores(logprobs)
 
 
 def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens() -> None:
     """Nothing overflows, and a banned token has minus infinity."""
     logits = torch.tensor([[1e30, -1e30, 0.0], [4e4, 4e4, -torch.inf]])
-    scores = sampling.log_probabilities(logits, np.arange(2), torch.tensor([0, 2]), 20)
+    scores = sampling.compute_logprobs(logits, np.arange(2), torch.tensor([0, 2]), 20)
     assert scores.logprobs.tolist() == [0, -torch.inf]
     assert scores.top_ids.tolist() == [[0, 2, 1], [0, 1, 2]]
     halves = [-np.log(2), -np.log(2), -np.inf]
     assert scores.top_logprobs[1].tolist() == pytest.approx(halves, abs=1e-2)
-    none = sampling.log_probabilities(logits, np.arange(2), torch.zeros(2).long(), 0)
+    none = sampling.compute_logprobs(logits, np.arange(2), torch.zeros(2).long(), 0)
     assert none.top_ids.shape == (2, 0)
 
 
 def check_few_cuts(module: ModuleType) -> None:
     """Hold those to it that need all of the search."""
-    check_cuts(module, rules=[Rule(0), Rule(50), Rule(9, 3), Rule(3, 0, 0.7)])
+    check_cuts(module, metadata=[Rule(0), Rule(50), Rule(9, 3), Rule(3, 0, 0.7)])
 
 
 MISTAKES = [
-    (check_few_cuts, measuring, "is_there = columns < vocabulary", "is_there = columns < 514"),
-    (check_few_cuts, measuring, "is_group = groups * GROUP <", "is_group = groups * GROUP + 3 <"),
+    (check_few_cuts, logit_groups, "is_there = columns < vocabulary", "is_there = columns < 514"),
+    (
+        check_few_cuts,
+        logit_groups,
+        "is_group = groups * GROUP <",
+        "is_group = groups * GROUP + 3 <",
+    ),
     (check_few_cuts, sampling, "is_there = columns < vocabulary", "is_there = columns < 514"),
     (check_few_cuts, sampling, "is_group = groups * GROUP <", "is_group = groups * GROUP + 3 <"),
     (check_top_k, sampling, "is_listed = places < count", "is_listed = places < count - 1"),
     (check_few_cuts, sampling, "= tl.max(covered, 0) * draw", "= draw"),
     (check_top_k, sampling, "tl.sum(of_third) >= goal", "tl.sum(of_third) > goal"),
     (check_top_k, sampling, "highest + 1)", "highest)"),
-    (check_shaped, shaping, "is_known = places < num_known", "is_known = places < num_known - 1"),
-    (check_shaped, shaping, "places >= tl.load(", "places > tl.load("),
-    (check_shaped, shaping, "is_there = entries < count", "is_there = entries < count - 1"),
-    (check_shaped, shaping, "(columns % 32)) & 1", "(columns % 31)) & 1"),
-    (check_shaped, shaping, "seen + token // 32", "seen + token // 33"),
-    (check_scores, scoring, "is_group = groups * GROUP <", "is_group = groups * GROUP + 5 <"),
-    (check_scores, scoring, "(columns > after)", "(columns >= after)"),
-    (check_scores, scoring, "(columns > token)", "(columns >= token)"),
+    (
+        check_shaped,
+        logits_processors,
+        "is_known = places < num_known",
+        "is_known = places < num_known - 1",
+    ),
+    (check_shaped, logits_processors, "places >= tl.load(", "places > tl.load("),
+    (
+        check_shaped,
+        logits_processors,
+        "is_there = entries < count",
+        "is_there = entries < count - 1",
+    ),
+    (check_shaped, logits_processors, "(columns % 32)) & 1", "(columns % 31)) & 1"),
+    (check_shaped, logits_processors, "seen + token // 32", "seen + token // 33"),
+    (check_scores, logprobs, "is_group = groups * GROUP <", "is_group = groups * GROUP + 5 <"),
+    (check_scores, logprobs, "(columns > after)", "(columns >= after)"),
+    (check_scores, logprobs, "(columns > token)", "(columns >= token)"),
 ]
 
 

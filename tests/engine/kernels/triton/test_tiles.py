@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.step import Step
-from engine.kernels.triton import tiles
-from engine.kernels.triton.prefixes import find_shared, shared_by_none
-from engine.kernels.triton.tiles import Kind, Limits, Tiles
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.kernels.triton import tiles
+from tidemill.engine.kernels.triton.shared_prefixes import find_shared_prefixes, no_shared_prefixes
+from tidemill.engine.kernels.triton.tiles import TileCounts, Tiles, TileSpec
 
 PAGE_SIZE = 4
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def step_of(spans: list[Span], shared: list[int], *, is_seeing_on: bool = False)
 
 
 def places_met(
-    made: Tiles, kind: Kind, step: Step, num_tokens: int
+    made: Tiles, kind: TileSpec, step: Step, num_tokens: int
 ) -> list[list[tuple[int, int, int]]]:
     """Return the places that each token meets in all its tiles, each with its page and its part."""
     pages = step.pages.numpy()
@@ -75,14 +75,17 @@ def places_met(
 
 
 def check_tiles(
-    module: ModuleType, spans: list[Span], shared: list[int], kind: Kind, filling: int = 0
+    module: ModuleType, spans: list[Span], shared: list[int], kind: TileSpec, filling: int = 0
 ) -> None:
     """Hold the tiles of a step to what its tokens see, to their parts, and to the limits."""
     step = step_of(spans, shared, is_seeing_on=kind.window == 0 and kind.is_causal)
     num_tokens = step.num_tokens + filling
-    found = find_shared(step, PAGE_SIZE)
-    made = module.lay_out(step, num_tokens, kind, PAGE_SIZE, found)
-    assert all(n <= most for n, most in zip(made.counts, Limits.of(kind, num_tokens), strict=True))
+    found = find_shared_prefixes(step, PAGE_SIZE)
+    made = module.plan_tiles(step, num_tokens, kind, PAGE_SIZE, found)
+    assert all(
+        n <= most
+        for n, most in zip(made.counts, TileCounts.upper_bound(kind, num_tokens), strict=True)
+    )
     met = places_met(made, kind, step, num_tokens)
     starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
     reach = kind.window or 10**9
@@ -104,7 +107,7 @@ def check_tiles(
 
 
 KINDS = st.builds(
-    Kind,
+    TileSpec,
     group=st.sampled_from([1, 2, 3, 16]),
     window=st.sampled_from([0, 0, 1, 5, 300]),
     is_causal=st.sampled_from([True, True, False]),
@@ -120,7 +123,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 300), st.integers(2, 70)), max_size=2
 
 @given(decodes=DECODES, chunks=CHUNKS, kind=KINDS, filling=st.integers(0, 9))
 def test_every_token_meets_what_it_sees_once(
-    decodes: list[tuple[Span, int]], chunks: list[Span], kind: Kind, filling: int
+    decodes: list[tuple[Span, int]], chunks: list[Span], kind: TileSpec, filling: int
 ) -> None:
     """Whatever is shared and cut; there are no more tiles than a captured step has room for."""
     spans = [span for span, _ in decodes] + chunks
@@ -130,7 +133,7 @@ def test_every_token_meets_what_it_sees_once(
 
 def shared_runs(step: Step) -> list[tuple[list[int], int, int]]:
     """Return who shares which pages."""
-    found = find_shared(step, PAGE_SIZE)
+    found = find_shared_prefixes(step, PAGE_SIZE)
     runs = zip(found.starts, found.stops, found.firsts, found.lasts, strict=True)
     return [(sorted(found.order[a:b].tolist()), int(c), int(d)) for a, b, c, d in runs]
 
@@ -143,7 +146,7 @@ def test_who_shares_more_is_together_for_longer() -> None:
         ([0, 1, 2, 3], 4, 25),
         ([1, 2, 3], 25, 60),
     ]
-    found = find_shared(step, PAGE_SIZE)
+    found = find_shared_prefixes(step, PAGE_SIZE)
     assert found.alone_from.tolist() == [25, 60, 60, 60, 4]
 
 
@@ -166,13 +169,13 @@ def test_a_page_that_is_not_full_yet_is_shared_by_none() -> None:
 
 def test_more_than_the_limits_is_neither_cut_nor_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A captured step has no room for more."""
-    kind = Kind(2, 0, is_causal=True, wide=32, narrow=16, at_once=20)
+    kind = TileSpec(2, 0, is_causal=True, wide=32, narrow=16, at_once=20)
     step = step_of([(600, 1), (600, 1)], [100, 100])
-    shared = find_shared(step, PAGE_SIZE)
-    assert tiles.lay_out(step, 2, kind, PAGE_SIZE, shared).num_parts > 4
-    monkeypatch.setattr(Limits, "of", lambda *_: Limits(1, 2, 2, 4))
-    made = tiles.lay_out(step, 2, kind, PAGE_SIZE, shared)
-    plain = tiles.lay_out(step, 2, kind._replace(at_once=1), PAGE_SIZE, shared_by_none(2))
+    shared = find_shared_prefixes(step, PAGE_SIZE)
+    assert tiles.plan_tiles(step, 2, kind, PAGE_SIZE, shared).num_parts > 4
+    monkeypatch.setattr(TileCounts, "upper_bound", lambda *_: TileCounts(1, 2, 2, 4))
+    made = tiles.plan_tiles(step, 2, kind, PAGE_SIZE, shared)
+    plain = tiles.plan_tiles(step, 2, kind._replace(at_once=1), PAGE_SIZE, no_shared_prefixes(2))
     assert made.counts == (0, 2, 0, 0)
     assert np.array_equal(made.narrow, plain.narrow)
 
@@ -180,9 +183,9 @@ def test_more_than_the_limits_is_neither_cut_nor_shared(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("at_once", [1, 8, 66])
 def test_work_is_cut_until_the_card_computes(at_once: int) -> None:
     """A long context among short ones is cut, into pieces of a size; short ones never."""
-    kind = Kind(4, 0, is_causal=True, wide=128, narrow=16, at_once=at_once)
+    kind = TileSpec(4, 0, is_causal=True, wide=128, narrow=16, at_once=at_once)
     step = step_of([(6000, 1), (100, 1), (80, 1)], [])
-    made = tiles.lay_out(step, 3, kind, PAGE_SIZE, shared_by_none(3))
+    made = tiles.plan_tiles(step, 3, kind, PAGE_SIZE, no_shared_prefixes(3))
     places = made.narrow[:, 4] - made.narrow[:, 3]
     assert len(places) == 2 + min(at_once, 24)
     assert (np.diff(places) <= 0).all()
@@ -191,7 +194,7 @@ def test_work_is_cut_until_the_card_computes(at_once: int) -> None:
 
 def check_all(module: ModuleType) -> None:
     """Hold tiles of some steps."""
-    kind = Kind(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
+    kind = TileSpec(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
     for changed in (kind, kind._replace(window=5), kind._replace(window=5, is_causal=False)):
         check_tiles(
             module, [(600, 1), (601, 1), (500, 1), (9, 1), (3, 5), (0, 33)], [30, 40], changed, 2

@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.kernels import backends
-from engine.kernels.triton import fp8
-from engine.kernels.triton.attention import TritonAttention
-from engine.kinds.generation import make_work
-from engine.model import own
-from engine.model.checkpoint import find_checkpoint
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.memory import Room
-from engine.model.proof import answers
-from engine.model.quantised import loading
-from engine.model.quantised.description import quantisation_of
-from engine.scheduling.sequence import Sampling, SequenceRequest
 from tests.engine.families import build
 from tests.engine.model.quantised.checkpoints import save
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.triton import fp8
+from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.parity import chunked_logits
+from tidemill.engine.model.quantised import loading
+from tidemill.engine.model.quantised.quantization_config import read_quantization_config
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 SHARED = list(range(40, 60))
@@ -37,12 +37,12 @@ SAMPLINGS = (
 def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Return what a model writes where Triton's kernels serve these types of devices."""
     monkeypatch.setattr(backends, "TRITON_TYPES", kinds)
-    description, checkpoint = read_description(str(folder)), find_checkpoint(str(folder))
+    description, checkpoint = read_hf_config(str(folder)), find_checkpoint(str(folder))
     parts = checkpoint, description, architecture_of(description)
-    model = own.load(*parts, torch.float32, CPU, num_layers=2)
+    model = native.load(*parts, torch.float32, CPU, num_layers=2)
     assert (model.backend is TritonAttention) == bool(kinds)
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16)
-    work = make_work(model, Room(12, 128), config)
+    work = make_core(model, KVCacheSize(12, 128), config)
     items = [
         work.add(SequenceRequest(prompt, 4, sampling))
         for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
@@ -80,15 +80,15 @@ def test_quantised_weights_that_are_kept_give_what_they_stand_for(
 ) -> None:
     """Merged, through experts and beside what is not quantised, but for the rounding of halves."""
     save(form, tmp_path, family)
-    monkeypatch.setattr(fp8, "multiplies_fp8", lambda _: False)
-    description = read_description(str(tmp_path))
-    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
+    monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: False)
+    description = read_hf_config(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(description, None))
     parts = checkpoint, description, architecture_of(description)
     monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
     logits = []
     for keeps in (True, False):
-        monkeypatch.setattr(loading, "multiplies_quantised", lambda *_, keeps=keeps: keeps)
-        model = own.load(*parts, torch.float16, CPU, num_layers=1)
-        logits.append(answers(model, torch.arange(3, 11))[0])
+        monkeypatch.setattr(loading, "has_quantised_linear", lambda *_, keeps=keeps: keeps)
+        model = native.load(*parts, torch.float16, CPU, num_layers=1)
+        logits.append(chunked_logits(model, torch.arange(3, 11))[0])
     apart = torch.linalg.vector_norm(logits[0] - logits[1])
     assert 0 < apart <= bound * torch.linalg.vector_norm(logits[1])

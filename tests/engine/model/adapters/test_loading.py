@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import EngineConfig, LoraModule
-from engine.errors import ModelRefused
-from engine.model.adapters import patterns
-from engine.model.adapters.loading import Adapter, read_adapters
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.loading import load_model
 from tests.engine.adapters import ALL, halves, write_adapter
 from tests.engine.families import build
+from tidemill.engine.config import EngineConfig, LoraModule
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.adapters import patterns
+from tidemill.engine.model.adapters.loading import Adapter, read_adapters
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.loading import load_model
 
 Modules = dict[str, tuple[Tensor, Tensor]]
 TENSORS = "adapter_model.safetensors"
@@ -42,8 +42,8 @@ def modules_of(*targets: str, rank: int = 4) -> Modules:
 def read(model: Path, folder: Path, **settings: Any) -> Adapter:
     """Read one adapter of a model."""
     config = EngineConfig(str(model), lora_modules=(LoraModule("own", str(folder)),), **settings)
-    description = read_description(str(model))
-    (adapter,) = read_adapters(config, description, architecture_of(description))
+    hf_config = read_hf_config(str(model))
+    (adapter,) = read_adapters(config, hf_config, architecture_of(hf_config))
     return adapter
 
 

@@ -12,9 +12,16 @@ import transformers
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
-from engine.model.encoders.causal import DecoderTokens
-from engine.scheduling.encoding import EncodingRequest
-from tests.engine.model.encoders.saved import FAMILIES, TEXTS, loaded, requests, save, values
+from tests.engine.model.encoders.small_encoders import (
+    FAMILIES,
+    TEXTS,
+    loaded,
+    requests,
+    save,
+    values,
+)
+from tidemill.engine.model.encoders.causal import CausalEncoder
+from tidemill.engine.scheduling.encoding import EncodingRequest
 
 DECODER = {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 512}
 GEMMA = {**DECODER, "sliding_window": 24, "query_pre_attn_scalar": 16, "sliding_window_pattern": 2}
@@ -44,7 +51,7 @@ def test_vectors_of_decoders_are_those_of_sentence_transformers(
     model = SentenceTransformer(modules=modules, device="cpu")
     model.save(str(tmp_path))
     ours = loaded(tmp_path)
-    assert isinstance(ours.network, DecoderTokens)
+    assert isinstance(ours.network, CausalEncoder)
     got = values(ours, requests(model.tokenizer, TEXTS))
     np.testing.assert_allclose(got, model.encode(TEXTS), atol=5e-5)
 
@@ -61,10 +68,12 @@ def test_scores_of_decoders_are_those_of_sentence_transformers(tmp_path: Path, f
     assert np.ptp(expected) > 1e-2
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_a_decoder_may_score_by_two_of_its_tokens(tmp_path: Path, *, is_tied: bool) -> None:
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+def test_a_decoder_may_score_by_two_of_its_tokens(
+    tmp_path: Path, *, tie_word_embeddings: bool
+) -> None:
     """By how much more likely the one is: of its head two rows are read."""
-    save(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=is_tied)
+    save(tmp_path, "Qwen3", "ForCausalLM", tie_word_embeddings=tie_word_embeddings)
     overrides = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
     ours = loaded(tmp_path, runner="pooling", hf_overrides=overrides)
     ids = [[5, 7, 9], [4] * 20, [3]]

@@ -1,4 +1,4 @@
-"""Which encoders are refused, and with which words; what is remembered of a proof."""
+"""Which encoders are refused, and with which words; what is remembered of a parity."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ModelRefused
-from engine.model.encoders import loading
-from tests.engine.model.encoders.saved import loaded, save
+from tests.engine.model.encoders.small_encoders import loaded, save
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.encoders import loading
 
 
 def changed(folder: Path, **changes: Any) -> Path:
@@ -97,7 +97,7 @@ def test_what_the_proof_does_not_hold_for_is_run_by_transformers(
     families = loading.architecture_of
 
     def wrong(*given: Any) -> Any:
-        return replace(families(*given), end="silu")
+        return replace(families(*given), activation="silu")
 
     monkeypatch.setattr(loading, "architecture_of", wrong)
     (note,) = loaded(tmp_path).notes
@@ -116,7 +116,7 @@ def test_a_proof_that_went_well_is_not_made_again(
     def never(*_: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(loading, "prove", never)
+    monkeypatch.setattr(loading, "check_parity", never)
     assert loaded(tmp_path / "model").notes == ()
 
 

@@ -11,12 +11,12 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model.encoders.description import describe
-from engine.model.encoders.loading import load_encoder
-from engine.model.encoders.network import LoadedEncoder
-from tests.engine.model.encoders.saved import TEXTS, loaded, requests, save, values
+from tests.engine.model.encoders.small_encoders import TEXTS, loaded, requests, save, values
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.loading import load_encoder
+from tidemill.engine.model.encoders.pooling_config import read_pooling_config
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 WEIGHTS = "2_Dense/model.safetensors"
@@ -57,7 +57,7 @@ def fixture_snapshot(
 def from_hub(snapshot: Path) -> LoadedEncoder:
     """Load `tiny/embedder` by its id."""
     config = EngineConfig(model="tiny/embedder", device="cpu", dtype="float32")
-    description = describe(json.loads((snapshot / "config.json").read_bytes()), config)
+    description = read_pooling_config(json.loads((snapshot / "config.json").read_bytes()), config)
     assert description is not None
     return load_encoder(config, description)
 

@@ -10,8 +10,7 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
 
-from engine.scheduling.encoding import EncodingRequest
-from tests.engine.model.encoders.saved import (
+from tests.engine.model.encoders.small_encoders import (
     FAMILIES,
     MINILM,
     TEXTS,
@@ -21,6 +20,7 @@ from tests.engine.model.encoders.saved import (
     save,
     values,
 )
+from tidemill.engine.scheduling.encoding import EncodingRequest
 
 PAIRS = list(zip(TEXTS, reversed(TEXTS), strict=True))
 

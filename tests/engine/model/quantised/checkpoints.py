@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.model.checkpoint import WHOLE
 from tests.engine.families import build
+from tidemill.engine.model.checkpoint import WHOLE
 
 GROUP = 32
-Tensors = dict[str, Tensor]
+LoadingInfo = dict[str, Tensor]
 # From a matrix to what is stored of it, by what follows its name, and what that stands for.
-Makes = Callable[[Tensor], tuple[Tensors, Tensor]]
+Makes = Callable[[Tensor], tuple[LoadingInfo, Tensor]]
 
 
 def _fp8(weight: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,21 +28,21 @@ def _fp8(weight: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
     return numbers, numbers.float() * spread
 
 
-def per_tensor(weight: Tensor) -> tuple[Tensors, Tensor]:
+def per_tensor(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     """One scale for all, beside one of activations."""
     scale = weight.abs().amax() / 448
     numbers, meant = _fp8(weight, scale)
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(())}, meant
 
 
-def per_row(weight: Tensor) -> tuple[Tensors, Tensor]:
+def per_row(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     """One scale a row, in bf16."""
     scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
     numbers, meant = _fp8(weight, scale.float())
     return {"weight": numbers, "weight_scale": scale}, meant
 
 
-def in_blocks(weight: Tensor) -> tuple[Tensors, Tensor]:
+def in_blocks(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     """One scale for each block of 32 × 32; the last ones may be smaller."""
     height, width = (-(-side // GROUP) for side in weight.shape)
     scale = torch.rand(height, width) * 0.001 + 0.001
@@ -81,7 +81,7 @@ def _in_words(numbers: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tens
     return words.to(torch.int32)
 
 
-def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
+def awq(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     """AWQ's, in the order of its GEMM kernel."""
     made, meant = _of_four_bits(weight)
     order = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -92,7 +92,7 @@ def awq(weight: Tensor) -> tuple[Tensors, Tensor]:
     }, meant
 
 
-def gptq(weight: Tensor, *, lack: int = 1, is_sorted: bool = True) -> tuple[Tensors, Tensor]:
+def gptq(weight: Tensor, *, lack: int = 1, is_sorted: bool = True) -> tuple[LoadingInfo, Tensor]:
     """GPTQ's: a zero is stored less one; groups are of neighbours, or of whoever mattered alike."""
     inputs = weight.shape[1]
     groups = torch.arange(inputs) // GROUP
@@ -110,7 +110,7 @@ def gptq(weight: Tensor, *, lack: int = 1, is_sorted: bool = True) -> tuple[Tens
     }, torch.empty_like(meant).index_copy_(1, order, meant)
 
 
-def packed(weight: Tensor, *, is_symmetric: bool = True) -> tuple[Tensors, Tensor]:
+def packed(weight: Tensor, *, is_symmetric: bool = True) -> tuple[LoadingInfo, Tensor]:
     """compressed-tensors' of four bits: the words as they are, zeros packed by outputs."""
     made, meant = _of_four_bits(weight, is_symmetric=is_symmetric)
     stored = {
@@ -175,7 +175,7 @@ FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
 }
 
 
-def save(name: str, folder: Path, family: str = "Qwen3Config") -> Tensors:
+def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
     """Write a family's tiny model in a form, and return what its tensors stand for.
 
     Its embedding, its head and its last layer's values stay as they are, as does each router.

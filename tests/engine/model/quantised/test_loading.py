@@ -13,23 +13,23 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.kernels import quantised
-from engine.kernels.quantised import Quantised, as_tensor, rows_to_fp8, to_fp8
-from engine.kernels.ranks import Share
-from engine.model.checkpoint import WHOLE, find_checkpoint
-from engine.model.decoder import Decoder
-from engine.model.description import read_description
-from engine.model.families import architecture_of
-from engine.model.layout import weights_of
-from engine.model.loading import load_model
-from engine.model.proof import answers
-from engine.model.quantised import loading
-from engine.model.quantised.description import quantisation_of
-from engine.model.weights import read_weights
 from tests.engine.families import build
 from tests.engine.model.quantised.checkpoints import FORMS, save
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.kernels import quantised
+from tidemill.engine.kernels.communicator import Shard
+from tidemill.engine.kernels.quantised import Quantised, as_tensor, quantise_fp8, quantise_rows_fp8
+from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.parity import chunked_logits
+from tidemill.engine.model.quantised import loading
+from tidemill.engine.model.quantised.quantization_config import read_quantization_config
+from tidemill.engine.model.weight_map import weights_of
+from tidemill.engine.model.weights import read_weights
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 20)
@@ -46,11 +46,11 @@ def test_what_is_read_is_what_the_numbers_stand_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, *, keeps: bool
 ) -> None:
     """Bit by bit in fp32, in merged weights; kept as they are where a device multiplies them so."""
-    monkeypatch.setattr(loading, "multiplies_quantised", lambda *_: keeps)
+    monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: keeps)
     meant = save(form, tmp_path)
-    description = read_description(str(tmp_path))
-    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
-    architecture = architecture_of(description)
+    hf_config = read_hf_config(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, None))
+    architecture = architecture_of(hf_config)
     weights = read_weights(checkpoint, architecture, torch.float32, CPU)
     for weight in weights_of(architecture):
         got = as_tensor(weights[weight.role])
@@ -58,8 +58,12 @@ def test_what_is_read_is_what_the_numbers_stand_for(
             assert torch.equal(part.place(got), meant[part.key].float()), part.key
     # The last layer's values are not quantised, so neither are the merged ones.
     kept = {role for role, weight in weights.items() if isinstance(weight, Quantised)}
-    made = {f"{i}.{role}" for i in range(4) for role in ("qkv", "output", "gate_up", "down")}
-    assert kept == (made - {"3.qkv"} if keeps else set())
+    made = {
+        f"{i}.{role}"
+        for i in range(4)
+        for role in ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+    }
+    assert kept == (made - {"3.qkv_proj"} if keeps else set())
 
 
 @pytest.mark.parametrize("form", ["fp8, blocks", "compressed fp8, per row", "awq", "gptq, sorted"])
@@ -67,15 +71,15 @@ def test_a_rank_reads_its_share_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """Rows as they are, columns where no group is cut: what it has stands for what is its own."""
-    monkeypatch.setattr(loading, "multiplies_quantised", lambda *_: True)
+    monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: True)
     meant = save(form, tmp_path)
-    description = read_description(str(tmp_path))
-    checkpoint = find_checkpoint(str(tmp_path), quantisation_of(description, None))
-    architecture = architecture_of(description)
-    for share in (Share(0, 2), Share(1, 2)):
-        weights = read_weights(checkpoint, architecture, torch.float32, CPU, share=share)
-        assert isinstance(weights["0.qkv"], Quantised)
-        for weight in weights_of(architecture, share=share):
+    hf_config = read_hf_config(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, None))
+    architecture = architecture_of(hf_config)
+    for shard in (Shard(0, 2), Shard(1, 2)):
+        weights = read_weights(checkpoint, architecture, torch.float32, CPU, shard=shard)
+        assert isinstance(weights["0.qkv_proj"], Quantised)
+        for weight in weights_of(architecture, shard=shard):
             got = as_tensor(weights[weight.role])
             for part in weight.parts:
                 taken = tuple(slice(own.start, own.stop) for own in part.taken)
@@ -96,7 +100,7 @@ def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
     eager.load_state_dict(meant)
     with torch.inference_mode():
         expected = eager(input_ids=IDS[None], use_cache=False).logits[0]
-    torch.testing.assert_close(answers(loaded, IDS)[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(chunked_logits(loaded, IDS)[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
@@ -113,11 +117,12 @@ def test_weights_are_made_fp8_as_they_are_read(
     monkeypatch.setattr(quantised, "ROWS_AT_ONCE", 40)
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     plain, made = (
-        answers(load_model(settings(tmp_path, quantization=asked)), IDS) for asked in (None, "fp8")
+        chunked_logits(load_model(settings(tmp_path, quantization=asked)), IDS)
+        for asked in (None, "fp8")
     )
     weight = torch.randn(3, 50, 8)
-    numbers, scales = rows_to_fp8(weight.view(150, 8), 8)
-    got = to_fp8(weight)
+    numbers, scales = quantise_rows_fp8(weight.view(150, 8), 8)
+    got = quantise_fp8(weight)
     assert torch.equal(got.dequantised(), (numbers.float() * scales).view(3, 50, 8))
     apart = torch.linalg.vector_norm(plain - made) / torch.linalg.vector_norm(plain)
     assert 0.01 < apart < 0.3

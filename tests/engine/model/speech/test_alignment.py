@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.speech.alignment import smoothed, token_places, warped
+from tidemill.engine.model.speech.alignment import align_tokens, dynamic_time_warping, median_filter
 
 
 @pytest.mark.parametrize(("tokens", "places"), [(1, 1), (1, 9), (7, 3), (12, 40), (30, 30)])
@@ -17,7 +17,7 @@ def test_the_cheapest_way_is_that_of_transformers(tokens: int, places: int) -> N
     rng = np.random.default_rng(tokens)
     for cost in (rng.standard_normal((tokens, places)), rng.integers(0, 3, (tokens, places)) / 2):
         expected = _dynamic_time_warping(cost)
-        for got, wanted in zip(warped(cost), expected, strict=True):
+        for got, wanted in zip(dynamic_time_warping(cost), expected, strict=True):
             np.testing.assert_array_equal(got, wanted)
 
 
@@ -28,7 +28,7 @@ def test_medians_are_those_of_transformers(width: int, places: int) -> None:
     from transformers.models.whisper.generation_whisper import _median_filter
 
     x = torch.randn(2, 5, places, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(smoothed(x, width), _median_filter(x, width))
+    assert torch.equal(median_filter(x, width), _median_filter(x, width))
 
 
 def test_tokens_that_look_one_after_the_other_begin_so() -> None:
@@ -36,10 +36,10 @@ def test_tokens_that_look_one_after_the_other_begin_so() -> None:
     looks = torch.full((2, 3, 30), 0.01)
     for token in range(3):
         looks[:, token, 10 * token : 10 * token + 10] = 1.0
-    assert token_places(looks, 1).tolist() == [0, 10, 20]
+    assert align_tokens(looks, 1).tolist() == [0, 10, 20]
 
 
 def test_a_single_token_begins_where_its_window_does() -> None:
     """It has nothing to be compared with."""
-    assert token_places(torch.rand(2, 1, 30), 7).tolist() == [0]
-    assert token_places(torch.rand(2, 0, 30), 7).tolist() == []
+    assert align_tokens(torch.rand(2, 1, 30), 7).tolist() == [0]
+    assert align_tokens(torch.rand(2, 0, 30), 7).tolist() == []

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model import own
-from engine.model.checkpoint import WHOLE, find_checkpoint
-from engine.model.speech import loading
-from engine.model.speech.loading import LoadedSpeech, load_speech, prove
-from engine.model.speech.network import SpeechNetwork
 from tests.engine.speech_models import SHAPES, save
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.speech import loading
+from tidemill.engine.model.speech.loading import LoadedSpeech, check_parity, load_speech
+from tidemill.engine.model.speech.whisper import WhisperModel
 
 
 def load(folder: Path, dtype: Any = "float32") -> LoadedSpeech:
@@ -28,8 +28,8 @@ def load(folder: Path, dtype: Any = "float32") -> LoadedSpeech:
 def test_a_model_is_the_function_that_transformers_has(tmp_path: Path, shape: str) -> None:
     """In fp32 but for the order of sums, and in bf16 but for rounding."""
     save(tmp_path, shape)
-    exact = prove(find_checkpoint(str(tmp_path)), load(tmp_path))
-    rounded = prove(find_checkpoint(str(tmp_path)), load(tmp_path, "bfloat16"))
+    exact = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path))
+    rounded = check_parity(find_checkpoint(str(tmp_path)), load(tmp_path, "bfloat16"))
     assert exact.holds
     assert exact.distance < 5e-5
     assert rounded.holds
@@ -41,12 +41,12 @@ def test_a_network_that_computes_something_else_is_refused(
 ) -> None:
     """Whatever is other about it, before it answers anything."""
     save(tmp_path, "English alone")
-    encode = SpeechNetwork.encode
+    encode = WhisperModel.encode
 
     def encode_louder(*arguments: Any) -> torch.Tensor:
         return 1.01 * encode(*arguments)
 
-    monkeypatch.setattr(SpeechNetwork, "encode", encode_louder)
+    monkeypatch.setattr(WhisperModel, "encode", encode_louder)
     with pytest.raises(ModelRefused, match="other logits"):
         load(tmp_path)
 
@@ -56,7 +56,7 @@ def test_where_fp32_does_not_fit_the_first_layers_are_compared(
 ) -> None:
     """And whoever runs it is told."""
     save(tmp_path, "English alone")
-    monkeypatch.setattr(own, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(native, "free_bytes", lambda _: 0)
     (note,) = load(tmp_path).notes
     assert "first 2 layers" in note
 
@@ -78,11 +78,11 @@ def test_missing_weights_are_named(tmp_path: Path) -> None:
 def test_weights_of_a_bare_model_are_found(tmp_path: Path) -> None:
     """They have no prefix; the head is the embedding."""
     model = save(tmp_path, "English alone")
-    expected = loading.answers(load(tmp_path))
+    expected = loading.chunked_logits(load(tmp_path))
     tensors = {key.removeprefix("model."): value for key, value in model.state_dict().items()}
     tensors.pop("proj_out.weight")
     save_file(tensors, tmp_path / WHOLE, {"format": "pt"})
-    assert torch.equal(loading.answers(load(tmp_path)), expected)
+    assert torch.equal(loading.chunked_logits(load(tmp_path)), expected)
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

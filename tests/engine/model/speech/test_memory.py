@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import OutOfCacheMemory
-from engine.model.speech.loading import LoadedSpeech, load_speech
-from engine.model.speech.memory import count_slots
-from engine.model.speech.runner import slot_pages
 from tests.engine.speech_models import save
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import OutOfCacheMemory
+from tidemill.engine.model.speech.loading import LoadedSpeech, count_slots, load_speech
+from tidemill.engine.model.speech.runner import slot_pages
 
 
 @pytest.fixture(name="settings")

@@ -12,17 +12,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import ModelRefused
-from engine.model import own
-from engine.model.checkpoint import WHOLE, find_checkpoint
-from engine.model.decoder import Decoder
-from engine.model.description import Description, read_description
-from engine.model.families import architecture_of
-from engine.model.loading import load_model
-from engine.model.own import Proof
-from engine.model.vision.description import BySquares, Vision, describe
 from tests.engine.vision_models import build, picture, save
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import HFConfig, read_hf_config
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.vision.preprocessor_config import (
+    BySquares,
+    VisionConfig,
+    read_vision_config,
+)
 
 KINDS = ["gemma3", "qwen2_5_vl"]
 PREPARATION = "preprocessor_config.json"
@@ -47,22 +51,22 @@ def fixture_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 FolderOf = Callable[[str], Path]
 
 
-def described(folder: Path) -> tuple[Description, Vision]:
+def parse_hf_config(folder: Path) -> tuple[HFConfig, VisionConfig]:
     """Return what a folder says."""
-    description = read_description(str(folder))
-    vision = describe(description)
+    hf_config = read_hf_config(str(folder))
+    vision = read_vision_config(hf_config)
     assert vision is not None
-    return description, vision
+    return hf_config, vision
 
 
-def prove(
-    folder: Path, dtype: torch.dtype = torch.float32, *, change: Callable[[Vision], None] = id
-) -> Proof:
+def check_parity(
+    folder: Path, dtype: torch.dtype = torch.float32, *, change: Callable[[VisionConfig], None] = id
+) -> ParityResult:
     """Prove the model in a folder, once what it says of images is changed."""
-    description, vision = described(folder)
+    hf_config, vision = parse_hf_config(folder)
     change(vision)
-    parts = find_checkpoint(str(folder)), description, architecture_of(description)
-    return own.prove(*parts, own.load(*parts, dtype, CPU, vision=vision), vision)
+    parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
+    return native.check_parity(*parts, native.load(*parts, dtype, CPU, vision=vision), vision)
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -75,20 +79,20 @@ def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch.dtype) -> None:
-    """Tower and decoder together, against transformers' whole class."""
-    proof = prove(folder_of(kind), dtype)
-    assert proof.holds
-    assert proof.num_layers is None
+    """VisionTower and decoder together, against transformers' whole class."""
+    parity = check_parity(folder_of(kind), dtype)
+    assert parity.holds
+    assert parity.num_layers is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
 
-    def dim(vision: Vision) -> None:
+    def dim(vision: VisionConfig) -> None:
         vision.shades[:] *= np.float32(0.9)
 
-    assert not prove(folder_of(kind), change=dim).holds
+    assert not check_parity(folder_of(kind), change=dim).holds
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,8 +100,8 @@ def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the text; its tower is whole."""
-    monkeypatch.setattr(own, "fits", lambda *_: False)
-    assert prove(folder_of(kind)).num_layers == 2
+    monkeypatch.setattr(native, "fits", lambda *_: False)
+    assert check_parity(folder_of(kind)).num_layers == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +109,7 @@ def test_a_folder_is_loaded_with_its_eye(folder_of: FolderOf, kind: str) -> None
     """By our decoder, and without a word: there is nothing to say."""
     model = load_model(EngineConfig(str(folder_of(kind)), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
-    assert model.eye is not None
+    assert model.vision_encoder is not None
     assert model.notes == ()
 
 
@@ -119,7 +123,7 @@ RENAMED = {
 def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kind: str) -> None:
     """Checkpoints of other ages call the same weights otherwise."""
     folder = folder_of(kind)
-    _, vision = described(folder)
+    _, vision = parse_hf_config(folder)
     before = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     weights = load_file(folder / WHOLE)
     for old, new in RENAMED[kind]:
@@ -129,10 +133,12 @@ def test_a_tower_is_found_by_every_name_that_it_has_had(folder_of: FolderOf, kin
         }
     save_file(weights, folder / WHOLE, {"format": "pt"})
     after = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
-    pixels = picture(vision.sight, 0, (56, 70), 1).pixels
-    assert before.eye is not None
-    assert after.eye is not None
-    assert torch.equal(before.eye.tower.look(pixels), after.eye.tower.look(pixels))
+    pixels = picture(vision.image_spec, 0, (56, 70), 1).pixels
+    assert before.vision_encoder is not None
+    assert after.vision_encoder is not None
+    assert torch.equal(
+        before.vision_encoder.tower.encode(pixels), after.vision_encoder.tower.encode(pixels)
+    )
 
 
 def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -> None:
@@ -148,7 +154,7 @@ def test_a_config_whose_text_is_not_set_apart_is_read_too(folder_of: FolderOf) -
     rewrite(folder / "config.json", flatten)
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
-    assert model.eye is not None
+    assert model.vision_encoder is not None
 
 
 def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
@@ -158,8 +164,8 @@ def test_a_head_that_is_tied_in_the_whole_is_tied(folder_of: FolderOf) -> None:
     weights = load_file(folder / WHOLE)
     del weights["lm_head.weight"]
     save_file(weights, folder / WHOLE, {"format": "pt"})
-    assert architecture_of(read_description(str(folder))).is_tied
-    assert prove(folder).holds
+    assert architecture_of(read_hf_config(str(folder))).tie_word_embeddings
+    assert check_parity(folder).holds
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
         rewrite(folder / PREPARATION, lambda said: said.update(change))
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
-    assert model.eye is None
+    assert model.vision_encoder is None
     [note] = model.notes
     assert "served without images" in note
     assert words in note
@@ -202,7 +208,7 @@ def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
     save_file(weights, folder / WHOLE, {"format": "pt"})
     model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
-    assert model.eye is None
+    assert model.vision_encoder is None
     assert "mm_soft_emb_norm" in model.notes[0]
 
 
@@ -212,10 +218,10 @@ def test_bounds_of_pixels_can_be_told_otherwise(folder_of: FolderOf) -> None:
 
     def loaded(**told: Any) -> BySquares:
         config = EngineConfig(str(folder), dtype="float32", device="cpu", mm_processor_kwargs=told)
-        eye = load_model(config).eye
-        assert eye is not None
-        assert isinstance(eye.sight.sizes, BySquares)
-        return eye.sight.sizes
+        vision_encoder = load_model(config).vision_encoder
+        assert vision_encoder is not None
+        assert isinstance(vision_encoder.image_spec.sizes, BySquares)
+        return vision_encoder.image_spec.sizes
 
     assert loaded().max_pixels == 28 * 28 * 16
     assert loaded(max_pixels=56 * 56, min_pixels=28 * 28) == BySquares(28, 28 * 28, 56 * 56)

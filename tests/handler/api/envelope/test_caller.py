@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from handler.api import app
-from handler.tenants.keys import KeyStore, key_id_of
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.api import app
+from tidemill.handler.tenants.keys import KeyStore, key_id_of
 
 UNKNOWN = f"tm_{'0' * 16}_{'a' * 43}"
 
@@ -124,7 +124,7 @@ def test_a_very_long_header_is_refused_at_once() -> None:
 @pytest.mark.usefixtures("no_table")
 def test_of_strangers_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a body nor a parameter: the answer to nonsense is that there is no key."""
-    monkeypatch.setattr(app.Bodies, "_get_body", lambda *_: pytest.fail("the body was read"))
+    monkeypatch.setattr(app.BodyReader, "_get_body", lambda *_: pytest.fail("the body was read"))
     event = request_of("/v1/batches", "POST", "limit=none") | {"body": "{" * 100}
     del event["headers"]["authorization"]
     assert refusal_in(answer_to(event))[1]["code"] == "missing_api_key"

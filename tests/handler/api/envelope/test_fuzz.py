@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from handler.api import app
-from handler.api.envelope.caller import Caller
-from handler.api.routers import files
-from handler.aws.calls import Operation
-from handler.deployment import Deployment
-from handler.settings import read_settings
 from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tidemill.handler.api import app
+from tidemill.handler.api.envelope.caller import Caller
+from tidemill.handler.api.routers import files
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.settings import read_settings
 
 _NAMES = st.one_of(st.sampled_from(["file", "purpose", "expires_after[seconds]"]), st.text())
 _BOUNDARY = st.text("abcXYZ019'()+_,-./:=?", min_size=1, max_size=70)

@@ -11,14 +11,14 @@ import pytest
 from openai import OpenAI
 from openai.types import Batch as OpenAIBatch
 
-from handler.api.routers.batches import MAX_ERRORS_IN_LISTS
-from handler.batch.model import Batch, BatchError, Progress
-from handler.batch.states import Status
-from handler.batch.wire import to_wire
-from handler.tenants.keys import KeyStore
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.batch_object import batch_object
+from tidemill.batch.model import Batch, BatchError, Progress
+from tidemill.batch.states import Status
+from tidemill.handler.api.routers.batches import MAX_ERRORS_IN_LISTS
+from tidemill.handler.tenants.keys import KeyStore
 
 
 def add(cloud: Cloud, tenant: str = "default", age: int = 0, **fields: Any) -> Batch:
@@ -44,9 +44,9 @@ def test_a_batch_is_what_the_sdk_knows(cloud: Cloud, client: OpenAI) -> None:
     """Every key is there, and the SDK's strict model takes it."""
     batch = add(cloud)
     answer = answer_to(request_of(f"/v1/batches/{batch.id}"))
-    assert json.loads(answer["body"]) == to_wire(batch, Progress(), now=time.time()).model_dump(
-        mode="json"
-    )
+    assert json.loads(answer["body"]) == batch_object(
+        batch, Progress(), now=time.time()
+    ).model_dump(mode="json")
     found = client.batches.retrieve(batch.id)
     assert OpenAIBatch.model_validate(found.to_dict(), strict=True).id == batch.id
     assert found.status == "validating"
@@ -54,7 +54,7 @@ def test_a_batch_is_what_the_sdk_knows(cloud: Cloud, client: OpenAI) -> None:
 
 def test_a_running_batch_tells_the_sum_of_its_shards(cloud: Cloud, client: OpenAI) -> None:
     """While it runs, of all shards, in the list and alone; once it has ended, what was final."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     shards = [cloud.claim(batch.id, shard.number) for shard in cloud.shards(batch.id)]
     assert len(shards) == 3
     for shard in shards:
@@ -78,7 +78,7 @@ def test_a_running_batch_tells_the_sum_of_its_shards(cloud: Cloud, client: OpenA
 
 def test_a_running_batch_tells_its_rate(cloud: Cloud, client: OpenAI) -> None:
     """Beside what OpenAI's Batch has, where the SDK lets it through."""
-    batch = cloud.take_in(cloud.create(lines_of(25)))
+    batch = cloud.ingest(cloud.create(lines_of(25)))
     progress = Progress(5, rows_per_second=0.5, tokens_per_second=8.0, gpu_seconds=1800.0)
     now = time.time()
     cloud.run(
@@ -249,7 +249,7 @@ def test_signed_requests_are_of_the_tenant_of_drops(cloud: Cloud, client: OpenAI
 
 def test_a_batch_that_runs_is_cancelled(cloud: Cloud, client: OpenAI) -> None:
     """It winds up, and asking once more changes nothing."""
-    batch = cloud.take_in(cloud.create(lines_of(3)))
+    batch = cloud.ingest(cloud.create(lines_of(3)))
     cloud.claim(batch.id)
     cancelling = client.batches.cancel(batch.id)
     assert cancelling.status == "cancelling"

@@ -11,11 +11,11 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.batch.model import File
-from handler.batch.states import Status
 from tests.emulators import Emulator, active_ids
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.model import File
+from tidemill.batch.states import Status
 
 GOOD = {
     "input_file_id": "file-1",
@@ -64,7 +64,7 @@ def test_a_batch_is_made_of_a_file(cloud: Cloud, client: OpenAI) -> None:
     found = client.batches.retrieve(batch.id).to_dict()
     assert found | {"tidemill": {}} == batch.to_dict() | {"tidemill": {}}  # its seconds go on
     assert cloud.messages()[-1]["batch_id"] == batch.id
-    assert cloud.take_in(cloud.batch(batch.id)).status is Status.IN_PROGRESS
+    assert cloud.ingest(cloud.batch(batch.id)).status is Status.IN_PROGRESS
 
 
 def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
@@ -266,7 +266,7 @@ def test_a_replaced_output_is_read_as_it_was(cloud: Cloud, client: OpenAI) -> No
     file = File("file-3", "default", old.key, 1, 1, "x", "batch_output", version_id=old.version_id)
     cloud.run(cloud.deployment.files.put_file(file))
     batch = client.batches.create(**GOOD | {"input_file_id": "file-3"})  # type: ignore[arg-type]
-    assert cloud.take_in(cloud.batch(batch.id)).num_rows == 2
+    assert cloud.ingest(cloud.batch(batch.id)).num_rows == 2
 
 
 def test_a_drop_may_be_run_again(cloud: Cloud, client: OpenAI) -> None:
@@ -275,4 +275,4 @@ def test_a_drop_may_be_run_again(cloud: Cloud, client: OpenAI) -> None:
     name = f"s3://{cloud.bucket}/input/a b.jsonl"
     batch = client.batches.create(**GOOD | {"input_file_id": name})  # type: ignore[arg-type]
     assert batch.input_file_id == name
-    assert cloud.take_in(cloud.batch(batch.id)).num_rows == 3
+    assert cloud.ingest(cloud.batch(batch.id)).num_rows == 3

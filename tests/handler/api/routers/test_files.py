@@ -14,10 +14,6 @@ import pytest
 from openai import OpenAI
 from openai.types import FileObject as TheirFile
 
-from handler.aws.bucket import SHORT_LIVED, read_range
-from handler.batch.file_object import FileObject, disposition_of, name_of
-from handler.batch.model import File
-from handler.batch.states import Status
 from tests.handler.api.rig import (
     URL,
     Gateway,
@@ -28,6 +24,10 @@ from tests.handler.api.rig import (
 )
 from tests.handler.aws.given import make_batch
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.file_object import FileObject, content_disposition, display_name
+from tidemill.batch.model import File
+from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import SHORT_LIVED, read_range
 
 LINES = lines_of(3)
 
@@ -284,10 +284,10 @@ def test_a_file_goes_when_its_client_has_said(lab: OpenAI, any_cloud: Cloud) -> 
 )
 def test_a_name_is_shown_and_quoted_safely(sent: str, shown: str) -> None:
     """No path, nothing that ends a line or the quotes of a header."""
-    name = name_of(sent)
+    name = display_name(sent)
     assert name == shown
-    header = disposition_of(sent)
-    assert header == disposition_of(name)
+    header = content_disposition(sent)
+    assert header == content_disposition(name)
     assert header.isascii()
     assert header.isprintable()
     assert header.count('"') == 2
@@ -313,7 +313,7 @@ def test_a_batch_goes_on_when_its_file_is_deleted(lab: OpenAI, any_cloud: Cloud)
     lab.files.delete(file_id)
     file = any_cloud.batch(batch_id).source
     assert not any_cloud.has_object(file.key)
-    batch = any_cloud.take_in(any_cloud.batch(batch_id))
+    batch = any_cloud.ingest(any_cloud.batch(batch_id))
     assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 7)
     read = b"".join(
         any_cloud.run(read_range(batch.source, shard.start, shard.end))

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from handler.batch.history import Bucket
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.aws.given import make_batch
 from tests.handler.intake.rig import Cloud
+from tidemill.batch.progress import HistoryBucket
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ def test_history_is_listed_by_time(cloud: Cloud, client: OpenAI) -> None:
     theirs = cloud.run(table.create_batch(make_batch(cloud.deployment, tenant="others")))
     for batch in (ours, theirs):
         for bucket in (
-            Bucket(22_500, 900, 5),
-            Bucket(1020, 60, 3, 1, 12),
-            Bucket(1020, 60, 3, 0, 0, 9, 1.5),
+            HistoryBucket(22_500, 900, 5),
+            HistoryBucket(1020, 60, 3, 1, 12),
+            HistoryBucket(1020, 60, 3, 0, 0, 9, 1.5),
         ):
             cloud.run(ledger.add_history(batch, bucket))
     answer = answer_to(request_of(f"/v1/batches/{ours.id}/history"))

@@ -8,13 +8,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.batch.model import File
-from handler.batch.states import Status
-from handler.tenants.keys import KeyStore
 from tests.emulators import Emulator
 from tests.handler.api.rig import serving
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.model import File
+from tidemill.batch.states import Status
+from tidemill.handler.tenants.keys import KeyStore
 
 PAGE = 20
 NUM_BATCHES = 2 * PAGE + 5
@@ -43,7 +43,7 @@ def test_a_batch_lives_by_the_sdk(cloud: Cloud, client: OpenAI, others: OpenAI) 
     batch = client.batches.create(
         input_file_id="file-default", endpoint="/v1/chat/completions", completion_window="24h"
     )
-    assert cloud.take_in(cloud.batch(batch.id)).status is Status.IN_PROGRESS
+    assert cloud.ingest(cloud.batch(batch.id)).status is Status.IN_PROGRESS
     cloud.claim(batch.id)
     found = client.batches.retrieve(batch.id)
     assert found.status == "in_progress"

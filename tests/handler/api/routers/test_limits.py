@@ -9,9 +9,9 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.batch.states import Status
 from tests.handler.api.rig import URL, Gateway, answer_to, refusal_in, request_of
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.states import Status
 
 
 def limit(cloud: Cloud, tenant: str = "default", **limits: int) -> None:
@@ -70,7 +70,7 @@ def test_a_queue_that_is_full_takes_no_batch(cloud: Cloud, client: OpenAI) -> No
         ).id
 
     first = made("one")
-    assert cloud.take_in(cloud.batch(first)).status is Status.IN_PROGRESS
+    assert cloud.ingest(cloud.batch(first)).status is Status.IN_PROGRESS
     with pytest.raises(openai.RateLimitError) as caught:
         made("two")
     assert caught.value.response.headers["Retry-After"] == "60"
@@ -85,10 +85,10 @@ def test_a_queue_that_is_full_takes_no_batch(cloud: Cloud, client: OpenAI) -> No
 def test_a_dropped_file_keeps_to_the_limit_of_lines_alone(cloud: Cloud) -> None:
     """It fails when it has been read, and leaves no count behind; calls and bytes are the API's."""
     limit(cloud, queued_lines=4, requests_per_day=1, bytes_per_day=1)
-    batch = cloud.take_in(cloud.create(lines_of(5)))
+    batch = cloud.ingest(cloud.create(lines_of(5)))
     assert batch.status is Status.FAILED
     assert [(error.code, error.line) for error in batch.errors] == [("queued_lines_exceeded", None)]
-    assert cloud.take_in(cloud.create(lines_of(4), "input/y.jsonl")).status is Status.IN_PROGRESS
+    assert cloud.ingest(cloud.create(lines_of(4), "input/y.jsonl")).status is Status.IN_PROGRESS
     assert cloud.run(cloud.deployment.usage.count_lines("default")) == 4
 
 

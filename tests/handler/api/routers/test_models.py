@@ -7,8 +7,8 @@ import pytest
 from openai import OpenAI
 from openai.types import Model
 
-from handler.deployment import deployment
 from tests.handler.api.rig import answer_to, refusal_in, request_of
+from tidemill.handler.deployment import deployment
 
 
 def test_the_models_that_are_served_are_listed(client: OpenAI) -> None:

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from engine.batchfile.lines import RawLine, parse_line
-from engine.batchfile.rows import print_not_run, print_reply
-from handler.batch.keys import work_prefix
-from handler.batch.model import Batch
-from handler.batch.parts import FinishedRow, encode_part
-from handler.batch.states import Status
-from handler.lambdas.api import fit
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud, line_of, lines_of
+from tidemill.batch.file.lines import RawLine, parse_line
+from tidemill.batch.file.rows import print_not_run, print_reply
+from tidemill.batch.model import Batch
+from tidemill.batch.object_keys import work_prefix
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.states import Status
+from tidemill.handler.lambdas.api import fit
 
 GOOD = parse_line(RawLine(1, line_of(1)))
 ANSWERED = print_reply(GOOD, 200, {"object": "chat.completion", "text": '"ü" \\ 😀' * 3})
@@ -35,7 +35,7 @@ def cloud(emulator: Emulator) -> Iterator[Cloud]:
 
 def running(cloud: Cloud, *rows: tuple[int, bytes], tenant: str = "default") -> Batch:
     """Return a batch that runs, with some durable rows."""
-    batch = cloud.take_in(cloud.create(lines_of(25), f"input/{tenant}.jsonl"))
+    batch = cloud.ingest(cloud.create(lines_of(25), f"input/{tenant}.jsonl"))
     if tenant != batch.tenant:
         cloud.run(cloud.deployment.table.change_batch(batch.id, batch.status, tenant=tenant))
     part = encode_part(FinishedRow(line, row, is_success=True) for line, row in rows)

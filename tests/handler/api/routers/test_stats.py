@@ -13,14 +13,14 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from handler.api.routers.exposition import expose
-from handler.batch.model import Batch, Progress
-from handler.batch.states import Status
-from handler.moves.announce import announce
-from handler.reading.stats import stats_of
 from tests.emulators import MODEL, Emulator
 from tests.handler.api.rig import answer_to, request_of, serving
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.states import Status
+from tidemill.handler.api.routers.exposition import expose
+from tidemill.handler.lifecycle.announce import announce
+from tidemill.handler.queries.stats import tenant_stats
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "tidemill.json"
 DOCS = Path(__file__).parents[4] / "docs" / "api.md"
@@ -38,7 +38,7 @@ def cloud(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud
 
 def running(cloud: Cloud, name: str) -> Batch:
     """Return a batch of 25 lines, of which one of three shards is half done."""
-    batch = cloud.take_in(cloud.create(lines_of(25), f"input/{name}.jsonl"))
+    batch = cloud.ingest(cloud.create(lines_of(25), f"input/{name}.jsonl"))
     table, until = cloud.deployment.table, time.time() + 600
     cloud.run(table.renew(cloud.claim(batch.id), lease_until=until, progress=HALF_DONE, attempts=1))
     return batch
@@ -144,7 +144,7 @@ def test_prometheus_reads_the_same(cloud: Cloud, client: OpenAI) -> None:
 def test_without_prices_nothing_is_said_of_costs(cloud: Cloud, client: OpenAI) -> None:
     """Neither that it was free."""
     del client
-    found = stats_of(cloud.aws, cloud.having(gpu_hour_prices={}).deployment, "default", 0)
+    found = tenant_stats(cloud.aws, cloud.having(gpu_hour_prices={}).deployment, "default", 0)
     assert (found.active.cost, found.ended.cost) == (None, None)
     assert "cost" not in expose(found)
 
@@ -154,7 +154,7 @@ def test_more_batches_than_are_looked_into_still_wait(
 ) -> None:
     """All their lines and shards, as what they have done is not known."""
     del client
-    monkeypatch.setattr("handler.reading.stats.MAX_SURVEYED", 1)
+    monkeypatch.setattr("tidemill.handler.queries.stats.MAX_SURVEYED", 1)
     running(cloud, "a")
     running(cloud, "b")
     active = stats()["active"]

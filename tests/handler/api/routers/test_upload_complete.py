@@ -8,16 +8,16 @@ from uuid import uuid4
 
 import pytest
 
-from handler.api.envelope.errors import ComeAgain
-from handler.api.routers.upload_complete import Completion
-from handler.aws.bucket import Bucket
-from handler.aws.stores.uploads import UploadStore
-from handler.batch.keys import file_key, upload_prefix
-from handler.batch.model import File, Upload
-from handler.batch.upload_object import UploadRefused
-from handler.errors import AwsError
 from tests.handler.api.routers.test_uploads import data_of
 from tests.handler.intake.rig import Cloud, plenty
+from tidemill.batch.model import File, Upload
+from tidemill.batch.object_keys import file_key, upload_prefix
+from tidemill.batch.upload_object import UploadRefused
+from tidemill.handler.api.envelope.errors import NotFinished
+from tidemill.handler.api.routers.upload_complete import Completion
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.stores.uploads import UploadStore
+from tidemill.handler.errors import AwsError
 
 SMALL = 4 * 2**20
 DATA = data_of(5 * SMALL)
@@ -65,7 +65,7 @@ def test_calls_at_the_same_time_make_one_file(any_cloud: Cloud, upload: Upload) 
     def complete(call: Completion) -> str:
         try:
             return call.complete(IDS, None).status
-        except ComeAgain:
+        except NotFinished:
             return "again"
 
     with ThreadPoolExecutor(4) as pool:
@@ -120,7 +120,7 @@ def test_an_upload_that_is_cancelled_meanwhile_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Bucket, method, cancelled)
-        with pytest.raises(ComeAgain):
+        with pytest.raises(NotFinished):
             completion(any_cloud, upload).complete(IDS, None)
     assert next(cancels, None) is None
     with pytest.raises(UploadRefused, match="cancelled"):

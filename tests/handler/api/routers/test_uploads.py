@@ -18,18 +18,18 @@ from openai import OpenAI
 from openai.types import Upload as TheirUpload
 from openai.types.uploads import UploadPart as TheirPart
 
-from handler.api.routers import upload_complete
-from handler.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
-from handler.batch.upload_object import (
+from tests.handler.api.rig import answer_to, request_of
+from tests.handler.api.server import listening
+from tests.handler.intake.rig import Cloud
+from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
+from tidemill.batch.upload_object import (
     MAX_UPLOAD_BYTES,
     UploadObject,
     UploadPartObject,
     part_bytes_of,
     size_of_part,
 )
-from tests.handler.api.rig import answer_to, request_of
-from tests.handler.api.server import listening
-from tests.handler.intake.rig import Cloud
+from tidemill.handler.api.routers import upload_complete
 
 MIB = 2**20
 SMALL = 4 * MIB
@@ -270,7 +270,9 @@ def test_a_completion_out_of_time_goes_on_where_it_was(
 
     monkeypatch.setattr(type(any_cloud.deployment.bucket), "upload_part", counted)
     patience = iter([60.0, 0.0, 60.0, 0.0])
-    monkeypatch.setattr("handler.api.routers.uploads._time_left", lambda: next(patience, 60.0))
+    monkeypatch.setattr(
+        "tidemill.handler.api.routers.uploads._time_left", lambda: next(patience, 60.0)
+    )
     for _ in range(2):
         answer = asked_of(lab, upload_id, ids)
         assert answer["statusCode"] == 503

@@ -10,12 +10,12 @@ import openai
 import pytest
 from openai import OpenAI
 
-from handler.batch.model import Batch
-from handler.control.advance import advance
-from handler.outbound import webhook
+from tests.handler.finalize.webhook_rig import secret_of, understood
 from tests.handler.intake.rig import Cloud, lines_of, plenty
-from tests.handler.outbound.receiver import HOST, Receiver, Script
-from tests.handler.outbound.webhook_rig import secret_of, understood
+from tests.net.receiver import HOST, Receiver, Script
+from tidemill.batch.model import Batch
+from tidemill.handler.control.advance import advance
+from tidemill.handler.finalize import webhook
 
 URL = f"https://{HOST}/hooks?token=0123456789abcdef"
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Call, Operation
-from handler.aws.items import from_item, to_item
-from handler.aws.stores.drops import Arrival
-from handler.aws.stores.live import count_key, counting, live_item
-from handler.aws.stores.table import active_name
-from handler.batch.live import Standing
-from handler.batch.model import Batch, File, Progress, Shard
-from handler.deployment import Deployment
 from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
+from tidemill.batch.model import Batch, File, Progress, Shard
+from tidemill.batch.progress import ShardProgress
+from tidemill.handler.aws.calls import Call, Operation
+from tidemill.handler.aws.items import from_item, to_item
+from tidemill.handler.aws.stores.drops import Arrival
+from tidemill.handler.aws.stores.live import count_key, counting, live_item
+from tidemill.handler.aws.stores.table import active_name
+from tidemill.handler.deployment import Deployment
 
 DAY_SECONDS = 86_400
 DONE = Progress(completed=10)
@@ -104,7 +104,7 @@ def test_what_has_expired_is_in_nobodys_way(run: Run, deployment: Deployment) ->
     mine = run(table.claim(new.id, 0, owner="b", now=NOW, lease_seconds=9))
     assert (mine.fence, mine.attempts) == (1, 1)
     run(table.commit(mine, progress=DONE, output_sizes=[], error_sizes=[]))
-    assert run(table.stand(new)) == Standing(1, DONE, ())
+    assert run(table.get_shard_progress(new)) == ShardProgress(1, DONE, ())
     assert run(table.create_batch(old)) == new
 
 

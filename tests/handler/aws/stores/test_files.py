@@ -7,12 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from handler.aws.stores.files import Order
-from handler.batch.model import File, Upload
-from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.aws.stores.test_listing import in_small_answers
+from tidemill.batch.model import File, Upload
+from tidemill.handler.aws.stores.files import Order
+from tidemill.handler.deployment import Deployment
 
 
 @pytest.fixture

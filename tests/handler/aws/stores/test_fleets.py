@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from handler.batch.fleet import Brake, End, EndKind, FleetState, Launch, Pace
 from tests.handler.finalize.rig import Cloud
+from tidemill.batch.fleet import CircuitBreaker, EndKind, FleetState, Launch, WorkerEnd, WorkerRate
+from tidemill.handler.aws.items import dump, load
 
-END = End("m", "w", "r:1", 1, EndKind.BAD, "It died.", 1, "out of memory")
+END = WorkerEnd("m", "w", "r:1", 1, EndKind.CRASHED, "It died.", 1, "out of memory")
 FULL = FleetState(
     last_number=2,
     launches=(Launch("w", "r:1", 1),),
     ends=(END,),
-    brake=Brake(1, "r:1", "crash_loop", "It dies.", "Mend it."),
+    breaker=CircuitBreaker(1, "r:1", "crash_loop", "It dies.", "Mend it."),
     not_before=9,
     refusal="no quota",
 )
@@ -23,6 +24,12 @@ def test_a_state_is_what_was_put(cloud: Cloud) -> None:
     assert cloud.run(cloud.deployment.fleets.get_state("m")) == FleetState()
     cloud.run(cloud.deployment.fleets.change("m", lambda _: FULL))
     assert cloud.run(cloud.deployment.fleets.get_state("m")) == FULL
+
+
+def test_a_breaker_keeps_the_attribute_of_earlier_versions() -> None:
+    """Tables that were written before are read after."""
+    assert dump(FULL)["brake"]["code"] == "crash_loop"
+    assert load(FleetState, dump(FULL)) == FULL
 
 
 def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
@@ -41,9 +48,9 @@ def test_changes_that_meet_are_both_made(cloud: Cloud) -> None:
 def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
     """What one worker has measured takes the place of what another had."""
     fleets = cloud.deployment.fleets
-    assert cloud.run(fleets.get_pace("m")) == Pace()
+    assert cloud.run(fleets.get_rate("m")) == WorkerRate()
     for rows in (1.0, 2.5):
-        cloud.run(fleets.tell_pace("m", Pace(7, rows, 10.0)))
-    assert cloud.run(fleets.get_pace("m")) == Pace(7, 2.5, 10.0)
-    cloud.run(fleets.tell_pace("m", Pace(9)))  # rows, and not yet enough of them for a rate
-    assert cloud.run(fleets.get_pace("m")) == Pace(9, 2.5, 10.0)
+        cloud.run(fleets.put_rate("m", WorkerRate(7, rows, 10.0)))
+    assert cloud.run(fleets.get_rate("m")) == WorkerRate(7, 2.5, 10.0)
+    cloud.run(fleets.put_rate("m", WorkerRate(9)))  # rows, and not yet enough of them for a rate
+    assert cloud.run(fleets.get_rate("m")) == WorkerRate(9, 2.5, 10.0)

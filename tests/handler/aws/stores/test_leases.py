@@ -23,14 +23,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from handler.aws.calls import Operation
-from handler.aws.sync import Aws
-from handler.batch.model import Progress, Shard, ShardStatus, sum_of
-from handler.deployment import Deployment
-from handler.errors import ConditionFailed, LeaseLost
 from tests.emulators import Emulator, deployment_of
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress
 from tests.handler.aws.stores.test_table import sent_twice
+from tidemill.batch.model import Progress, Shard, ShardStatus, sum_of
+from tidemill.handler.aws.calls import Operation
+from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import ConditionFailed, LeaseLost
 
 NUM_SHARDS = 2
 NUMBERS = st.integers(0, NUM_SHARDS - 1)
@@ -161,7 +161,7 @@ class Leases(RuleBasedStateMachine):
         """Every field of every shard, the count of those left, and the sums."""
         assert self.run(self.table.list_shards(self.batch_id)) == self.shards
         assert self.run(self.table.count_left(self.batch)) == NUM_SHARDS - len(self.committed)
-        standing = self.run(self.table.stand(self.batch))
+        standing = self.run(self.table.get_shard_progress(self.batch))
         assert standing.num_done == len(self.committed)
         assert standing.progress(self.now) == sum_of(shard.progress for shard in self.shards)
         assert {live.number for live in standing.live} == self.live

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from handler.aws.calls import Call, Operation, T
-from handler.batch.model import Batch
-from handler.batch.states import Status
-from handler.deployment import Deployment
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+from tidemill.handler.aws.calls import Call, Operation, T
+from tidemill.handler.deployment import Deployment
 
 
 def in_small_answers(operation: Operation[T]) -> Operation[T]:

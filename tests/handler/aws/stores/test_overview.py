@@ -7,14 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from handler.aws.calls import AGAIN_DELAYS_SECONDS, Call
-from handler.aws.items import to_item
-from handler.batch.model import Progress
-from handler.batch.states import TERMINAL, Status
-from handler.deployment import Deployment
-from handler.errors import AwsError
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, in_progress, make_batch
+from tidemill.batch.model import Progress
+from tidemill.batch.states import TERMINAL, Status
+from tidemill.handler.aws.calls import RETRY_DELAYS_SECONDS, Call
+from tidemill.handler.aws.items import to_item
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
 
 DONE = Progress(7, 1, 70, 20, 21, 0.1, 2.0, 6.0, 1.5, 20.0, 0.5, 5)
 
@@ -64,7 +64,7 @@ def test_what_was_left_out_is_asked_for_again_after_a_while(deployment: Deployme
     assert again.arguments["RequestItems"][table]["Keys"] == [to_item(keys[0])]
     assert again.delay_seconds == 0.05
     assert answer(1).delay_seconds == 0.1
-    for _ in AGAIN_DELAYS_SECONDS[2:]:
+    for _ in RETRY_DELAYS_SECONDS[2:]:
         answer(1)
     with pytest.raises(AwsError, match="1 items left out"):
         answer(1)
@@ -78,12 +78,12 @@ def test_a_standing_tells_who_waits_and_who_runs(run: Run, deployment: Deploymen
         shard = run(table.claim(batch.id, number, owner="a", now=now, lease_seconds=LEASE_SECONDS))
         run(table.renew(shard, lease_until=now + 30, progress=DONE, attempts=1))
         if number == 2:
-            run(table.commit(shard, progress=DONE.at_rest, output_sizes=[], error_sizes=[]))
-    found = run(table.stand(batch))
-    assert found.progress(NOW) == DONE + DONE.at_rest + DONE.at_rest
+            run(table.commit(shard, progress=DONE.without_rates, output_sizes=[], error_sizes=[]))
+    found = run(table.get_shard_progress(batch))
+    assert found.progress(NOW) == DONE + DONE.without_rates + DONE.without_rates
     assert [shard.number for shard in found.live] == [0, 1]
     assert [shard.number for shard in found.leased(NOW)] == [0]
-    assert (found.num_done, found.done) == (1, DONE.at_rest)
+    assert (found.num_done, found.done) == (1, DONE.without_rates)
     assert run(table.count_left(batch)) == 3
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from handler.aws.stores.processes import Process, process_id
 from tests.handler.finalize.rig import Cloud
+from tidemill.handler.aws.stores.processes import Process, process_id
 
 ASKED = Process(process_id(7), "r:1", "asked", 100)
 

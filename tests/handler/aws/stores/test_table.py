@@ -7,17 +7,17 @@ from itertools import count
 
 import pytest
 
-from handler.aws.calls import Call, Operation, T
-from handler.aws.stores.drops import Arrival
-from handler.aws.stores.table import active_name
-from handler.batch.live import Standing
-from handler.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
-from handler.batch.states import MOVES, Status
-from handler.deployment import Deployment
-from handler.errors import AwsError, ConditionFailed, LeaseLost
 from tests.emulators import active_ids
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import LEASE_SECONDS, NOW, claimed, in_progress, make_batch
+from tidemill.batch.model import BatchError, EngineInfo, File, Progress, Shard, ShardStatus
+from tidemill.batch.progress import ShardProgress
+from tidemill.batch.states import MOVES, Status
+from tidemill.handler.aws.calls import Call, Operation, T
+from tidemill.handler.aws.stores.drops import Arrival
+from tidemill.handler.aws.stores.table import MoveResult, active_name
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError, ConditionFailed, LeaseLost
 
 PROGRESS = Progress(7, 3, 70, 7, 21, 1.25, 0.5)
 LATER = NOW + LEASE_SECONDS + 1
@@ -219,7 +219,9 @@ def test_a_commit_counts_once(run: Run, deployment: Deployment) -> None:
         error_sizes=(7,),
     )
     assert batch is not None
-    assert run(deployment.table.stand(batch)) == Standing(1, PROGRESS.at_rest, ())
+    assert run(deployment.table.get_shard_progress(batch)) == ShardProgress(
+        1, PROGRESS.without_rates, ()
+    )
     assert run(deployment.table.count_left(batch)) == 1
 
 
@@ -263,14 +265,14 @@ def test_shards_are_listed_over_pages(run: Run, deployment: Deployment) -> None:
     shards = run(deployment.table.list_shards(batch.id))
     pages, first = [], 0
     while first is not None:
-        page, first = run(deployment.table.page_of_shards(batch.id, first))
+        page, first = run(deployment.table.list_shards_page(batch.id, first))
         pages.append(page)
     assert len(pages) > 1
     assert [shard for page in pages for shard in page] == shards
     assert [shard.fence for shard in shards] == [int(number == 7) for number in range(20)]
-    assert run(deployment.table.page_of_shards(batch.id, 19)) == (shards[19:], None)
-    assert run(deployment.table.page_of_shards(batch.id, 6, 2)) == (shards[6:8], 8)
-    assert run(deployment.table.page_of_shards("batch_x")) == ([], None)
+    assert run(deployment.table.list_shards_page(batch.id, 19)) == (shards[19:], None)
+    assert run(deployment.table.list_shards_page(batch.id, 6, 2)) == (shards[6:8], 8)
+    assert run(deployment.table.list_shards_page("batch_x")) == ([], None)
     assert [shard.number for shard in shards] == list(range(20))
     waiting = run(deployment.table.list_waiting(batch.id, {0, 18}, 17))
     assert waiting == [*range(1, 18)]
@@ -284,7 +286,7 @@ def test_live_shards_are_counted_over_pages(run: Run, deployment: Deployment) ->
     for number in range(20):
         run(table.claim(batch.id, number, owner="a", now=NOW, lease_seconds=LEASE_SECONDS))
         run(table.abandon(batch.id, number, "x" * 60_000))
-    found = run(table.stand(batch)).live
+    found = run(table.get_shard_progress(batch)).live
     assert [(live.number, live.fence, live.is_given_up) for live in found] == [
         (number, 1, True) for number in range(20)
     ]
@@ -301,19 +303,19 @@ def test_what_is_counted_twice_is_left_out_once(run: Run, deployment: Deployment
     ]
     run(table.renew(mine[0], lease_until=LATER, progress=PROGRESS, attempts=0))
 
-    def committed_meanwhile() -> Operation[Standing]:
-        looking = table.stand(batch)
+    def committed_meanwhile() -> Operation[ShardProgress]:
+        looking = table.get_shard_progress(batch)
         live = yield next(looking)
         yield from table.commit(mine[0], progress=PROGRESS, output_sizes=[], error_sizes=[])
         try:
             looking.send((yield looking.send(live)))
         except StopIteration as stop:
-            found: Standing = stop.value
+            found: ShardProgress = stop.value
         return found
 
     found = run(committed_meanwhile())
     assert (found.num_done, [live.number for live in found.live]) == (1, [1])
-    assert found.progress(NOW) == PROGRESS.at_rest
+    assert found.progress(NOW) == PROGRESS.without_rates
 
 
 def test_a_shard_of_an_earlier_version_goes_on(run: Run, deployment: Deployment) -> None:
@@ -331,7 +333,7 @@ def test_a_shard_of_an_earlier_version_goes_on(run: Run, deployment: Deployment)
     mine = run(table.claim(batch.id, 0, owner="a", now=LATER, lease_seconds=LEASE_SECONDS))
     expected = replace(old, owner="a", lease_until=LATER + LEASE_SECONDS, fence=4, attempts=3)
     assert mine == expected == run(table.get_shard(batch.id, 0))
-    assert run(table.stand(batch)).progress(NOW).num_rows == PROGRESS.num_rows
+    assert run(table.get_shard_progress(batch)).progress(NOW).num_rows == PROGRESS.num_rows
     run(table.release(mine, progress=PROGRESS, suspects=(), quarantined=(), attempts=0))
     free = run(table.get_shard(batch.id, 0))
     assert free == replace(old, owner=None, lease_until=0.0, fence=4, attempts=0, suspects=())
@@ -344,10 +346,12 @@ def test_a_rate_counts_while_somebody_has_the_shard(run: Run, deployment: Deploy
     for number, seconds in ((0, 10), (1, 60)):
         shard = run(table.claim(batch.id, number, owner="a", now=NOW, lease_seconds=seconds))
         run(table.renew(shard, lease_until=NOW + seconds, progress=rate, attempts=1))
-    both, one, none = (run(table.stand(batch)).progress(NOW + ago) for ago in (5, 11, 61))
+    both, one, none = (
+        run(table.get_shard_progress(batch)).progress(NOW + ago) for ago in (5, 11, 61)
+    )
     assert (both.rows_per_second, both.tokens_per_second) == (6.0, 100.0)
     assert (one.rows_per_second, one.tokens_per_second) == (3.0, 50.0)
-    assert none == (PROGRESS.at_rest + PROGRESS.at_rest)
+    assert none == (PROGRESS.without_rates + PROGRESS.without_rates)
 
 
 def test_a_field_is_set_once(run: Run, deployment: Deployment) -> None:
@@ -388,46 +392,67 @@ def test_one_has_the_turn(run: Run, deployment: Deployment) -> None:
     batch = run(deployment.table.create_batch(make_batch(deployment)))
 
     def take(owner: str, now: float) -> bool:
-        return run(deployment.table.take_turn(batch.id, owner, now=now, until=now + 10)).is_ours
+        return run(
+            deployment.table.acquire_lock(batch.id, owner, now=now, until=now + 10)
+        ).is_acquired
 
     assert take("a", NOW)
     assert take("a", NOW + 1)
     assert not take("b", NOW + 2)
-    run(deployment.table.give_turn(batch.id, "b"))
+    run(deployment.table.release_lock(batch.id, "b"))
     assert not take("b", NOW + 3)
-    run(deployment.table.give_turn(batch.id, "a"))
+    run(deployment.table.release_lock(batch.id, "a"))
     assert take("b", NOW + 4)
     assert take("c", NOW + 20)
-    assert not run(deployment.table.take_turn("batch_none", "a", now=NOW, until=NOW + 1)).is_ours
+    assert not run(
+        deployment.table.acquire_lock("batch_none", "a", now=NOW, until=NOW + 1)
+    ).is_acquired
 
 
 def test_a_turn_that_another_has_had_since_is_not_kept(run: Run, deployment: Deployment) -> None:
     """Even if it is free again: what the other did is done."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
-    assert run(table.take_turn(batch.id, "held up", now=NOW, until=NOW + 10)).is_ours
-    assert run(table.keep_turn(batch.id, "held up", until=NOW + 20))
-    assert run(table.take_turn(batch.id, "other", now=NOW + 30, until=NOW + 40)).is_ours
-    assert run(table.keep_turn(batch.id, "held up", until=NOW + 50)) is None
-    run(table.give_turn(batch.id, "other"))
-    assert run(table.keep_turn(batch.id, "held up", until=NOW + 50)) is None
-    assert run(table.take_turn(batch.id, "next", now=NOW + 31, until=NOW + 41)).is_ours
+    assert run(table.acquire_lock(batch.id, "held up", now=NOW, until=NOW + 10)).is_acquired
+    assert run(table.renew_lock(batch.id, "held up", until=NOW + 20))
+    assert run(table.acquire_lock(batch.id, "other", now=NOW + 30, until=NOW + 40)).is_acquired
+    assert run(table.renew_lock(batch.id, "held up", until=NOW + 50)) is None
+    run(table.release_lock(batch.id, "other"))
+    assert run(table.renew_lock(batch.id, "held up", until=NOW + 50)) is None
+    assert run(table.acquire_lock(batch.id, "next", now=NOW + 31, until=NOW + 41)).is_acquired
+
+
+def test_a_move_releases_the_lock_of_its_run(run: Run, deployment: Deployment) -> None:
+    """Not that of another run, which it leaves alone; sent twice it is the same."""
+    table = deployment.table
+    batch = run(table.create_batch(make_batch(deployment, turn="a", turn_until=float(NOW))))
+
+    def move(owner: str) -> Operation[MoveResult]:
+        return table.move_batch(batch.id, Status.IN_PROGRESS, NOW, lock_owner=owner)
+
+    assert run(move("b")) == (batch, False)
+    moved = run(sent_twice(move("a")))
+    expected = replace(batch.moved(Status.IN_PROGRESS, NOW), turn=None)
+    assert moved == (expected, True) == (run(table.get_batch(batch.id)), True)
+    assert run(table.acquire_lock(batch.id, "b", now=NOW - 9, until=NOW)).is_acquired
+    assert run(move("a")).is_there
+    assert not run(table.acquire_lock(batch.id, "a", now=NOW - 9, until=NOW)).is_acquired
 
 
 def test_the_turn_says_how_the_batch_is(run: Run, deployment: Deployment) -> None:
     """Whoever takes, keeps or gives it sees what others have done: a cancel above all."""
     table = deployment.table
     batch = run(table.create_batch(make_batch(deployment)))
-    taken = run(table.take_turn(batch.id, "a", now=NOW, until=NOW + 10))
+    taken = run(table.acquire_lock(batch.id, "a", now=NOW, until=NOW + 10))
     assert taken.batch == run(table.get_batch(batch.id))
     cancelled = run(table.move_batch(batch.id, Status.CANCELLING, NOW)).batch
     assert cancelled is not None
-    kept = run(table.keep_turn(batch.id, "a", until=NOW + 20))
+    kept = run(table.renew_lock(batch.id, "a", until=NOW + 20))
     assert kept == replace(cancelled, turn_until=NOW + 20)
-    refused = run(table.take_turn(batch.id, "b", now=NOW, until=NOW + 30))
+    refused = run(table.acquire_lock(batch.id, "b", now=NOW, until=NOW + 30))
     assert refused == (kept, False)
-    assert run(table.give_turn(batch.id, "b")) == kept
-    given = run(table.give_turn(batch.id, "a"))
+    assert run(table.release_lock(batch.id, "b")) == kept
+    given = run(table.release_lock(batch.id, "a"))
     assert given == replace(kept, turn=None) == run(table.get_batch(batch.id))
 
 

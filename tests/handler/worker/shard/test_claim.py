@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from handler.aws.aio import AioAws
-from handler.aws.queues import Message, shard_message
-from handler.batch.model import EngineInfo, Progress, ShardStatus
-from handler.batch.states import Status
-from handler.worker.shard.claim import Claim, claim_shard, note_engine
-from handler.worker.shard.doorbell import Doorbell, Target, parse_target
-from handler.worker.site.site import Site
 from tests.handler.worker.rig import Rig, Work
+from tidemill.batch.model import EngineInfo, Progress, ShardStatus
+from tidemill.batch.states import Status
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.queues import Message, shard_message
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.shard.claim import Claim, claim_shard, note_engine
+from tidemill.handler.worker.shard.message import ShardMessage, ShardTarget, parse_target
 
 GOOD: dict[str, Any] = {}
 
@@ -33,21 +33,23 @@ class Clock:
 
 
 @pytest_asyncio.fixture
-async def site(rig: Rig) -> AsyncIterator[Site]:
+async def context(rig: Rig) -> AsyncIterator[WorkerContext]:
     """Return where a worker works."""
     async with AioAws() as aws:
-        yield Site(aws, rig.deployment, rig.queue, rig.config(lease_seconds=2), clock=Clock())
+        yield WorkerContext(
+            aws, rig.deployment, rig.queue, rig.config(lease_seconds=2), clock=Clock()
+        )
 
 
-async def take(site: Site) -> Doorbell:
+async def take(context: WorkerContext) -> ShardMessage:
     """Receive the one message that is there."""
-    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
-    return Doorbell(site, message)
+    [message] = await context.aws.run(context.queue.receive(visibility_seconds=30))
+    return ShardMessage(context, message)
 
 
-async def claim(site: Site) -> Claim | None:
+async def claim(context: WorkerContext) -> Claim | None:
     """Claim what the one message rings for."""
-    return await claim_shard(site, await take(site), owner="me")
+    return await claim_shard(context, await take(context), owner="me")
 
 
 def advance(work: Work) -> dict[str, Any]:
@@ -55,9 +57,9 @@ def advance(work: Work) -> dict[str, Any]:
     return {"kind": "advance", "batch_id": work.id}
 
 
-async def num_hidden(site: Site) -> int:
+async def num_hidden(context: WorkerContext) -> int:
     """Return about how many messages there are, seen or not."""
-    return await site.aws.run(site.queue.count())
+    return await context.aws.run(context.queue.count())
 
 
 @pytest.mark.parametrize(
@@ -80,34 +82,34 @@ def test_nonsense_rings_for_nothing(body: str) -> None:
 
 def test_a_message_rings_for_one_shard() -> None:
     """More fields do no harm."""
-    assert parse_target('{"batch_id": "b", "shard": 3, "x": 1}') == Target("b", 3)
+    assert parse_target('{"batch_id": "b", "shard": 3, "x": 1}') == ShardTarget("b", 3)
 
 
-async def test_a_free_shard_is_claimed(rig: Rig, site: Site) -> None:
+async def test_a_free_shard_is_claimed(rig: Rig, context: WorkerContext) -> None:
     """With a new fence; the message stays hidden."""
     work = rig.batch(GOOD)
     before = time.time()
-    claimed = await claim(site)
+    claimed = await claim(context)
     after = time.time()
     assert claimed is not None
     assert (claimed.shard, claimed.batch, claimed.sent_at) == (work.shard(), work.batch, 1_000)
     shard = work.shard()
     assert (shard.owner, shard.fence, shard.attempts) == ("me", 1, 1)
     assert before <= (shard.lease_until or 0) - 2 <= after
-    assert await num_hidden(site) == 1
+    assert await num_hidden(context) == 1
 
 
 @pytest.mark.parametrize("body", [{"x": 1}, {"batch_id": "batch_unknown", "shard": 0}])
 async def test_a_message_without_a_shard_is_dropped(
-    rig: Rig, site: Site, body: dict[str, object]
+    rig: Rig, context: WorkerContext, body: dict[str, object]
 ) -> None:
     """It would come again and again."""
     rig.run(rig.queue.send(body, group=None))
-    assert await claim(site) is None
-    assert await num_hidden(site) == 0
+    assert await claim(context) is None
+    assert await num_hidden(context) == 0
 
 
-async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, site: Site) -> None:
+async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, context: WorkerContext) -> None:
     """And the batch is rung for when that was the last: its committer may have died."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     for number in (0, 1):
@@ -116,198 +118,206 @@ async def test_a_message_for_a_done_shard_is_dropped(rig: Rig, site: Site) -> No
             rig.deployment.table.commit(shard, progress=Progress(), output_sizes=(), error_sizes=())
         )
         work.ring(number)
-        assert await claim(site) is None
-        assert await num_hidden(site) == 0
+        assert await claim(context) is None
+        assert await num_hidden(context) == 0
         assert rig.messages() == ([advance(work)] if number else [])
         assert work.shard(number).status is ShardStatus.DONE
 
 
 async def test_a_shard_that_another_has_is_looked_at_when_its_lease_ends(
-    rig: Rig, site: Site
+    rig: Rig, context: WorkerContext
 ) -> None:
     """By a fresh message, so that no failure is counted."""
     work = rig.batch(GOOD)
     other = work.claim(lease_seconds=1)
-    assert await claim(site) is None
+    assert await claim(context) is None
     assert work.shard() == other
-    assert await num_hidden(site) == 1
-    [message] = await site.aws.run(site.queue.receive(wait_seconds=15, visibility_seconds=30))
-    assert parse_target(message.body) == Target(work.id, 0)
+    assert await num_hidden(context) == 1
+    [message] = await context.aws.run(context.queue.receive(wait_seconds=15, visibility_seconds=30))
+    assert parse_target(message.body) == ShardTarget(work.id, 0)
     assert time.time() > other.lease_until - 0.5
 
 
 @pytest.mark.parametrize("status", [Status.CANCELLING, Status.FINALIZING])
-async def test_a_batch_that_winds_up_is_not_run(rig: Rig, site: Site, status: Status) -> None:
+async def test_a_batch_that_winds_up_is_not_run(
+    rig: Rig, context: WorkerContext, status: Status
+) -> None:
     """Its shard is given back at once, and no attempt counted."""
     work = rig.batch(GOOD)
     work.move(status)
-    assert await claim(site) is None
+    assert await claim(context) is None
     shard = work.shard()
     assert (shard.owner, shard.attempts, shard.abandoned) == (None, 0, None)
     assert rig.messages() == [advance(work)]
-    assert await num_hidden(site) == 0
+    assert await num_hidden(context) == 0
 
 
 @pytest.mark.parametrize("status", [Status.CANCELLING, Status.FINALIZING])
 async def test_the_other_messages_of_a_batch_that_winds_up_cost_nothing(
-    rig: Rig, site: Site, status: Status
+    rig: Rig, context: WorkerContext, status: Status
 ) -> None:
     """Its shards are as nobody has claimed them, and its batch is rung for once."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     work.move(status)
     for number in (0, 1):
         work.ring(number)
-        assert await claim(site) is None
-        assert await num_hidden(site) == 0
+        assert await claim(context) is None
+        assert await num_hidden(context) == 0
     assert (work.shard(0).fence, work.shard(1).fence) == (1, 0)
     assert rig.messages() == [advance(work)]
 
 
-async def test_a_name_is_free_when_its_batch_is_forgotten(rig: Rig, site: Site) -> None:
+async def test_a_name_is_free_when_its_batch_is_forgotten(rig: Rig, context: WorkerContext) -> None:
     """Another of that name may run."""
     work = rig.batch(GOOD)
-    site.over[work.id] = site.wall() - 1
-    assert await claim(site) is not None
+    context.ended_batches[work.id] = context.wall() - 1
+    assert await claim(context) is not None
 
 
-async def test_a_batch_past_its_window_is_not_run(rig: Rig, site: Site) -> None:
+async def test_a_batch_past_its_window_is_not_run(rig: Rig, context: WorkerContext) -> None:
     """Whether or not anybody has moved it yet."""
     work = rig.batch(GOOD, expires_in_seconds=-1)
-    assert await claim(site) is None
+    assert await claim(context) is None
     assert work.is_free
     assert rig.messages() == [advance(work)]
 
 
-async def test_a_shard_of_an_unknown_batch_is_not_run(rig: Rig, site: Site) -> None:
+async def test_a_shard_of_an_unknown_batch_is_not_run(rig: Rig, context: WorkerContext) -> None:
     """It can be had, but there is nothing to run it for."""
     work = rig.batch(GOOD)
     key = {"pk": {"S": f"BATCH#{work.id}"}, "sk": {"S": "META"}}
     rig.aws.clients["dynamodb"].delete_item(TableName=rig.deployment.table.name, Key=key)
-    assert await claim(site) is None
-    assert await num_hidden(site) == 0
+    assert await claim(context) is None
+    assert await num_hidden(context) == 0
 
 
-async def test_a_shard_that_was_given_up_is_not_run(rig: Rig, site: Site) -> None:
+async def test_a_shard_that_was_given_up_is_not_run(rig: Rig, context: WorkerContext) -> None:
     """The batch is rung for, which gives its lines their rows."""
     work = rig.batch(GOOD)
     work.claim(lease_seconds=-1)
     rig.run(rig.deployment.table.abandon(work.id, 0, "Why not."))
-    assert await claim(site) is None
+    assert await claim(context) is None
     assert (work.shard().owner, work.shard().abandoned) == (None, "Why not.")
     assert rig.messages() == [advance(work)]
 
 
-async def test_a_shard_whose_claims_come_to_nothing_is_given_up(rig: Rig, site: Site) -> None:
+async def test_a_shard_whose_claims_come_to_nothing_is_given_up(
+    rig: Rig, context: WorkerContext
+) -> None:
     """After so many of them, with the reason; one less is tried once more."""
     work = rig.batch(GOOD, rings=False)
     for _ in range(4):
         work.claim(lease_seconds=-1)
     work.ring()
-    assert await claim(site) is not None
+    assert await claim(context) is not None
     assert work.shard().attempts == 5
     other = rig.batch(GOOD, rings=False)
     for _ in range(5):
         other.claim(lease_seconds=-1)
     other.ring()
-    assert await claim(site) is None
+    assert await claim(context) is None
     shard = other.shard()
     assert shard.abandoned == "The shard was given up: 5 runs of it ended without a new row."
     assert shard.owner is None
     assert rig.messages() == [advance(other)]
 
 
-async def test_the_first_engine_of_a_batch_is_noted(rig: Rig, site: Site) -> None:
+async def test_the_first_engine_of_a_batch_is_noted(rig: Rig, context: WorkerContext) -> None:
     """A later one does not take its place."""
     work = rig.batch(GOOD)
-    await note_engine(site, work.batch, EngineInfo("r1", "1.0"))
-    await note_engine(site, work.batch, EngineInfo("r2", "2.0"))
+    await note_engine(context, work.batch, EngineInfo("r1", "1.0"))
+    await note_engine(context, work.batch, EngineInfo("r2", "2.0"))
     assert work.batch.engine == EngineInfo("r1", "1.0")
 
 
 # Doorbells
 
 
-async def test_a_message_is_kept_when_that_is_due(rig: Rig, site: Site) -> None:
+async def test_a_message_is_kept_when_that_is_due(rig: Rig, context: WorkerContext) -> None:
     """Not at every beat: after a third of its visibility."""
     rig.batch(GOOD)
     hidden = []
-    doorbell = await take(spying(site, hidden))
+    doorbell = await take(spying(context, hidden))
     for now in (1_000, 1_001.9, 1_002, 1_003, 1_004):
-        doorbell._site.clock.now = now  # type: ignore[attr-defined]
-        await doorbell.keep()
+        doorbell._context.clock.now = now  # type: ignore[attr-defined]
+        await doorbell.extend_visibility()
     assert hidden == [1_002, 1_004]
 
 
-def spying(site: Site, hidden: list[float]) -> Site:
+def spying(context: WorkerContext, hidden: list[float]) -> WorkerContext:
     """Return the site with note taken of when a message is hidden."""
 
     class Spy:
         async def run(self, operation: Any) -> Any:
             if operation.__name__ == "hide":
-                hidden.append(site.clock())
-            return await site.aws.run(operation)
+                hidden.append(context.clock())
+            return await context.aws.run(operation)
 
-    return replace(site, aws=Spy())
+    return replace(context, aws=Spy())
 
 
-async def test_a_message_that_is_held_for_very_long_is_replaced(rig: Rig, site: Site) -> None:
+async def test_a_message_that_is_held_for_very_long_is_replaced(
+    rig: Rig, context: WorkerContext
+) -> None:
     """SQS would hand it to another after twelve hours; the copy is taken over when it comes."""
     work = rig.batch(GOOD)
-    doorbell = await take(site)
-    site.clock.now += 11 * 3600  # type: ignore[attr-defined]
-    await doorbell.keep()
+    doorbell = await take(context)
+    context.clock.now += 11 * 3600  # type: ignore[attr-defined]
+    await doorbell.extend_visibility()
     assert not doorbell.is_held
-    assert await num_hidden(site) == 1
-    await doorbell.keep()
-    await doorbell.dismiss()
-    assert await num_hidden(site) == 1
+    assert await num_hidden(context) == 1
+    await doorbell.extend_visibility()
+    await doorbell.delete()
+    assert await num_hidden(context) == 1
     work.ring()
-    await doorbell.take_over(await take(site))
+    await doorbell.take_over(await take(context))
     assert doorbell.is_held
-    await doorbell.dismiss()
-    assert await num_hidden(site) == 1
+    await doorbell.delete()
+    assert await num_hidden(context) == 1
 
 
-async def test_a_second_message_for_a_held_shard_is_dismissed(rig: Rig, site: Site) -> None:
+async def test_a_second_message_for_a_held_shard_is_dismissed(
+    rig: Rig, context: WorkerContext
+) -> None:
     """One is enough."""
     work = rig.batch(GOOD)
-    first = await take(site)
+    first = await take(context)
     work.ring()
-    await first.take_over(await take(site))
+    await first.take_over(await take(context))
     assert first.is_held
-    assert await num_hidden(site) == 1
+    assert await num_hidden(context) == 1
 
 
 async def test_a_message_in_the_place_of_another_is_for_the_same_tenant(
-    rig: Rig, site: Site
+    rig: Rig, context: WorkerContext
 ) -> None:
     """A shard that is handed over waits among its tenant's own."""
     body = shard_message(rig.batch(GOOD).id, 0)
-    await (await take(site)).dismiss()
-    await site.aws.run(site.queue.send(body, group="search"))
-    await (await take(site)).ring_again()
-    [message] = await site.aws.run(site.queue.receive(visibility_seconds=30))
+    await (await take(context)).delete()
+    await context.aws.run(context.queue.send(body, group="search"))
+    await (await take(context)).resend()
+    [message] = await context.aws.run(context.queue.receive(visibility_seconds=30))
     assert message.group == "search"
 
 
 async def test_a_message_that_somebody_else_has_answered_is_no_trouble(
-    rig: Rig, site: Site
+    rig: Rig, context: WorkerContext
 ) -> None:
     """Neither keeping nor dismissing it fails."""
     rig.batch(GOOD)
-    doorbell = await take(site)
+    doorbell = await take(context)
     assert doorbell._message is not None
-    other = Doorbell(site, Message(doorbell._message.body, doorbell._message.receipt))
-    await other.dismiss()
-    site.clock.now += 60  # type: ignore[attr-defined]
-    await doorbell.keep()
-    await doorbell.dismiss()
-    assert await num_hidden(site) == 0
+    other = ShardMessage(context, Message(doorbell._message.body, doorbell._message.receipt))
+    await other.delete()
+    context.clock.now += 60  # type: ignore[attr-defined]
+    await doorbell.extend_visibility()
+    await doorbell.delete()
+    assert await num_hidden(context) == 0
     assert doorbell.labels == shard_message(*doorbell.target)  # type: ignore[misc]
 
 
 async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
-    rig: Rig, site: Site, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stolen between the claim and its release: the message goes, and nobody is stopped by it."""
     work = rig.batch(GOOD)
@@ -320,7 +330,7 @@ async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
         )
         return "the batch is cancelling"
 
-    monkeypatch.setattr("handler.worker.shard.claim.why_not_run", stolen)
-    assert await claim(site) is None
+    monkeypatch.setattr("tidemill.handler.worker.shard.claim.skip_reason", stolen)
+    assert await claim(context) is None
     assert work.shard().owner == "finalize"
-    assert await num_hidden(site) == 0
+    assert await num_hidden(context) == 0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from handler.aws.calls import Call, Operation
-from handler.errors import ConditionFailed, LeaseLost
-from handler.worker.shard.lease import Lease, guarded
+from tidemill.handler.aws.calls import Call, Operation
+from tidemill.handler.errors import ConditionFailed, LeaseLost
+from tidemill.handler.worker.shard.lease import Lease, guarded
 
 
 class Clock:

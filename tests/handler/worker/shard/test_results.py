@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from handler.reading.part_cache import PartCache
-from handler.reading.results import Results, read_results
-from handler.worker.site.config import WorkerConfig
 from tests.handler.worker.rig import NEVER, Rig, Work, until
+from tidemill.handler.queries.part_cache import PartCache
+from tidemill.handler.queries.results import Results, read_results
+from tidemill.handler.worker.context.config import WorkerConfig
 
 
 def results_of(work: Work) -> Results:

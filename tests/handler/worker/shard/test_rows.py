@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batchfile.lines import RawLine, read_lines
-from handler.batch.parts import FinishedRow
-from handler.worker.shard.rows import Unflushed, compact, print_unrun
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.parts import FinishedRow
+from tidemill.handler.worker.shard.rows import Unflushed, compact, print_unrun
 
 LINE = b'{"custom_id":"a","url":"/v1/x","body":{}}'
 

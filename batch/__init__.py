@@ -1,0 +1,1 @@
+"""Batch values and their state moves: pure functions, no I/O."""

@@ -1,0 +1,346 @@
+"""Parameters of a new batch: from `POST /v1/batches`, or from the user metadata of an upload.
+
+All rules that can be told without asking AWS stand here. A request has OpenAI's parameters, and
+ours by `extra_body`: `BatchRequest` looks at the kinds of values only, so that the OpenAPI document
+tells them, and `parse_request` at what they say. An upload has the same options: it spells their
+names with dashes, and whatever else stands in its user metadata becomes the batch's `metadata`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from email.errors import MessageError
+from email.header import decode_header, make_header
+from typing import Annotated, Any, Final
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tidemill.net.public_addresses import is_internal_host
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.routes import ENDPOINTS, known_route
+
+from .errors import InvalidOption, KeyReused, excerpt
+from .model import Batch, OnInvalidLine, Options
+from .object_keys import MAX_KEY_BYTES
+
+DEFAULT_WINDOW: Final = "24h"
+MIN_WINDOW_SECONDS: Final = 30 * 60
+MAX_WINDOW_SECONDS: Final = 14 * 24 * 3600
+
+_UNIT_SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
+_WINDOW = re.compile(r"([1-9][0-9]{0,5})([mhd])", re.ASCII)
+
+
+def window_seconds(window: object, *, param: str = "completion_window") -> int:
+    """Return the seconds of a window such as `30m`, `24h` or `14d`; raises InvalidOption."""
+    match = _WINDOW.fullmatch(window) if isinstance(window, str) else None
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]] if match else 0
+    if not MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
+        raise InvalidOption(
+            f"`{param}` must be a number of minutes, hours or days from 30m to 14d, such as 24h; "
+            f"got {excerpt(window)}.",
+            param=param,
+        )
+    return seconds
+
+
+MAX_METADATA_PAIRS: Final = 16
+MAX_METADATA_KEY_CHARS: Final = 64
+MAX_METADATA_VALUE_CHARS: Final = 512
+MAX_URL_CHARS: Final = 8192
+MIN_EXPIRY_SECONDS: Final = 3600
+MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
+MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
+S3: Final = "s3://"
+
+_MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
+_URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
+_URLS = ("output_url", "error_url", "webhook_url")
+_NAMES = ("completion_window", *_URLS, "on_invalid_line")
+
+_Url = Annotated[
+    str | None,
+    Field(
+        description="A public https url that the rows are PUT to as well.",
+        json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
+    ),
+]
+
+
+class OutputExpiresAfter(BaseModel):
+    """Expiry of the output and error files: seconds after they were made."""
+
+    model_config = ConfigDict(strict=True)
+
+    anchor: Annotated[str, Field(json_schema_extra={"enum": ["created_at"]})]
+    seconds: Annotated[
+        int,
+        Field(json_schema_extra={"minimum": MIN_EXPIRY_SECONDS, "maximum": MAX_EXPIRY_SECONDS}),
+    ]
+
+
+class BatchRequest(BaseModel):
+    """A new batch; a parameter that is null counts as not there."""
+
+    model_config = ConfigDict(strict=True)
+
+    input_file_id: Annotated[
+        str, Field(description="A file's id, or s3:// with our bucket and a key under input/.")
+    ]
+    endpoint: Annotated[str, Field(json_schema_extra={"enum": list(ENDPOINTS)})]
+    completion_window: Annotated[
+        str | None,
+        Field(
+            description="24h, or any number of minutes, hours or days: 30m to 14d.",
+            json_schema_extra={"pattern": "^[1-9][0-9]*[mhd]$"},
+        ),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        Field(
+            json_schema_extra={
+                "maxProperties": MAX_METADATA_PAIRS,
+                "propertyNames": {"maxLength": MAX_METADATA_KEY_CHARS},
+                "additionalProperties": {"type": "string", "maxLength": MAX_METADATA_VALUE_CHARS},
+            }
+        ),
+    ] = None
+    output_expires_after: OutputExpiresAfter | None = None
+    output_url: _Url = None
+    error_url: _Url = None
+    webhook_url: Annotated[
+        str | None,
+        Field(
+            description="A public https url that is told of the end, instead of the tenant's.",
+            json_schema_extra={"format": "uri", "maxLength": MAX_URL_CHARS},
+        ),
+    ] = None
+    on_invalid_line: Annotated[
+        str | None, Field(json_schema_extra={"enum": ["fail", "skip", None]})
+    ] = None
+    idempotency_key: Annotated[
+        str | None,
+        Field(
+            description="A repeated request with the same key returns the batch of the first.",
+            json_schema_extra={"minLength": 1, "maxLength": MAX_IDEMPOTENCY_KEY_CHARS},
+        ),
+    ] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the parameters by name."""
+        return self.model_dump()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchParams:
+    """A new batch as a request asks for it, by all rules that need no look at AWS."""
+
+    input_file_id: str
+    endpoint: str
+    options: Options
+    idempotency_key: str | None = None
+
+    def check_same(self, made: Batch) -> None:
+        """Raise KeyReused where what this key has made is a batch of something else."""
+        if (made.input_file_id, made.endpoint, made.options) != (
+            self.input_file_id,
+            self.endpoint,
+            self.options,
+        ):
+            raise KeyReused(
+                "This `idempotency_key` has made a batch of another file, endpoint or options: "
+                "use a new one.",
+                param="idempotency_key",
+            )
+
+
+def parse_request(fields: Mapping[str, Any]) -> BatchParams:
+    """Return what the fields of an API request ask for; raises InvalidOption.
+
+    A field that is null counts as not there; fields with other names are not looked at.
+    """
+    options = options_of_request(fields)
+    endpoint = _check_endpoint(fields.get("endpoint"))
+    idempotency_key = _check_idempotency_key(fields.get("idempotency_key"))
+    return BatchParams(_check_name(fields.get("input_file_id")), endpoint, options, idempotency_key)
+
+
+def parse_options(
+    user_metadata: Mapping[str, str], default_window: str = DEFAULT_WINDOW
+) -> Options:
+    """Return what the user metadata of an upload asks for; raises InvalidOption.
+
+    `default_window` is the completion window of one that names none. Values may be encoded as
+    RFC 2047 says, which is how S3 gives back what is not ASCII.
+    """
+    values: dict[str, Any] = {name.lower(): _decode(text) for name, text in user_metadata.items()}
+    names = {name: name.replace("_", "-") for name in _NAMES}
+    asked = {name: values.pop(spelled, None) for name, spelled in names.items()}
+    if asked["completion_window"] is None:
+        asked["completion_window"] = default_window
+    return _check(asked, names, values)
+
+
+def options_of_request(fields: Mapping[str, Any]) -> Options:
+    """Return the options among the fields of an API request; raises InvalidOption."""
+    asked = {name: fields.get(name) for name in _NAMES}
+    options = _check(asked, {name: name for name in _NAMES}, fields.get("metadata"))
+    expiry = _check_expiry(fields.get("output_expires_after"))
+    return replace(options, output_expires_seconds=expiry)
+
+
+def check_url(value: object, param: str) -> str:
+    """Return an https url; raises InvalidOption.
+
+    Only its words are looked at; whether a host's addresses may be dialled is seen when it is.
+    """
+    problem = _problem_of_url(value)
+    if problem is not None or not isinstance(value, str):
+        # The url itself is never shown: a presigned one is a secret.
+        raise InvalidOption(f"`{param}` must be an https url; {problem}.", param=param)
+    return value
+
+
+def _check_name(input_file_id: object) -> str:
+    if not isinstance(input_file_id, str) or not _is_name(input_file_id):
+        raise invalid_input_file("must be the id of a file, or s3:// with bucket and key")
+    return input_file_id
+
+
+def _is_name(text: str) -> bool:
+    """Say whether S3 and the table could have something of this name."""
+    try:
+        return 0 < len(text.encode()) <= _MAX_NAME_BYTES
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _check_endpoint(endpoint: object) -> str:
+    try:
+        return known_route(endpoint if isinstance(endpoint, str) else "").name
+    except RequestError as exc:
+        supported = ", ".join(ENDPOINTS)
+        raise InvalidOption(f"`endpoint` must be one of {supported}.", param="endpoint") from exc
+
+
+def _check_idempotency_key(key: object) -> str | None:
+    if key is None or (isinstance(key, str) and 0 < len(key) <= MAX_IDEMPOTENCY_KEY_CHARS):
+        return key
+    raise InvalidOption(
+        "`idempotency_key` must be a string of 1 to 255 characters.", param="idempotency_key"
+    )
+
+
+def invalid_input_file(words: str) -> InvalidOption:
+    """Return the refusal of an `input_file_id`."""
+    return InvalidOption(f"`input_file_id` {words}.", param="input_file_id")
+
+
+def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object) -> Options:
+    window = DEFAULT_WINDOW if asked["completion_window"] is None else asked["completion_window"]
+    window_seconds(window, param=names["completion_window"])
+    urls: dict[str, Any] = {
+        name: None if asked[name] is None else check_url(asked[name], names[name]) for name in _URLS
+    }
+    return Options(
+        completion_window=window,
+        **urls,
+        on_invalid_line=_check_choice(asked["on_invalid_line"], names["on_invalid_line"]),
+        metadata=_check_metadata(metadata),
+    )
+
+
+def _check_choice(value: object, param: str) -> OnInvalidLine:
+    if value is None or value == "fail":
+        return "fail"
+    if value == "skip":
+        return "skip"
+    raise InvalidOption(f'`{param}` must be "fail" or "skip"; got {excerpt(value)}.', param=param)
+
+
+def _problem_of_url(value: object) -> str | None:
+    if not isinstance(value, str):
+        return "this one is no string"
+    if len(value) > MAX_URL_CHARS:
+        return f"this one has {len(value):,} characters, and the limit is {MAX_URL_CHARS:,}"
+    if not _URL_CHARS.fullmatch(value):
+        return "spaces, backslashes and what is not ASCII must be percent-encoded"
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "this one cannot be read"
+    if parts.scheme != "https":
+        return "this one does not begin with https://"
+    if "@" in parts.netloc:
+        return "a user name or password in it is not accepted"
+    if not host or port == 0:
+        return "this one names no host"
+    if is_internal_host(host):
+        return "the host of this one is not public"
+    return None
+
+
+def _check_expiry(policy: object) -> int | None:
+    param = "output_expires_after"
+    if policy is None:
+        return None
+    if not isinstance(policy, Mapping) or policy.get("anchor") != "created_at":
+        raise InvalidOption(
+            f'`{param}` must be an object whose `anchor` is "created_at".', param=param
+        )
+    seconds = policy.get("seconds")
+    if type(seconds) is not int or not MIN_EXPIRY_SECONDS <= seconds <= MAX_EXPIRY_SECONDS:
+        raise InvalidOption(
+            f"`{param}.seconds` must be a number from {MIN_EXPIRY_SECONDS:,} to "
+            f"{MAX_EXPIRY_SECONDS:,}; got {excerpt(seconds)}.",
+            param=f"{param}.seconds",
+        )
+    return seconds
+
+
+def _check_metadata(metadata: object) -> dict[str, str]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise _bad_metadata("must be an object of strings")
+    if len(metadata) > MAX_METADATA_PAIRS:
+        raise _bad_metadata(f"has {len(metadata)} pairs; the limit is {MAX_METADATA_PAIRS}")
+    for name, value in metadata.items():
+        if not (_is_text(name) and _is_text(value)):
+            raise _bad_metadata(f"must hold strings only; see {excerpt(name)}")
+        if not name:
+            raise _bad_metadata("has an empty key")  # which DynamoDB does not take
+        if len(name) > MAX_METADATA_KEY_CHARS:
+            raise _bad_metadata(
+                f"has a key of {len(name)} characters; the limit is {MAX_METADATA_KEY_CHARS}"
+            )
+        if len(value) > MAX_METADATA_VALUE_CHARS:
+            raise _bad_metadata(
+                f"has {len(value)} characters at {excerpt(name)}; "
+                f"the limit is {MAX_METADATA_VALUE_CHARS}"
+            )
+    return dict(metadata)
+
+
+def _bad_metadata(words: str) -> InvalidOption:
+    return InvalidOption(f"`metadata` {words}.", param="metadata")
+
+
+def _is_text(value: object) -> bool:
+    """Say whether it is a string that can be stored: a lone surrogate cannot."""
+    try:
+        return isinstance(value, str) and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False
+
+
+def _decode(text: str) -> str:
+    """Return what an RFC 2047 value means; one that is broken is taken as it stands."""
+    try:
+        return str(make_header(decode_header(text)))
+    except (MessageError, LookupError, UnicodeError, ValueError):
+        return text

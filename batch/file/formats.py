@@ -1,0 +1,247 @@
+"""File formats: detects one by a file's first bytes, and decodes its requests to plain JSONL.
+
+Taken are JSONL, one JSON array of requests, and either of them compressed with gzip. All else is
+refused with a sentence that says what the file is and what to do. Memory stays flat, whatever is
+in a file: pieces of bytes go in, pieces of bytes come out.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from .json_array import elements_as_lines
+from .lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError, check_line_length
+
+# What `detect_format` wants to see of a file; less where there is no more.
+HEAD_BYTES = 2**16
+
+_GZIP = b"\x1f\x8b"
+_GZIP_WINDOW = 31  # zlib's word for: a gzip header, then the largest window
+_PACKED_BYTES = 2**14
+_UNPACKED_BYTES = 2**18
+_READ_BYTES = 2**20
+# Requests that share a long prompt unfold to a hundred times their size, gzip's most is a thousand.
+# Above the ratio may be as much as a recording of silence is in base64.
+_MAX_RATIO = 400
+_MAX_EXCESS_BYTES = 2**25
+
+_ARCHIVE = "The file is {}: unpack it, and use the JSONL file that is in it."
+_PACKED = "The file is compressed with {}: use gzip, or leave it as plain JSONL."
+_TABLE = "The file is {}: write one JSON object a line instead."
+_UTF_16 = "The file is UTF-16: save it as UTF-8."
+_SIGNATURES = (
+    (b"PK\x03\x04", _ARCHIVE.format("a zip archive (as spreadsheets are, too)")),
+    (b"PK\x05\x06", _ARCHIVE.format("an empty zip archive")),
+    (b"7z\xbc\xaf\x27\x1c", _ARCHIVE.format("a 7z archive")),
+    (b"Rar!\x1a\x07", _ARCHIVE.format("a rar archive")),
+    (b"\x28\xb5\x2f\xfd", _PACKED.format("zstd")),
+    (b"BZh", _PACKED.format("bzip2")),
+    (b"\xfd7zXZ\0", _PACKED.format("xz")),
+    (b"\x04\x22\x4d\x18", _PACKED.format("lz4")),
+    (b"PAR1", _TABLE.format("a Parquet table")),
+    (b"ARROW1", _TABLE.format("an Arrow table")),
+    (b"%PDF-", _TABLE.format("a PDF document")),
+    (b"\xff\xfe", _UTF_16),
+    (b"\xfe\xff", _UTF_16),
+    (b"{\0", _UTF_16),
+    (b"\0{", _UTF_16),
+    (b"[\0", _UTF_16),
+    (b"\0[", _UTF_16),
+)
+_TAR_OFFSET, _TAR = 257, b"ustar"
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """Format of a file of requests: gzip or not, JSON array or lines.
+
+    `suspicion` is what it looks like, with what to do, should no line of it turn out to be a
+    request: a file is never refused for it alone.
+    """
+
+    is_gzip: bool = False
+    is_array: bool = False
+    suspicion: str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether the file is JSONL as it stands."""
+        return not (self.is_gzip or self.is_array)
+
+    @property
+    def unit(self) -> Literal["line", "element"]:
+        """Return what the numbers of its requests count for whoever wrote it."""
+        return "element" if self.is_array else "line"
+
+
+def detect_format(head: bytes) -> FileFormat:
+    """Return the form of a file that begins with `head`, of `HEAD_BYTES` if it has so many.
+
+    Raises FormatError for what cannot be taken.
+    """
+    if not head.startswith(_GZIP):
+        return _detect_text_format(head)
+    inner = next(filter(None, gunzip((head,), is_whole=False)), b"")[:HEAD_BYTES]
+    if inner.startswith(_GZIP):
+        raise FormatError("The file is compressed with gzip twice: unpack it once.")
+    form = _detect_text_format(inner)
+    return FileFormat(is_gzip=True, is_array=form.is_array, suspicion=form.suspicion)
+
+
+def _detect_text_format(head: bytes) -> FileFormat:
+    for signature, sentence in _SIGNATURES:
+        if head.startswith(signature):
+            raise FormatError(sentence)
+    if head[_TAR_OFFSET:].startswith(_TAR):
+        raise FormatError(_ARCHIVE.format("a tar archive"))
+    text = head.removeprefix(BOM).strip(JSON_WHITE_SPACE)
+    if text.startswith(b"[") and text[1:].lstrip(JSON_WHITE_SPACE)[:1] in {b"{", b"]", b""}:
+        return FileFormat(is_array=True)
+    return FileFormat(suspicion=_suspicion(text))
+
+
+def _suspicion(text: bytes) -> str | None:
+    first_line = text.split(b"\n", 1)[0].strip(JSON_WHITE_SPACE)
+    if b"\0" in text:
+        return "The file has NUL bytes, so it is no text: write plain JSONL."
+    if first_line in {b"{", b'{"'} or (text.startswith(b"{") and first_line.endswith((b"{", b","))):
+        return "This looks like JSON over several lines: write each object on one line."
+    if text.startswith(b"["):
+        return "This looks like JSON arrays: write one JSON object a line, or one array of objects."
+    if not text or text.startswith(b"{"):
+        return None
+    kinds = {b"\t": "tab-separated values", b",": "CSV"}
+    kind = next((kind for mark, kind in kinds.items() if mark in first_line), "plain text")
+    return f"This looks like {kind}: write one JSON object a line."
+
+
+def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    r"""Yield the bytes of a file of this form as those of JSONL, from its start on.
+
+    Line N is the file's line N, or element N of its array. The same file gives the same bytes, in
+    whatever pieces it comes; bytes that stand for none give empty pieces. Raises FormatError where
+    it is damaged, cut off, or has a line longer than any request.
+    """
+    if form.is_gzip:
+        pieces = gunzip(pieces)
+    return elements_as_lines(pieces) if form.is_array else _bounded(pieces)
+
+
+class BinaryFile(BytesByLine, Protocol):
+    """A file on this machine; one that is open for reading bytes is one."""
+
+    def seek(self, position: int, /) -> int:
+        """Go to a byte of it."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes, none only at the end."""
+
+
+def open_lines(form: FileFormat, file: BinaryFile) -> BytesByLine:
+    """Return a file of this form as a stream of JSONL from its start on; what is, as it is."""
+    file.seek(0)
+    if form.is_plain:
+        return file
+    pieces = iter(lambda: file.read(_READ_BYTES), b"")
+    return io.BufferedReader(_Stream(as_lines(form, pieces)), _READ_BYTES)
+
+
+class _Stream(io.RawIOBase):
+    """Pieces of bytes as a stream that can be read once."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__()
+        self._pieces = pieces
+        self._piece = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Say that it is one to read from."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer with what is there, at least a byte unless all has been read."""
+        while not self._piece:
+            if (piece := next(self._pieces, None)) is None:
+                return 0
+            self._piece = memoryview(piece)
+        size = min(len(buffer), len(self._piece))
+        buffer[:size] = self._piece[:size]
+        self._piece = self._piece[size:]
+        return size
+
+
+def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what comes; raises FormatError at a line without end."""
+    number, length = 1, 0
+    for piece in pieces:
+        newlines = piece.count(b"\n")
+        number += newlines
+        length = len(piece) - piece.rfind(b"\n") - 1 if newlines else length + len(piece)
+        check_line_length(number, length, "line")
+        yield piece
+
+
+def gunzip(pieces: Iterable[bytes], *, is_whole: bool = True) -> Iterator[bytes]:
+    """Yield what gzip's data holds, in pieces of a bounded size; many members make one file.
+
+    Data that holds nothing gives empty pieces, so that a reader is never away for long.
+    Raises FormatError that names the byte where damage shows, or where it is cut off if it should
+    be whole, and for a decompression bomb, wherever in the data that is.
+    """
+    unpacker = zlib.decompressobj(_GZIP_WINDOW)
+    offset = excess = 0
+    for packed in _cut(pieces, _PACKED_BYTES):
+        left, is_empty = packed, True
+        excess = max(0, excess) - _MAX_RATIO * len(packed)
+        while left or not unpacker.eof:
+            if unpacker.eof:
+                # Padding by zeros is allowed behind a member.
+                if not (left := left.lstrip(b"\0")):
+                    break
+                unpacker = zlib.decompressobj(_GZIP_WINDOW)
+            data, left = _unpack(unpacker, left, offset + len(packed))
+            if data:
+                if (excess := excess + len(data)) > _MAX_EXCESS_BYTES:
+                    raise _bomb(offset)
+                yield data
+                is_empty = False
+            elif not left:
+                break
+        if is_empty:
+            yield b""
+        offset += len(packed)
+    if is_whole and not unpacker.eof:
+        raise FormatError(
+            f"The gzip data is cut off after {offset:,} bytes: is the file complete?", offset=offset
+        )
+
+
+def _bomb(offset: int) -> FormatError:
+    return FormatError(
+        f"The gzip data unfolds to more than {_MAX_RATIO} times its size, from about byte "
+        f"{offset:,} on, as no file of requests does: use plain JSONL if it is one.",
+        offset=offset,
+    )
+
+
+def _unpack(unpacker: zlib._Decompress, packed: bytes, offset: int) -> tuple[bytes, bytes]:
+    """Return some of what is packed and what is left of it."""
+    try:
+        data = unpacker.decompress(packed, _UNPACKED_BYTES)
+    except zlib.error as exc:
+        reason = str(exc).rsplit(": ", 1)[-1]
+        raise FormatError(
+            f"The gzip data is damaged, at byte {offset:,} or before ({reason}): pack it again.",
+            offset=offset,
+        ) from exc
+    return data, unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+
+
+def _cut(pieces: Iterable[bytes], size: int) -> Iterator[bytes]:
+    for piece in pieces:
+        for start in range(0, len(piece), size):
+            yield piece[start : start + size]

@@ -1,0 +1,272 @@
+"""Lines of a batch file: bytes in, one `Line` or one `LineError` out for each that is not blank.
+
+Memory is bounded by the longest line allowed, never by the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.json_bodies import TooManyValues, load_json
+
+# A recording of 25 MiB in base64, and what stands around it.
+MAX_LINE_BYTES = 36 * 2**20
+# A line above it is no request, and whoever skips one has to come to its end.
+MAX_SKIPPED_BYTES = 2**30
+METHOD = "POST"
+EXAMPLE_LINE = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
+    '"body": {"messages": [{"role": "user", "content": "Hello"}]}}'
+)
+"""A request that any chat model answers, for those whose file has none."""
+
+BOM = b"\xef\xbb\xbf"
+JSON_WHITE_SPACE = b" \t\r\n"
+
+_DIGEST_BYTES = 12
+_SKIP_BYTES = 2**20
+_UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_JSON_TYPES = {
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+class LineError(ProtocolError):
+    """A line of a file that is no request at all.
+
+    `line` counts from 1 and includes blank lines; `code` is one of the batch error codes
+    (`invalid_json_line`, `missing_required_parameter`, …); `custom_id` is None when it has none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        line: int,
+        code: str = "invalid_json_line",
+        param: str | None = None,
+        custom_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.code = code
+        self.param = param
+        self.custom_id = custom_id
+
+
+class FormatError(ProtocolError):
+    """A file that cannot be read as requests; its message is a sentence for whoever made it.
+
+    `number` is the line or element at fault, `offset` the byte of the file, where one is known.
+    """
+
+    code = "invalid_json_line"
+
+    def __init__(
+        self, message: str, *, number: int | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.number = number
+        self.offset = offset
+
+
+def check_line_length(number: int, num_bytes: int, unit: str = "line") -> None:
+    """Raise FormatError when so many bytes of a line, or element, are more than any request's."""
+    if num_bytes > MAX_SKIPPED_BYTES:
+        raise endless_line(number, unit)
+
+
+def endless_line(number: int, unit: str = "line") -> FormatError:
+    """Return what is wrong with a file that has a line, or element, of such a length."""
+    return FormatError(
+        f"{unit.capitalize()} {number:,} is longer than a file of requests can have.",
+        number=number,
+    )
+
+
+class BytesByLine(Protocol):
+    """A binary stream, buffered; an open file is one."""
+
+    def readline(self, size: int, /) -> bytes:
+        r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
+
+
+class Overlong(NamedTuple):
+    """Length and digest of a line that was skipped because it is longer than `limit` bytes."""
+
+    num_bytes: int
+    limit: int
+    digest: str
+
+
+class RawLine(NamedTuple):
+    """One line as it stands in the file, without its newline; `number` counts from 1."""
+
+    number: int
+    data: bytes
+    overlong: Overlong | None = None
+
+    @property
+    def digest(self) -> str:
+        """24 hex digits of the line's number and bytes: its own, and the same in every run."""
+        if self.overlong is not None:
+            return self.overlong.digest
+        return _digest_of(self.number, self.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One request of a file. `digest` is `RawLine.digest`: ids of rows and replies come from it."""
+
+    number: int
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+    digest: str
+
+    @property
+    def request_id(self) -> str:
+        """The id that the reply's ids derive from; it holds nothing random."""
+        return f"req_{self.digest}"
+
+
+def read_lines(
+    stream: BytesByLine, *, max_line_bytes: int = MAX_LINE_BYTES, first_number: int = 1
+) -> Iterator[RawLine]:
+    r"""Yield the lines that are not blank, split on `\n` only; blank ones count in the numbers.
+
+    A byte order mark at the start of line 1 is dropped. A line above `max_line_bytes` is skipped in
+    chunks and comes out as `overlong`, without its bytes.
+    """
+    number = first_number - 1
+    while data := stream.readline(max_line_bytes + 1):
+        number += 1
+        if number == 1 and data.startswith(BOM):
+            data = data[len(BOM) :]
+        if data.endswith(b"\n"):
+            data = data[:-1]
+        elif len(data) > max_line_bytes:
+            yield RawLine(number, b"", _skip(stream, number, data, max_line_bytes))
+            continue
+        if data.strip(JSON_WHITE_SPACE):
+            yield RawLine(number, data)
+
+
+def _skip(stream: BytesByLine, number: int, start: bytes, limit: int) -> Overlong:
+    """Read to the end of a line that began with `start`, keeping its length and digest only."""
+    digest = _digest_of(number, start)
+    num_bytes = len(start)
+    ended = False
+    while not ended and (chunk := stream.readline(_SKIP_BYTES)):
+        ended = chunk.endswith(b"\n")
+        content = chunk[:-1] if ended else chunk
+        digest.update(content)
+        num_bytes += len(content)
+    return Overlong(num_bytes, limit, digest.hexdigest())
+
+
+def _digest_of(number: int, data: bytes) -> blake2b:
+    digest = blake2b(number.to_bytes(8, "little"), digest_size=_DIGEST_BYTES)
+    digest.update(data)
+    return digest
+
+
+def parse_line(raw: RawLine) -> Line:
+    """Return the request that the line holds, its body unchecked.
+
+    Raises LineError when it is not JSON, not an object, or lacks what every request has. NaN and
+    infinities pass here, so that the body's own check can answer that one row with a 400.
+    """
+    fields = _parse_object(raw)
+    custom_id = fields.get("custom_id")
+    known_id = custom_id if isinstance(custom_id, str) else None
+    for name, kind in (("custom_id", str), ("url", str), ("body", dict)):
+        if not isinstance(fields.get(name), kind):
+            raise _bad_field(raw.number, fields, name, _JSON_TYPES[kind], known_id)
+    if (method := fields.get("method", METHOD)) != METHOD:
+        raise LineError(
+            f'`method` must be "{METHOD}", not {str(method)[:40]!r}',
+            line=raw.number,
+            code="invalid_method",
+            param="method",
+            custom_id=known_id,
+        )
+    return Line(raw.number, str(custom_id), fields["url"], fields["body"], raw.digest)
+
+
+def _parse_object(raw: RawLine) -> dict[str, Any]:
+    if raw.overlong is not None:
+        raise LineError(
+            f"too long: {raw.overlong.num_bytes:,} bytes, and the limit is {raw.overlong.limit:,}; "
+            "split the request or raise the limit",
+            line=raw.number,
+        )
+    try:
+        value = load_json(raw.data, cache_strings="keys")
+    except TooManyValues as exc:
+        raise LineError(f"too large: it {exc}; split the request", line=raw.number) from exc
+    except ValueError as exc:
+        raise LineError(_why_not_json(raw.data, str(exc)), line=raw.number) from exc
+    if not isinstance(value, dict):
+        raise LineError(
+            f"not a JSON object but {_name_of(value)}: write one object a line, with `custom_id`, "
+            "`url` and `body`",
+            line=raw.number,
+        )
+    return value
+
+
+def _bad_field(
+    number: int, fields: dict[str, Any], name: str, kind: str, custom_id: str | None
+) -> LineError:
+    value = fields.get(name)
+    if value is None:
+        message = f"`{name}` is missing: every line needs one, {kind}"
+    else:
+        message = f"`{name}` must be {kind}, not {_name_of(value)}"
+    code = "invalid_url" if name == "url" and value is not None else "missing_required_parameter"
+    return LineError(message, line=number, code=code, param=name, custom_id=custom_id)
+
+
+def _name_of(value: object) -> str:
+    return _JSON_TYPES.get(type(value), "null")
+
+
+def _why_not_json(data: bytes, reason: str) -> str:
+    """Say what is wrong in the words of someone who has the file open, and what to do."""
+    reason, column = _split_position(reason)
+    if data.startswith(_UTF16_BOMS):
+        return "UTF-16: save the file as UTF-8"
+    if b"\0" in data:
+        return f"a NUL byte at byte {data.index(0) + 1}: write it as \\u0000 or remove it"
+    try:
+        data.decode()
+    except UnicodeDecodeError as exc:
+        return f"not UTF-8: 0x{data[exc.start]:02x} at byte {exc.start + 1}; save the file as UTF-8"
+    if "recursion limit" in reason:
+        return f"nested too deep at byte {column}: more than 200 levels"
+    if "control character" in reason:
+        return f"a bare control character at byte {column}: escape it, as in \\n or \\u0001"
+    if "hex escape" in reason:
+        return (
+            f"a broken \\u escape before byte {column}: it needs four hex digits, and a "
+            "surrogate (d800 to dfff) its other half beside it"
+        )
+    return f"not JSON: {reason} at byte {column}"
+
+
+def _split_position(reason: str) -> tuple[str, str]:
+    match = re.fullmatch(r"(.*) at line \d+ column (\d+)", reason, re.DOTALL)
+    return (match[1], match[2]) if match else (reason, "?")

@@ -1,0 +1,114 @@
+"""Rows: the one result that each line gets, printed in either dialect and read back for a resume.
+
+A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null. Nothing
+random and no clock enters it, so the same line and the same reply print the same bytes in any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from tidemill.protocol.errors import ProtocolError
+
+from .lines import Line, LineError
+
+Dialect = Literal["openai", "vllm"]
+
+
+class RowError(ProtocolError):
+    """Bytes that are no row of ours, or a reply that cannot be printed as one."""
+
+    code = "invalid_row"
+
+
+class RowHead(NamedTuple):
+    """Header fields of a finished row; `status_code` is None when its line was never run."""
+
+    row_id: str
+    custom_id: str | None
+    status_code: int | None
+    created: int | None
+
+
+def row_id_of(digest: str) -> str:
+    """Return the id of the row of the line with this digest."""
+    return f"batch_req_{digest}"
+
+
+def print_reply(
+    line: Line,
+    status_code: int,
+    body: dict[str, Any],
+    *,
+    dialect: Dialect = "openai",
+    bare_message: bool = False,
+) -> bytes:
+    """Return the row of an answered line, newline included.
+
+    `body` is `{"error": …}` unless the status is 200. With `bare_message` vLLM's dialect prints the
+    error's message alone. Raises RowError for a body that JSON cannot hold.
+    """
+    error: object = None
+    shown: dict[str, Any] | None = body
+    if dialect == "vllm" and status_code != 200:
+        error = body["error"]["message"] if bare_message else body
+        shown = None
+    response = {"status_code": status_code, "request_id": line.request_id, "body": shown}
+    return _print(line.digest, line.custom_id, response, error)
+
+
+def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:
+    """Return the row of a line that was never run, newline included."""
+    return _print(digest, custom_id, None, {"code": code, "message": message})
+
+
+def print_malformed(digest: str, error: LineError) -> bytes:
+    """Return the row of a line that is no request, newline included."""
+    told = {
+        "code": "invalid_json_line",
+        "message": f"Line {error.line}: {error.message}",
+        "param": error.param,
+        "line": error.line,
+    }
+    return _print(digest, error.custom_id, None, told)
+
+
+def _print(digest: str, custom_id: str | None, response: object, error: object) -> bytes:
+    row = {
+        "id": row_id_of(digest),
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }
+    try:
+        return to_json(row, inf_nan_mode="null") + b"\n"
+    except (PydanticSerializationError, ValueError) as exc:
+        raise RowError(f"the reply cannot be printed as JSON: {exc}") from exc
+
+
+def parse_row_head(data: bytes) -> RowHead:
+    """Return what a printed row tells about itself; raises RowError when it is no row."""
+    try:
+        row = from_json(data, cache_strings="keys")
+        response = row["response"]
+        head = RowHead(row["id"], row["custom_id"], None, None)
+        if response is not None:
+            created = (response["body"] or {}).get("created")
+            head = head._replace(status_code=response["status_code"], created=created)
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise RowError("this is no row of a batch output") from exc
+    return head
+
+
+def row_error_message(row: Mapping[str, Any]) -> str | None:
+    """Return the message of a row's error in either dialect, None when it is a success."""
+    response, told = row.get("response"), row.get("error")
+    if isinstance(response, dict) and isinstance(response.get("body"), dict):
+        told = told or response["body"].get("error")
+    if isinstance(told, dict):
+        inner = told.get("error")
+        told = (inner if isinstance(inner, dict) else told).get("message")
+    return None if told is None else str(told)

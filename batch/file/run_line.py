@@ -1,0 +1,94 @@
+"""From one line of a file to its row, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.contract import EngineError, Responder, Usage
+from tidemill.protocol.errors import InternalError
+
+from .lines import LineError, RawLine, parse_line
+from .rows import Dialect, RowError, print_malformed, print_reply
+
+# Longer lines are parsed in a thread.
+_LONG_BYTES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The printed row of one line, newline included; `usage` is None when no reply came.
+
+    `failure` is the message of an error row.
+    """
+
+    row: bytes
+    is_success: bool
+    usage: Usage | None = None
+    failure: str | None = None
+
+
+async def run_line(
+    raw: RawLine,
+    responder: Responder,
+    *,
+    created: int,
+    dialect: Dialect = "openai",
+    max_row_bytes: int | None = None,
+) -> LineResult:
+    """Return the row of a line, an error row for whatever is wrong with it or goes wrong.
+
+    A row above `max_row_bytes` is replaced by an error row that says so. Runs in a task of its own:
+    cancelling that one is no failure of the request, any other cancellation is.
+
+    Raises EngineError, which says that nothing can be answered any more.
+    """
+    try:
+        is_long = len(raw.data) > _LONG_BYTES
+        line = await asyncio.to_thread(parse_line, raw) if is_long else parse_line(raw)
+    except LineError as exc:
+        return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
+    try:
+        reply = await responder.respond(line.url, line.body, line.request_id, created)
+        printed = partial(
+            print_reply,
+            line,
+            reply.status_code,
+            reply.body,
+            dialect=dialect,
+            bare_message=reply.bare_message,
+        )
+        row = await asyncio.to_thread(printed) if reply.is_long else printed()
+        _check_length(row, max_row_bytes)
+    except EngineError:
+        raise
+    except (Exception, asyncio.CancelledError) as exc:
+        if isinstance(exc, asyncio.CancelledError) and _is_being_cancelled():
+            raise
+        error = _failure_of(exc)
+        row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
+        return LineResult(row, is_success=False, failure=error.message)
+    if reply.status_code == 200:
+        return LineResult(row, is_success=True, usage=reply.usage)
+    return LineResult(
+        row, is_success=False, usage=reply.usage, failure=reply.body["error"]["message"]
+    )
+
+
+def _check_length(row: bytes, max_row_bytes: int | None) -> None:
+    if max_row_bytes is not None and len(row) > max_row_bytes:
+        raise RowError(f"its row would have {len(row):,} bytes; the limit is {max_row_bytes:,}")
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _failure_of(exc: BaseException) -> InternalError:
+    words = str(exc) if isinstance(exc, RowError) else f"{type(exc).__name__}: {exc}"
+    # An exception may quote a lone surrogate, which no row can hold.
+    words = words.encode("utf-8", "replace").decode()
+    return InternalError(f"The engine failed on this request: {words}")

@@ -1,0 +1,194 @@
+"""Object keys, all built here: no part of a request ever becomes a path as it stands."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Final
+
+from .errors import InvalidOption
+from .model import Outputs
+
+# Who drops into the bucket is whoever may write there: they are all one tenant.
+DROP_TENANT = "default"
+
+INPUT_PREFIX = "input/"
+_OUTPUT_PREFIX = "output/"
+_SUFFIX = ".jsonl"
+ERRORS_SUFFIX = ".errors.jsonl"
+MAX_KEY_BYTES = 1024
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+
+
+def check_tenant(name: str) -> str:
+    """Return the name of a tenant, which stands in its keys; raises InvalidOption."""
+    if _TENANT.fullmatch(name) is None:
+        raise InvalidOption(
+            "A tenant's name is a letter or digit and up to 63 more, or any of . _ @ -.",
+            param="tenant",
+        )
+    return name
+
+
+def batch_id_of_drop(bucket: str, key: str, sequencer: str) -> str:
+    """Return the id of the batch that one upload makes: the same for a repeated event."""
+    return f"batch_{_digest('drop', bucket, key, sequencer)}"
+
+
+def batch_id_of_request(tenant: str, idempotency_key: str) -> str:
+    """Return the id of the batch that one API request makes: the same when it is repeated."""
+    return f"batch_{_digest('api', tenant, idempotency_key)}"
+
+
+def outputs_of_drop(key: str) -> Outputs | None:
+    """Return where the results of `input/<name>` go, or None for a key that is under no `input/`.
+
+    Of `x.jsonl` they begin with `x`, of everything else with its whole name, such as `x.jsonl.gz`,
+    so that files that differ in their form alone have results of their own. Results whose names
+    would be longer than S3's 1,024 bytes have one made up: such a file is refused.
+    """
+    name = key.removeprefix(INPUT_PREFIX)
+    if name in {"", key}:
+        return None
+    outputs = _outputs_of_name(name)
+    if _is_too_long(outputs):
+        return _outputs(f"{_OUTPUT_PREFIX}name-too-long-{_digest('too long', key)}")
+    return outputs
+
+
+def is_folder(key: str, num_bytes: int) -> bool:
+    """Say whether an object is but the mark of a folder, as consoles make them."""
+    return key.endswith("/") and num_bytes == 0
+
+
+def invalid_key_reason(key: str) -> str | None:
+    """Return why an upload cannot have this key, or None if it can."""
+    outputs = _outputs_of_name(key.removeprefix(INPUT_PREFIX))
+    if _is_too_long(outputs):
+        room = MAX_KEY_BYTES - len(f"{_OUTPUT_PREFIX}{ERRORS_SUFFIX}")
+        return f"The name is too long for those of its results: {room} bytes are the most."
+    if outputs.output_key.endswith(ERRORS_SUFFIX):
+        return (
+            f"The results would be named as the errors of another file, {ERRORS_SUFFIX}: give the "
+            "upload another name."
+        )
+    return None
+
+
+def results_name(outputs: Outputs) -> str:
+    """Return what uploads have in common whose results are the same objects: a key for the newest.
+
+    It is that of `input/<path>.jsonl`, the same that `input/<path>` has.
+    """
+    return f"{INPUT_PREFIX}{outputs.output_key.removeprefix(_OUTPUT_PREFIX)}"
+
+
+def is_drop(outputs: Outputs) -> bool:
+    """Say whether results are those of an upload to the bucket, and of no API request."""
+    return outputs.output_key.startswith(_OUTPUT_PREFIX)
+
+
+def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
+    """Return where the results of a batch go that the API made."""
+    return _outputs(f"{_files_prefix(tenant)}{batch_id}")
+
+
+def file_key(tenant: str, file_id: str) -> str:
+    """Return where a file lies that a tenant has uploaded by the API."""
+    return f"{_files_prefix(tenant)}{file_id}"
+
+
+def _files_prefix(tenant: str) -> str:
+    """Return the prefix of all that the API makes for a tenant, and for no other."""
+    return f"files/{check_tenant(tenant)}/"
+
+
+def upload_prefix(upload_id: str) -> str:
+    """Return the prefix of the small parts of an upload; what follows it is the part's id."""
+    return f"work/uploads/{upload_id}/"
+
+
+def work_prefix(batch_id: str) -> str:
+    """Return the prefix of everything in flight of a batch."""
+    return f"work/{batch_id}/"
+
+
+def converted_key(batch_id: str) -> str:
+    """Return where the lines of a batch lie whose input is no plain JSONL."""
+    return f"{work_prefix(batch_id)}input.jsonl"
+
+
+def intake_key(batch_id: str, name: str) -> str:
+    """Return where a unit of intake leaves what it has found, for the runs that come after it."""
+    return f"{work_prefix(batch_id)}intake/{name}"
+
+
+def ids_key(batch_id: str, name: str) -> str:
+    """Return where a unit of intake leaves the custom ids that it has seen."""
+    return f"{intake_key(batch_id, name)}.ids"
+
+
+def shard_prefix(batch_id: str, shard: int) -> str:
+    """Return the prefix of everything in flight of a shard."""
+    return f"{work_prefix(batch_id)}{shard:07}/"
+
+
+def part_prefix(batch_id: str, shard: int) -> str:
+    """Return the prefix of the parts of a shard; they list in the order of fence and number."""
+    return f"{shard_prefix(batch_id, shard)}part-"
+
+
+def part_key(batch_id: str, shard: int, fence: int, number: int) -> str:
+    """Return the key of a part: the `number`th (from 0) that the owner with this fence wrote."""
+    return f"{part_prefix(batch_id, shard)}{fence:06}-{number:06}"
+
+
+def segment_key(batch_id: str, shard: int, fence: int, kind: str, number: int) -> str:
+    """Return the key of a sealed segment; `kind` is `output` or `errors`, `number` from 0."""
+    return f"{shard_prefix(batch_id, shard)}{kind}-{fence:06}-{number:04}"
+
+
+def seal_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of what tells which rows the sealed segments have."""
+    return f"{shard_prefix(batch_id, shard)}rows-{fence:06}"
+
+
+def fill_key(batch_id: str, shard: int, fence: int) -> str:
+    """Return the key of the rows of lines that were never run; it lists as no part."""
+    return f"{shard_prefix(batch_id, shard)}fill-{fence:06}"
+
+
+def joined_prefix(batch_id: str, kind: str) -> str:
+    """Return the prefix of the objects that many segments of a kind become on their way to one."""
+    return f"{work_prefix(batch_id)}joined/{kind}-"
+
+
+def event_id(batch_id: str, status: str) -> str:
+    """Return the id of the event that a batch has come to a status: the same however often told."""
+    return f"evt_{_digest('event', batch_id, status)}"
+
+
+def result_file_id(batch_id: str, kind: str) -> str:
+    """Return the id under which clients find a batch's `output` or `error` object."""
+    return f"file-{_digest('result', batch_id, kind)}"
+
+
+def _outputs(stem: str) -> Outputs:
+    return Outputs(f"{stem}.jsonl", f"{stem}{ERRORS_SUFFIX}", f"{stem}.batch.json")
+
+
+def _outputs_of_name(name: str) -> Outputs:
+    return _outputs(f"{_OUTPUT_PREFIX}{name.removesuffix(_SUFFIX) or name}")
+
+
+def _is_too_long(outputs: Outputs) -> bool:
+    names = (outputs.output_key, outputs.error_key, outputs.report_key)
+    return max(len(name.encode("utf-8", "surrogatepass")) for name in names) > MAX_KEY_BYTES
+
+
+def _digest(*parts: str) -> str:
+    digest = blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.hexdigest()

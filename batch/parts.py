@@ -1,0 +1,254 @@
+"""Parts and segments: how finished rows of a shard become durable, and how they are put in order.
+
+A part is one object: a line of JSON that lists its rows, then the rows. Parts of one shard may
+overlap when an owner that had lost its lease wrote late; the first in the order of keys counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
+
+from tidemill.protocol.contract import Usage
+
+from .errors import BadPart
+from .file.lines import LineError, RawLine, parse_line
+from .file.rows import print_malformed, print_not_run
+from .model import Progress
+
+SEGMENT_BYTES = 16 * 2**20
+# What S3 copies as one part of a larger object.
+MIN_COPIED_BYTES = 5 * 2**20
+# What S3 takes of one upload.
+MAX_PARTS = 10_000
+_Count = Annotated[int, Field(ge=0)]
+
+
+class FinishedRow(NamedTuple):
+    """The row of one line, newline included, and what it cost."""
+
+    line: int
+    row: bytes
+    is_success: bool
+    usage: Usage = Usage()
+
+
+class Slice(NamedTuple):
+    """Bytes `start` to `end` (exclusive) of a part."""
+
+    key: str
+    start: int
+    end: int
+
+
+class RowPlace(NamedTuple):
+    """Place of a line's row in a part, and its token usage."""
+
+    line: int
+    start: int
+    end: int
+    is_success: bool
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows of one kind that become one object: slices of parts, and line and bytes of each row.
+
+    Both are in the order of lines.
+    """
+
+    slices: tuple[Slice, ...]
+    rows: tuple[tuple[int, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the object."""
+        return sum(piece.end - piece.start for piece in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """All rows of a shard in order: successes and the others apart."""
+
+    output: tuple[Segment, ...]
+    errors: tuple[Segment, ...]
+
+
+class _Head(BaseModel):
+    """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
+
+    `audio` has line and seconds of those rows for which some was heard, `reasoning` line and tokens
+    of those for which the model thought.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1]
+    rows: list[tuple[_Count, _Count, Literal[0, 1], _Count, _Count, _Count]]
+    audio: list[tuple[_Count, Annotated[float, Field(ge=0)]]] = []
+    reasoning: list[tuple[_Count, _Count]] = []
+
+
+def encode_part(rows: Iterable[FinishedRow]) -> bytes:
+    """Return the object that holds these rows, in the order of their lines."""
+    ordered = sorted(rows, key=lambda row: row.line)
+    listed = [
+        [row.line, len(row.row), int(row.is_success), *astuple(row.usage)[:3]] for row in ordered
+    ]
+    heard = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
+    thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
+    thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
+    some = {name: rows for name, rows in (("audio", heard), ("reasoning", thought)) if rows}
+    head = to_json({"format": 1, "rows": listed, **some})
+    return b"\n".join((head, b"".join(row.row for row in ordered)))
+
+
+def decode_index(data: bytes) -> tuple[RowPlace, ...]:
+    """Return where each row stands in a part; raises BadPart when it is none."""
+    head, newline, _ = data.partition(b"\n")
+    return decode_head(head + newline, len(data))
+
+
+def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
+    """Return the same by a part's first line, newline included, and the bytes of the whole."""
+    try:
+        told = _Head.model_validate_json(head)
+    except ValidationError as exc:
+        raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
+    position = len(head)
+    heard, thought = dict(told.audio), dict(told.reasoning)
+    places = []
+    for line, size, is_success, prompt, cached, completion in told.rows:
+        usage = Usage(prompt, cached, completion, heard.get(line, 0.0), thought.get(line, 0))
+        places.append(RowPlace(line, position, position + size, bool(is_success), usage))
+        position += size
+    if position != num_bytes:
+        raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
+    return tuple(places)
+
+
+class SealIndex(BaseModel):
+    """Of each segment of a seal, line and bytes of its rows: what tells whose row stands where."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1] = 1
+    output: list[list[tuple[_Count, _Count]]]
+    errors: list[list[tuple[_Count, _Count]]]
+
+
+def encode_seal(seal: Seal) -> bytes:
+    """Return the object that tells which rows a seal has."""
+    rows = {
+        kind: [segment.rows for segment in segments]
+        for kind, segments in (("output", seal.output), ("errors", seal.errors))
+    }
+    return to_json({"format": 1, **rows})
+
+
+def decode_seal(data: bytes) -> SealIndex:
+    """Return what `encode_seal` was given; raises BadPart for anything else."""
+    try:
+        return SealIndex.model_validate_json(data)
+    except ValidationError as exc:
+        raise BadPart(f"this tells of no rows: {exc.errors()[0]['msg']}") from exc
+
+
+class PartIndex:
+    """Index of the lines of a shard that have a durable row; grows part by part."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[str, RowPlace]] = {}
+        self._completed = 0
+        self._usage = Usage()
+
+    def add(self, key: str, places: Iterable[RowPlace]) -> None:
+        """Take the rows of one part; a line that has a row already keeps it."""
+        for place in places:
+            if place.line not in self._places:
+                self._places[place.line] = (key, place)
+                self._completed += place.is_success
+                self._usage += place.usage
+
+    def __contains__(self, line: int) -> bool:
+        return line in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def lines(self) -> frozenset[int]:
+        """The numbers of the lines that have a durable row."""
+        return frozenset(self._places)
+
+    def progress(self) -> Progress:
+        """Return the sums over the rows; time and rate are not known here."""
+        failed = len(self._places) - self._completed
+        return Progress(self._completed, failed, **asdict(self._usage))
+
+    def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
+        """Return the segments that hold all rows, each of about `segment_bytes` but the last.
+
+        A last one that S3 would not copy is part of the one before it.
+        """
+        ordered = [self._places[line] for line in sorted(self._places)]
+        return Seal(
+            _cut([found for found in ordered if found[1].is_success], segment_bytes),
+            _cut([found for found in ordered if not found[1].is_success], segment_bytes),
+        )
+
+
+def _cut(found: Sequence[tuple[str, RowPlace]], segment_bytes: int) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    slices: list[Slice] = []
+    rows: list[tuple[int, int]] = []
+    num_bytes = 0
+    for key, place in found:
+        last = slices[-1] if slices else None
+        if last is not None and last.key == key and last.end == place.start:
+            slices[-1] = Slice(key, last.start, place.end)
+        else:
+            slices.append(Slice(key, place.start, place.end))
+        rows.append((place.line, place.end - place.start))
+        num_bytes += place.end - place.start
+        if num_bytes >= segment_bytes:
+            segments.append(Segment(tuple(slices), tuple(rows)))
+            slices, rows, num_bytes = [], [], 0
+    if segments and num_bytes < MIN_COPIED_BYTES:
+        before = segments.pop()
+        slices, rows = [*before.slices, *slices], [*before.rows, *rows]
+    if slices:
+        segments.append(Segment(tuple(slices), tuple(rows)))
+    return tuple(segments)
+
+
+EXPIRED_MESSAGE = "The completion window of the batch ended before this line was run."
+
+
+@dataclass(frozen=True, slots=True)
+class NotRun:
+    """Reason in the row of a line that was not run, and whether it counts as failed."""
+
+    code: str
+    message: str
+    is_failure: bool
+
+
+EXPIRED = NotRun("batch_expired", EXPIRED_MESSAGE, is_failure=False)
+
+
+def row_not_run(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:
+    """Return a line's row and whether it is a failure; a line that is no request is one."""
+    is_failure = reason.is_failure
+    try:
+        line = parse_line(raw)
+    except LineError as exc:
+        row, is_failure = print_malformed(raw.digest, exc), True
+    else:
+        row = print_not_run(line.digest, line.custom_id, code=reason.code, message=reason.message)
+    return FinishedRow(raw.number, row, is_success=False), is_failure

@@ -1,0 +1,78 @@
+"""Progress of a batch: sums over its finished shards, and its live shards.
+
+A shard is live from its first claim to its commit. To look at a batch takes as long as it has live
+shards, however many there are beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .file.throughput import Rates
+from .model import Batch, Progress, sum_of
+
+
+@dataclass(frozen=True, slots=True)
+class LiveShard:
+    """A shard that was begun and is not done; nobody has it once `lease_until` has passed.
+
+    No worker runs one any more that is given up.
+    """
+
+    number: int
+    fence: int
+    attempts: int
+    lease_until: float
+    progress: Progress
+    is_given_up: bool = False
+
+    def is_leased(self, now: float) -> bool:
+        """Say whether somebody has the right to run it."""
+        return self.lease_until >= now
+
+
+@dataclass(frozen=True, slots=True)
+class ShardProgress:
+    """Shard progress of a batch: `num_done` shards are done, `done` is the sum over them."""
+
+    num_done: int
+    done: Progress
+    live: tuple[LiveShard, ...]
+
+    def leased(self, now: float) -> list[LiveShard]:
+        """Return the shards that somebody has the right to run."""
+        return [shard for shard in self.live if shard.is_leased(now)]
+
+    def progress(self, now: float) -> Progress:
+        """Return the sum over all shards: its counts never fall while a batch runs.
+
+        Rates are summed over those shards that somebody has the right to run.
+        """
+        counts = self.done + sum_of(shard.progress for shard in self.live)
+        running = sum_of(shard.progress for shard in self.leased(now))
+        return replace(counts, **{name: getattr(running, name) for name in Rates._fields})
+
+
+YOUNG_SECONDS: Final = 6 * 3600
+_FINE_SECONDS, _COARSE_SECONDS = 60, 900
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryBucket:
+    """Rows that became durable from `start` (Unix seconds) on; `tokens` are generated ones."""
+
+    start: int
+    seconds: int
+    completed: int = 0
+    failed: int = 0
+    tokens: int = 0
+    input_tokens: int = 0
+    audio_seconds: float = 0.0
+
+
+def history_bucket(batch: Batch, now: float) -> tuple[int, int]:
+    """Return the start and the seconds of the bucket in which something happens now."""
+    is_young = now < (batch.in_progress_at or batch.created_at) + YOUNG_SECONDS
+    seconds = _FINE_SECONDS if is_young else _COARSE_SECONDS
+    return int(now) // seconds * seconds, seconds

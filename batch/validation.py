@@ -1,0 +1,198 @@
+"""Validation of a file: each of its lines, and the file as a whole.
+
+No I/O, and all that is known of the lines so far stands in `Findings`, so that another run can go
+on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tidemill.protocol.errors import ModelNotFound, RequestError
+from tidemill.protocol.names import model_of, own_names
+from tidemill.protocol.routes import UNKNOWN_URL, known_route
+from tidemill.protocol.stream import STREAM_MODE, STREAM_NOT_SUPPORTED, is_stream
+from tidemill.protocol.validation import printable
+
+from .batch_object import MAX_LISTED_ERRORS
+from .file.duplicate_ids import Duplicates
+from .file.lines import Line, LineError, RawLine, parse_line
+from .model import BatchError, OnInvalidLine
+
+NOT_JSON = "invalid_json_line"
+
+_MORE_NAMES = "`aliases` in the deployment's configuration give a model more names."
+_MAX_SHOWN_CHARS = 100
+
+_MAX_CACHED_CHARS = 256
+_route_of_short = lru_cache(maxsize=64)(known_route)
+
+
+@dataclass(slots=True)
+class Findings:
+    """Findings of the lines so far: rows to come, the file's model, and errors.
+
+    `model` and `endpoint` are those of the first line that has one which is served. `errors` are
+    the first ones; all are counted.
+    """
+
+    num_rows: int = 0
+    model: str | None = None
+    endpoint: str | None = None
+    num_errors: int = 0
+    errors: list[BatchError] = field(default_factory=list)
+
+
+class LineChecker:
+    """Looks at the lines of a file one after another and writes down what it finds.
+
+    `models` are those that are served, by each name that lines may use, None where nobody knows;
+    `endpoint` is what every line must be for, if that matters; `add_id` is told the custom id of
+    each line that has one.
+    """
+
+    def __init__(
+        self,
+        findings: Findings,
+        *,
+        models: Mapping[str, str] | None,
+        endpoint: str | None,
+        add_id: Callable[[str, int], None],
+    ) -> None:
+        self._findings = findings
+        self._models = models
+        all_models = set((models or {}).values())
+        self._only_model = all_models.pop() if len(all_models) == 1 else None
+        self._endpoint = endpoint
+        self._add_id = add_id
+
+    def check(self, raw: RawLine) -> Line | None:
+        """Look at the next line that is not blank; return what it asks for if nothing is wrong."""
+        self._findings.num_rows += 1
+        good: Line | None = None
+        try:
+            line = parse_line(raw)
+            custom_id: str | None = line.custom_id
+            self._check_url(line)
+            self._check_model(line)
+            if is_stream(line.body):
+                raise _wrong(line, STREAM_NOT_SUPPORTED, "body.stream", STREAM_MODE)
+            good = line
+        except LineError as exc:
+            custom_id = exc.custom_id
+            self._note(exc)
+        if custom_id is not None:
+            self._add_id(custom_id, raw.number)
+        return good
+
+    def _check_url(self, line: Line) -> None:
+        # What a cache holds stays: a url may be as long as a line.
+        is_short = len(line.url) <= _MAX_CACHED_CHARS
+        try:
+            route = _route_of_short(line.url) if is_short else known_route(line.url)
+        except RequestError as exc:
+            raise _wrong(line, UNKNOWN_URL, "url", exc.message) from exc
+        if self._findings.endpoint is None:
+            self._findings.endpoint = route.name
+        if self._endpoint not in {None, route.name}:
+            message = f"`url` is {_quoted(line.url)}, but the batch is for {self._endpoint}"
+            raise _wrong(line, "url_mismatch", "url", message)
+
+    def _check_model(self, line: Line) -> None:
+        asked = line.body.get("model")
+        if asked is None and self._only_model is not None:
+            asked = self._only_model
+        elif asked is None and self._models is None:
+            return  # right, if only one is served
+        elif not isinstance(asked, str):
+            words = "is missing" if asked is None else "must be a string"
+            message = f"`model` {words}. {self._served()}"
+            raise _wrong(line, "missing_required_parameter", "body.model", message)
+        model = asked if self._models is None else model_of(asked, self._models)
+        if model is None:
+            error = ModelNotFound(printable(asked, _MAX_SHOWN_CHARS), sorted(self._models or ()))
+            raise _wrong(line, error.code, "body.model", f"{error.message} {_MORE_NAMES}")
+        if self._findings.model is None:
+            self._findings.model = model
+        if model != self._findings.model:
+            message = (
+                f"the model is {_quoted(model)}, but the file began with "
+                f"{_quoted(self._findings.model)}: make a file for each model"
+            )
+            raise _wrong(line, "model_mismatch", "body.model", message)
+
+    def _served(self) -> str:
+        if self._models is None:
+            return "Name one that is served."
+        return f"Served: {', '.join(own_names(sorted(self._models))) or 'none'}."
+
+    def _note(self, error: LineError) -> None:
+        self._findings.num_errors += 1
+        if len(self._findings.errors) < MAX_LISTED_ERRORS:
+            self._findings.errors.append(
+                BatchError(error.code, error.message, error.param, error.line)
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Validation result of a whole file: `num_errors` errors, of which some are listed.
+
+    Errors come in the order of lines; when they are not all listed, the last entry says so.
+    """
+
+    num_errors: int = 0
+    errors: tuple[BatchError, ...] = ()
+
+
+def judge(
+    findings: Findings,
+    duplicates: Duplicates,
+    *,
+    mistake: str | None,
+    on_invalid_line: OnInvalidLine,
+    unit: str = "line",
+) -> Verdict:
+    """Return what a file comes to whose lines, each a `unit` of it, have all been looked at.
+
+    `mistake` is what its beginning looks like, told when no line is a request. With `skip` only
+    repeated ids count, unless there is no line that a model could run.
+    """
+    if findings.num_rows == 0:
+        return refuse("empty_file", "The file has no lines: write one request a line.")
+    if findings.endpoint is None and mistake is not None:
+        return refuse(NOT_JSON, mistake, findings.num_errors)
+    if on_invalid_line == "fail" or findings.model is None:
+        listed, num_errors = list(findings.errors), findings.num_errors
+    else:
+        listed, num_errors = [], 0
+    listed += [
+        BatchError(
+            "duplicate_custom_id",
+            f"`custom_id` is that of {unit} {repeated.first_line:,} too",
+            "custom_id",
+            repeated.line,
+        )
+        for repeated in duplicates.first
+    ]
+    num_errors += duplicates.count
+    listed = sorted(listed, key=lambda error: error.line or 0)[:MAX_LISTED_ERRORS]
+    if num_errors > len(listed):
+        message = f"There are {num_errors - len(listed):,} more errors."
+        listed.append(BatchError("more_errors", message))
+    return Verdict(num_errors, tuple(listed))
+
+
+def refuse(code: str, message: str, num_errors: int = 1) -> Verdict:
+    """Return the verdict on a file that is wrong as a whole."""
+    return Verdict(num_errors, (BatchError(code, message),))
+
+
+def _wrong(line: Line, code: str, param: str, message: str) -> LineError:
+    return LineError(message, line=line.number, code=code, param=param, custom_id=line.custom_id)
+
+
+def _quoted(value: str) -> str:
+    return repr(value[:_MAX_SHOWN_CHARS])

@@ -1,0 +1,1 @@
+"""Benchmarks of batches through an emulated cloud."""

@@ -1,0 +1,108 @@
+"""Start-up time of a worker, step by step, with its model in the bucket of an emulator.
+
+    python -m bench.cloud.worker_start [--model out/bench/46m …] [--runs N]
+
+A worker is started with a file waiting, and logs what its start took with the first row: on a
+machine that has nothing of the model yet, and on one that keeps its weights and remembers its
+proof. No network lies between, so the rate of the weights is the emulator's and this disk's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from bench.cloud.batches import request_lines
+from bench.compare.compare import machine
+from localstack.cloud import Cloud
+from localstack.ministack import environment_for, running_ministack
+from localstack.resources import create_resources
+from tidemill import demo
+
+MODEL = "scripted"  # what the lines of `request_lines` ask for
+STEPS = {
+    "process_seconds": "process",
+    "engine_imports_seconds": "libraries",
+    "weights_seconds": "weights, beside them",
+    "engine_load_seconds": "load",
+    "engine_proof_seconds": "of it proof",
+    "ready_seconds": "ready at",
+    "row_seconds": "first row at",
+}
+_WAIT_SECONDS = 600
+
+Steps = Mapping[str, float]
+
+
+def cold_start(log: str) -> Steps:
+    """Return what a worker's log says of its start; raises LookupError where it says nothing."""
+    for line in log.splitlines():
+        event = json.loads(line) if line.startswith("{") else {}
+        if event.get("message") == "cold start":
+            return {step: float(event[step]) for step in STEPS if step in event}
+    raise LookupError("the worker has logged no cold start")
+
+
+def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list[Steps]]:
+    """Return the steps of so many starts of each kind, in turns; a first one is not counted."""
+    name = f"weights-{uuid4().hex[:10]}"
+    cloud.s3.create_bucket(Bucket=name)
+    for path in model.iterdir():
+        if path.is_file():
+            cloud.s3.upload_file(str(path), name, f"m/{path.name}")
+    found: dict[str, list[Steps]] = {"new": [], "kept": []}
+    for number in range(runs + 1):
+        for kind, steps in found.items():
+            place = tempfile.mkdtemp(dir=folder) if kind == "new" else f"{folder}/{name}"
+            places = {"TIDEMILL_CACHE": f"{place}/kept", "TIDEMILL_WEIGHTS_CACHE": f"{place}/w"}
+            one = f"{name}-{kind}-{number}"
+            cloud.drop(one, request_lines(8, max_tokens=16))
+            flags = ("--model", f"s3://{name}/m", "--served-model-name", MODEL)
+            worker = cloud.start_worker(*flags, "--exit-when-idle", "1", name=one, **places)
+            cloud.wait(one, _WAIT_SECONDS)
+            worker.wait(_WAIT_SECONDS)
+            if number:
+                steps.append(cold_start(cloud.read_log(one)))
+    return found
+
+
+def table(found: Iterable[tuple[str, Sequence[Steps]]]) -> str:
+    """Return a markdown table of medians in seconds."""
+    lines = [f"| | {' | '.join(STEPS.values())} |", f"|---|{'---:|' * len(STEPS)}"]
+    for name, runs in found:
+        figures = (statistics.median(run.get(step, 0.0) for run in runs) for step in STEPS)
+        lines.append(f"| {name} | {' | '.join(f'{figure:.2f}' for figure in figures)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Start workers of each model and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", action="append", help="a folder (default: the demo model)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
+    given = parser.parse_args(arguments)
+    load_before = os.getloadavg()[0]
+    rows: list[tuple[str, Sequence[Steps]]] = []
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as name:
+        folder = Path(name)
+        with running_ministack(folder) as url:
+            resources = create_resources(url, prefix="tidemill", models=[MODEL])
+            with Cloud(resources, environment_for(url), folder) as cloud:
+                cloud.start_lambdas()
+                for model in map(Path, given.model or [str(demo.MODEL_PATH)]):
+                    kinds = starts(cloud, folder, model, given.runs)
+                    rows += [(f"{model.name}: {kind}", runs) for kind, runs in kinds.items()]
+    print(table(rows))
+    print(f"\n{machine()}; load {load_before:.1f} before, {os.getloadavg()[0]:.1f} after.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Engines under comparison: the command of each, and the marks in its output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.compare import transformers_static
+from bench.processes import Marks
+
+OURS = "tidemill"
+MAX_MODEL_LEN = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job of every engine. `served_name` is the model's name in the lines of the file."""
+
+    model: str
+    requests: Path
+    served_name: str
+    dtype: str
+    num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One of those compared. `command` lacks its output file, which `-o` names at the end."""
+
+    name: str
+    command: list[str]
+    marks: Marks
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def tidemill(job: Job, max_model_len: int = MAX_MODEL_LEN) -> Peer:
+    """Ourselves, as a person types it."""
+    command = [sys.executable, "-m", "tidemill.cli.main", "run", "--model", job.model]
+    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
+    command += ["--max-model-len", str(max_model_len), "-i", str(job.requests), "--force"]
+    return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
+
+
+def transformers(job: Job) -> Peer:
+    """transformers' `generate` in static batches."""
+    command = [sys.executable, "-m", "bench.compare.transformers_static", "--model", job.model]
+    command += ["--dtype", job.dtype, "-i", str(job.requests)]
+    marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
+    return Peer("transformers", command, marks)
+
+
+def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
+    """vLLM's batch runner from an environment that holds its CPU build."""
+    command = [str(python), "-m", "vllm.entrypoints.openai.run_batch", "--model", job.model]
+    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
+    command += ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", "0.5"]
+    command += ["-i", str(job.requests)]
+    marks = Marks(ready="Reading batch from", done="Writing outputs to")
+    return Peer("vLLM", command, marks, vllm_environment())
+
+
+def vllm_environment() -> dict[str, str]:
+    """Return what vLLM's CPU build is told by its environment: all cores, memory for its cache."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+    }

@@ -1,0 +1,1 @@
+"""Benchmarks for a machine with a GPU, and the roofline that predicts them."""

@@ -1,0 +1,304 @@
+"""Writes `engine/kernels/triton/tuned_tiles.json` from a card's timings of each kernel's tiles.
+
+    python -m bench.gpu.choose [--models Llama-3-8B,Qwen3-0.6B] [--dtype bfloat16] [--seconds 480]
+        [--dry-run]
+
+Each model is one layer of each kind with random weights, and goes through steps that are full of
+decodes, full of a prompt, and mixed. For each kernel and shape that it asks for, one number of its
+choice is changed after the other, and what makes the model's steps quicker stays: measured is what
+the card spends in Triton's kernels alone. What does not fit the card, or comes to other numbers, is
+passed over. A better choice is written as an entry for that card's architecture and that shape,
+after each kernel, so that a run which is cut short has not been for nothing. `--dry-run` needs no
+card: it names what would be tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+from triton import knobs
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.backends import choose_sampling
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.kernels.triton import tuned_tiles
+from tidemill.engine.kernels.triton.launch import compile_only
+from tidemill.engine.kernels.triton.tuned_tiles import (
+    ConfigKey,
+    KernelConfig,
+    lookup_config,
+    override_configs,
+    parse_configs,
+)
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.compile_kernels import META, USUAL_MODELS, mixed_metadata, without_memory
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.weight_map import weights_of
+
+DRY_ARCH = 90
+# Steps by their spans, each the tokens before it and its own.
+STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
+    "decode": [(1024, 1)] * 256,
+    "prompt": [(0, 4096)],
+    "mixed": [*[(700, 1)] * 200, (0, 300), (512, 500)],
+}
+WARPS, STAGES = (1, 2, 4, 8, 16), (1, 2, 3, 4, 5)
+SMALLEST, LARGEST = 1, 4096
+TIMES = 5
+# By how much a choice must be quicker to be written.
+GAIN = 0.02
+TOLERANCE = 0.05
+UNFIT = (OutOfResources, PTXASError, CompilationError)
+
+Times = Callable[[KernelConfig], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best choice of a kernel for a shape, and what it and the one before it took, in ms."""
+
+    choice: KernelConfig
+    took: float
+    before: float
+
+
+def changed(choice: KernelConfig) -> list[list[KernelConfig]]:
+    """Return, for each number of a choice, the choices that differ from it in that one alone."""
+    tiles = [
+        [
+            replace(choice, sizes={**choice.sizes, name: other})
+            for other in (size // 2, size * 2)
+            if SMALLEST <= other <= LARGEST
+        ]
+        for name, size in choice.sizes.items()
+    ]
+    warps = [replace(choice, num_warps=count) for count in WARPS if count != choice.num_warps]
+    stages = [replace(choice, num_stages=count) for count in STAGES if count != choice.num_stages]
+    return [*tiles, warps, stages]
+
+
+def best_of(choice: KernelConfig, times: Times) -> Found | None:
+    """Go from a choice to better ones, one number after the other; None where it does not run."""
+    before = times(choice)
+    if before is None:
+        return None
+    best = Found(choice, before, before)
+    for number in range(len(changed(choice))):
+        for candidate in changed(best.choice)[number]:
+            took = times(candidate)
+            if took is not None and took < best.took:
+                best = Found(candidate, took, before)
+    return best
+
+
+def merged(data: Mapping[str, Any], asked: ConfigKey, choice: KernelConfig) -> dict[str, Any]:
+    """Return the file's data with a choice for what was asked, in place of what it had for it."""
+    kernel, shape = asked
+    where = dict(sorted(shape))
+    entry = {
+        "where": where,
+        "sizes": dict(choice.sizes),
+        "num_warps": choice.num_warps,
+        "num_stages": choice.num_stages,
+    }
+    others = [one for one in data[kernel] if one.get("where", {}) != where]
+    return {**data, kernel: [*others, entry]}
+
+
+def printed(data: Mapping[str, Any]) -> str:
+    """Return the file's text: an entry a line."""
+    kernels = (
+        f"  {json.dumps(kernel)}: [\n"
+        + ",\n".join(f"    {json.dumps(entry)}" for entry in data[kernel])
+        + "\n  ]"
+        for kernel in data
+    )
+    text = "{\n" + ",\n".join(kernels) + "\n}\n"
+    parse_configs(json.loads(text))
+    return text
+
+
+class Bench:
+    """A model with random weights on a device, and steps that it is timed by."""
+
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._architecture = architecture
+        self._dtype, self._device = dtype, device
+        self._weights = {
+            weight.role: self._random(weight.shape) for weight in weights_of(architecture)
+        }
+        self._right: list[Tensor] | None = None
+
+    @torch.inference_mode()
+    def run(self) -> list[Tensor]:
+        """Run each step once and return the logits."""
+        for name, module in list(sys.modules.items()):
+            # What they keep of choices.
+            if name.startswith("tidemill.engine.kernels.triton."):
+                for value in vars(module).values():
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()
+        shapes = tuple(block.attention for block in self._architecture.blocks)
+        backend = backends.choose_backend(shapes, self._dtype, self._device)
+        sampling = choose_sampling(self._dtype, self._device)
+        network = Decoder(self._architecture, dict(self._weights))
+        came = []
+        for spans in STEPS.values():
+            size = backend.page_size
+            num_pages = sum(-(-(context + count) // size) for context, count in spans)
+            attention = backend(shapes, num_pages, self._dtype, self._device)
+            step = packed(spans, size, self._architecture.vocab_size, self._device)
+            attention.prepare(step)
+            logits = network.forward(step, attention)
+            sampled = sampling.sample(logits, mixed_metadata(*logits.shape))
+            sampling.compute_logprobs(logits, np.arange(len(logits)), sampled.token_ids, 2)
+            came.append(logits)
+        return came
+
+    def times(self, asked: ConfigKey, choice: KernelConfig) -> float | None:
+        """Return the milliseconds in Triton's kernels by a choice; None where it is unfit."""
+        with override_configs({asked: choice}):
+            try:
+                came = self.run()
+            except UNFIT:
+                return None
+            if not self._is_right(came):
+                return None
+            took = []
+            for _ in range(TIMES):
+                with profile(activities=[ProfilerActivity.CUDA]) as watched:
+                    self.run()
+                    torch.cuda.synchronize()
+                took.append(sum(map(_milliseconds, watched.key_averages())))
+        return min(took)
+
+    def _is_right(self, came: list[Tensor]) -> bool:
+        if self._right is None:
+            self._right = came
+        return all(
+            bool((got.float() - right.float()).norm() <= TOLERANCE * right.float().norm())
+            for got, right in zip(came, self._right, strict=True)
+        )
+
+    def _random(self, shape: tuple[int, ...]) -> Tensor:
+        if self._device == META:
+            return torch.empty(shape, dtype=self._dtype, device=META)
+        drawn = torch.Generator(self._device).manual_seed(0)
+        return torch.randn(shape, dtype=self._dtype, device=self._device, generator=drawn).mul_(
+            shape[-1] ** -0.5
+        )
+
+
+def _milliseconds(event: Any) -> float:
+    """Return what an event took on the card, if it is one of our kernels, by its name."""
+    is_ours = event.key.startswith("_") and not event.key.startswith("_Z")  # mangled C++
+    return event.device_time_total / 1000 if is_ours else 0.0
+
+
+def packed(
+    spans: Sequence[tuple[int, int]], page_size: int, vocabulary: int, device: torch.device
+) -> Step:
+    """Return a step of spans, each on pages of its own, whose last tokens are asked for."""
+    contexts, lengths = np.array(spans).T
+    starts = np.concatenate([[0], lengths.cumsum()])
+    counts = -(-(contexts + lengths) // page_size)
+    page_starts = np.concatenate([[0], counts.cumsum()])
+    positions = np.concatenate([np.arange(context, context + length) for context, length in spans])
+    pages = np.random.default_rng(0).permutation(page_starts[-1])
+    own = np.repeat(page_starts[:-1], lengths) + positions // page_size
+    return Step.pack(
+        int((lengths == 1).sum()),
+        device,
+        token_ids=np.arange(starts[-1]) % vocabulary,
+        positions=positions,
+        slots=pages[own] * page_size + positions % page_size,
+        query_starts=starts,
+        context_lengths=contexts,
+        page_starts=page_starts,
+        pages=pages,
+        logit_rows=starts[1:] - 1,
+    )
+
+
+def asked_by(
+    architecture: Architecture, dtype: torch.dtype, device: torch.device
+) -> list[ConfigKey]:
+    """Return the kernels and shapes that a model asks for."""
+    with override_configs({}) as asked:
+        Bench(architecture, dtype, device).run()
+        return sorted(asked, key=lambda one: (one[0], sorted(one[1], key=str)))
+
+
+def choose_all(
+    models: Sequence[str], dtype: torch.dtype, device: torch.device, file: Path, seconds: float
+) -> None:
+    """Try what there is to try of each kernel, and write what is better."""
+    until = time.monotonic() + seconds
+    for model in models:
+        bench = Bench(USUAL_MODELS[model], dtype, device)
+        for kernel, shape in asked_by(USUAL_MODELS[model], dtype, device):
+            if time.monotonic() > until:
+                sys.stderr.write("the time is up\n")
+                return
+            found = best_of(lookup_config(kernel, shape), partial(bench.times, (kernel, shape)))
+            if found is None or found.took > (1 - GAIN) * found.before:
+                continue
+            said = f"{found.before:.3f} → {found.took:.3f} ms"
+            sys.stderr.write(f"{model}: {kernel} {dict(sorted(shape))}: {said}\n")
+            data = merged(
+                json.loads(file.read_text(encoding="utf-8")), (kernel, shape), found.choice
+            )
+            file.write_text(printed(data), encoding="utf-8")
+
+
+def print_candidates(models: Sequence[str], dtype: torch.dtype) -> None:
+    """Print what would be tried of each kernel and shape, without a card."""
+    for model in models:
+        with knobs.runtime.scope(), compile_only(DRY_ARCH), without_memory():
+            knobs.runtime.jit_cache_hook = lambda **_: True  # as good as compiled
+            asked = asked_by(USUAL_MODELS[model], dtype, META)
+        for kernel, shape in asked:
+            count = sum(map(len, changed(lookup_config(kernel, shape))))
+            sys.stdout.write(f"{model}: {kernel} {json.dumps(dict(sorted(shape)))}: {count}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Choose, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="Llama-3-8B,Qwen3-0.6B")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--dry-run", action="store_true")
+    asked = parser.parse_args(arguments)
+    models, dtype = asked.models.split(","), getattr(torch, asked.dtype)
+    if unknown := set(models) - USUAL_MODELS.keys():
+        parser.error(f"no model is called {min(unknown)}: {', '.join(USUAL_MODELS)}")
+    if asked.dry_run:
+        print_candidates(models, dtype)
+        return 0
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU here; --dry-run needs none")
+    choose_all(models, dtype, torch.device("cuda"), tuned_tiles.FILE, asked.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Bytes and operations of one step's kernels, counted from a model's shape and its spans.
+
+In the order of `engine.model.decoder`; each kernel reads what it is given once and writes what
+comes of it once. Weights that a step reads are counted with the product that reads them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.gpu.roofline import kv_bytes, pair_flops
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.model.architecture import Architecture, Block, Experts
+
+Kind = Literal["product", "attention", "entry", "pass"]
+FP32 = 4
+
+
+class Kernel(NamedTuple):
+    """So many calls alike, their bytes and operations together; a pass computes next to nothing."""
+
+    name: str
+    kind: Kind
+    bytes: float
+    flops: float = 0.0
+    calls: int = 1
+
+
+class Spans(NamedTuple):
+    """A step as `StepPlan` has it: tokens `starts[s] : stops[s]`, and the logits that are wanted.
+
+    `shared` counts tokens of pages that were met before in the same step, `filling` those of no
+    sequence, which fill a graph's size up.
+    """
+
+    starts: NDArray[np.int64]  # [S]
+    stops: NDArray[np.int64]  # [S]
+    num_rows: int
+    shared: int = 0
+    filling: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return int((self.stops - self.starts).sum()) + self.filling
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Variant of the network: which passes are fused, and what is left out.
+
+    Sums with the residual are one pass with the norm that follows; norms of heads, turns and
+    storing are one; gates are joined within their product; after the last attention only rows whose
+    logits are wanted go on; pages that sequences share are met once; the choice of a token reads
+    its logits once, else they are sorted.
+    """
+
+    joins_norms: bool = True
+    joins_entry: bool = True
+    joins_gates: bool = False
+    last_rows_only: bool = True
+    meets_shared_once: bool = True
+    chooses_at_once: bool = True
+    itemsize: int = 2
+
+
+def kernels_of(model: Architecture, spans: Spans, form: Form) -> list[Kernel]:
+    """Return all that a step calls."""
+    return list(_Step(model, spans, form).kernels())
+
+
+def entry(shape: AttentionShape, tokens: int, itemsize: int) -> Kernel:
+    """Return one layer's: heads are read, and written as queries, or to their pages."""
+    keys = shape.num_kv_heads * (shape.key_dim + shape.value_dim)
+    width = shape.num_query_heads * shape.key_dim + keys
+    return Kernel("entry", "entry", 2 * tokens * width * itemsize)
+
+
+def attention(shape: AttentionShape, spans: Spans, form: Form) -> Kernel:
+    """Return one layer's: keys and values that are seen, queries and what comes of them."""
+    starts, stops, window = spans.starts, spans.stops, shape.window
+    lengths = stops - starts
+    met, places = lengths * (starts + stops + 1) / 2, stops
+    if window:
+        met = np.minimum(met, lengths * window)
+        places = np.minimum(stops, lengths + window)
+    seen = float(places.sum())
+    if form.meets_shared_once and not window:
+        seen -= spans.shared
+    widths = shape.num_query_heads * (shape.key_dim + shape.value_dim)
+    moved = seen * kv_bytes(shape, form.itemsize) + spans.num_tokens * widths * form.itemsize
+    flops = float(met.sum()) * pair_flops(shape)
+    return Kernel("attention", "attention", moved, flops, calls=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    model: Architecture
+    spans: Spans
+    form: Form
+
+    def kernels(self) -> Iterator[Kernel]:
+        model, size = self.model, self.form.itemsize
+        tokens, rows = self.spans.num_tokens, self.spans.num_rows
+        hidden = model.hidden_size
+        yield Kernel("embedding", "pass", 2 * tokens * hidden * size)
+        yield Kernel("norms", "pass", 2 * tokens * hidden * size)
+        ropes = {block.rope for block in model.blocks}
+        for rope in ropes:
+            width = 2 * len(rope.inv_freq)
+            yield Kernel("angles", "pass", 3 * tokens * width * FP32, calls=5)
+        *others, last = model.blocks
+        for block, count in Counter(others).items():
+            for kernel in self.layer(block, tokens):
+                name, kind, moved, flops, calls = kernel
+                yield Kernel(name, kind, moved * count, flops * count, calls * count)
+        yield from self.layer(last, rows if self.form.last_rows_only else tokens)
+        if rows:
+            yield self.product("head", rows, hidden, model.vocab_size)
+            yield from self.choice(rows)
+
+    def layer(self, block: Block, after: int) -> Iterator[Kernel]:
+        """Yield one layer's; so many tokens go on after its attention."""
+        shape, form, hidden = block.attention, self.form, self.model.hidden_size
+        tokens, size = self.spans.num_tokens, form.itemsize
+        queries = shape.num_query_heads * shape.key_dim
+        stored = shape.num_kv_heads * (shape.key_dim + shape.value_dim)
+        attended = shape.num_query_heads * shape.value_dim
+        yield self.product("qkv", tokens, hidden, queries + stored)
+        yield entry(shape, tokens, size)
+        if not form.joins_entry:
+            turned = queries + shape.num_kv_heads * shape.key_dim
+            times = 3 if self.model.has_qk_norm else 1
+            yield Kernel("entry", "pass", 2 * times * tokens * turned * size, calls=2 * times)
+        yield attention(shape, self.spans, form)
+        if not after:
+            return
+        if after < tokens:
+            yield Kernel("rows", "pass", 2 * after * (attended + hidden) * size, calls=2)
+        yield self.product("output", after, attended, hidden)
+        yield self.added_norm(after)
+        yield from self.experts(block.experts, after) if block.experts else self.mlp(after)
+        yield self.added_norm(after)
+        if self.model.has_sandwich_norms:
+            yield Kernel("norms", "pass", 4 * after * hidden * size, calls=2)
+
+    def added_norm(self, tokens: int) -> Kernel:
+        moved, calls = (4, 1) if self.form.joins_norms else (5, 2)
+        hidden = self.model.hidden_size
+        return Kernel("norms", "pass", moved * tokens * hidden * self.form.itemsize, calls=calls)
+
+    def mlp(self, tokens: int) -> Iterator[Kernel]:
+        hidden, inner, size = (
+            self.model.hidden_size,
+            self.model.intermediate_size,
+            self.form.itemsize,
+        )
+        both = self.product("gate_up", tokens, hidden, 2 * inner)
+        if self.form.joins_gates:
+            yield both._replace(bytes=both.bytes - tokens * inner * size)
+        else:
+            yield both
+            yield Kernel("gates", "pass", 3 * tokens * inner * size)
+        yield self.product("down", tokens, inner, hidden)
+
+    def experts(self, experts: Experts, tokens: int) -> Iterator[Kernel]:
+        """Yield a mixture's, whose tokens meet experts at random; each that is met is read once."""
+        hidden, size, copies = (
+            self.model.hidden_size,
+            self.form.itemsize,
+            tokens * experts.num_experts_per_tok,
+        )
+        yield self.product("router", tokens, hidden, experts.num_experts)
+        yield Kernel("routing", "pass", 2 * tokens * experts.num_experts * FP32, calls=4)
+        yield Kernel("routing", "pass", 2 * copies * hidden * size)
+        met = experts.num_experts * (
+            1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** tokens
+        )
+        for name, inputs, outputs in (
+            ("gate_up", hidden, 2 * experts.intermediate_size),
+            ("down", experts.intermediate_size, hidden),
+        ):
+            moved = (copies * (inputs + outputs) + met * inputs * outputs) * size
+            yield Kernel(name, "product", moved, 2.0 * copies * inputs * outputs)
+        yield Kernel("gates", "pass", 3 * copies * experts.intermediate_size * size)
+        yield Kernel("routing", "pass", (copies + tokens) * hidden * size)
+
+    def product(self, name: str, tokens: int, inputs: int, outputs: int) -> Kernel:
+        moved = tokens * (inputs + outputs) + inputs * outputs
+        flops = 2.0 * tokens * inputs * outputs
+        return Kernel(name, "product", moved * self.form.itemsize, flops)
+
+    def choice(self, rows: int) -> Iterator[Kernel]:
+        logits = rows * self.model.vocab_size
+        yield Kernel("choice", "pass", logits * self.form.itemsize, calls=2)
+        if not self.form.chooses_at_once:
+            # Widened, a softmax, and a sort of keys and places by radix, four passes of each.
+            passes = 2 + 2 + 4 * 2 * 3
+            yield Kernel("choice", "pass", passes * logits * FP32, calls=passes)

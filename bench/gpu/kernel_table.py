@@ -1,0 +1,199 @@
+"""Resource usage of the GPU's kernels: registers, shared memory, spills.
+
+    python -m bench.gpu.kernel_table [--write docs/kernels.md | --check docs/kernels.md]
+        [--architectures 80,89,90]
+
+Compiles what the hot models ask for, in bf16 and for the architectures named below, without a card,
+and reads it off the machine code. Whoever changes a kernel or a choice writes the table again;
+`--check` says which rows are missing or no longer true of kernels, constants, warps and stages: the
+rest may differ with a compiler's version. The exit status is 1 where it finds such rows, a kernel
+spills, or asks for more shared memory than a card has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton import knobs
+
+from tidemill.engine.kernels.triton.launch import compile_only
+from tidemill.engine.model.compile_kernels import USUAL_MODELS, run, without_memory
+
+# What a program may have of shared memory on each, in bytes; one of 8.6 has what one of 8.9 has.
+MOST_SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
+HOT = ("Llama-3-8B", "Qwen3-0.6B")
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+PAGE = """# The GPU's kernels
+
+What each takes of a multiprocessor where it is hot: in bf16, for {models}. Registers
+are those of one thread (255 is the most), shared memory is in bytes of one program; bytes spilled
+are those of one thread, which live in slow memory, and there should be none. A slash stands between
+{architectures}, a dash where another tile is chosen. `python -m bench.gpu.kernel_table --write
+docs/kernels.md` makes this page, by Triton {version}, without a card; what the kernels do on one is
+in [performance.md](performance.md).
+
+| kernel | constants | warps | stages | registers | shared memory | spilled |
+|---|---|---|---|---|---|---|
+{rows}
+"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Compiled:
+    """A kernel as it was compiled once; variants that differ in no constant are one."""
+
+    kernel: str
+    constants: str
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Resource usage of one architecture's machine code; the most of its variants."""
+
+    registers: int
+    shared: int
+    spilled: int
+
+
+Table = dict[Compiled, dict[int, Usage]]
+
+
+def compiled(
+    models: Iterable[str] = HOT,
+    architectures: Iterable[int] = tuple(MOST_SHARED),
+    dtype: torch.dtype = torch.bfloat16,
+) -> Table:
+    """Compile what these models ask for and return what each kernel takes."""
+    table: Table = {}
+
+    def on_compiled(
+        *, src: Any, metadata: Any, metadata_group: dict[str, str], **_: object
+    ) -> None:
+        """Record a kernel: Triton calls it for each that it has compiled or found."""
+        arch = metadata["target"].arch
+        constants = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
+        key = Compiled(
+            src.fn.__name__.removeprefix("_"),
+            ", ".join(filter(None, (_said(*it) for it in sorted(constants.items())))),
+            metadata["num_warps"],
+            metadata["num_stages"],
+        )
+        usage, known = usage_of(metadata_group, metadata["shared"]), table.setdefault(key, {})
+        before = known.get(arch, usage)
+        known[arch] = Usage(
+            max(usage.registers, before.registers),
+            max(usage.shared, before.shared),
+            max(usage.spilled, before.spilled),
+        )
+
+    with knobs.compilation.scope(), without_memory():
+        knobs.compilation.listener = on_compiled
+        for arch in architectures:
+            with compile_only(arch):
+                for model in models:
+                    run(USUAL_MODELS[model], dtype)
+    return table
+
+
+def usage_of(files: dict[str, str], shared: int) -> Usage:
+    """Return what the machine code among these files takes."""
+    [cubin] = [path for name, path in files.items() if name.endswith(".cubin")]
+    done = subprocess.run(
+        [knobs.nvidia.cuobjdump.path, "-res-usage", cubin],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = USAGE.search(done.stdout)
+    assert found is not None, done.stdout
+    return Usage(int(found[1]), shared, int(found[2]))
+
+
+def faults(table: Table) -> list[str]:
+    """Return what spills, and what no card of an architecture has room for."""
+    return [
+        f"{key.kernel} ({key.constants}) on sm_{arch}: {usage}"
+        for key, usages in sorted(table.items())
+        for arch, usage in usages.items()
+        if usage.spilled or usage.shared > MOST_SHARED[arch]
+    ]
+
+
+def page(table: Table) -> str:
+    """Return the page that shows the table."""
+    return PAGE.format(
+        models=" and ".join(HOT),
+        architectures=", ".join(f"sm_{arch}" for arch in MOST_SHARED),
+        version=triton.__version__,
+        rows="\n".join(_row(key, table[key]) for key in sorted(table)),
+    )
+
+
+def stale(table: Table, text: str, architectures: Sequence[int]) -> list[str]:
+    """Return what the page says otherwise than a table of some architectures: rows' beginnings."""
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
+    places = [list(MOST_SHARED).index(arch) for arch in architectures]
+    told = {
+        _beginning(row[:4]) for row in cells if any(row[4].split(" / ")[at] != "–" for at in places)
+    }
+    return sorted(told ^ {_beginning(_cells(key)) for key in table})
+
+
+def _beginning(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(key: Compiled) -> list[str]:
+    return [f"`{key.kernel}`", key.constants, str(key.num_warps), str(key.num_stages)]
+
+
+def _row(key: Compiled, usages: dict[int, Usage]) -> str:
+    columns = [
+        " / ".join(
+            f"{getattr(usages[arch], name):,}" if arch in usages else "–" for arch in MOST_SHARED
+        )
+        for name in ("registers", "shared", "spilled")
+    ]
+    return _beginning([*_cells(key), *columns])
+
+
+def _said(name: str, value: Any) -> str:
+    if value is None or value is True:
+        return name if value else f"no {name}"
+    return "" if value is False else f"{name} {value}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the page, or write it; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--check", type=Path)
+    parser.add_argument("--architectures", default=",".join(map(str, MOST_SHARED)))
+    asked = parser.parse_args(arguments)
+    architectures = [int(arch) for arch in asked.architectures.split(",")]
+    table = compiled(HOT, architectures)
+    found = faults(table)
+    if asked.check is not None:
+        found += stale(table, asked.check.read_text(encoding="utf-8"), architectures)
+    elif asked.write is not None:
+        asked.write.write_text(page(table), encoding="utf-8")
+    else:
+        sys.stdout.write(page(table))
+    sys.stderr.writelines(f"{fault}\n" for fault in found)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,255 @@
+"""Every kernel against its reference in float64, on shapes that end within a block or beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu.parts.steps import PagedSequences, Piece, sampling_metadata
+from bench.gpu.parts.task import Numbers, Place, Task
+from tidemill.engine.kernels import elementwise as plain_blocks
+from tidemill.engine.kernels import pooling as plain_pooling
+from tidemill.engine.kernels import sampling as plain_sampling
+from tidemill.engine.kernels.attention import AttentionShape, HeadNorms
+from tidemill.engine.kernels.backends import (
+    choose_backend,
+    choose_elementwise,
+    choose_experts,
+    choose_linear,
+    choose_pooling,
+    choose_sampling,
+)
+from tidemill.engine.kernels.elementwise import Gate, act_and_mul
+from tidemill.engine.kernels.experts import ExpertWeights
+from tidemill.engine.kernels.pooling import Segments
+from tidemill.engine.kernels.quantised import Quantised, pack_int4, quantise_fp8
+from tidemill.engine.kernels.reference import ReferenceAttention
+
+WIDTHS = (64, 100, 1024, 4096, 8192)
+GATES = {
+    "silu": Gate("silu"),
+    "gelu_tanh": Gate("gelu_tanh"),
+    "gelu": Gate("gelu"),
+    "gpt-oss": Gate(alpha=1.702, limit=7.0, beta=1.0),
+}
+SHAPES = {
+    "8B": AttentionShape(32, 8, 128, 128, 128**-0.5),
+    "0.6B": AttentionShape(16, 8, 128, 128, 128**-0.5),
+    "1B": AttentionShape(32, 8, 64, 64, 64**-0.5),
+    "seven heads of 96 a key head": AttentionShape(14, 2, 96, 96, 96**-0.5),
+    "gemma 2": AttentionShape(8, 4, 256, 256, 0.0625, window=40, softcap=50.0),
+    "gpt-oss": AttentionShape(64, 8, 64, 64, 0.125, window=128, has_sinks=True),
+    "one key head": AttentionShape(16, 1, 64, 64, 0.125),
+}
+TINY_SHAPES = {
+    "grouped": AttentionShape(4, 2, 16, 16, 0.25),
+    "window": AttentionShape(2, 1, 16, 16, 0.25, window=5, softcap=5.0, has_sinks=True),
+}
+VOCABULARY = 32_000
+# How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
+# the dtype's precision.
+NEAR, FAR = 4, 32
+# What rounding rows to fp8 makes of a product, as a share of it: each number is off by a 32nd.
+FP8_BOUND = 0.04
+
+
+def tasks(place: Place) -> Iterator[Task]:
+    """Yield norms, gates, attention, choices, experts and pooling in each dtype."""
+    for dtype in place.dtypes:
+        name = str(dtype).removeprefix("torch.")
+        yield Task(f"norms, {name}", partial(norms, place, dtype))
+        for kind, gate in GATES.items():
+            yield Task(f"gate {kind}, {name}", partial(gates, place, dtype, gate))
+        shapes = TINY_SHAPES if place.is_tiny else SHAPES
+        for kind, shape in shapes.items():
+            yield Task(f"attention {kind}, {name}", partial(attention, place, dtype, shape))
+        yield Task(f"choice, {name}", partial(choices, place, dtype))
+        yield Task(f"log-probabilities, {name}", partial(scores, place, dtype))
+        for width in (352, 353):
+            yield Task(f"experts of {width}, {name}", partial(experts, place, dtype, width))
+        yield Task(f"pooling, {name}", partial(pooling, place, dtype))
+        yield Task(f"fp8 product, {name}", partial(fp8_products, place, dtype))
+        yield Task(f"4-bit product, {name}", partial(four_bit_products, place, dtype))
+
+
+def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
+    """Return how far what was got is from what was expected, and whether that holds.
+
+    A number may be off by so many units of its own size, or of that of all in the mean.
+    """
+    unit = torch.finfo(dtype).eps
+    worst = 0.0
+    for got, expected in pairs:
+        scale = expected.abs().clamp(min=float(expected.square().mean().sqrt()) + 1e-30)
+        off = ((got.double() - expected).abs() / scale).nan_to_num(torch.inf)
+        worst = max(worst, float(off.max()) / unit)
+    return {"units_off": worst, "bound": units, "holds": worst <= units}
+
+
+def norms(place: Place, dtype: torch.dtype) -> Numbers:
+    """All norms at all widths, of the dtype's weights and of fp32 ones (Gemma's)."""
+    blocks, pairs = choose_elementwise(dtype, place.device), []
+    for width in WIDTHS[: 2 if place.is_tiny else None]:
+        x, other, stored, bias = torch.randn(4, 7, width, device=place.device).to(dtype)
+        stored, bias = stored[0], bias[0]
+        for offset in (0.0, 1.0):
+            weight, wide = blocks.norm_weight(stored, offset), stored.double() + offset
+            expected = plain_blocks.rms_norm(x.double(), wide, 1e-6)
+            pairs.append((blocks.rms_norm(x, weight, 1e-6), expected))
+            residual = other.clone()
+            got = blocks.add_rms_norm(x, residual, weight, 1e-6)
+            total = x.double() + other.double()
+            pairs.append((got, plain_blocks.rms_norm(total, wide, 1e-6)))
+            pairs.append((residual, total))
+        shift = blocks.norm_weight(bias, 0.0)
+        got = blocks.layer_norm(x, blocks.norm_weight(stored, 0.0), shift, 1e-6)
+        wide = plain_blocks.layer_norm(x.double(), stored.double(), bias.double(), 1e-6)
+        pairs.append((got, wide))
+    return held(pairs, dtype, NEAR)
+
+
+def gates(place: Place, dtype: torch.dtype, gate: Gate) -> Numbers:
+    """One way of joining halves, at all widths."""
+    blocks = choose_elementwise(dtype, place.device)
+    pairs = []
+    for width in WIDTHS[: 2 if place.is_tiny else None]:
+        both = 3 * torch.randn(5, 2 * width, device=place.device).to(dtype)
+        pairs.append((blocks.act_and_mul(both, gate), act_and_mul(both.double(), gate)))
+    return held(pairs, dtype, NEAR)
+
+
+def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Numbers:
+    """Chunks, then decodes and chunks behind them, heads normed and turned on their way."""
+    size = 1 if place.is_tiny else 20
+    sequences = PagedSequences([7 * size, 30 * size, 16, 1, 33], shared=16)
+    rounds = (
+        [Piece(0, 0, 7 * size), Piece(1, 0, 16 * size), Piece(2, 0, 15), Piece(4, 0, 16)],
+        [Piece(2, 15, 16), Piece(3, 0, 1), Piece(1, 16 * size, 30 * size - 1), Piece(4, 16, 32)],
+        [Piece(1, 30 * size - 1, 30 * size), Piece(4, 32, 33)],
+    )
+    own = choose_backend([shape], dtype, place.device)
+    backends = [
+        own([shape], sequences.num_pages(own.page_size), dtype, place.device),
+        ReferenceAttention(
+            [shape], sequences.num_pages(ReferenceAttention.page_size), torch.float64, place.device
+        ),
+    ]
+    blocks = choose_elementwise(dtype, place.device)
+    weights = torch.randn(2, shape.key_dim, device=place.device).to(dtype)
+    sinks = torch.randn(shape.num_query_heads, device=place.device).to(dtype)
+    pairs = []
+    for pieces in rounds:
+        num_tokens = sum(piece.stop - piece.start for piece in pieces)
+        heads = shape.num_query_heads + 2 * shape.num_kv_heads
+        qkv = torch.randn(num_tokens, heads * shape.key_dim, device=place.device).to(dtype)
+        angles = torch.randn(num_tokens, shape.key_dim // 2, device=place.device)
+        cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+        outs = []
+        for backend, to in zip(backends, (dtype, torch.float64), strict=True):
+            wanted = blocks.norm_weight if to is dtype else plain_blocks.norm_weight
+            of_query, of_key = (wanted(one.to(to), 0.0) for one in weights)
+            backend.prepare(sequences.step(pieces, backend.page_size, place.device))
+            angle = cos_sin if to is dtype else cos_sin.double()
+            query = backend.store_qkv(0, qkv.to(to), angle, HeadNorms(of_query, of_key, 1e-6))
+            asked = sinks.to(to) if shape.has_sinks else None
+            outs.append((query, backend.attend(0, query, asked)))
+        pairs += list(zip(*outs, strict=True))
+    return held(pairs, dtype, FAR)
+
+
+def choices(place: Place, dtype: torch.dtype) -> Numbers:
+    """Greedy rows, drawn and shaped ones: the same tokens as in torch."""
+    count, vocabulary = (6, 300) if place.is_tiny else (64, VOCABULARY)
+    logits = (4 * torch.randn(count, vocabulary, device=place.device)).to(dtype)
+    metadata = sampling_metadata(count, vocabulary, is_mixed=True)
+    own = choose_sampling(dtype, place.device).sample(logits, metadata)
+    plain = plain_sampling.sample(logits, metadata)
+    logits[1, vocabulary // 2] = torch.nan
+    broken = choose_sampling(dtype, place.device).sample(logits, metadata).is_broken
+    others = int((own.token_ids != plain.token_ids).sum())
+    holds = not others and broken.nonzero().flatten().tolist() == [1]
+    return {"rows": count, "other_tokens": others, "holds": holds}
+
+
+def scores(place: Place, dtype: torch.dtype) -> Numbers:
+    """Log-probabilities of tokens and of the likeliest in their places."""
+    count, vocabulary = (4, 300) if place.is_tiny else (32, VOCABULARY)
+    logits = (4 * torch.randn(count, vocabulary, device=place.device)).to(dtype)
+    chosen = torch.arange(count, device=place.device) * 7
+    own = choose_sampling(dtype, place.device)
+    got = own.compute_logprobs(logits, np.arange(count), chosen, 5)
+    wide = logits.double().log_softmax(-1)
+    expected = wide.gather(1, chosen[:, None]).squeeze(1), wide.topk(5).values
+    return held([(got.logprobs, expected[0]), (got.top_logprobs, expected[1])], torch.float32, FAR)
+
+
+def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
+    """A mixture of more tokens than a tile has; of an odd width torch has no product for it."""
+    tokens, count, chosen, inner = (5, 4, 2, 24) if place.is_tiny else (150, 16, 4, 200)
+    hidden = width // 11 if place.is_tiny else width
+    x = torch.randn(tokens, hidden, device=place.device).to(dtype)
+    both = 0.1 * torch.randn(count, 2 * inner, hidden, device=place.device).to(dtype)
+    down = 0.1 * torch.randn(count, hidden, inner, device=place.device).to(dtype)
+    router = torch.randn(tokens, count, device=place.device).to(dtype)
+    own = choose_experts(dtype, place.device)
+    ids, shares = own.select_experts(router, chosen, among_chosen=False, is_renormalised=True)
+    best = router.double().topk(chosen).values.softmax(-1)
+    weights, gate = ExpertWeights(both, down, None, None), GATES["silu"]
+    got = own.apply_experts(x, ids, shares, weights, gate, choose_elementwise(dtype, place.device))
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64, device=place.device)
+    for expert in range(count):
+        inside = act_and_mul(x.double() @ both[expert].double().T, gate) @ down[expert].double().T
+        expected += inside * ((ids == expert) * shares.double()).sum(1)[:, None]
+    return held([(got, expected), (shares, best)], dtype, FAR)
+
+
+def pooling(place: Place, dtype: torch.dtype) -> Numbers:
+    """Each mode, of sequences that end within a tile and at its end, and vectors at length 1."""
+    lengths = torch.tensor([1, 16, 17] if place.is_tiny else [1, 15, 16, 17, 500])
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    segments = Segments(starts.to(place.device), (lengths - 1).to(place.device))
+    on_host = Segments(starts, lengths - 1)
+    hidden = torch.randn(int(starts[-1]), 100, device=place.device).to(dtype)
+    own, pairs = choose_pooling(place.device), []
+    for mode in ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean"):
+        wide = plain_pooling.pool(hidden.double().cpu(), on_host, [mode])
+        pairs.append((own.pool(hidden, segments, [mode]), wide.to(place.device)))
+    pooled = own.pool(hidden, segments, ["mean"])
+    pairs.append((own.normalise(pooled), plain_pooling.normalise(pooled.double())))
+    return held(pairs, torch.float32, FAR)
+
+
+def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
+    """Weights in fp8, and on cards that multiply such numbers what they are multiplied with."""
+    height, width = (48, 64) if place.is_tiny else (1024, 2048)
+    weight = quantise_fp8(torch.randn(height, width, device=place.device).to(dtype))
+    return multiplied(place, weight, FP8_BOUND)
+
+
+def four_bit_products(place: Place, dtype: torch.dtype) -> Numbers:
+    """Weights of four bits, a scale and a zero for 64 inputs."""
+    height, width = (48, 256) if place.is_tiny else (1024, 2048)
+    groups = width // 64
+    numbers = torch.randint(0, 16, (height, width), device=place.device, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (height, groups), device=place.device, dtype=torch.uint8)
+    scales = (0.1 * torch.rand(height, groups, device=place.device)).to(dtype)
+    weight = Quantised(pack_int4(numbers), scales, zeros, inputs=width, group=64, dtype=dtype)
+    return multiplied(place, weight, 4 * torch.finfo(dtype).eps)
+
+
+def multiplied(place: Place, weight: Quantised, bound: float) -> Numbers:
+    """Multiply few rows and many, by the kernel of either; off by a share of the whole."""
+    product = choose_linear(choose_elementwise(weight.dtype, place.device), place.device).make(
+        weight
+    )
+    worst = 0.0
+    for rows in (1, 5) if place.is_tiny else (1, 17, 300):
+        x = torch.randn(rows, weight.inputs, device=place.device).to(weight.dtype)
+        expected = x.double() @ weight.dequantised().double().T
+        off = torch.linalg.vector_norm(product(x).double() - expected)
+        worst = max(worst, float(off / torch.linalg.vector_norm(expected)))
+    return {"share_off": worst, "bound": bound, "holds": worst <= bound}

@@ -1,0 +1,99 @@
+"""Tasks of a part of `bench.gpu.gpu`, and the context that they share."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from bench.gpu.cards import CARDS, Card
+
+Numbers = dict[str, Any]
+# Written before each timed call, so that nothing is found in a cache: above any card's.
+FLUSHED_BYTES = 256 * 2**20
+
+
+class Task(NamedTuple):
+    """Something to be done, by a name that no other has in its part."""
+
+    name: str
+    call: Callable[[], Numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The device: a GPU, or with `is_tiny` a CPU that interprets kernels on tiny shapes.
+
+    `found` is what earlier parts gave, by part and name.
+    """
+
+    device: torch.device
+    is_tiny: bool
+    found: Mapping[str, Mapping[str, Numbers]]
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Those that kernels are held to; the interpreter has no bfloat16."""
+        if self.is_tiny:
+            return (torch.float32, torch.float16)
+        return (torch.bfloat16, torch.float16)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of what is timed."""
+        return torch.float32 if self.is_tiny else torch.bfloat16
+
+    @property
+    def card(self) -> Card:
+        """Return the card: its memory as it says, its ceilings as they were measured."""
+        like = CARDS["h200"]
+        if not self.is_tiny:
+            like = min(
+                CARDS.values(), key=lambda card: abs(card.memory - self._memory) / card.memory
+            )
+        ceilings = self.found.get("ceilings", {})
+        copy = ceilings.get("copy", {}).get("bytes_per_second", like.bandwidth)
+        flops = ceilings.get("product", {}).get("flops_per_second", like.flops)
+        return like.reaching(copy, flops)
+
+    @property
+    def _memory(self) -> int:
+        return torch.cuda.get_device_properties(self.device).total_memory
+
+    def wait(self) -> None:
+        """Return once the device has done all that it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, call: Callable[[], object], runs: int = 20) -> float:
+        """Return the median time of a call on the device, caches cold; it is called before."""
+        if self.is_tiny:
+            return self._wall_seconds(call, 1)
+        for _ in range(3):
+            call()
+        flush = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
+        make: Any = partial(torch.cuda.Event, enable_timing=True)
+        events = [(make(), make()) for _ in range(runs)]
+        for begin, end in events:
+            flush.zero_()
+            begin.record()
+            call()
+            end.record()
+        self.wait()
+        return statistics.median(float(begin.elapsed_time(end)) / 1e3 for begin, end in events)
+
+    def _wall_seconds(self, call: Callable[[], object], runs: int) -> float:
+        call()
+        started = time.perf_counter()
+        for _ in range(runs):
+            call()
+        self.wait()
+        return (time.perf_counter() - started) / runs
+
+
+Tasks = Callable[[Place], Iterator[Task]]

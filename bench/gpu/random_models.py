@@ -1,0 +1,73 @@
+"""Models of random weights, made where they run: a shape needs no file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from tidemill.engine.kernels.attention import AttentionBackendType
+from tidemill.engine.kernels.backends import choose_backend
+from tidemill.engine.kernels.quantised import Quantised
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.weight_map import weights_of
+
+STD = 0.02
+
+
+def random_weights(
+    model: Architecture, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor | Quantised]:
+    """Return weights by role: normal numbers, and ones where something is normed."""
+    generator = torch.Generator(device).manual_seed(0)
+    weights: dict[str, Tensor | Quantised] = {}
+    for weight in weights_of(model):
+        tensor = torch.empty(weight.shape, dtype=dtype, device=device)
+        is_norm = weight.role.endswith("norm")
+        weights[weight.role] = (
+            tensor.fill_(1 - model.norm_offset)
+            if is_norm
+            else tensor.normal_(0, STD, generator=generator)
+        )
+    return weights
+
+
+def filled_from(
+    model: Architecture, stored: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor | Quantised]:
+    """Return weights by role, of tensors by the names that checkpoints have for them."""
+    weights: dict[str, Tensor | Quantised] = {}
+    for weight in weights_of(model):
+        tensor = torch.empty(weight.shape, dtype=dtype, device=device)
+        for part in weight.parts:
+            part.place(tensor).copy_(stored[part.key])
+        weights[weight.role] = tensor
+    return weights
+
+
+def loaded(
+    model: Architecture,
+    weights: dict[str, Tensor | Quantised],
+    *,
+    max_model_len: int = 4096,
+    backend: AttentionBackendType | None = None,
+) -> LoadedModel:
+    """Return a decoder over these weights, as one that was loaded from files."""
+    embedding = weights["embed_tokens"]
+    assert isinstance(embedding, Tensor)
+    dtype, device = embedding.dtype, embedding.device
+    shapes = tuple(block.attention for block in model.blocks)
+    return LoadedModel(
+        network=Decoder(model, weights),
+        shapes=shapes,
+        backend=backend or choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=model.vocab_size,
+        max_model_len=min(model.max_positions, max_model_len),
+        hidden_size=model.hidden_size,
+        max_intermediate_size=model.max_intermediate_size,
+    )

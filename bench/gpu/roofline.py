@@ -1,0 +1,151 @@
+"""The serial roofline: how many tokens a second a card could give of requests of one shape.
+
+    python -m bench.gpu.roofline [--card h200] [--model llama-3-8b] [--mixes 1024/128,128/1024]
+
+Work is counted once for each request, and both ceilings of the card are met in turn: products, or
+where that takes longer the weights, which all sequences of a step read together; then keys and
+values, which each reads alone. No launch, no host, no norm is in it: what an engine loses beside it
+is its share.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.gpu.cards import CARDS, Card
+from bench.gpu.mixes import MIXES, Mix
+from bench.gpu.shapes import architecture
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.model.architecture import Architecture, Block
+
+ITEMSIZE = 2  # of weights, and of keys and values
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of a model: the parameters that a token multiplies, and those that a step reads.
+
+    Those of a head, which only sampled tokens meet, are apart. The table of embeddings is not among
+    them, of which a step reads a few rows; `held` are all, by which memory is filled.
+    """
+
+    active: int
+    read: int
+    head: int
+    held: int
+
+    @classmethod
+    def from_model(cls, model: Architecture) -> Weights:
+        """Count the weights of a model."""
+        active = sum(block_weights(model, block)[0] for block in model.blocks)
+        read = sum(block_weights(model, block)[1] for block in model.blocks)
+        head = model.vocab_size * model.hidden_size
+        return cls(active, read, head, read + head * (1 if model.tie_word_embeddings else 2))
+
+
+def block_weights(model: Architecture, block: Block) -> tuple[int, int]:
+    """Return how many weights of a layer a token meets, and how many there are."""
+    shape, hidden = block.attention, model.hidden_size
+    entry = shape.num_query_heads * shape.key_dim
+    entry += shape.num_kv_heads * (shape.key_dim + shape.value_dim)
+    attention = hidden * (entry + shape.num_query_heads * shape.value_dim)
+    experts = block.experts
+    if experts is None:
+        mlp = 3 * hidden * model.intermediate_size
+        return attention + mlp, attention + mlp
+    router, expert = hidden * experts.num_experts, 3 * hidden * experts.intermediate_size
+    fixed = attention + router
+    return fixed + experts.num_experts_per_tok * expert, fixed + experts.num_experts * expert
+
+
+def kv_bytes(shape: AttentionShape, itemsize: int = ITEMSIZE) -> int:
+    """Return the bytes of one token's keys and values in one layer."""
+    return shape.num_kv_heads * (shape.key_dim + shape.value_dim) * itemsize
+
+
+def pair_flops(shape: AttentionShape) -> int:
+    """Return the operations for one query to meet one key in one layer, all heads."""
+    return 2 * shape.num_query_heads * (shape.key_dim + shape.value_dim)
+
+
+def pairs(first: float, last: float, window: int) -> float:
+    """Return how many keys the queries from place `first` to `last` see, each what is before."""
+
+    def before(place: float) -> float:
+        if not window or place <= window:
+            return place * place / 2
+        return window * window / 2 + (place - window) * window
+
+    return before(last) - before(first)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Seconds of one request by what bounds them, and the tokens a second that they leave."""
+
+    products: float
+    weights: float
+    keys: float
+    sequences: float
+    outputs_per_second: float
+    tokens_per_second: float
+
+
+def serial(model: Architecture, card: Card, mix: Mix) -> Bound:
+    """Return the bound for endless requests of one mix, as many at once as memory holds."""
+    weights = Weights.from_model(model)
+    prompt, output, shared = mix.prompt, mix.output, mix.shared
+    last = shared + prompt + output
+    a_token = sum(kv_bytes(block.attention) for block in model.blocks)
+    sequences = card.pool(weights.held * ITEMSIZE) / a_token / (prompt + output / 2)
+    flops = 2.0 * weights.active * (prompt + output - 1) + 2.0 * weights.head * output
+    moved = 0.0
+    for block in model.blocks:
+        shape = block.attention
+        of_prompt = pairs(shared, shared + prompt, shape.window)
+        of_output = pairs(shared + prompt, last, shape.window)
+        of_output *= (output - 1) / output
+        flops += pair_flops(shape) * (of_prompt + of_output)
+        # What is shared is read once for all sequences of a step.
+        own = pairs(prompt, prompt + output, shape.window) * (output - 1) / output
+        moved += kv_bytes(shape) * (own + shared * (output - 1) / sequences + prompt + output)
+    products = flops / card.flops
+    read = (weights.read + weights.head) * ITEMSIZE / card.bandwidth
+    of_weights = (output - 1) * read / sequences
+    keys = moved / card.bandwidth
+    rate = 1 / (max(products, of_weights) + keys)
+    return Bound(
+        products, of_weights, keys, sequences, rate * output, rate * (shared + prompt + output)
+    )
+
+
+def table(model: Architecture, card: Card, mixes: tuple[Mix, ...]) -> Iterator[str]:
+    """Yield the lines of a table of bounds."""
+    yield "| in/out | sequences | products, ms | weights, ms | keys, ms | out tok/s | all tok/s |"
+    yield "|---|" + "---:|" * 6
+    for mix in mixes:
+        bound = serial(model, card, mix)
+        times = (bound.products, bound.weights, bound.keys)
+        cells = " | ".join(f"{each * 1e3:.2f}" for each in times)
+        yield (
+            f"| {mix} | {bound.sequences:,.0f} | {cells} | {bound.outputs_per_second:,.0f} "
+            f"| {bound.tokens_per_second:,.0f} |"
+        )
+
+
+def main() -> None:
+    """Print the bounds of one model on one card."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--card", choices=CARDS, default="h200")
+    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
+    arguments = parser.parse_args()
+    mixes = tuple(map(Mix.read, arguments.mixes.split(",")))
+    for line in table(architecture(arguments.model), CARDS[arguments.card], mixes):
+        print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Shapes of known decoders, as their config.json has them, for what needs no weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.models import SHAPES
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import parse_hf_config, read_hf_config
+
+_LLAMA = {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5}
+_QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "llama-3-8b": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "tie_word_embeddings": False,
+    },
+    # Llama-3.2-1B's, without what that does to positions beyond 8,192.
+    "llama-3-1b": {
+        **_LLAMA,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3,
+        **SHAPES["470m"],
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-30b-a3b": {
+        **_QWEN3,
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    },
+    "46m": {
+        **_QWEN3,
+        **SHAPES["46m"],
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    },
+    # For tests of what else takes minutes.
+    "tiny": {
+        **_QWEN3,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 128,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def architecture(name: str) -> Architecture:
+    """Return what a known decoder is made of, or the one whose config.json lies in a folder."""
+    if name in CONFIGS:
+        return architecture_of(parse_hf_config(name, CONFIGS[name]))
+    if not Path(name).is_dir():
+        raise SystemExit(f"{name} is none of {', '.join(CONFIGS)}, and no folder")
+    return architecture_of(read_hf_config(name))

@@ -1,0 +1,311 @@
+"""Simulates a GPU: steps as the scheduler plans them, timed by counting bytes and operations.
+
+    python -m bench.gpu.simulator [--card h200] [--model llama-3-8b] [--mixes 1024/128,220/200]
+        [--max-num-seqs 1024] [--max-num-batched-tokens 8192] [--levers]
+
+Each step that the engine's own scheduler plans takes, for each of its kernels, the time of its
+bytes or of its operations, whichever is longer (`bench.gpu.counts`), at what kernels should reach
+of the card's ceilings, and a gap for each kernel's start; beside it stands what the host does.
+With `--levers` the same without one thing at a time: what each overlap and each pass is worth. The
+share is that of the serial roofline (`bench.gpu.roofline`). Nothing here was measured on a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import NamedTuple
+
+from bench.gpu.cards import CARDS, Card
+from bench.gpu.counts import Form, Kernel, Kind, Spans, kernels_of
+from bench.gpu.mixes import MIXES, Mix
+from bench.gpu.roofline import ITEMSIZE, Weights, kv_bytes, serial
+from bench.gpu.shapes import architecture
+from bench.gpu.supply import Supply, land
+from tidemill.engine.loop.cuda_graphs import CARD_FLOPS, LAYER_SECONDS, buckets
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.device import LIMITS_OF_GPU, StepLimits
+from tidemill.engine.scheduling.admission import ArrivalOrder
+from tidemill.engine.scheduling.pages import PagePool
+from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.sequence import Sequence as OneSequence
+from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
+
+PAGE_SIZE = 16
+NUM_STEPS = 2048
+MANY_IDS = 1 << 30
+CALLS_A_LAYER = 10
+
+
+class Limits(NamedTuple):
+    """Bytes and operations a second that kernels of one kind reach; each call takes `gap` more.
+
+    `overlaps`: bytes come while operations are done, as on a GPU, else one comes after the other.
+    """
+
+    bandwidth: float
+    flops: float
+    gap: float
+    overlaps: bool = True
+
+
+Machine = Mapping[Kind, Limits]
+
+
+def seconds_of(kernel: Kernel, machine: Machine) -> float:
+    """Return how long so many calls of a kernel take."""
+    limits = machine[kernel.kind]
+    parts = kernel.bytes / limits.bandwidth, kernel.flops / limits.flops
+    return (max(parts) if limits.overlaps else sum(parts)) + limits.gap * kernel.calls
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The shares of a card's ceilings that kernels are held to, and the seconds that a start takes.
+
+    Passes and decodes 85 % of a copy's bandwidth, prefill attention 350 of 790 TFLOP/s.
+    """
+
+    passes: float = 0.85
+    attention: float = 0.85
+    attention_flops: float = 350 / 790
+    products: float = 0.9
+    gap: float = 2e-6
+
+    def limits(self, card: Card) -> Machine:
+        """Return what kernels reach on a card."""
+        copy, flops, gap = card.bandwidth, card.flops, self.gap
+        passes = Limits(copy * self.passes, flops, gap)
+        return {
+            "product": Limits(copy * self.products, flops * self.products, gap),
+            "attention": Limits(copy * self.attention, flops * self.attention_flops, gap),
+            "entry": passes,
+            "pass": passes,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Host cost of a step: planning, packing, sampling, collecting, and launches.
+
+    A graph is one launch, which steps have that are no larger than is worth it (ADR 54).
+    Overlapped, the host does all this while the device is at the step before, unless that must be
+    collected before the next can be planned.
+    """
+
+    step: float = 1e-3
+    sequence: float = 1e-6
+    call: float = LAYER_SECONDS / CALLS_A_LAYER
+    replay: float = 5e-5
+    has_graphs: bool = True
+    overlaps: bool = True
+
+    def seconds(self, busy: float, launching: float, num_spans: int, *, waits: bool) -> float:
+        """Return how long it is from one step to the next."""
+        thinking = self.step + num_spans * self.sequence
+        if self.overlaps and not waits:
+            return max(busy, thinking + launching)
+        return thinking + max(busy, launching)
+
+
+REACH, HOST, FORM = Reach(), Host(), Form()
+
+
+@dataclass(slots=True)
+class Forecast:
+    """Result of simulated steps: seconds, busy seconds of the device, tokens, and by kernel.
+
+    Of the steps, `waits` could not be planned before another was collected.
+    """
+
+    seconds: float = 0.0
+    busy: float = 0.0
+    steps: int = 0
+    waits: int = 0
+    outputs: int = 0
+    tokens: int = 0
+    preemptions: int = 0
+    by_kernel: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    @property
+    def outputs_per_second(self) -> float:
+        """Return the rate that requests see."""
+        return self.outputs / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """All that a forecast goes by, but the mix; limits that are None are those of the card."""
+
+    model: Architecture
+    card: Card
+    reach: Reach = REACH
+    host: Host = HOST
+    form: Form = FORM
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    @property
+    def limits(self) -> StepLimits:
+        """Return what a step may hold."""
+        usual = next(limits for least, limits in LIMITS_OF_GPU if self.card.memory >= least)
+        return StepLimits(
+            self.max_num_seqs or usual.max_num_seqs,
+            self.max_num_batched_tokens or usual.max_num_batched_tokens,
+        )
+
+    @property
+    def num_pages(self) -> int:
+        """Return how many pages the card has room for."""
+        a_page = sum(kv_bytes(block.attention) for block in self.model.blocks) * PAGE_SIZE
+        return int(self.card.pool(Weights.from_model(self.model).held * ITEMSIZE) / a_page)
+
+    @property
+    def buckets(self) -> list[int]:
+        """Return the sizes of steps that have a graph."""
+        if not self.host.has_graphs:
+            return []
+        a_layer = Weights.from_model(self.model).active / len(self.model.blocks)
+        most = round(LAYER_SECONDS * CARD_FLOPS / (2 * a_layer))
+        return list(buckets(min(most, self.limits.max_num_batched_tokens)))
+
+
+def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast:
+    """Return what so many steps come to, once as many requests as fit have started."""
+    num_pages, (max_num_seqs, max_tokens) = setting.num_pages, setting.limits
+    table = SequenceTable(max_num_seqs, mix.shared + mix.prompt + mix.output, PAGE_SIZE)
+    scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), max_tokens, keeps_ids=True)
+    arrivals = count()
+    supply = Supply(
+        mix,
+        scheduler,
+        lambda request: scheduler.add(OneSequence(request, next(arrivals))),
+        mix.at_once(num_pages * PAGE_SIZE, max_num_seqs),
+        MANY_IDS,
+    )
+    supply.fill()
+    found, before = Forecast(), scheduler.num_preemptions
+    machine, sizes = setting.reach.limits(setting.card), setting.buckets
+    in_flight: StepPlan | None = None
+    for _ in range(num_steps):
+        supply.top_up()
+        plan = scheduler.plan()
+        waits = plan is None
+        if plan is None:
+            assert in_flight is not None
+            land(scheduler, in_flight)
+            in_flight, plan = None, scheduler.plan()
+            assert plan is not None
+        store_cross_attention(found, setting, supply.spans(plan), machine, sizes, waits=waits)
+        found.outputs += len(plan.sampled)
+        scheduler.launch(plan)
+        if in_flight is not None:
+            land(scheduler, in_flight)
+        in_flight = plan
+        if not setting.host.overlaps:
+            land(scheduler, plan)
+            in_flight = None
+    found.preemptions = scheduler.num_preemptions - before
+    return found
+
+
+def store_cross_attention(
+    found: Forecast,
+    setting: Setting,
+    spans: Spans,
+    machine: Machine,
+    sizes: Sequence[int],
+    *,
+    waits: bool,
+) -> None:
+    """Add one step to a forecast, but for the tokens that it samples; `sizes` have a graph."""
+    host, form = setting.host, setting.form
+    place = bisect_left(sizes, spans.num_tokens)
+    found.tokens += spans.num_tokens
+    if place < len(sizes):
+        spans = spans._replace(filling=sizes[place] - spans.num_tokens)
+        form = replace(form, last_rows_only=False)
+    busy, calls = 0.0, 0
+    for kernel in kernels_of(setting.model, spans, form):
+        seconds = seconds_of(kernel, machine)
+        busy += seconds
+        calls += kernel.calls
+        found.by_kernel[kernel.name] += seconds
+    launching = host.replay if place < len(sizes) else calls * host.call
+    found.seconds += host.seconds(busy, launching, len(spans.starts), waits=waits)
+    found.busy += busy
+    found.steps += 1
+    found.waits += waits
+
+
+def levers(setting: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield the setting and what it is without one thing each."""
+    host, form = setting.host, setting.form
+    yield "as it is built", setting
+    yield "host and device in turns", replace(setting, host=replace(host, overlaps=False))
+    yield "no graphs", replace(setting, host=replace(host, has_graphs=False))
+    both = replace(host, has_graphs=False, overlaps=False)
+    yield "neither", replace(setting, host=both)
+    yield "sums and norms apart", replace(setting, form=replace(form, joins_norms=False))
+    apart = replace(form, joins_entry=False)
+    yield "norms of heads, turns, storing apart", replace(setting, form=apart)
+    yield "all rows to the end", replace(setting, form=replace(form, last_rows_only=False))
+    alone = replace(form, meets_shared_once=False)
+    yield "shared pages met by each", replace(setting, form=alone)
+    yield "logits sorted", replace(setting, form=replace(form, chooses_at_once=False))
+    ceilings = Reach(1, 1, 1, 1, 0)
+    yield "kernels at the card's ceilings", replace(setting, reach=ceilings)
+
+
+def table(
+    ways: Sequence[tuple[str, Setting]], mixes: Sequence[Mix], num_steps: int
+) -> Iterator[str]:
+    """Yield the lines of a table, each when it is known."""
+    yield (
+        "| in/out | | step, ms | tokens a step | gave way, a step | waited | device busy "
+        "| out tok/s | of the roofline |"
+    )
+    yield "|---|---|" + "---:|" * 7
+    for mix in mixes:
+        for name, setting in ways:
+            found = forecast(setting, mix, num_steps)
+            bound = serial(setting.model, setting.card, mix).outputs_per_second
+            rate, steps = found.outputs_per_second, found.steps
+            yield (
+                f"| {mix} | {name} | {found.seconds / steps * 1e3:.1f} "
+                f"| {found.tokens / steps:,.0f} | {found.preemptions / steps:.2f} "
+                f"| {found.waits / steps:.0%} | {found.busy / found.seconds:.0%} "
+                f"| {rate:,.0f} | {rate / bound:.0%} |"
+            )
+
+
+def main() -> None:
+    """Print what one model would give on one card."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--card", choices=CARDS, default="h200")
+    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
+    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--levers", action="store_true", help="and without one thing at a time")
+    arguments = parser.parse_args()
+    setting = Setting(
+        architecture(arguments.model),
+        CARDS[arguments.card],
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+    )
+    mixes = tuple(map(Mix.read, arguments.mixes.split(",")))
+    ways = list(levers(setting)) if arguments.levers else [("as it is built", setting)]
+    for line in table(ways, mixes, arguments.steps):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

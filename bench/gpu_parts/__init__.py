@@ -1,1 +1,0 @@
-"""The parts of `bench.gpu`: each a list of tasks, which give numbers."""

@@ -1,0 +1,1 @@
+"""Benchmarks of parts on one machine: kernels, sampling, scheduling, grammars."""

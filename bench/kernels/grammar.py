@@ -1,0 +1,173 @@
+"""Structured output: its cost, its memory, and the validity of every row.
+
+    python -m bench.kernels.grammar cost --model out/bench/46m [--sequences 64] [--rounds 5]
+    python -m bench.kernels.grammar memory [--schemas 5000]
+    python -m bench.kernels.grammar valid [--rows 10000]
+
+*Cost*: rows of as many tokens with a schema each, none of which ends before, and without any; the
+two run by turns in one process, and the share is that of the medians. *Memory*: resident, once a
+tenth of the schemas was made, and once all were. *Valid*: the demo model under schemas that are
+drawn at random, judged by jsonschema, which knows nothing of masks; a row that its length cut is
+told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from bench.kernels.schemas import drawn_schema
+from tidemill.demo import MODEL_PATH
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.load import load_served
+from tidemill.protocol.contract import Reply
+
+NUM_TOKENS = 128
+_PAGE_KIB = 4
+
+
+def endless(number: int) -> dict[str, Any]:
+    """Return a schema of its own of which no text ends within a row's length."""
+    kinds = [
+        {"type": "string", "maxLength": 40},
+        {"type": "number"},
+        {"enum": ["red", "green", f"colour {number}"]},
+    ]
+    names = [f"{name}_{number}" for name in ("title", "price", "kind")]
+    item = {
+        "type": "object",
+        "properties": dict(zip(names, kinds, strict=True)),
+        "required": names,
+        "additionalProperties": False,
+    }
+    return {"type": "array", "items": item, "minItems": 1_000}
+
+
+async def answered(served: Dispatcher, bodies: list[dict[str, Any]]) -> list[Reply]:
+    """Return the replies to chats that run together."""
+    return await asyncio.gather(
+        *(
+            served.respond(
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": f"Row {number}."}], **body},
+                f"req_{number}",
+                0,
+            )
+            for number, body in enumerate(bodies)
+        )
+    )
+
+
+def cost(model: Path, sequences: int, rounds: int, dtype: str) -> None:
+    """Print tokens a second with and without a schema for each of so many sequences."""
+    served = load_served(
+        EngineConfig(str(model), dtype=dtype, max_num_seqs=sequences)  # type: ignore[arg-type]
+    )
+    plain = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
+    ways: dict[str, list[dict[str, Any]]] = {
+        "without": [plain] * sequences,
+        "with": [{**plain, "guided_json": endless(number)} for number in range(sequences)],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, bodies in ways.items():
+            started = time.perf_counter()
+            replies = asyncio.run(answered(served, bodies))
+            seconds[name].append(time.perf_counter() - started)
+            lengths = {reply.body["usage"]["completion_tokens"] for reply in replies}
+            assert lengths == {NUM_TOKENS}, lengths
+    served.close()
+    rates = {
+        name: sequences * NUM_TOKENS / statistics.median(taken[1:])
+        for name, taken in seconds.items()
+    }
+    print(f"| {sequences} sequences of {NUM_TOKENS} tokens | tok/s |\n|---|---:|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:,.0f} |")
+    print(f"| cost | {1 - rates['with'] / rates['without']:.1%} |")
+
+
+def memory(schemas: int) -> None:
+    """Print what is resident after a tenth of so many schemas, and after all of them."""
+    # Few pages, all soon in use: else pages that are touched for the first time would be counted.
+    served = load_served(
+        EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", kv_cache_memory=32 * 2**20)
+    )
+    for start in range(0, schemas, 50):
+        bodies = [
+            {"guided_json": drawn_schema(seed), "max_tokens": 32, "temperature": 0}
+            for seed in range(start, min(start + 50, schemas))
+        ]
+        asyncio.run(answered(served, bodies))
+        if start + 50 in (schemas // 10, schemas // 2, schemas):
+            print(f"{start + 50:,} schemas: {resident_mib():,.0f} MiB resident", flush=True)
+    served.close()
+
+
+def resident_mib() -> float:
+    """Return what this process holds in memory."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * _PAGE_KIB / 1024
+
+
+def valid(rows: int) -> None:
+    """Print how many of so many rows are of their schemas."""
+    served = load_served(
+        EngineConfig(str(MODEL_PATH), dtype="float32", device="cpu", proof_rows=True)
+    )
+    told: Counter[str] = Counter()
+    started = time.perf_counter()
+    for start in range(0, rows, 500):
+        bodies = [
+            {"guided_json": drawn_schema(seed), "max_tokens": 1_000, "seed": seed}
+            for seed in range(start, min(start + 500, rows))
+        ]
+        for seed, reply in enumerate(asyncio.run(answered(served, bodies)), start=start):
+            told[judged(seed, reply)] += 1
+    served.close()
+    taken = time.perf_counter() - started
+    print(f"{rows:,} rows in {taken:,.0f} s: {json.dumps(dict(told))}")
+
+
+def judged(seed: int, reply: Reply) -> str:
+    """Return what became of a row; one that is not of its schema is printed."""
+    if reply.status_code != 200:
+        print(seed, json.dumps(drawn_schema(seed)), reply.body["error"]["message"])
+        return "refused"
+    (choice,), (verdict,) = reply.body["choices"], reply.body["tidemill"]["proof"]
+    if choice["finish_reason"] == "length":
+        return "cut by its length"
+    if not verdict["holds"]:
+        print(seed, json.dumps(drawn_schema(seed)), choice["message"]["content"], verdict["why"])
+    return {True: "valid", False: "not valid", None: "not judged"}[verdict["holds"]]
+
+
+def main() -> None:
+    """Measure one of the three."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="what", required=True)
+    of_cost = commands.add_parser("cost")
+    of_cost.add_argument("--model", type=Path, required=True)
+    of_cost.add_argument("--sequences", type=int, default=64)
+    of_cost.add_argument("--rounds", type=int, default=5)
+    of_cost.add_argument("--dtype", default="auto")
+    commands.add_parser("memory").add_argument("--schemas", type=int, default=5_000)
+    commands.add_parser("valid").add_argument("--rows", type=int, default=10_000)
+    asked = parser.parse_args()
+    if asked.what == "cost":
+        cost(asked.model, asked.sequences, asked.rounds, asked.dtype)
+    elif asked.what == "memory":
+        memory(asked.schemas)
+    else:
+        valid(asked.rows)
+
+
+if __name__ == "__main__":
+    main()

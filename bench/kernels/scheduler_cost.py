@@ -1,0 +1,176 @@
+"""Python cost of a step, whatever the model: planning, packing, sampling, collecting.
+
+    python -m bench.kernels.scheduler_cost [--sequences 64,256,1024] [--steps-ahead 0]
+
+The model takes no time and always says the same. Each situation is run until it lasts, then its
+steps are timed one by one, in processor time: the median, the mean, and the longest of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tidemill.engine.kernels.attention import AttentionBackend
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop.generation import GenerationCore
+from tidemill.engine.loop.runner import Runner
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.scheduling.admission import ArrivalOrder
+from tidemill.engine.scheduling.pages import PagePool
+from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.scheduling.table import SequenceTable
+
+PAGE_SIZE = 16
+MAX_MODEL_LEN = 2048
+NUM_STEPS = 128
+VOCABULARY = 16
+GREEDY = Sampling(temperature=0)
+FOREVER = MAX_MODEL_LEN
+
+
+class Times(NamedTuple):
+    """Milliseconds of one step: the median of many, their mean, and the longest."""
+
+    median: float
+    mean: float
+    longest: float
+
+
+class Silence:
+    """A model, its network and its attention, that computes nothing."""
+
+    device = torch.device("cpu")
+    num_layers_started = 0
+    vision_encoder = None
+
+    @property
+    def network(self) -> Silence:
+        """Return what runs a step."""
+        return self
+
+    def prepare(self, step: Step) -> None:
+        """Take in nothing."""
+
+    def check(self) -> None:
+        """Raise nothing."""
+
+    def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Return logits of which the first is as good as any."""
+        del attention
+        return torch.zeros(len(step.logit_rows), VOCABULARY)
+
+
+class Situation:
+    """Generation of up to so many sequences at a time, over a pool of so many pages."""
+
+    def __init__(self, num_sequences: int, num_pages: int, steps_ahead: int) -> None:
+        table = SequenceTable(num_sequences, MAX_MODEL_LEN, PAGE_SIZE)
+        # All that are asked for at once start in one step.
+        scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), num_sequences * 128)
+        silence = Silence()
+        runner = Runner(cast("LoadedModel", silence), cast("AttentionBackend", silence), table)
+        self.rng = np.random.default_rng(num_sequences)
+        self.core = GenerationCore(scheduler, runner, VOCABULARY, steps_ahead)
+
+    def add(self, num_prompt_tokens: int, max_tokens: int, beginning: Sequence[int] = ()) -> None:
+        """Ask for a sequence whose prompt is its own, but for its beginning."""
+        num_own = num_prompt_tokens - len(beginning)
+        prompt = [*beginning, *self.rng.integers(0, 1 << 20, num_own).tolist()]
+        self.core.add(SequenceRequest(prompt, max_tokens, GREEDY))
+
+    def time(self, supply: Callable[[], object] = lambda: None) -> Times:
+        """Let a while pass and time steps then, each after a call of `supply` that is not timed."""
+        times = []
+        for _ in range(2 * NUM_STEPS):
+            supply()
+            started = time.thread_time()
+            self.core.step()
+            times.append((time.thread_time() - started) * 1e3)
+        lasting = times[NUM_STEPS:]
+        return Times(statistics.median(lasting), statistics.mean(lasting), max(lasting))
+
+
+def decoding(num_sequences: int, steps_ahead: int) -> Times:
+    """All decode; one in sixteen fills a page in each step."""
+    situation = Situation(num_sequences, num_sequences * 32, steps_ahead)
+    for place in range(num_sequences):
+        situation.add(100 + place % PAGE_SIZE, FOREVER)
+    return situation.time()
+
+
+def in_step(num_sequences: int, steps_ahead: int) -> Times:
+    """All decode, and all of them fill a page in the same step, one step in sixteen."""
+    situation = Situation(num_sequences, num_sequences * 32, steps_ahead)
+    for _ in range(num_sequences):
+        situation.add(100, FOREVER)
+    return situation.time()
+
+
+def coming_and_going(num_sequences: int, steps_ahead: int) -> Times:
+    """Sequences of 64 to 192 tokens end, and others start in their place; 200 wait behind them."""
+    situation = Situation(num_sequences, num_sequences * 32, steps_ahead)
+
+    def supply() -> None:
+        while situation.core.stats().waiting < 200:
+            situation.add(165, int(situation.rng.integers(64, 192)))
+
+    return situation.time(supply)
+
+
+def blocked(num_sequences: int, steps_ahead: int) -> Times:
+    """The same on few pages, for which one in eight waits long, with most of its prompt cached."""
+    situation = Situation(2 * num_sequences, num_sequences * 16, steps_ahead)
+    document = situation.rng.integers(0, 1 << 20, 960).tolist()
+
+    def supply() -> None:
+        while situation.core.stats().waiting < 200:
+            situation.add(1900, 64, document)
+            for _ in range(7):
+                situation.add(165, int(situation.rng.integers(64, 192)))
+
+    return situation.time(supply)
+
+
+def short_of_pages(num_sequences: int, steps_ahead: int) -> Times:
+    """All decode on fewer pages than they come to need: the youngest give way."""
+    situation = Situation(num_sequences, num_sequences * 16, steps_ahead)
+    for place in range(num_sequences):
+        situation.add(100 + place % PAGE_SIZE, FOREVER)
+    return situation.time()
+
+
+SITUATIONS = (decoding, in_step, coming_and_going, blocked, short_of_pages)
+
+
+def table(counts: list[int], steps_ahead: int) -> Iterator[str]:
+    """Yield the lines of a table, each when it is measured."""
+    yield "| sequences | situation | median, ms | mean | longest |"
+    yield "|---:|---|---:|---:|---:|"
+    for count in counts:
+        for situation in SITUATIONS:
+            times = " | ".join(f"{each:.2f}" for each in situation(count, steps_ahead))
+            yield f"| {count:,} | {situation.__name__.replace('_', ' ')} | {times} |"
+
+
+def main() -> None:
+    """Measure every situation."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sequences", default="64,256,1024", help="comma-separated (%(default)s)")
+    parser.add_argument("--steps-ahead", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    for line in table(list(map(int, arguments.sequences.split(","))), arguments.steps_ahead):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

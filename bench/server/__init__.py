@@ -1,0 +1,1 @@
+"""Benchmarks of the HTTP server: streams, mixed load, soak."""

@@ -1,0 +1,100 @@
+"""A server of ours as a process, for whoever measures or tries it from outside."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import IO
+
+import httpx
+
+from bench.processes import RunFailed, tail
+from tidemill import demo
+
+_ADDRESS = re.compile(rb" at http://([\w.]+):(\d+)")
+_STOP_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Address, process and model of a server, and its API key, if any."""
+
+    host: str
+    port: int
+    pid: int
+    model: str = demo.NAME
+    key: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return what a request to it must have in its head."""
+        return {"Authorization": f"Bearer {self.key}"} if self.key else {}
+
+    @property
+    def url(self) -> str:
+        """Return its address, as clients are told of it."""
+        return f"http://{self.host}:{self.port}"
+
+    def get(self, path: str) -> str:
+        """Return what it answers at a path."""
+        answer = httpx.get(f"{self.url}{path}", headers=self.headers, timeout=60)
+        return answer.raise_for_status().text
+
+
+@contextmanager
+def serving(*flags: str, log: Path, key: str = "") -> Iterator[Place]:
+    """Start `tidemill serve` at a free port, and in the end stop it as a container is stopped.
+
+    With a `key` nobody else is let in.
+
+    What it says goes to `log`. Raises `RunFailed` with its last words where it does not come to
+    listen, or ends with another status than 0.
+    """
+    command = [sys.executable, "-m", "tidemill", "serve", "--port", "0", *flags]
+    command += ["--api-key", key] if key else []
+    with (
+        log.open("wb") as held,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        assert process.stdout is not None
+        copying = None
+        try:
+            host, port = _address(process.stdout, held, log)
+            copying = Thread(target=_copy, args=(process.stdout, held), daemon=True)
+            copying.start()
+            yield Place(host, port, process.pid, key=key)
+        finally:
+            process.terminate()
+            try:
+                status = process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+            if copying is not None:
+                copying.join()
+    if status != 0:
+        raise RunFailed(f"the server ended with status {status}.\n{tail(log)}")
+
+
+def _address(output: IO[bytes], held: IO[bytes], log: Path) -> tuple[str, int]:
+    """Return where a server listens, once it says so."""
+    for line in output:
+        held.write(line)
+        held.flush()
+        if found := _ADDRESS.search(line):
+            return found[1].decode(), int(found[2])
+    raise RunFailed(f"the server came to nothing.\n{tail(log)}")
+
+
+def _copy(output: IO[bytes], held: IO[bytes]) -> None:
+    for line in output:
+        held.write(line)
+        held.flush()

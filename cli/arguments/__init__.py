@@ -1,0 +1,1 @@
+"""Command-line arguments: the parser, types of values, and flags of vLLM that are not ours."""

@@ -1,0 +1,57 @@
+"""Argument types: parse sizes, numbers, ports and texts for argparse."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def size_in_bytes(text: str) -> int:
+    """Return `512M`, `4G`, `1.5GiB` or a plain number as bytes; units are powers of 1,024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match else 0
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512M, 4G or bytes")
+    return size
+
+
+def positive_int(text: str) -> int:
+    """Return the number, which must be at least 1."""
+    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def port_number(text: str) -> int:
+    """Return the port, which may be 0 for any free one."""
+    if not re.fullmatch(r"\d{1,5}", text) or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: write 0 to 65535")
+    return int(text)
+
+
+def seed_number(text: str) -> int:
+    """Return the seed, which must fit in 63 bits."""
+    if not re.fullmatch(r"\d+", text) or int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no seed: write a whole number from 0 on")
+    return int(text)
+
+
+def temperature(text: str) -> float:
+    """Return the temperature of sampling, at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no temperature: write a number from 0 on")
+    return value
+
+
+def nonblank_text(text: str) -> str:
+    """Return the text, which must not be blank."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the text is empty")
+    return text

@@ -1,0 +1,95 @@
+"""Unknown arguments: positional files, flags of vLLM, and misspelt flags."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from ..console.errors import Refused
+from ..console.terminal import log
+
+_TAKES_FILES = "tidemill run"
+_TAKE_VLLM_FLAGS = ("tidemill run", "tidemill serve")
+_LIKENESS = 0.7
+
+
+def sort_unknown(
+    parser: argparse.ArgumentParser, typed: Sequence[str], unknown: Sequence[str]
+) -> list[str]:
+    """Return the files among the unknown arguments, and warn about ignored flags.
+
+    Raises Refused for an unknown flag, and for files that a command does not take.
+    """
+    if not unknown:
+        return []
+    command = _command_of(parser, typed)
+    files, ignored = [], []
+    for flag, value in _pairs(unknown):
+        if not _is_flag(flag):
+            if command.prog != _TAKES_FILES:
+                raise Refused(f"{flag!r} belongs to no flag: see `{command.prog} --help`")
+            files.append(flag)
+            continue
+        if command.prog not in _TAKE_VLLM_FLAGS:
+            raise Refused(_nearest(flag, command))
+        from .vllm_flags import is_ignored, replacement_for
+
+        if is_ignored(flag, value):
+            ignored.append(flag)
+        elif words := replacement_for(flag):
+            raise Refused(f"{flag} is vLLM's, and not taken here: {words}")
+        else:
+            raise Refused(_nearest(flag, command))
+    if ignored:
+        log(f"warning: {', '.join(ignored)}: vLLM's, and without effect here")
+    return files
+
+
+def expand_positional_model(typed: Sequence[str]) -> Sequence[str]:
+    """Expand `serve MODEL`, vLLM's form, to `serve --model MODEL`."""
+    match typed:
+        case ["serve", model, *rest] if not model.startswith("-") and "--model" not in rest:
+            return ["serve", "--model", model, *rest]
+    return typed
+
+
+def _pairs(unknown: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield each flag with its value, if it has one, and each other word with None."""
+    from .vllm_flags import is_switch
+
+    tokens = [token for token in unknown if token != "--"]
+    while tokens:
+        token = tokens.pop(0)
+        flag, separator, value = token.partition("=")
+        if not _is_flag(token):
+            yield token, None
+        elif separator:
+            yield flag, value
+        elif is_switch(flag) or not tokens or tokens[0].startswith("-"):
+            yield flag, None
+        else:
+            yield flag, tokens.pop(0)
+
+
+def _is_flag(token: str) -> bool:
+    return token.startswith("-") and token != "-"
+
+
+def _nearest(flag: str, command: argparse.ArgumentParser) -> str:
+    flags = [name for action in command._actions for name in action.option_strings]  # noqa: SLF001
+    there_is_none = f"`{command.prog}` has no {flag}"
+    near = get_close_matches(flag.replace("_", "-"), flags, n=1, cutoff=_LIKENESS)
+    if near:
+        return f"{there_is_none}: did you mean {near[0]}?"
+    return f"{there_is_none}: see `{command.prog} --help`"
+
+
+def _command_of(parser: argparse.ArgumentParser, typed: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the typed command, or of its action."""
+    for word in typed:
+        for action in parser._actions:  # noqa: SLF001 - argparse tells it in no other way
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:  # noqa: SLF001
+                parser = action.choices[word]
+                break
+    return parser

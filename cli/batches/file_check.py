@@ -1,0 +1,188 @@
+"""File check before an upload: the verdict that intake would give, and a token estimate."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
+from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
+from tidemill.batch.model import OnInvalidLine
+from tidemill.batch.validation import (
+    NOT_JSON,
+    Findings,
+    LineChecker,
+    Verdict,
+    judge,
+    refuse,
+)
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
+
+from ..console.error_summary import ErrorSummary
+
+_SHOWN_BYTES = 2**20
+_BYTES_PER_TOKEN = 4
+_PROMPTS = (
+    *("messages", "prompt", "input"),
+    *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+)
+_WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
+_LIMITS = ("max_completion_tokens", "max_tokens")
+
+
+@dataclass(slots=True)
+class FileReport:
+    """Contents of a file; `verdict` holds its errors.
+
+    `failing` are valid lines whose request the engine will refuse with an error row. Token counts
+    are estimates: input tokens are a quarter of the prompts' bytes, without audio; output tokens
+    are the requests' limits, without the `num_unlimited` requests that have none.
+    """
+
+    num_bytes: int = 0
+    num_lines: int = 0
+    verdict: Verdict = field(default_factory=Verdict)
+    form: FileFormat = field(default_factory=FileFormat)
+    failing: ErrorSummary = field(default_factory=ErrorSummary)
+    endpoint: str | None = None
+    models: Counter[str] = field(default_factory=Counter)
+    endpoints: Counter[str] = field(default_factory=Counter)
+    input_tokens: int = 0
+    output_tokens: int = 0
+    num_unlimited: int = 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether there are lines and all of them will fail."""
+        return bool(self.failing.count) and self.failing.count == self.endpoints.total()
+
+    def count(self, line: Line) -> None:
+        """Count a valid line."""
+        try:
+            check_request(line.url, line.body, None)
+        except RequestError as exc:
+            self.failing.add(exc.message, line.number)
+        route = find_route(line.url)
+        self.endpoints[route.name if route else line.url] += 1
+        self.models[str(line.body.get("model") or "")] += 1
+        size = sum(_size_of(line.body.get(name)) for name in _PROMPTS)
+        self.input_tokens += -(-size // _BYTES_PER_TOKEN)
+        if route in _WRITING:
+            self._count_output(line)
+
+    @property
+    def writes(self) -> bool:
+        """Say whether there are lines that generate tokens."""
+        return any(self.endpoints[route.name] for route in _WRITING)
+
+    def _count_output(self, line: Line) -> None:
+        limits = (line.body.get(name) for name in _LIMITS)
+        limit = next((value for value in limits if isinstance(value, int)), None)
+        if limit is None:
+            self.num_unlimited += 1
+        else:
+            number = line.body.get("n")
+            self.output_tokens += limit * (number if isinstance(number, int) else 1)
+
+
+class _ProgressReader:
+    """File wrapper that reports progress and refuses lines without end."""
+
+    def __init__(self, file: IO[bytes], show: Callable[[int], object]) -> None:
+        self._file = file
+        self._show = show
+        self._number = 1
+        self._length = 0
+        self._unshown = 0
+
+    def seek(self, position: int, /) -> int:
+        """Seek to a byte offset."""
+        return self._file.seek(position)
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end."""
+        data = self._file.read(size)
+        self._count(data)
+        return data
+
+    def readline(self, size: int, /) -> bytes:
+        r"""Return the bytes up to and with the next `\n`, at most `size`; none at the end."""
+        data = self._file.readline(size)
+        self._count(data)
+        self._length += len(data)
+        if data.endswith(b"\n"):
+            self._number += 1
+            self._length = 0
+        check_line_length(self._number, self._length)
+        return data
+
+    def _count(self, data: bytes) -> None:
+        self._unshown += len(data)
+        if self._unshown >= _SHOWN_BYTES or not data:
+            self._show(self._unshown)
+            self._unshown = 0
+
+
+def form_in(file: IO[bytes]) -> FileFormat:
+    """Return the format of a file; a plain one if it is invalid, which the check reports later."""
+    try:
+        return _form_in(file)
+    except FormatError:
+        return FileFormat()
+
+
+def _form_in(file: IO[bytes]) -> FileFormat:
+    file.seek(0)
+    return detect_format(file.read(HEAD_BYTES))
+
+
+def check_file(
+    file: IO[bytes],
+    *,
+    models: Mapping[str, str] | None,
+    on_invalid_line: OnInvalidLine,
+    show: Callable[[int], object] = lambda _: None,
+) -> FileReport:
+    """Read a file once, from its start, and return a report; memory stays flat.
+
+    `models` maps the names that lines may use to served models, None when unknown; `show` gets the
+    number of bytes of each read.
+    """
+    report = FileReport()
+    findings = Findings()
+    try:
+        report.form = _form_in(file)
+        with DuplicateFinder() as finder:
+            checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+            for raw in read_lines(open_lines(report.form, _ProgressReader(file, show))):
+                if (line := checker.check(raw)) is not None:
+                    report.count(line)
+            report.verdict = judge(
+                findings,
+                finder.find(MAX_LISTED_ERRORS),
+                mistake=report.form.suspicion,
+                on_invalid_line=on_invalid_line,
+                unit=report.form.unit,
+            )
+    except FormatError as exc:
+        report.verdict = refuse(NOT_JSON, exc.message)
+    report.num_bytes = file.tell()
+    report.num_lines, report.endpoint = findings.num_rows, findings.endpoint
+    return report
+
+
+def _size_of(value: Any) -> int:
+    """Return the bytes of all text in a prompt; a token id counts as one token."""
+    if isinstance(value, str):
+        return len(value.encode("utf-8", "replace"))
+    if isinstance(value, list):
+        return sum(_size_of(item) for item in value)
+    if isinstance(value, dict):
+        return sum(_size_of(value[name]) for name in ("content", "text") if name in value)
+    return _BYTES_PER_TOKEN if isinstance(value, int) else 0

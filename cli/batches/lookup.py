@@ -1,0 +1,56 @@
+"""Batch lookup: by id, id prefix or `@last`."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from ..console.errors import BadInput, ServerRefused
+
+if TYPE_CHECKING:
+    from ..api.client import Client
+    from ..api.objects import Batch
+
+ID_HELP = "a batch: its id, how that begins, or @last"
+
+_LAST = "@last"
+_NOT_FOUND = 404
+_PREFIX = "batch_"
+_WHOLE_CHARS = len(_PREFIX) + 32
+_MOST_LOOKED_AT = 1000
+_MOST_NAMED = 3
+
+
+def find_batch(client: Client, name: str) -> Batch:
+    """Return the batch of this name; raises BadInput if unknown or ambiguous."""
+    if name == _LAST:
+        for batch in client.batches(1):
+            return batch
+        raise BadInput("there are no batches: `tidemill submit FILE` makes one")
+    try:
+        return client.batch(name)
+    except ServerRefused as exc:
+        if exc.status != _NOT_FOUND or len(name) >= _WHOLE_CHARS:
+            raise
+        refused = exc
+    begin = name if name.startswith(_PREFIX) else _PREFIX + name
+    newest = islice(client.batches(None), _MOST_LOOKED_AT)
+    found = [batch for batch in newest if batch.id.startswith(begin)]
+    if not found:
+        raise refused
+    if len(found) > 1:
+        named = ", ".join(batch.id for batch in found[:_MOST_NAMED])
+        more = ", …" if len(found) > _MOST_NAMED else ""
+        raise BadInput(f"{len(found)} batches begin with {begin}: {named}{more}; say more of it")
+    return found[0]
+
+
+def cancel_batch(client: Client, name: str) -> Batch:
+    """Cancel the batch of this name; raises as `find_batch`."""
+    if name != _LAST:
+        try:
+            return client.cancel(name)
+        except ServerRefused as exc:
+            if exc.status != _NOT_FOUND:
+                raise
+    return client.cancel(find_batch(client, name).id)

@@ -1,0 +1,1 @@
+"""Console: errors with exit statuses, signals, terminal output, tables and spinners."""

@@ -1,0 +1,77 @@
+"""Error summary: groups similar error messages and counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidemill.batch.file.error_kinds import ErrorCounter, ErrorKind
+
+from .terminal import without_control_chars
+
+_MAX_KINDS = 100
+_MAX_SHOWN = 10
+_MAX_CHARS = 300
+
+
+class ErrorSummary:
+    """Counts errors by kind: messages that differ only in values are one kind.
+
+    Memory is bounded.
+    """
+
+    def __init__(self) -> None:
+        self._counter = ErrorCounter[int | None](_MAX_KINDS, max_first=1)
+
+    @property
+    def count(self) -> int:
+        """Number of errors."""
+        return self._counter.count
+
+    def add(self, message: str, line: int | None = None) -> None:
+        """Count an error; `line` is its line number in the file."""
+        self._counter.add(message[:_MAX_CHARS], line)
+
+    def sentences(self, unit: str = "line") -> list[str]:
+        """Return a sentence for each kind, the most frequent first: `  30 × `top_k` must be …`."""
+        kinds = self._counter.most_frequent(_MAX_SHOWN)
+        sentences = [f"  {kind.count:,} × {_described(kind, unit)}" for kind in kinds]
+        others = self.count - sum(kind.count for kind in kinds)
+        return [*sentences, *([f"  {others:,} × other errors"] if others else [])]
+
+
+def _described(kind: ErrorKind[int | None], unit: str) -> str:
+    message, line = without_control_chars(kind.message), kind.first[0]
+    if line is None:
+        return message
+    return f"{message} ({'' if kind.count == 1 else 'first: '}{unit} {line:,})"
+
+
+def sentences_by_line(errors: Iterable[tuple[int | None, str]], unit: str = "line") -> list[str]:
+    """Return a sentence for each message, with the numbers of its lines."""
+    numbers: dict[str, list[int]] = {}
+    for number, message in errors:
+        numbers.setdefault(message, []).extend([] if number is None else [number])
+    return [
+        f"  {_numbered(without_control_chars(message), lines, unit)}"
+        for message, lines in numbers.items()
+    ]
+
+
+def _numbered(message: str, lines: list[int], unit: str) -> str:
+    if len(lines) < 2:
+        return f"{unit} {lines[0]}: {message}" if lines else message
+    return f"{len(lines)} × {message}: {unit}s {', '.join(_ranges(lines))}"
+
+
+def _ranges(numbers: list[int]) -> list[str]:
+    """Return ascending numbers with three or more in a row as a range: `1–50`, `52`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    ranges: list[str] = []
+    for run in runs:
+        ranges += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else map(str, run)
+    return ranges

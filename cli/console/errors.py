@@ -1,0 +1,93 @@
+"""Exceptions of the command line: each has an exit status and a message for the user."""
+
+from __future__ import annotations
+
+import signal
+
+ROWS_FAILED = 3
+"""Exit status of a completed run or batch with error rows."""
+
+
+class CliError(Exception):
+    """The command cannot go on; the message says what is wrong and what to do."""
+
+    code: str = "failed"
+    exit_status: int = 1
+
+
+class Refused(CliError):
+    """The command cannot work as typed; nothing was read or written."""
+
+    code = "refused"
+    exit_status = 2
+
+
+class BadInput(CliError):
+    """The input, or the output to resume, is invalid."""
+
+    code = "bad_input"
+
+
+class InputChanged(BadInput):
+    """The input was changed while the command read it."""
+
+    code = "input_changed"
+
+
+class TransferFailed(CliError):
+    """A download of the input or an upload of the output failed."""
+
+    code = "transfer_failed"
+
+
+class OutputLost(CliError):
+    """The output cannot be written any more: a full disk, or its file or reader is gone."""
+
+    code = "output_lost"
+
+
+class EngineFailed(CliError):
+    """The engine did not start or cannot go on."""
+
+    code = "engine_failed"
+
+
+class EngineLost(EngineFailed):
+    """The engine ended during the run: its device or machine failed, not a line."""
+
+    code = "engine_lost"
+    exit_status = 4
+
+
+class ServerRefused(CliError):
+    """The API refused; `status` and `error_code` are from its response."""
+
+    code = "server_refused"
+
+    def __init__(self, message: str, *, status: int = 0, error_code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error_code = error_code
+
+
+class Unreachable(CliError):
+    """The API or its storage did not answer within the retry time."""
+
+    code = "unreachable"
+    exit_status = 7
+
+
+class KeyRefused(CliError):
+    """The API does not accept the key, or AWS the credentials."""
+
+    code = "key_refused"
+    exit_status = 8
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM arrived. A KeyboardInterrupt, so that no library swallows it."""
+
+    def __init__(self, signum: int, words: str = "nothing was written") -> None:
+        super().__init__(f"stopped by {signal.Signals(signum).name}: {words}")
+        self.signum = signum
+        self.exit_status = 128 + signum

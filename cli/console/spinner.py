@@ -1,0 +1,51 @@
+"""Spinner: shows that work of unknown length goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .terminal import duration, log
+
+_SECONDS_PER_LINE = 30.0
+
+
+@contextmanager
+def spinner(doing: str) -> Iterator[None]:
+    """Show a spinner on a terminal, and a line every 30 seconds elsewhere."""
+    if not sys.stderr.isatty():
+        with _lines(doing):
+            yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+    )
+    with progress:
+        progress.add_task(doing, total=None)
+        yield
+
+
+@contextmanager
+def _lines(doing: str) -> Iterator[None]:
+    done, began = threading.Event(), time.monotonic()
+
+    def print_lines() -> None:
+        while not done.wait(_SECONDS_PER_LINE):
+            log(f"still {doing}, for {duration(time.monotonic() - began)}")
+
+    threading.Thread(target=print_lines, name="spinner", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

@@ -1,0 +1,115 @@
+"""Resources of a deployment (table, bucket, fleets), found by flag, variable or stack."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from ..console.errors import CliError, KeyRefused, Refused, Unreachable
+from ..extras import not_installed, require_extras
+
+if TYPE_CHECKING:
+    from tidemill.handler.aws.calls import Operation, T
+
+Resource = Literal["table", "bucket", "fleets"]
+# Outputs of the stack.
+_OUTPUTS: Mapping[Resource, str] = {
+    "table": "TableName",
+    "bucket": "BucketName",
+    "fleets": "FleetsPath",
+}
+_DEPLOYMENT = "tidemill"
+
+
+def add_deployment_flags(parser: argparse.ArgumentParser, part: Resource = "table") -> None:
+    """Add the flags that name a deployment, or the resource that a command needs."""
+    group = parser.add_mutually_exclusive_group()
+    variable = _environment_variable(part)
+    group.add_argument(f"--{part}", help=f"the deployment's {part} (default: {variable})")
+    group.add_argument(
+        "--deployment", metavar="NAME", help=f"the deployment's name ({_DEPLOYMENT})"
+    )
+
+
+def require_cloud(what: str) -> None:
+    """Raise CliError unless the `cloud` extra, which `what` needs, is installed."""
+    require_extras(what, "cloud")
+    try:
+        import tidemill.handler.aws.sync  # noqa: F401
+    except ModuleNotFoundError as exc:
+        raise not_installed(what, [str(exc.name)], "cloud") from exc
+
+
+def table_name(arguments: argparse.Namespace) -> str:
+    """Return the table's name from arguments, environment or stack; raises Refused."""
+    return resource_name(arguments, "table")
+
+
+def resource_name(arguments: argparse.Namespace, part: Resource) -> str:
+    """Return a resource's name from arguments, environment or stack; raises Refused."""
+    name: str | None = getattr(arguments, part)
+    if name is None and arguments.deployment is None:
+        name = os.environ.get(_environment_variable(part))
+    return name or _resource_of_stack(f"{arguments.deployment or _DEPLOYMENT}-data", part)
+
+
+def tenant_name(text: str) -> str:
+    """Argument type: the name of a tenant."""
+    from tidemill.batch.errors import InvalidOption
+    from tidemill.batch.object_keys import check_tenant
+
+    try:
+        return check_tenant(text)
+    except InvalidOption as exc:
+        raise argparse.ArgumentTypeError(exc.message) from exc
+
+
+def run(table: str, operation: Operation[T]) -> T:
+    """Run an operation on the table; raises CliError."""
+    return _run(f"the table {table}", operation)
+
+
+def ask(operation: Operation[T]) -> T:
+    """Run an operation on the deployment; raises CliError."""
+    return _run("the deployment", operation)
+
+
+def _run(what: str, operation: Operation[T]) -> T:
+    from botocore.exceptions import BotoCoreError
+
+    from tidemill.handler.aws.sync import Aws
+    from tidemill.handler.errors import AwsError
+
+    from .aws import make_client
+
+    try:
+        return Aws(make_client).run(operation)
+    except (AwsError, BotoCoreError) as exc:
+        raise CliError(f"{what} cannot be used: {exc}") from exc
+
+
+def _environment_variable(part: Resource) -> str:
+    return f"TIDEMILL_{part.upper()}"
+
+
+def _resource_of_stack(stack: str, part: Resource) -> str:
+    from .aws import aws_call, make_client
+
+    cloudformation = make_client("cloudformation")
+    try:
+        with aws_call(f"reading the stack {stack}"):
+            found = cloudformation.describe_stacks(StackName=stack)["Stacks"][0]
+    except Unreachable:
+        raise
+    except CliError as exc:
+        kind = KeyRefused if isinstance(exc, KeyRefused) else Refused
+        raise kind(
+            f"{exc}\nname the {part} by --{part}, or another deployment by --deployment"
+        ) from exc
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in found.get("Outputs", ())}
+    key = _OUTPUTS[part]
+    if key not in outputs:
+        raise Refused(f"the stack {stack} is none of Tidemill's: it names no {part}")
+    return str(outputs[key])

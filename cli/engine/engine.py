@@ -1,0 +1,279 @@
+"""Engine loading: the engine's config from options, weights, and the load itself."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ..console.errors import EngineFailed, Refused
+from ..console.signals import interruptible
+from ..console.spinner import spinner
+from ..console.terminal import log
+from ..extras import not_installed, require_extras
+from .adapters import local_adapters, lora_modules
+from .options import EngineOptions
+from .weights import local_model, log_progress, s3_addresses, throttled
+
+if TYPE_CHECKING:
+    from tidemill.engine.config import EngineConfig, ImageLimits
+    from tidemill.net.fetch import FetchLimits
+    from tidemill.protocol.contract import Online, Served
+
+ServedT = TypeVar("ServedT", bound="Served")
+ServedT_co = TypeVar("ServedT_co", bound="Served", covariant=True)
+
+
+class Load(Protocol[ServedT_co]):
+    """Loads an engine; raises EngineError with a message for the user."""
+
+    def __call__(
+        self,
+        config: EngineConfig,
+        *,
+        served_names: tuple[str, ...],
+        chat_template: str | None,
+    ) -> ServedT_co:
+        """Load the model and serve it under these names."""
+
+
+def load_engine(
+    config: EngineConfig,
+    *,
+    served_names: tuple[str, ...],
+    chat_template: str | None,
+    weights_cache: str | None = None,
+    fetched: Callable[[], Mapping[str, str]] | None = None,
+) -> Online:
+    """Load the real engine; model libraries are imported only here.
+
+    Weights from S3 are cached in `weights_cache`. If another process fetches them, `fetched` waits
+    for it and returns the folder of each address.
+    """
+    from tidemill.engine.model.load_timing import timed
+    from tidemill.engine.storage.hub import check_hub
+
+    note = check_hub([config.model, *(module.path for module in config.lora_modules)])
+    if note is not None:
+        log(f"note: {note}")
+    try:
+        with _no_garbage_collection(), timed("imports"):
+            from tidemill.engine.load import load_served, prepare
+    except ModuleNotFoundError as exc:
+        raise not_installed("the engine", [str(exc.name)], "engine") from exc
+    _log_slow_compiles()
+    with ExitStack() as held:
+        if fetched is None:
+            here = held.enter_context(_local_weights(config, weights_cache))
+        else:
+            prepare(config)
+            with timed("waiting"):
+                here = _as_fetched(config, fetched())
+        return load_served(here, served_names=served_names, chat_template=chat_template)
+
+
+@contextmanager
+def _local_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[EngineConfig]:
+    """Yield the config with local folders of model and adapters, downloaded if needed."""
+    watch = throttled(log_progress)
+    with (
+        local_model(config.model, weights_cache, watch) as model,
+        local_adapters(config.lora_modules, weights_cache, watch) as adapters,
+    ):
+        yield replace(config, model=model, lora_modules=adapters)
+
+
+def _as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfig:
+    """Return the config with the folders of downloaded weights in place of addresses."""
+    modules = (
+        module._replace(path=folders.get(module.path, module.path))
+        for module in config.lora_modules
+    )
+    model = folders.get(config.model, config.model)
+    return replace(config, model=model, lora_modules=tuple(modules))
+
+
+@contextmanager
+def loaded_engine(
+    load: Load[ServedT], config: EngineConfig, names: tuple[str, ...], template: str | None
+) -> Iterator[ServedT]:
+    """Load the engine with a spinner, yield it, and close it; raises EngineFailed."""
+    from tidemill.protocol.contract import EngineError
+
+    log(f"loading {config.model}")
+    started = time.monotonic()
+    try:
+        with spinner(f"loading {config.model}"):
+            served = interruptible(lambda: load(config, served_names=names, chat_template=template))
+    except EngineError as exc:
+        raise EngineFailed(str(exc)) from exc
+    with closing(served):
+        log(f"model loaded in {time.monotonic() - started:.1f} s")
+        for note in served.info().notes:
+            log(f"note: {note}")
+        yield served
+
+
+def require_engine(what: str, model: str | None) -> None:
+    """Raise CliError when the extras that run a model, or download it, are missing."""
+    require_extras(what, "engine")
+    if s3_addresses(model, ()):
+        require_extras(str(model), "cloud")
+
+
+class _StderrHandler(logging.Handler):
+    """Log handler that prints messages on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message."""
+        log(record.getMessage())
+
+
+def _log_slow_compiles() -> None:
+    """Print messages of slow kernel compilation, also after the load."""
+    logger = logging.getLogger("tidemill.engine.kernels")
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler())
+        logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disable garbage collection while entered, and freeze the objects made meanwhile.
+
+    Module objects live forever, and torch has so many that scanning them is a fifth of the start.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def engine_config(options: EngineOptions) -> EngineConfig:
+    """Return the engine's config from the options; raises Refused for invalid ones.
+
+    Without `--model` it is the demo model, which is logged.
+    """
+    from tidemill.engine.config import EngineConfig
+    from tidemill.protocol.contract import EngineError
+
+    model = options.model
+    if model is None:
+        from tidemill import demo
+
+        model = str(demo.MODEL_PATH)
+        log(f"no --model given: running the embedded demo model, served as {demo.NAME}")
+    check_model(model)
+    names = (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory",
+        "quantization",
+        "tensor_parallel_size",
+        "max_loras",
+        "max_lora_rank",
+    )
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    if options.max_audio_decode_duration_s is not None:
+        given["max_audio_seconds"] = options.max_audio_decode_duration_s
+    try:
+        return EngineConfig(
+            model,
+            dtype=options.dtype,
+            kv_cache_dtype=options.kv_cache_dtype,
+            device=options.device,
+            seed=options.seed,
+            runner=options.runner,
+            convert=options.convert,
+            hf_overrides=json.loads(options.hf_overrides or "{}"),
+            pooler_config=json.loads(options.pooler_config or "{}"),
+            tool_call_parser=options.tool_call_parser,
+            reasoning_parser=options.reasoning_parser,
+            admission="prefix",  # all commands run files
+            fetching=_fetch_limits(options),
+            lora_modules=lora_modules(options, served_names(options)),
+            images=_image_limits(options),
+            proof_rows=options.proof_rows,
+            mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
+            **given,
+        )
+    except EngineError as exc:
+        raise Refused(str(exc)) from exc
+
+
+def _fetch_limits(options: EngineOptions) -> FetchLimits:
+    from tidemill.net.fetch import FetchLimits
+
+    given: dict[str, Any] = {}
+    if options.allowed_media_domains:
+        names = (name.lower().rstrip(".") for name in options.allowed_media_domains)
+        given["allowed_hosts"] = frozenset(names)
+    if options.max_audio_clip_filesize_mb is not None:
+        given["max_bytes"] = options.max_audio_clip_filesize_mb * 2**20
+    if options.audio_fetch_timeout is not None:
+        given["whole_seconds"] = float(options.audio_fetch_timeout)
+    return FetchLimits(**given)
+
+
+def _image_limits(options: EngineOptions) -> ImageLimits:
+    from tidemill.engine.config import ImageLimits
+
+    given = {"max_per_prompt": json.loads(options.limit_mm_per_prompt or "{}").get("image")}
+    given["max_pixels"] = options.max_image_pixels
+    if options.max_image_mb is not None:
+        given["max_bytes"] = options.max_image_mb * 2**20
+    return ImageLimits(**{name: value for name, value in given.items() if value is not None})
+
+
+def check_model(model: str) -> None:
+    """Raise Refused for an invalid `--model`, before model libraries are imported."""
+    path = Path(model)
+    holds_gguf = not (path / "config.json").exists() and any(path.glob("*.gguf"))
+    if model.lower().endswith(".gguf") or holds_gguf:
+        raise Refused(
+            f"--model {model}: GGUF is not read; name the folder, or the hub id, of the model in "
+            "transformers' format (config.json and *.safetensors)"
+        )
+    if path.is_file():
+        raise Refused(f"--model {model} is a file: name the folder that it lies in")
+    # Ids of the hub are `name` or `owner/name`.
+    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
+    if is_path and "://" not in model and not path.exists():
+        raise Refused(f"--model {model}: there is no such folder")
+
+
+def served_names(options: EngineOptions) -> tuple[str, ...]:
+    """Return the served model names; `ANY_MODEL` last, when every name is accepted."""
+    from tidemill.protocol.names import ANY_MODEL, own_names
+
+    given = options.served_model_names
+    is_any = options.any_model or ANY_MODEL in given
+    return (own_names(given) or (_own_name(options),)) + ((ANY_MODEL,) if is_any else ())
+
+
+def _own_name(options: EngineOptions) -> str:
+    if options.model is not None:
+        return options.model
+    from tidemill import demo
+
+    return demo.NAME
+
+
+def chat_template(options: EngineOptions) -> str | None:
+    """Return the chat template, inline or read from its file; raises Refused."""
+    given = options.chat_template
+    if given is None or "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise Refused(f"the chat template {given} cannot be read: {exc}") from exc

@@ -1,0 +1,66 @@
+"""The engine process of a worker: `python -m tidemill.cli.engine.process`.
+
+The worker survives when a request, the system or a driver kills the engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from tidemill.handler.worker.engine_process.child import serve
+from tidemill.protocol.contract import EngineError
+
+from ..console.errors import CliError
+from .engine import chat_template, engine_config, load_engine, served_names
+from .options import EngineOptions, add_engine_flags, engine_fields
+from .weights import s3_addresses
+
+if TYPE_CHECKING:
+    from tidemill.protocol.contract import Served
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser: engine flags, and inherited file descriptors."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tidemill.cli.engine.process", allow_abbrev=False
+    )
+    parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
+    parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
+    parser.add_argument("--liveness-fd", type=int, metavar="N")
+    add_engine_flags(parser)
+    return parser
+
+
+def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]]) -> Served:
+    """Load the engine of the options; raises EngineError.
+
+    Libraries and the device load while the parent downloads weights from S3; `fetched` waits.
+    """
+    try:
+        config = engine_config(options)
+        return load_engine(
+            config,
+            served_names=served_names(options),
+            chat_template=chat_template(options),
+            fetched=fetched if s3_addresses(config.model, config.lora_modules) else None,
+        )
+    except CliError as exc:
+        raise EngineError(str(exc)) from exc
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Serve until the worker is gone or the engine fails."""
+    parsed = make_parser().parse_args(arguments)
+    options = EngineOptions(**engine_fields(parsed))
+    serve(
+        lambda fetched: load(options, fetched),
+        reader_fd=parsed.reader_fd,
+        writer_fd=parsed.writer_fd,
+        liveness_fd=parsed.liveness_fd,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Model weights from S3: `--model s3://bucket/prefix`, downloaded to a local cache."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..console.errors import CliError, EngineFailed, Refused
+from ..console.terminal import log
+from ..extras import not_installed
+
+if TYPE_CHECKING:
+    from tidemill.engine.config import LoraModule
+    from tidemill.handler.aws.sync import Aws
+    from tidemill.handler.worker.weights.cache import DownloadProgress
+
+VARIABLE = "TIDEMILL_WEIGHTS_CACHE"
+
+_SCHEME = "s3://"
+_REPORT_SECONDS = 5.0
+
+
+def s3_addresses(model: str | None, adapters: Iterable[LoraModule]) -> list[str]:
+    """Return the S3 addresses among a model and its adapters."""
+    named = (model or "", *(adapter.path for adapter in adapters))
+    return [name for name in dict.fromkeys(named) if name.startswith(_SCHEME)]
+
+
+@contextmanager
+def local_model(
+    model: str,
+    cache: str | None,
+    watch: Callable[[DownloadProgress], None],
+    region: str | None = None,
+) -> Iterator[str]:
+    """Yield the local folder of a model, downloaded from S3 if needed.
+
+    It stays in the cache while entered. `watch` is called about every second of the download.
+    Raises CliError when it cannot be downloaded, or is not in `region`, if given; an empty
+    `region` is that of this process.
+    """
+    if not model.startswith(_SCHEME):
+        yield model
+        return
+    with ExitStack() as stack:
+        yield str(_enter(stack, model, cache, watch, region))
+
+
+def _enter(
+    stack: ExitStack,
+    model: str,
+    cache: str | None,
+    watch: Callable[[DownloadProgress], None],
+    region: str | None,
+) -> Path:
+    try:
+        from botocore.exceptions import BotoCoreError
+
+        from tidemill.handler.worker.weights.cache import local_weights
+        from tidemill.handler.worker.weights.manifest import Location, WeightsRefused
+    except ModuleNotFoundError as exc:
+        raise not_installed(model, [str(exc.name)], "cloud") from exc
+    try:
+        location = Location.parse(model)
+    except WeightsRefused as exc:
+        raise Refused(str(exc)) from exc
+    try:
+        folder = _cache_folder(cache)
+        aws = _aws_in(region)
+        return stack.enter_context(local_weights(aws, location, folder, watch, region))
+    except WeightsRefused as exc:
+        raise EngineFailed(str(exc)) from exc
+    except BotoCoreError as exc:
+        raise CliError(f"AWS cannot be used: {exc}") from exc
+
+
+def _aws_in(region: str | None) -> Aws:
+    """Return clients for a region, by dual-stack endpoints when it is another one.
+
+    Workers in a network without IPv4 addresses have a gateway to S3 only in their own region.
+    """
+    from botocore.config import Config
+
+    from tidemill.handler.aws.sync import Aws, aws_client
+
+    if not region:
+        return Aws()
+    # A custom S3 endpoint has no dual-stack variant; endpoints of other services do not matter.
+    is_given = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
+    far = Config(use_dualstack_endpoint=not is_given)
+    return Aws(
+        lambda service, config: aws_client(service, region_name=region, config=config.merge(far))
+    )
+
+
+def _cache_folder(given: str | None) -> Path:
+    """Return the cache folder of weights, from flag, variable or home folder."""
+    if named := given or os.environ.get(VARIABLE):
+        return Path(named).absolute()
+    return Path.home() / ".cache" / "tidemill" / "weights"
+
+
+def throttled(report: Callable[[DownloadProgress], None]) -> Callable[[DownloadProgress], None]:
+    """Return a rate-limited `report`: called at once, then every few seconds."""
+    reported_at = -_REPORT_SECONDS
+
+    def watch(progress: DownloadProgress) -> None:
+        nonlocal reported_at
+        if time.monotonic() >= reported_at + _REPORT_SECONDS:
+            reported_at = time.monotonic()
+            report(progress)
+
+    return watch
+
+
+def log_progress(progress: DownloadProgress) -> None:
+    """Log the progress of a download of weights."""
+    from tidemill.handler.worker.weights.cache import gigabytes
+
+    if progress.is_waiting:
+        log("another process fetches the weights; waiting for it")
+    else:
+        done, total = gigabytes(progress.num_bytes), gigabytes(progress.total_bytes)
+        log(f"fetching the weights: {done} of {total}")

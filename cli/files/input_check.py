@@ -1,0 +1,228 @@
+"""Input check: a pass over the whole input before a model is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
+from tidemill.batch.file.lines import EXAMPLE_LINE, LineError, parse_line
+from tidemill.protocol.errors import ModelNotFound, RequestError
+from tidemill.protocol.names import own_names
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.routes import ENDPOINTS
+
+from ..console.error_summary import ErrorSummary, sentences_by_line
+from ..console.errors import BadInput
+from ..console.terminal import amount, log, without_control_chars
+from .defaults import Defaults
+from .input_file import InputFile
+
+MAX_NAMED = 100
+
+_NO_DEFAULTS = Defaults()
+_MAX_NAMED_DUPLICATES = 5
+_MAX_NAMED_MODELS = 5
+_MAX_MODELS = 1_000
+_MAX_NAME_CHARS = 100
+_LINES_PER_CLOCK = 10_000
+_SECONDS_PER_WORD = 5.0
+
+
+@dataclass(slots=True)
+class InputReport:
+    """Findings of the check; `num_rows` lines get a row.
+
+    `num_bad` lines are malformed; the first of them are in `bad`, by number and message. `failing`
+    are requests that the engine will refuse; `models` counts the unserved model names that they ask
+    for. `without_effect` counts, for each default flag, the lines without such a parameter.
+    """
+
+    requests: InputFile
+    served_names: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+    num_rows: int = 0
+    num_bad: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    lacks_parts: bool = False
+    failing: ErrorSummary = field(default_factory=ErrorSummary)
+    models: Counter[str] = field(default_factory=Counter)
+    duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
+    without_effect: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """The display name of the input."""
+        return self.requests.source.name
+
+    @property
+    def unit(self) -> str:
+        """The unit of its numbers, such as `line`."""
+        return self.requests.form.unit
+
+
+def check_lines(
+    requests: InputFile,
+    served_names: Sequence[str],
+    *,
+    adapters: Sequence[str] = (),
+    endpoints: Sequence[str] = ENDPOINTS,
+    defaults: Defaults = _NO_DEFAULTS,
+    tmp_dir: Path | None,
+) -> InputReport:
+    """Read the whole input once and return the findings; memory stays flat.
+
+    Lines may also ask for `adapters`; the model serves `endpoints`.
+    """
+    served_names = (*served_names, *adapters)
+    has_defaults = bool(defaults.flags)
+    report = InputReport(requests, served_names, tuple(adapters))
+    next_word = time.monotonic() + _SECONDS_PER_WORD
+    with DuplicateFinder(tmp_dir) as finder:
+        for raw in requests.lines():
+            report.num_rows += 1
+            try:
+                line = parse_line(raw)
+            except LineError as exc:
+                report.num_bad += 1
+                report.lacks_parts |= exc.code == "missing_required_parameter"
+                if len(report.bad) < MAX_NAMED:
+                    # Not the exception, which holds its line.
+                    report.bad.append((exc.line, exc.message))
+                continue
+            finder.add(line.custom_id, line.number)
+            body = line.body
+            if has_defaults:
+                report.without_effect.update(defaults.without_effect(line.url))
+                body = defaults.apply(line.url, body)
+            try:
+                check_request(line.url, body, served_names, endpoints)
+            except RequestError as exc:
+                report.failing.add(exc.message, line.number)
+                if isinstance(exc, ModelNotFound) and len(report.models) < _MAX_MODELS:
+                    report.models[line.body["model"][:_MAX_NAME_CHARS]] += 1
+            if report.num_rows % _LINES_PER_CLOCK == 0 and time.monotonic() >= next_word:
+                log(f"checking {report.name}: {amount(report.num_rows, report.unit)}")
+                next_word = time.monotonic() + _SECONDS_PER_WORD
+        report.duplicates = finder.find(_MAX_NAMED_DUPLICATES)
+    return report
+
+
+def refuse_bad_lines(report: InputReport) -> None:
+    """Raise BadInput that names the malformed lines, the first `MAX_NAMED` one by one.
+
+    For a file without any request the message says what it looks like.
+    """
+    if not report.num_bad:
+        return
+    suspicion = report.requests.form.suspicion
+    if report.num_bad == report.num_rows and suspicion is not None:
+        raise BadInput(f"{report.name} cannot be run. {suspicion}\n{_example()}")
+    named = sentences_by_line(report.bad, report.unit)
+    if num_more := report.num_bad - len(report.bad):
+        named.append(f"  and {amount(num_more, f'more {report.unit}')}")
+    if report.lacks_parts:
+        named.append(_example())
+    bad = amount(report.num_bad, f"malformed {report.unit}")
+    raise BadInput(
+        "\n".join(
+            (
+                f"{report.name} has {bad}; nothing was run:",
+                *named,
+                "Mend them, or give them an error row and run the rest: --on-invalid-line skip",
+            )
+        )
+    )
+
+
+def refuse_hopeless(report: InputReport) -> None:
+    """Raise BadInput with the reasons when none of the lines can run."""
+    num_failing = report.failing.count
+    if not report.num_rows or num_failing + report.num_bad < report.num_rows:
+        return
+    if num_failing and report.models.total() == num_failing:
+        raise BadInput(f"{_asked_for(report)}; {_ways(report)} runs them. Nothing was run")
+    lines = amount(report.num_rows, report.unit)
+    raise BadInput(
+        "\n".join(
+            (
+                f"none of the {lines} of {report.name} can run; nothing was run:",
+                *_reasons(report),
+            )
+        )
+    )
+
+
+def warn_of_failing(report: InputReport) -> None:
+    """Warn about lines that will get an error row."""
+    num_failing = report.failing.count + report.num_bad
+    if num_failing:
+        lines = f"{num_failing:,} of {amount(report.num_rows, report.unit)}"
+        log("\n".join((f"warning: {lines} will get an error row:", *_reasons(report))))
+
+
+def warn_of_defaults(report: InputReport) -> None:
+    """Warn about defaults without effect on some lines; BadInput if on all lines."""
+    num_lines = report.num_rows - report.num_bad
+    for flag, count in sorted(report.without_effect.items()):
+        if count == num_lines:
+            raise BadInput(
+                f"no {report.unit} of {report.name} has a url that {flag} is for: leave it out. "
+                "Nothing was run"
+            )
+        lines = f"{count:,} of {amount(report.num_rows, report.unit)}"
+        log(f"warning: {flag} has no effect on {lines}, whose url has no such parameter")
+
+
+def warn_of_duplicates(duplicates: Duplicates) -> None:
+    """Warn about duplicate custom_ids; only the order distinguishes their rows."""
+    if not duplicates.count:
+        return
+    named = ", ".join(f"{line} (as line {first})" for line, first in duplicates.first)
+    more = ", …" if duplicates.count > len(duplicates.first) else ""
+    repeat = "line repeats" if duplicates.count == 1 else "lines repeat"
+    log(f"warning: {duplicates.count:,} {repeat} a custom_id: {named}{more}")
+
+
+def _reasons(report: InputReport) -> list[str]:
+    malformed = f"malformed {report.unit}"
+    bad = [f"  {amount(report.num_bad, malformed)}"] if report.num_bad else []
+    own = [name for name in own_names(report.served_names) if name not in report.adapters]
+    ways = _ways(report, own)
+    hint = [f"{ways} runs those that ask for other models"] if report.models else []
+    return [*report.failing.sentences(report.unit), *bad, *hint]
+
+
+def _asked_for(report: InputReport) -> str:
+    """Return `20 of 20 lines ask for gpt-4o-mini, served is tidemill-demo`."""
+    count = report.models.total()
+    names = [
+        f"{without_control_chars(name)} ({number:,})"
+        if len(report.models) > 1
+        else without_control_chars(name)
+        for name, number in report.models.most_common(_MAX_NAMED_MODELS)
+    ]
+    more = len(report.models) - len(names)
+    served = own_names(report.served_names)
+    return (
+        f"{count:,} of {amount(report.num_rows, report.unit)} ask for {', '.join(names)}"
+        f"{f' and {more:,} more' if more else ''}, served {'are' if len(served) > 1 else 'is'} "
+        f"{', '.join(served)}"
+    )
+
+
+def _ways(report: InputReport, others: Sequence[str] = ()) -> str:
+    """Return the flags that serve the model under the requested names and `others`."""
+    if len(report.models) > _MAX_NAMED_MODELS:
+        return "`--any-model`"
+    import shlex
+
+    names = [*others, *(name for name, _ in report.models.most_common())]
+    return f"`{shlex.join(['--served-model-name', *names])}` or `--any-model`"
+
+
+def _example() -> str:
+    return f"A line looks like this:\n{EXAMPLE_LINE}"

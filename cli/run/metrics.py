@@ -1,0 +1,92 @@
+"""Prometheus metrics of a run, served at /metrics while it lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tidemill.protocol.contract import Served
+from tidemill.server.loop_lag import LoopLag
+
+from ..console.errors import Refused
+from ..console.terminal import log
+from .tally import Tally
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+
+@dataclass(slots=True, eq=False)
+class RunMetrics:
+    """Metrics collector: counts of the run, and the engine's stats once it is loaded."""
+
+    tally: Tally
+    served: Served | None = None
+    loop_lag: LoopLag = field(default_factory=LoopLag)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric at its current value."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        tally = self.tally
+        rows = CounterMetricFamily(
+            "tidemill_rows", "Lines that have their row, by outcome.", labels=["outcome"]
+        )
+        rows.add_metric(["ok"], tally.rows_done - tally.rows_failed)
+        rows.add_metric(["failed"], tally.rows_failed)
+        yield rows
+        yield GaugeMetricFamily(
+            "tidemill_input_rows", "Lines of the input that get a row.", tally.num_rows
+        )
+        if self.served is not None:
+            yield from self.loop_lag.collect()
+        for name, words, value in self._counters():
+            yield CounterMetricFamily(f"tidemill_{name}", words, value)
+        for name, words, share in self._gauges():
+            yield GaugeMetricFamily(f"tidemill_{name}", words, share)
+
+    def _counters(self) -> list[tuple[str, str, float]]:
+        if self.served is None:
+            return []
+        stats = self.served.stats()
+        return [
+            ("audio_seconds", "Audio of answered requests.", self.tally.usage.audio_seconds),
+            ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
+            ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
+            ("output_tokens", "Tokens generated.", stats.output_tokens),
+            ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
+        ]
+
+    def _gauges(self) -> list[tuple[str, str, float]]:
+        if self.served is None:
+            return []
+        stats = self.served.stats()
+        return [
+            ("running_sequences", "Sequences that run.", stats.running),
+            ("waiting_sequences", "Sequences waiting for their turn.", stats.waiting),
+            ("kv_cache_usage_ratio", "Share of KV pages in use, 0 to 1.", stats.kv_cache_usage),
+        ]
+
+
+@contextmanager
+def serve_metrics(metrics: RunMetrics, host: str, port: int) -> Iterator[int]:
+    """Serve `metrics` over HTTP and yield the port; raises Refused when it is taken."""
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as exc:
+        words = exc.strerror or str(exc)
+        raise Refused(f"metrics cannot be served at {host} port {port}: {words}") from exc
+    bound = int(server.server_port)
+    log(f"metrics are at http://{host}:{bound}/metrics")
+    try:
+        yield bound
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,90 @@
+"""Output files of a run: opened, locked, and never overwritten without `--force`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from tidemill.batch.file.lines import RawLine
+
+from ..console.errors import Refused
+from ..console.terminal import amount, log
+from ..files.kept_rows import KeptRows, find_kept_rows
+from ..files.output import LocalFile, Output, open_output
+from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
+from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
+from ..files.spill import Spill, spill_path
+from .run_options import RunOptions
+
+Lines = Callable[[], Iterator[RawLine]]
+"""Reads the input from its start."""
+
+
+def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> OutputFiles:
+    """Open the files of `-o` and `-e`; raises Refused for existing content without a flag."""
+    tmp_dir, paths = options.output_tmp_dir, _paths(options)
+    output = open_output(options.output_file, tmp_dir=tmp_dir, delays=delays)
+    stack.callback(output.close)
+    if options.resume:
+        finish_retry(*paths)
+    errors = None
+    if options.error_file is not None:
+        errors = LocalFile(Path(options.error_file), tmp_dir=tmp_dir, only_if_rows=True)
+        stack.callback(errors.close)
+    if not (options.resume or options.force):
+        _refuse_rows(output, errors)
+    return OutputFiles(output, errors)
+
+
+def make_writer(
+    options: RunOptions, files: OutputFiles, lines: Lines, stack: ExitStack
+) -> ResumableWriter:
+    """Return the row writer for a fresh, resumed or retried run; logs the kept rows."""
+    paths = _paths(options)
+    if not options.resume:
+        nothing = KeptRows(b"", (0,) * (1 if files.errors is None else 2))
+        path = files.output.spill_path
+        spill = None if path is None else Spill(path)
+        is_file = isinstance(files.output, LocalFile)
+        stale = [*retry_files(*paths), *([path] if path else [])] if is_file else ()
+        return AppendWriter(files, nothing, spill, stale=stale)
+    kept = find_kept_rows(lines(), [path for path in paths if path is not None])
+    spill = Spill(spill_path(paths[0]))
+    num_failed = kept.num_rows - kept.num_ok
+    if is_retry_started(paths[0]):
+        log("a retry of failed rows was cut off: it goes on")
+    elif not (options.retry_failed and num_failed):
+        spill.load(lines(), kept.num_rows, only_successes=options.retry_failed)
+        appending = AppendWriter(files, kept, spill)
+        log(f"resuming: {amount(appending.num_kept, 'row')} kept")
+        return appending
+    spill.load(lines(), kept.num_rows, only_successes=True)
+    retrying = RetryWriter(*paths, kept, spill, lines, stack=stack)
+    log(f"resuming: {amount(retrying.num_kept, 'row')} kept, failed ones run again")
+    return retrying
+
+
+def _paths(options: RunOptions) -> tuple[Path, Path | None]:
+    errors = options.error_file
+    return Path(options.output_file), None if errors is None else Path(errors)
+
+
+def _refuse_rows(output: Output, errors: LocalFile | None) -> None:
+    if isinstance(output, LocalFile) and output.spill_path.exists():
+        raise Refused(
+            f"{output.spill_path} holds finished rows of a run that was stopped: --resume keeps "
+            "them and runs what is missing, --force starts over"
+        )
+    for file in (output, errors):
+        if not isinstance(file, LocalFile) or file.is_empty:
+            continue
+        ways = ["--force starts over"]
+        if isinstance(output, LocalFile):
+            ways.insert(0, "--resume keeps them and runs what is missing")
+        if file.holds_rows:
+            raise Refused(f"{file.path} holds rows already: {', '.join(ways)}")
+        raise Refused(
+            f"{file.path} is there already and holds something else than rows: name another file, "
+            "or --force writes over it"
+        )

@@ -1,0 +1,154 @@
+"""Progress bar on a terminal, progress lines elsewhere, and the summary of a run."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Protocol, Self
+
+from tidemill.batch.file.throughput import Rates, format_rate, seconds_left
+
+from ..console.terminal import amount, bar_width, duration, fit_words, log
+from .tally import Tally
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.progress import Progress
+
+LINE_SECONDS = 5.0
+BAR_SECONDS = 0.25
+
+
+class Reporter(Protocol):
+    """Shows progress while entered; `seconds` is its update interval."""
+
+    seconds: float
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def show(self, tally: Tally, rates: Rates) -> None:
+        """Show the current counts and rates."""
+
+
+def make_reporter(num_rows: int, kept: int) -> Reporter:
+    """Return a bar for a terminal on standard error, else lines."""
+    if sys.stderr.isatty():
+        return BarReporter(num_rows, kept)
+    return LineReporter()
+
+
+class LineReporter:
+    """Prints a progress line at each update."""
+
+    seconds = LINE_SECONDS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Do nothing."""
+
+    def show(self, tally: Tally, rates: Rates) -> None:
+        """Print the line."""
+        log(progress_line(tally, rates))
+
+
+class BarReporter:
+    """Draws a progress bar with the counts and rates beside it."""
+
+    seconds = BAR_SECONDS
+
+    def __init__(self, num_rows: int, kept: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        console = Console(stderr=True)
+        self._bar = BarColumn(bar_width(console.width))
+        self._progress: Progress = Progress(
+            self._bar,
+            TextColumn("{task.description} {task.fields[words]}", markup=False),
+            console=console,
+            transient=True,
+            redirect_stdout=False,
+        )
+        count = f"{kept}/{num_rows}"
+        self._task = self._progress.add_task(count, total=num_rows, completed=kept, words="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, tally: Tally, rates: Rates) -> None:
+        """Update the bar."""
+        columns = self._progress.console.width
+        self._bar.bar_width = bar_width(columns)
+        count = f"{tally.rows_done}/{tally.num_rows}"
+        words, room = _words(tally, rates), columns - bar_width(columns) - len(count) - 2
+        parts = fit_words(words, room, (rates.main_rate, rows_rate(rates)))
+        self._progress.update(self._task, description=count, completed=tally.rows_done, words=parts)
+
+
+def progress_line(tally: Tally, rates: Rates) -> str:
+    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
+    return ", ".join([f"{tally.rows_done:,} of {tally.num_rows:,} rows", *_words(tally, rates)])
+
+
+def _words(tally: Tally, rates: Rates) -> list[str]:
+    words = [rows_rate(rates), rates.main_rate]
+    if tally.rows_failed:
+        words.insert(0, f"{tally.rows_failed:,} failed")
+    num_rows = tally.num_rows - tally.kept
+    left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
+    return words if left is None else [*words, f"{duration(left)} left"]
+
+
+def rows_rate(rates: Rates) -> str:
+    """Return `40.1 rows/s`."""
+    return f"{rates.rows_per_second:,.1f} rows/s"
+
+
+def summary(tally: Tally) -> str:
+    """Return the summary of a run: rows ok and failed, tokens, time and rate.
+
+    Failures follow, a line for each kind.
+    """
+    seconds, usage = tally.seconds, tally.usage
+    rows = amount(tally.answered, "row")
+    outcome = f"{tally.answered - tally.failed:,} ok, {tally.failed:,} failed"
+    tokens_in = f"{amount(usage.prompt_tokens, 'token')} in"
+    if usage.prompt_tokens and not usage.completion_tokens:
+        parts = [tokens_in]
+    else:
+        thought = f" ({usage.reasoning_tokens:,} reasoning)" if usage.reasoning_tokens else ""
+        out = f"{usage.completion_tokens:,} out{thought}"
+        parts = [f"{tokens_in} ({usage.cached_tokens:,} cached)", out]
+    if usage.audio_seconds:
+        parts.insert(0, f"{usage.audio_seconds:,.1f} s of audio")
+    costs = (usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)
+    parts.append(format_rate(*(each / seconds for each in costs)))
+    words = f"{rows} in {seconds:,.1f} s: {outcome}; {', '.join(parts)}"
+    if tally.kept:
+        all_ok = tally.rows_done - tally.rows_failed
+        kept = f"{amount(tally.kept, 'row')} kept from before"
+        words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
+    return "\n".join((words, *tally.failures.sentences()))

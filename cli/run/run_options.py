@@ -1,0 +1,32 @@
+"""Options of `tidemill run`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from ..engine.options import EngineOptions
+from ..files.defaults import Defaults
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions(EngineOptions):
+    """Options of a run and its engine. Sizes are bytes; None means the default."""
+
+    input_file: str
+    output_file: str
+    error_file: str | None = None
+    output_tmp_dir: Path | None = None
+    dialect: Literal["openai", "vllm"] = "openai"
+    on_invalid_line: Literal["fail", "skip"] = "fail"
+    resume: bool = False
+    retry_failed: bool = False
+    force: bool = False
+    fail_on_error: bool = False
+    max_inflight: int | None = None
+    max_line_bytes: int | None = None
+    defaults: Defaults = field(default_factory=Defaults)
+    enable_metrics: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8000

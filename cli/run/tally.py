@@ -1,0 +1,54 @@
+"""Tally: counts of a run for progress, metrics and summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from tidemill.protocol.contract import Usage
+
+from ..console.error_summary import ErrorSummary
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one run; `kept` rows are those that a resumed output already had.
+
+    `usage` is that of answered requests; `started` is on the monotonic clock.
+    """
+
+    num_rows: int = 0
+    kept: int = 0
+    kept_ok: int = 0
+    answered: int = 0
+    failed: int = 0
+    written: int = 0
+    usage: Usage = field(default_factory=Usage)
+    failures: ErrorSummary = field(default_factory=ErrorSummary)
+    started: float = field(default_factory=time.monotonic)
+
+    def count(
+        self, usage: Usage | None = None, *, failure: str | None = None, line: int | None = None
+    ) -> None:
+        """Count a finished line; `failure` is its error, if any."""
+        self.answered += 1
+        if failure is not None:
+            self.failed += 1
+            self.failures.add(failure, line)
+        if usage is not None:
+            self.usage += usage
+
+    @property
+    def rows_done(self) -> int:
+        """Number of lines with a row, kept ones included."""
+        return self.kept + self.answered
+
+    @property
+    def rows_failed(self) -> int:
+        """Number of failed rows among `rows_done`."""
+        return self.kept - self.kept_ok + self.failed
+
+    @property
+    def seconds(self) -> float:
+        """Time since `started`."""
+        return max(time.monotonic() - self.started, 1e-9)

@@ -1,0 +1,200 @@
+"""Download of results, resumable: to a partial file that is renamed when complete."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+import httpx
+
+from ..api.backoff import LONG_SECONDS, Backoff
+from ..api.client import Client
+from ..api.http import fault_of, is_transient, retry_after
+from ..api.objects import Batch
+from ..console.errors import CliError, OutputLost, Refused, ServerRefused
+from ..console.terminal import log
+from ..files.paths import is_regular_or_new
+from .progress_bar import Advance, byte_progress
+
+STANDARD_OUTPUT = "-"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Content(Protocol):
+    """Immutable content that can be read from any offset."""
+
+    @property
+    def id(self) -> str:
+        """Return an id unique to these bytes."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return their number."""
+
+    def open(self, start: int) -> AbstractContextManager[Iterator[bytes]]:
+        """Stream from `start` on; raises Interrupted for transient errors."""
+
+
+class Interrupted(Exception):
+    """A transient error; retry, after `asked_seconds` if the server named them."""
+
+    def __init__(self, fault: str, asked_seconds: float | None = None) -> None:
+        super().__init__(fault)
+        self.asked_seconds = asked_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """A file of the API; each `open` gets a fresh presigned url."""
+
+    client: Client
+    id: str
+    num_bytes: int
+
+    @contextmanager
+    def open(self, start: int) -> Iterator[Iterator[bytes]]:
+        """Stream the bytes from `start` on."""
+        try:
+            with self.client.open_content(self.id, start) as response:
+                _check(response, start)
+                # Without a chunk size, so that all bytes before a break are kept.
+                yield response.iter_bytes()
+        except httpx.TransportError as exc:
+            raise Interrupted(fault_of(exc)) from exc
+
+
+def _check(response: httpx.Response, start: int) -> None:
+    words = f"HTTP {response.status_code} {response.reason_phrase}".rstrip()
+    if response.is_error:
+        # An expired presigned url is replaced in the next attempt.
+        if response.status_code == 403 or is_transient(response):
+            raise Interrupted(words, retry_after(response))
+        raise ServerRefused(f"the storage does not give the results: {words}")
+    if start and response.status_code != 206:
+        raise ServerRefused(f"the storage does not go on at byte {start:,}: {words}")
+
+
+def check_target(name: str | None, *, force: bool) -> None:
+    """Raise Refused for a target that cannot be written; None and `-` always can."""
+    if name is None or name == STANDARD_OUTPUT:
+        return
+    path = Path(name)
+    folder = path.parent
+    if path.is_dir():
+        raise Refused(f"{path} is a directory: name a file")
+    # A device or a pipe would be replaced by a file, for everybody.
+    if not is_regular_or_new(path):
+        raise Refused(f"{path} is no ordinary file: name one, or - for standard output")
+    if not folder.is_dir():
+        raise Refused(f"{path} is in a folder that does not exist: {folder}")
+    if not os.access(folder, os.W_OK):
+        raise Refused(f"{path} may not be written: look at the rights of {folder}")
+    if path.exists() and not force:
+        raise Refused(f"{path} is there already: name another file, or give --force")
+
+
+def fetch_results(
+    client: Client, batch: Batch, output: str | None, errors: str | None, *, force: bool
+) -> dict[str, str | None]:
+    """Download the result files of a batch; return the path written for each kind.
+
+    A kind is skipped when its target is None or the batch has no such file.
+    """
+    saved: dict[str, str | None] = {"output": None, "errors": None}
+    kinds = (("output", batch.output_file_id, output), ("errors", batch.error_file_id, errors))
+    for kind, file_id, name in kinds:
+        if file_id is None or name is None:
+            continue
+        file = client.file(file_id)
+        fetch(FileContent(client, file.id, file.num_bytes), name, force=force)
+        saved[kind] = name
+    return saved
+
+
+def fetch(content: Content, name: str, *, force: bool) -> None:
+    """Download content to `-` or to a path, which appears only when it is complete."""
+    if name == STANDARD_OUTPUT:
+        _copy(content, sys.stdout.buffer, 0, "standard output")
+        with _write_errors(Path("standard output")):
+            sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    # The same partial file for the same content, so that a retry resumes.
+    part = path.with_name(f".{path.name}.{content.id[-8:]}.part")
+    with _open_part(part, path) as file:
+        start = min(file.seek(0, os.SEEK_END), content.num_bytes)
+        file.truncate(start)
+        file.seek(start)
+        if start:
+            log(f"going on with {part} at byte {start:,}")
+        _copy(content, file, start, str(path))
+        with _write_errors(path):
+            os.fsync(file.fileno())
+            check_target(name, force=force)
+            part.replace(path)
+    log(f"{content.num_bytes:,} bytes in {path}")
+
+
+@contextmanager
+def _open_part(part: Path, path: Path) -> Iterator[IO[bytes]]:
+    with _write_errors(path):
+        file = os.fdopen(
+            os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666), "r+b", buffering=0
+        )
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            raise Refused(f"another command is fetching {path} just now") from exc
+        yield file
+
+
+@contextmanager
+def _write_errors(path: Path) -> Iterator[None]:
+    """Translate OSError to OutputLost."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in _FULL:
+            words = f"the disk of {path} is full: make room, then give the same command"
+        else:
+            words = f"{path} cannot be written: {exc.strerror}"
+        raise OutputLost(words) from exc
+
+
+def _copy(content: Content, into: IO[bytes], start: int, name: str) -> None:
+    backoff = Backoff(LONG_SECONDS)
+    with byte_progress(f"fetching {name}", content.num_bytes, start) as show:
+        while start < content.num_bytes:
+            before = start
+            try:
+                with content.open(start) as chunks:
+                    for chunk in chunks:
+                        _write(chunk, into, Path(name), show)
+                        start += len(chunk)
+                fault, asked = "the connection ended too early", None
+            except Interrupted as exc:
+                fault, asked = str(exc), exc.asked_seconds
+            if start > before:
+                backoff.reset()
+            if start < content.num_bytes:
+                backoff.wait(
+                    f"{name} stops at byte {start:,} of {content.num_bytes:,}: {fault}", asked
+                )
+    if start > content.num_bytes:
+        raise CliError(f"{name} has {start:,} bytes, and {content.num_bytes:,} were promised")
+
+
+def _write(chunk: bytes, into: IO[bytes], path: Path, show: Advance) -> None:
+    with _write_errors(path):
+        view = memoryview(chunk)
+        while view:
+            view = view[into.write(view) :]
+    show(len(chunk))

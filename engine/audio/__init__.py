@@ -1,1 +1,0 @@
-"""Recordings: bytes of any container into samples, samples into what a model hears."""

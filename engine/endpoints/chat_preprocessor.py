@@ -1,0 +1,148 @@
+"""Chat preprocessing: messages to a prompt by the chat template, and the parser of its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.errors import RequestError
+
+from ..parsers.output_parser import ModelOutputParser
+from ..parsers.parsed_output import OutputParser, PlainTextParser
+from ..parsers.reasoning import ReasoningStart
+from ..parsers.registry import ParserSet
+from ..scheduling.sequence import Constraint
+from ..text.text_model import TextModel
+from .constraints import ChatConstraints, constrains_calls
+from .endpoint import RequestMetadata
+
+# Template variables that switch reasoning on or off.
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A chat request, its rendered prompt, the parser of its answers, and their `constraint`."""
+
+    request: ChatCompletionRequest
+    prompt: str
+    parser: OutputParser
+    constraint: Constraint | None
+
+
+class ChatPreprocessor:
+    """Renders one model's conversations by its chat template; `parsers` are those of its output."""
+
+    def __init__(self, model: TextModel, parsers: ParserSet) -> None:
+        self._template = model.chat_template
+        self._parsers = parsers
+        self._parsers_without_calls = parsers.without_calls
+        ids = {mark: model.tokenizer.special_id(mark) for mark in parsers.marks}
+        self._mark_ids = {mark: token for mark, token in ids.items() if token is not None}
+        self._constraints = ChatConstraints(model, self._mark_ids)
+
+    def preprocess(self, request: ChatCompletionRequest, metadata: RequestMetadata) -> Conversation:
+        """Return a request with its prompt; raises `RequestError` where the model cannot do it."""
+        prompt = self._prompt_text(request, metadata.created)
+        parsers = self._parsers_for(request)
+        start = _reasoning_start(parsers, request, prompt)
+        return Conversation(
+            request,
+            prompt,
+            self._parser(request, parsers, metadata, start),
+            self._constraints.constraint(request, parsers, start)
+            if _may_be_constrained(request)
+            else None,
+        )
+
+    def _prompt_text(self, request: ChatCompletionRequest, created: int) -> str:
+        if self._template is None:
+            raise RequestError(
+                "This model has no chat template; pass one with --chat-template, or send text to"
+                " /v1/completions.",
+                param="messages",
+                code="chat_template_missing",
+            )
+        tools = [tool.as_template_reads() for tool in request.offered_tools]
+        if tools and not self._template.knows_tools:
+            raise RequestError(
+                "The chat template of this model shows it no tools: pass one that does with"
+                " --chat-template.",
+                param="tools",
+                code="tools_not_supported",
+            )
+        goes_on = bool(request.continue_final_message)
+        opens = not goes_on and request.add_generation_prompt is not False
+        return self._template.render(
+            request.messages,
+            created=created,
+            add_generation_prompt=opens,
+            continue_final_message=goes_on,
+            documents=request.documents,
+            tools=tools or None,
+            variables=_variables(request),
+        )
+
+    def _parsers_for(self, request: ChatCompletionRequest) -> ParserSet:
+        """Return the parsers of a request's answers, by whether it offers tools."""
+        if not request.offered_tools:
+            return self._parsers_without_calls
+        if request.needs_call:
+            return self._parsers.with_forced_calls
+        if self._parsers.tool_calls is None:
+            raise RequestError(
+                "It is not known how this model writes calls of tools: name the form with"
+                " --tool-call-parser.",
+                param="tools",
+                code="tools_not_supported",
+            )
+        return self._parsers
+
+    def _parser(
+        self,
+        request: ChatCompletionRequest,
+        parsers: ParserSet,
+        metadata: RequestMetadata,
+        start: ReasoningStart,
+    ) -> OutputParser:
+        if parsers.tool_calls is None and parsers.reasoning is None:
+            return PlainTextParser()
+        ids = [token for mark, token in self._mark_ids.items() if mark in parsers.marks]
+        return ModelOutputParser(
+            parsers.without_reasoning if request.separate_reasoning is False else parsers,
+            metadata.request_id,
+            is_open=start == "open",
+            tools={
+                tool.function.name: tool.function.parameters or {} for tool in request.offered_tools
+            },
+            is_single=request.parallel_tool_calls is False,
+            is_constrained=constrains_calls(request),
+            markers=frozenset(ids),
+        )
+
+
+def _may_be_constrained(request: ChatCompletionRequest) -> bool:
+    """Say whether a request has anything to constrain its answers by; a plain chat has not."""
+    budget, tools = request.thinking_token_budget, request.tools
+    return request.output_constraint is not None or budget is not None or bool(tools)
+
+
+def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
+    variables = dict(request.chat_template_kwargs or {})
+    if request.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", request.reasoning_effort)
+        if request.reasoning_effort == "none" and not variables.keys() & set(_SWITCHES):
+            variables |= dict.fromkeys(_SWITCHES, False)
+    return variables
+
+
+def _reasoning_start(
+    parsers: ParserSet, request: ChatCompletionRequest, prompt: str
+) -> ReasoningStart:
+    """Return where an answer starts: the prompt may have opened or closed the reasoning."""
+    if parsers.reasoning is None:
+        return "closed"
+    if request.continue_final_message:
+        return parsers.reasoning.start_continuing("".join(request.messages[-1].texts()))
+    return parsers.reasoning.start_after(prompt)

@@ -1,0 +1,273 @@
+"""Dispatcher: runs any url and body through its endpoint and the engine, and returns one reply.
+
+With `stream` in the body the reply comes in chunks. Bodies and responses that take long are worked
+on in threads, under backpressure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.constraints import asks_for_automaton
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
+from tidemill.protocol.errors import InternalError, RequestError
+from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.names import name_of_model, own_names
+from tidemill.protocol.routes import UNKNOWN_URL, not_served
+from tidemill.protocol.stream import (
+    STREAM_NOT_SUPPORTED,
+    StreamOptions,
+    no_stream,
+    refuse_stream,
+    stream_options,
+)
+from tidemill.protocol.validation import printable
+
+from ..loop.core import StepOutput
+from ..loop.engine import Engine
+from .backpressure import BoundedExecutor, body_size
+from .endpoint import (
+    Endpoint,
+    EngineResult,
+    FetchingEndpoint,
+    Prepared,
+    RequestMetadata,
+    ResponseStream,
+    StreamingEndpoint,
+)
+
+_logger = logging.getLogger(__name__)
+
+_MAX_NAME_CHARS = 200
+_INTERACTIVE = 1  # the priority of an interactive request; that of a line is 0
+# Limits of media: decoded at once, fetched bytes, and decoded bytes that wait for the engine.
+_MAX_DECODING = 4
+_MAX_FETCHED_BYTES = 64 * 2**20
+_MAX_HELD_BYTES = 512 * 2**20
+# Threads that compile constraints, for each priority, whatever a body's size.
+_MAX_COMPILING = 2
+# Of a result's values each becomes about 400 bytes of a body, and takes some microseconds.
+_SHORT_VALUES = 1_000
+_VALUES_A_LOGPROB = 20
+# The failures that vLLM's dialect prints as a plain message.
+_BARE_CODES = frozenset({UNKNOWN_URL, STREAM_NOT_SUPPORTED})
+
+
+RequestT = TypeVar("RequestT")
+ResultT = TypeVar("ResultT", bound=EngineResult)
+_AnswerT = TypeVar("_AnswerT", bound=Reply | StreamedReply)
+
+
+class Dispatcher:
+    """Answers requests through the endpoints of one model, which `engine` runs; an `Online`.
+
+    `online` endpoints serve interactive requests alone. `model_names` are the names that requests
+    may ask for, with `ANY_MODEL` every name; the first proper name is the default. `adapters` are
+    names of LoRA adapters, which requests may ask for, too.
+    """
+
+    def __init__(
+        self,
+        endpoints: Iterable[Endpoint[RequestT, ResultT, Any]],
+        engine: Engine[RequestT, ResultT],
+        info: EngineInfo,
+        *,
+        model_names: Sequence[str],
+        adapters: Sequence[str] = (),
+        online: Iterable[Endpoint[RequestT, ResultT, Any]] = (),
+    ) -> None:
+        if not own_names(model_names):
+            raise ValueError("an engine needs the name of its model")
+        self._endpoints: list[Endpoint[Any, Any, Any]] = list(endpoints)
+        self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
+        self._engine: Engine[Any, Any] = engine
+        # By priority: interactive requests never queue behind lines of files.
+        self._preparing = (BoundedExecutor(), BoundedExecutor(alternate=True))
+        self._compiling = (_compile_executor(), _compile_executor())
+        self._finishing = (
+            BoundedExecutor(short_bytes=_SHORT_VALUES),
+            BoundedExecutor(short_bytes=_SHORT_VALUES, alternate=True),
+        )
+        self._preparing_fetched = BoundedExecutor(_MAX_FETCHED_BYTES, short_bytes=-1)
+        self._decoding = asyncio.Semaphore(_MAX_DECODING)
+        self._decoded_bytes = InFlightLimiter(_MAX_HELD_BYTES)
+        self._info = info
+        self._model_names = (*model_names, *adapters)
+        self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request; never raises for a fault of the request.
+
+        Raises `EngineError` only when the engine is gone and nothing can be answered any more.
+
+        Checks come in this order: the url, `stream`, `model`, the rest of the body.
+        """
+        return await _always_reply(self._reply(url, body, request_id, created), request_id)
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer one request as `respond` does, streamed if its body asks for that."""
+        return await _always_reply(
+            self._reply_or_stream(url, body, request_id, created), request_id
+        )
+
+    async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        endpoint = _find_endpoint(url, self._endpoints)
+        refuse_stream(body)
+        return await self._run(endpoint, body, self._heading(body, request_id, created))
+
+    async def _reply_or_stream(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        endpoint, options = _find_endpoint(url, self._online), stream_options(body)
+        metadata = replace(self._heading(body, request_id, created), priority=_INTERACTIVE)
+        if options is None:
+            return await self._run(endpoint, body, metadata)
+        if not isinstance(endpoint, StreamingEndpoint):
+            raise no_stream(url)
+        chunks = self._chunks(endpoint, body, metadata, options)
+        await anext(chunks)
+        return StreamedReply(chunks)
+
+    def _heading(self, body: dict[str, Any], request_id: str, created: int) -> RequestMetadata:
+        name = name_of_model(body, self._model_names)
+        return RequestMetadata(name, request_id, created, self._adapters.get(name, 0))
+
+    async def _run(
+        self, endpoint: Endpoint[Any, Any, Any], body: dict[str, Any], metadata: RequestMetadata
+    ) -> Reply:
+        async with AsyncExitStack() as stack:
+            prepared = await self._prepare(endpoint, body, metadata, stack)
+            results = await self._engine.generate(prepared.requests)
+            size = sum(result.num_values for result in results)
+            executor = self._finishing[metadata.priority]
+            reply = await executor.run(size, endpoint.finish, prepared, results)
+            return replace(reply, is_long=size > _SHORT_VALUES)
+
+    async def _chunks(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        body: dict[str, Any],
+        metadata: RequestMetadata,
+        options: StreamOptions,
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield an empty chunk with the first token, then those of the answer.
+
+        An error before the first token is the reply; behind it, it is the last chunk.
+        """
+        assert isinstance(endpoint, StreamingEndpoint)
+        has_started = False
+        async with AsyncExitStack() as stack:
+            try:
+                prepared = await self._prepare(endpoint, body, metadata, stack)
+                response = endpoint.stream(prepared, options)
+                requests = [replace(request, is_streamed=True) for request in prepared.requests]
+                outputs = await stack.enter_async_context(aclosing(self._engine.stream(requests)))
+                async for place, output in outputs:
+                    result = output.request.result() if output.is_finished else None
+                    if not has_started:
+                        has_started = True
+                        yield {}
+                    for chunk in await self._add_delta(response, place, output, result):
+                        yield chunk
+                for chunk in response.end():
+                    yield chunk
+            except Exception as error:
+                if not has_started:
+                    raise
+                yield _error_reply(_request_error(error, metadata.request_id)).body
+
+    async def _add_delta(
+        self, response: ResponseStream, place: int, output: StepOutput[Any], result: Any
+    ) -> list[dict[str, Any]]:
+        """Return the chunks of an event; logprobs of a long prompt are printed in a thread."""
+        num_values = _VALUES_A_LOGPROB * (len(output.new_logprobs) + len(output.prompt_logprobs))
+        if num_values <= _SHORT_VALUES:
+            return response.add(place, output, result)
+        executor = self._finishing[_INTERACTIVE]
+        return await executor.run(num_values, response.add, place, output, result)
+
+    async def _prepare(
+        self,
+        endpoint: Endpoint[Any, Any, Any],
+        body: dict[str, Any],
+        metadata: RequestMetadata,
+        stack: AsyncExitStack,
+    ) -> Prepared[Any, Any]:
+        """Return a prepared body; its media are within the limits until `stack` is left."""
+        fetched = endpoint.fetched(body) if isinstance(endpoint, FetchingEndpoint) else None
+        if fetched is None:
+            is_constrained = asks_for_automaton(body)
+            executors = self._compiling if is_constrained else self._preparing
+            executor = executors[metadata.priority]
+            prepared = await executor.run(body_size(body), endpoint.prepare, body, metadata)
+        else:
+            # Fetched and decoded media are bounded: few of either at a time.
+            async with fetched as whole, self._decoding:
+                size = body_size(whole, _MAX_FETCHED_BYTES)
+                prepared = await self._preparing_fetched.run(
+                    size, endpoint.prepare, whole, metadata
+                )
+                await stack.enter_async_context(self._decoded_bytes.reserve(prepared.num_bytes))
+        if not metadata.priority:
+            return prepared
+        requests = [replace(request, priority=metadata.priority) for request in prepared.requests]
+        return replace(prepared, requests=requests)
+
+    def info(self) -> EngineInfo:
+        """Return the engine's model, device and limits."""
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """Return a snapshot of the work; callable from any thread."""
+        return self._engine.stats()
+
+    def close(self) -> None:
+        """Stop the engine after the step now running."""
+        self._engine.close()
+
+
+def _compile_executor() -> BoundedExecutor:
+    return BoundedExecutor(short_bytes=-1, num_threads=_MAX_COMPILING)
+
+
+def _find_endpoint(
+    url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]
+) -> Endpoint[Any, Any, Any]:
+    for endpoint in endpoints:
+        if endpoint.route.matches(url):
+            return endpoint
+    raise not_served(url, [endpoint.route.name for endpoint in endpoints])
+
+
+async def _always_reply(answer: Awaitable[_AnswerT], request_id: str) -> _AnswerT | Reply:
+    """Return an answer, or the error reply for an exception."""
+    try:
+        return await answer
+    except EngineError:
+        raise  # the engine is gone: no reply can say so
+    except Exception as error:  # noqa: BLE001 - reported in the reply, and logged
+        return _error_reply(_request_error(error, request_id))
+
+
+def _request_error(error: Exception, request_id: str) -> RequestError:
+    if isinstance(error, RequestError):
+        return error
+    if not isinstance(error, EngineError):
+        _logger.error("the request %s failed", request_id, exc_info=error)
+    return InternalError(f"The engine failed: {type(error).__name__}.")
+
+
+def _error_reply(error: RequestError) -> Reply:
+    body = error_body(error)
+    error_fields = body["error"]
+    error_fields["message"] = printable(error.message)
+    error_fields["param"] = None if error.param is None else printable(error.param, _MAX_NAME_CHARS)
+    return Reply(error.status_code, body, bare_message=error.code in _BARE_CODES)

@@ -1,0 +1,237 @@
+"""Encoder requests: texts and pairs of texts tokenized for embedding models and rerankers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tidemill.protocol.embeddings import PoolingRequest
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.messages import Message
+from tidemill.protocol.prompts import Prompt
+from tidemill.protocol.scoring import ScoringRequest
+from tidemill.protocol.validation import short_repr
+
+from ..model.encoders.pooling_config import PoolingConfig
+from ..scheduling.encoding import EncodingRequest
+from ..text.chat_template import ChatTemplate
+from ..text.truncation import TruncatingTokenizer, Truncation
+
+_MAX_NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderModel:
+    """An embedding model or reranker, as the endpoints know it.
+
+    `template` renders conversations, and pairs for a reranker that `reads_pairs_by_template`.
+    `max_model_len` counts the tokens of a sequence, special ones too; ids lie below `vocab_size`.
+    `width` is the number of dimensions of a vector. `has_types`: the segments of a pair differ.
+    """
+
+    reader: TruncatingTokenizer
+    template: ChatTemplate | None
+    reads_pairs_by_template: bool
+    max_model_len: int
+    vocab_size: int
+    width: int
+    has_types: bool
+    description: PoolingConfig
+
+
+class EncodingRequestBuilder:
+    """Builds the encoder requests of one model."""
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._model = model
+        self._reader = model.reader
+
+    def from_prompts(
+        self,
+        prompts: Sequence[Prompt],
+        request: PoolingRequest,
+        *,
+        param: str,
+        add_special_tokens: bool = True,
+        prefix: str = "",
+        limit: int | None = None,
+    ) -> list[EncodingRequest]:
+        """Return a sequence for each text, with `prefix` before it, or list of token ids.
+
+        Each text is truncated to `limit` tokens; 0 and None are no limit. Raises `RequestError`
+        naming `param` for what the model cannot take.
+        """
+        cut, num_skipped = self._truncation(request), 0
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        if limit:
+            texts = [self._reader.truncated_text(text, limit) for text in texts]
+        if texts:
+            texts = [prefix + text for text in texts]
+            read = self._reader.encode(texts, cut, add_special_tokens=add_special_tokens)
+            num_skipped = self._num_skipped(prefix, add_special_tokens=add_special_tokens)
+        else:
+            read = [_shortened(ids, cut) for ids in prompts if isinstance(ids, list)]
+            self._check_ids(read, param)
+        self._check_lengths(read, param, texts)
+        return [EncodingRequest(ids, num_skipped=num_skipped) for ids in read]
+
+    def from_pairs(
+        self,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        request: ScoringRequest,
+        *,
+        param: str,
+        created: int,
+    ) -> list[EncodingRequest]:
+        """Return a sequence for each of `seconds`, behind its first text or the only one.
+
+        Raises `RequestError` naming `param` for what the model cannot take.
+        """
+        if self._model.reads_pairs_by_template:
+            read = self._template_pairs(firsts, seconds, request, created)
+            self._check_lengths(read, param, seconds)
+            return [EncodingRequest(ids) for ids in read]
+        for name in ("instruction", "chat_template_kwargs"):
+            if getattr(request, name) is not None:
+                raise RequestError(
+                    f"`{name}` is for a template, and this model reads pairs without one; "
+                    "`--chat-template` gives it one.",
+                    param=name,
+                )
+        pairs = self._reader.encode_pairs(firsts, seconds, self._truncation(request))
+        self._check_lengths([pair.ids for pair in pairs], param, seconds)
+        has_types = self._model.has_types
+        return [EncodingRequest(pair.ids, pair.type_ids if has_types else None) for pair in pairs]
+
+    def render(self, messages: Sequence[Message], *, created: int, **options: Any) -> str:
+        """Render a conversation; raises `RequestError` where the model has no template."""
+        if self._model.template is None:
+            raise RequestError(
+                "This model has no chat template: send `input`, or run it with `--chat-template`.",
+                param="messages",
+            )
+        return self._model.template.render(messages, created=created, **options)
+
+    def prompt_named(self, name: str | None) -> str:
+        """Return the prompt of a name, the model's default one for None."""
+        description = self._model.description
+        if name is None:
+            default = description.default_prompt_name
+            return "" if default is None else description.prompts[default]
+        if name not in description.prompts:
+            names = ", ".join(sorted(description.prompts)[:_MAX_NAMES_SHOWN])
+            raise RequestError(
+                f"`prompt_name` {short_repr(name)} is no prompt of this model; it has "
+                f"{names or 'none'}.",
+                param="prompt_name",
+            )
+        return description.prompts[name]
+
+    def _num_skipped(self, prefix: str, *, add_special_tokens: bool) -> int:
+        """Return how many tokens of a prompt, and before it, are excluded from pooling."""
+        pooling = self._model.description.pooling
+        if not prefix or pooling is None or pooling.include_prompt:
+            return 0
+        return self._reader.num_prefix_tokens(prefix, add_special_tokens=add_special_tokens)
+
+    def _template_pairs(
+        self, firsts: Sequence[str], seconds: Sequence[str], request: ScoringRequest, created: int
+    ) -> list[list[int]]:
+        cut = self._truncation(request)
+        heads = list(firsts) * (len(seconds) if len(firsts) == 1 else 1)
+        told = {} if request.instruction is None else {"instruction": request.instruction}
+        variables = {
+            "add_generation_prompt": False,
+            **self._model.description.template_variables,
+            **told,
+            **(request.chat_template_kwargs or {}),
+        }
+        opens = bool(variables.pop("add_generation_prompt"))
+
+        def text_of(first: str, second: str) -> str:
+            pair = [Message(role="query", content=first), Message(role="document", content=second)]
+            return self.render(
+                pair, created=created, add_generation_prompt=opens, variables=variables
+            )
+
+        return [
+            self._template_pair(first, second, cut, text_of)
+            for first, second in zip(heads, seconds, strict=True)
+        ]
+
+    def _template_pair(
+        self, first: str, second: str, cut: Truncation, text_of: Callable[[str, str], str]
+    ) -> list[int]:
+        """Return a pair by the template, its second text truncated until all of it fits."""
+        if cut.max_first:
+            first = self._reader.truncated_text(first, cut.max_first)
+        if cut.max_second:
+            second = self._reader.truncated_text(second, cut.max_second)
+        while True:
+            [ids] = self._reader.encode([text_of(first, second)], Truncation())
+            excess = 0 if cut.max_tokens is None else len(ids) - cut.max_tokens
+            if excess <= 0:
+                return ids
+            num_left = self._reader.count_tokens(second) - excess
+            if num_left < 1:
+                raise RequestError(
+                    "`truncate_prompt_tokens` is too small: it leaves no token of the document.",
+                    param="truncate_prompt_tokens",
+                )
+            second = self._reader.truncated_text(second, num_left)
+
+    def _truncation(self, request: PoolingRequest) -> Truncation:
+        max_tokens = request.truncate_prompt_tokens
+        limit = self._model.max_model_len
+        if max_tokens is not None and max_tokens > limit:
+            raise RequestError(
+                f"`truncate_prompt_tokens` ({max_tokens}) must not be above {limit}, which is as "
+                "much as this model takes; -1 stands for that.",
+                param="truncate_prompt_tokens",
+            )
+        cut = Truncation(
+            max_tokens=limit if max_tokens == -1 else max_tokens,
+            side=request.truncation_side or "right",
+        )
+        if not isinstance(request, ScoringRequest):
+            return cut
+        first, second = (
+            min(tokens, limit) if tokens else None
+            for tokens in (request.max_tokens_per_query, request.max_tokens_per_doc)
+        )
+        return replace(cut, max_first=first, max_second=second)
+
+    def _check_lengths(self, read: Sequence[list[int]], param: str, texts: Sequence[str]) -> None:
+        """Refuse what the context cannot hold; `texts` are the texts of `read`, if it was texts."""
+        limit = self._model.max_model_len
+        for number, ids in enumerate(read, 1):
+            if len(ids) > limit:
+                which = f"text {number} of `{param}`" if len(read) > 1 else f"`{param}`"
+                is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
+                raise RequestError(
+                    f"This model's maximum context length is {limit} tokens. However, {which} has "
+                    f"{'at least ' if is_part else ''}{len(ids)} tokens; `truncate_prompt_tokens` "
+                    "cuts what is longer.",
+                    param=param,
+                    code="context_length_exceeded",
+                )
+            if not ids:
+                raise RequestError(f"`{param}` has no tokens.", param=param)
+
+    def _check_ids(self, read: Sequence[list[int]], param: str) -> None:
+        size = self._model.vocab_size
+        for ids in read:
+            for token_id in (min(ids), max(ids)):
+                if not 0 <= token_id < size:
+                    raise RequestError(
+                        f"`{param}` names token {token_id}; this model has tokens 0 to {size - 1}.",
+                        param=param,
+                    )
+
+
+def _shortened(ids: list[int], cut: Truncation) -> list[int]:
+    if cut.max_tokens is None:
+        return ids
+    return ids[-cut.max_tokens :] if cut.side == "left" else ids[: cut.max_tokens]

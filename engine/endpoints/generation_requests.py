@@ -1,0 +1,348 @@
+"""Generation requests: prompts and sampling parameters of completions as sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TypeVar
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fields import GenerationRequest, Side
+
+from ..scheduling.repetition import Repetition
+from ..scheduling.sequence import Constraint, Sampling, SequenceRequest
+from ..structured_output.token_constraints import AllowedTokens, BadWords, all_of
+from ..text.stop_patterns import StopPattern
+from ..text.stop_strings import StopStrings
+from ..text.text_model import TextModel
+from ..text.truncation import TruncatingTokenizer, Truncation
+from .endpoint import RequestMetadata
+
+# Up to this a text is tokenized unchecked: it takes a few milliseconds at most.
+_LONG_TEXT_CHARS = 20_000
+# Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
+_MIN_TEMPERATURE = 1e-5
+_MAX_TEMPERATURE = 1e4
+_SEED_BITS = 63
+# More copies than any context has tokens, and few enough to be counted in 64 bits.
+_NEVER_COPIES = 2**40
+
+_Number = TypeVar("_Number", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointOptions:
+    """An endpoint's own parameters, beside those that all generation requests share.
+
+    `max_tokens` is the request's value of its field `max_tokens_param`, `default_max_tokens` the
+    default (None: the rest of the context). `logprobs` and `prompt_logprobs` count alternatives;
+    None asks for none. `markers` are special tokens that stay in the text. Every choice is under
+    the `constraint`.
+    """
+
+    prompt_param: str
+    max_tokens: int | None
+    max_tokens_param: str = "max_tokens"
+    default_max_tokens: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    markers: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+
+
+class SequenceRequestBuilder:
+    """Builds the sequence requests of one model; `seed` keys requests that name none."""
+
+    def __init__(self, model: TextModel, *, seed: int) -> None:
+        self._model = model
+        self._seed = seed
+        # Token ids of a tokenizer without a fast backend are truncated, special tokens included.
+        has_backend = model.tokenizer.vocabulary.backend is not None
+        self._reader = (
+            TruncatingTokenizer(model.tokenizer, model.max_model_len) if has_backend else None
+        )
+
+    def tokenize_prompt(
+        self,
+        text: str,
+        request: GenerationRequest,
+        options: EndpointOptions,
+        *,
+        add_special_tokens: bool,
+    ) -> list[int]:
+        """Return the token ids of a prompt, truncated if the request says so.
+
+        Raises `RequestError` when the context cannot hold it; a prompt that must be too long by its
+        number of bytes is not tokenized.
+        """
+        tokenizer, param = self._model.tokenizer, options.prompt_param
+        limit = self._truncation_limit(request, options)
+        if limit is not None and self._reader is not None:
+            cut = Truncation(limit, side=_truncation_side(request))
+            return self._reader.encode([text], cut, add_special_tokens=add_special_tokens)[0]
+        if limit is None and len(text) > _LONG_TEXT_CHARS:
+            least = tokenizer.least_tokens(text)
+            self._check_prompt(least, param, words=f"at least {least} tokens")
+        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        if limit is None:
+            self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
+        return ids
+
+    def build(
+        self,
+        prompts: Sequence[list[int]],
+        request: GenerationRequest,
+        options: EndpointOptions,
+        *,
+        metadata: RequestMetadata,
+    ) -> list[SequenceRequest]:
+        """Return a sequence for each of the `n` choices of each prompt, prompt by prompt.
+
+        Raises `RequestError` for what the model cannot do.
+        """
+        limit = self._truncation_limit(request, options)
+        if limit is not None:
+            kept = slice(-limit, None) if _truncation_side(request) == "left" else slice(limit)
+            prompts = [ids[kept] for ids in prompts]
+        self._check_tokens(prompts, request, options)
+        sampling, constraint = self._sampling(request, options), self._constraint(request, options)
+        return [
+            self._sequence(
+                ids,
+                request,
+                # The choices of a prompt share its logprobs: the first one asks for them.
+                options if choice == 0 else replace(options, prompt_logprobs=None),
+                sampling=replace(sampling, seed=seed),
+                metadata=metadata,
+                constraint=constraint,
+            )
+            for number, ids in enumerate(prompts)
+            for choice, seed in enumerate(self._seeds(request, number, metadata.request_id))
+        ]
+
+    def _seeds(self, request: GenerationRequest, prompt: int, request_id: str) -> list[int]:
+        return [
+            seed_of_choice(
+                request.seed,
+                engine_seed=self._seed,
+                request_id=request_id,
+                prompt=prompt,
+                choice=choice,
+            )
+            for choice in range(request.n or 1)
+        ]
+
+    def _sampling(self, request: GenerationRequest, options: EndpointOptions) -> Sampling:
+        defaults = self._model.defaults
+        temperature = _value_or(request.temperature, defaults.temperature)
+        top_p = _value_or(request.top_p, defaults.top_p)
+        top_k = max(0, _value_or(request.top_k, defaults.top_k))
+        if top_p == 0:  # only the likeliest token is within a share of 0
+            top_p, top_k = 1.0, 1
+        return Sampling(
+            temperature=0.0
+            if temperature < _MIN_TEMPERATURE
+            else min(temperature, _MAX_TEMPERATURE),
+            top_p=top_p,
+            top_k=0 if top_k >= self._model.vocab_size else top_k,
+            min_p=_value_or(request.min_p, defaults.min_p),
+            presence_penalty=request.presence_penalty or 0.0,
+            frequency_penalty=request.frequency_penalty or 0.0,
+            repetition_penalty=_value_or(request.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=request.logit_bias or {},
+            logprobs=0 if request.logprob_token_ids else options.logprobs,
+            logprob_token_ids=tuple(dict.fromkeys(request.logprob_token_ids or ())),
+        )
+
+    def _sequence(
+        self,
+        ids: list[int],
+        request: GenerationRequest,
+        options: EndpointOptions,
+        *,
+        sampling: Sampling,
+        metadata: RequestMetadata,
+        constraint: Constraint | None,
+    ) -> SequenceRequest:
+        max_tokens = self._max_tokens(len(ids), options)
+        min_tokens = request.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise RequestError(
+                f"`min_tokens` ({min_tokens}) must not be above the {max_tokens} tokens that"
+                " may be generated.",
+                param="min_tokens",
+            )
+        stops = frozenset(request.stop_token_ids or ())
+        # Constrained output ends, and the model's own end token says so.
+        goes_on = request.ignore_eos and options.constraint is None
+        return SequenceRequest(
+            prompt_ids=ids,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            min_tokens=min_tokens,
+            stop_token_ids=stops if goes_on else stops | self._model.eos_token_ids,
+            stop_text=self._stop_strings(request, min_tokens, options.markers),
+            repetition=_repetition(request),
+            prompt_logprobs=options.prompt_logprobs,
+            cache_salt=request.cache_salt or "",
+            adapter=metadata.adapter,
+            constraint=constraint,
+            request_id=metadata.request_id,
+        )
+
+    def _constraint(
+        self, request: GenerationRequest, options: EndpointOptions
+    ) -> Constraint | None:
+        """Return all constraints of an output: its grammar first, then the token constraints."""
+        if not request.allowed_token_ids and not request.bad_words:
+            return options.constraint
+        held: list[Constraint | None] = [options.constraint]
+        if request.allowed_token_ids:
+            held.append(AllowedTokens(frozenset(request.allowed_token_ids)))
+        words = [tokens for word in request.bad_words or () for tokens in self._bad_word_ids(word)]
+        if words:
+            held.append(BadWords(frozenset(words)))
+        return all_of(held)
+
+    def _bad_word_ids(self, word: str) -> list[tuple[int, ...]]:
+        """Return the tokens of a bad word at the beginning of a text and behind another word.
+
+        As in vLLM: the latter only if it has as many tokens, and another first one.
+        """
+        bare = word.lstrip()
+        first, second = (
+            tuple(self._model.tokenizer.encode(text, add_special_tokens=False))
+            for text in (bare, f" {bare}")
+        )
+        if not first:
+            raise RequestError(
+                f"`bad_words` names {word[:80]!r}, which is no token.", param="bad_words"
+            )
+        differs = len(second) == len(first) and second[0] != first[0]
+        return [first, second] if differs else [first]
+
+    def _truncation_limit(self, request: GenerationRequest, options: EndpointOptions) -> int | None:
+        """Return to how many tokens prompts are truncated; None for no limit."""
+        asked = request.truncate_prompt_tokens
+        if asked is None:
+            return None
+        context = self._model.max_model_len
+        if asked == -1:
+            to_come = _value_or(options.max_tokens, _value_or(options.default_max_tokens, 1))
+            return max(1, context - to_come)
+        if asked > context:
+            raise RequestError(
+                f"`truncate_prompt_tokens` ({asked}) must not be above {context}, which is the "
+                "context of this model.",
+                param="truncate_prompt_tokens",
+            )
+        return asked
+
+    def _stop_strings(
+        self, request: GenerationRequest, min_tokens: int, markers: frozenset[int]
+    ) -> StopStrings | None:
+        if not (request.stop or request.stop_regex):
+            return None
+        return StopStrings(
+            tuple(request.stop or ()),
+            self._model.tokenizer,
+            patterns=tuple(map(StopPattern, request.stop_regex or ())),
+            min_tokens=min_tokens,
+            skip_special_tokens=request.skip_special_tokens is not False,
+            markers=markers,
+        )
+
+    def _max_tokens(self, num_prompt_tokens: int, options: EndpointOptions) -> int:
+        """Return how many tokens may be generated after a prompt that must fit the context."""
+        rest = self._model.max_model_len - num_prompt_tokens
+        least = 0 if options.max_tokens == 0 else 1
+        self._check_prompt(
+            num_prompt_tokens + least, options.prompt_param, words=f"{num_prompt_tokens} tokens"
+        )
+        if options.max_tokens is None:
+            return (
+                rest
+                if options.default_max_tokens is None
+                else min(rest, options.default_max_tokens)
+            )
+        if options.max_tokens > rest:
+            raise RequestError(
+                f"{self._limit}you asked for {num_prompt_tokens + options.max_tokens} tokens:"
+                f" {num_prompt_tokens} in the prompt and {options.max_tokens} to generate.",
+                param=options.max_tokens_param,
+                code="context_length_exceeded",
+            )
+        return options.max_tokens
+
+    @property
+    def _limit(self) -> str:
+        return (
+            f"This model's maximum context length is {self._model.max_model_len} tokens. However, "
+        )
+
+    def _check_prompt(self, num_tokens: int, param: str, *, words: str) -> None:
+        """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
+        if num_tokens > self._model.max_model_len:
+            raise RequestError(
+                f"{self._limit}the prompt has {words}, which leaves none to generate.",
+                param=param,
+                code="context_length_exceeded",
+            )
+
+    def _check_tokens(
+        self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
+    ) -> None:
+        """Refuse an empty prompt, and every token id that the model does not have."""
+        for ids in prompts:
+            if not ids:
+                raise RequestError("The prompt has no tokens.", param=options.prompt_param)
+            self._check_ids((min(ids), max(ids)), options.prompt_param)
+        self._check_ids(request.logit_bias or (), "logit_bias")
+        self._check_ids(request.stop_token_ids or (), "stop_token_ids")
+        self._check_ids(request.logprob_token_ids or (), "logprob_token_ids")
+        self._check_ids(request.allowed_token_ids or (), "allowed_token_ids")
+
+    def _check_ids(self, ids: Sequence[int] | dict[int, float], param: str) -> None:
+        size = self._model.vocab_size
+        for token_id in ids:
+            if not 0 <= token_id < size:
+                raise RequestError(
+                    f"`{param}` names token {token_id}; this model has tokens 0 to {size - 1}.",
+                    param=param,
+                )
+
+
+def seed_of_choice(
+    request_seed: int | None, *, engine_seed: int, request_id: str, prompt: int, choice: int
+) -> int:
+    """Return the sampler's seed of one choice, in [0, 2**63).
+
+    With a `request_seed` it depends on that and on the number of the `choice` alone: choice 0 is
+    the same as with `n: 1`, and every prompt of a list draws as if it were sent by itself. Without
+    one, the engine's seed, the request's id and the number of the `prompt` replace it, so that
+    equal prompts differ and a resumed job repeats its rows.
+    """
+    if request_seed is None:
+        key = f"request {engine_seed} {request_id} {prompt} {choice}"
+    else:
+        key = f"seed {request_seed} {choice}"
+    digest = blake2b(key.encode(errors="backslashreplace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> (64 - _SEED_BITS)
+
+
+def _truncation_side(request: GenerationRequest) -> Side:
+    """Return the end of a prompt that is cut off: the beginning by default, as in vLLM."""
+    return request.truncation_side or "left"
+
+
+def _repetition(request: GenerationRequest) -> Repetition | None:
+    asked = request.repetition_detection
+    if asked is None or not asked.max_pattern_size:
+        return None
+    num_copies = min(asked.min_count, _NEVER_COPIES)
+    return Repetition(max(1, asked.min_pattern_size), asked.max_pattern_size, num_copies)
+
+
+def _value_or(value: _Number | None, default: _Number) -> _Number:
+    return default if value is None else value

@@ -1,0 +1,189 @@
+"""Image inputs: fetched, decoded, and placed where a prompt has their placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.in_flight import MemoryBudget
+from tidemill.protocol.parts import IMAGE, has_images
+from tidemill.protocol.requests import read_body
+from tidemill.protocol.urls import inline_bytes, is_inline, too_large
+
+from ..config import MAX_DECODING_BYTES, ImageLimits
+from ..scheduling.images import ImageSpec, PromptImage
+from ..text.tokenizer import Tokenizer
+from .media_fetch import MediaFetcher
+
+if TYPE_CHECKING:
+    from ..media.image_resize import ResizedImage
+
+# Fetched images of one request, in memory until it is prepared.
+MAX_BYTES_TOGETHER = 64 * 2**20
+# The field of a body that holds fetched images.
+FETCHED = "fetched_images"
+
+
+class FetchedImages(dict[str, bytes]):
+    """Images by their urls: of a type that no JSON holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSupport:
+    """A vision model's image settings, limits, fetcher, and memory budget of decoding."""
+
+    image_spec: ImageSpec
+    limits: ImageLimits
+    fetcher: MediaFetcher
+    decoding: MemoryBudget = field(default_factory=lambda: MemoryBudget(MAX_DECODING_BYTES))
+
+
+class ImageInputs:
+    """The images of one model's conversations; without `image_support` it refuses them."""
+
+    def __init__(self, tokenizer: Tokenizer, image_support: ImageSupport | None) -> None:
+        self._image_support = image_support
+        self._mark = self._spelling = ""
+        if image_support is not None:
+            added = tokenizer.vocabulary.added
+            self._mark = added[image_support.image_spec.mark]
+            spelling = image_support.image_spec.spelling
+            self._spelling = "".join(
+                one if isinstance(one, str) else added[one] for one in spelling
+            )
+
+    def fetched(self, body: dict[str, Any]) -> AbstractAsyncContextManager[dict[str, Any]] | None:
+        """Return the fetch of a body's images; None for a body without images."""
+        if self._image_support is None or not has_images(body):
+            return None
+        return self._fetched_body(self._image_support, body)
+
+    @asynccontextmanager
+    async def _fetched_body(
+        self, image_support: ImageSupport, body: dict[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        request = read_body(ChatCompletionRequest, body)
+        urls = {
+            url: place
+            for place, url in self._image_urls(request, image_support)
+            if not is_inline(url)
+        }
+        if not urls:
+            yield body
+            return
+        async with image_support.fetcher.fetched(urls, max_bytes=MAX_BYTES_TOGETHER) as found:
+            yield body | {FETCHED: FetchedImages(found)}
+
+    def decode(self, request: ChatCompletionRequest, body: Mapping[str, Any]) -> list[ResizedImage]:
+        """Return a request's images, decoded and resized for the model, in their order.
+
+        Raises `RequestError` for an image that cannot be read, and for any where the model reads
+        none.
+        """
+        brought = body.get(FETCHED)
+        found: Mapping[str, bytes] = brought if isinstance(brought, FetchedImages) else {}
+        by_url: dict[str, ResizedImage] = {}
+        images = []
+        for place, url in self._image_urls(request, self._image_support):
+            assert self._image_support is not None
+            if url not in by_url:
+                by_url[url] = _decoded(place, url, found, self._image_support)
+            images.append(by_url[url])
+        return images
+
+    def expand_marks(self, prompt: str, images: Sequence[ResizedImage]) -> str:
+        """Return a prompt's text with each image mark expanded to its placeholder."""
+        if not images:
+            return prompt
+        self._check_marks(prompt.count(self._mark), images)
+        return prompt.replace(self._mark, self._spelling)
+
+    def place(
+        self, ids: list[int], images: Sequence[ResizedImage]
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return a prompt's tokens with each image's placeholder tokens, and the images there."""
+        if not images or self._image_support is None:
+            return ids, ()
+        image_spec = self._image_support.image_spec
+        places = [place for place, token in enumerate(ids) if token == image_spec.token]
+        self._check_marks(len(places), images)
+        told: list[int] = []
+        prompt_images = []
+        done = 0
+        for place, image in zip(places, images, strict=True):
+            told += ids[done:place]
+            prompt_images.append(image.at(len(told), image_spec))
+            told += [image_spec.token] * image.num_tokens
+            done = place + 1
+        return told + ids[done:], tuple(prompt_images)
+
+    def _image_urls(
+        self, request: ChatCompletionRequest, image_support: ImageSupport | None
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the place of each image, and its url."""
+        count = 0
+        for i, message in enumerate(request.messages):
+            for j, part in message.images():
+                place = f"messages.{i}.content.{j}"
+                if image_support is None:
+                    raise RequestError(
+                        f"`{place}` is an image: this model reads no images.",
+                        param=place,
+                        code="images_not_supported",
+                    )
+                if not count and request.truncate_prompt_tokens is not None:
+                    raise RequestError(
+                        "`truncate_prompt_tokens` cannot cut a prompt with images.",
+                        param="truncate_prompt_tokens",
+                    )
+                count += 1
+                if count > image_support.limits.max_per_prompt:
+                    raise RequestError(
+                        f"`{place}` is one image too many: a request may have"
+                        f" {image_support.limits.max_per_prompt} (--limit-mm-per-prompt).",
+                        param=place,
+                    )
+                yield place, part.image_url.url
+
+    def _check_marks(self, count: int, images: Sequence[ResizedImage]) -> None:
+        if count < len(images):
+            raise RequestError(
+                f"The chat template shows the model {count} of the {len(images)} images: pass one"
+                " that shows all with --chat-template.",
+                param="messages",
+                code="chat_template_error",
+            )
+        if count > len(images):
+            raise RequestError(
+                "A text among images must not hold the model's own marks of an image.",
+                param="messages",
+            )
+
+
+def _decoded(
+    place: str, url: str, found: Mapping[str, bytes], image_support: ImageSupport
+) -> ResizedImage:
+    # Imported here: most models never decode an image, and start faster without Pillow.
+    from ..media.image_decoding import ImageRefused
+    from ..media.image_resize import decode_and_resize
+
+    data = inline_bytes(url, IMAGE) if is_inline(url) else found.get(url)
+    if data is None:
+        raise RequestError(f"The image of `{place}` was not fetched.", param=place)
+    if len(data) > image_support.limits.max_bytes:
+        raise RequestError(
+            f"`{place}` {too_large(IMAGE, image_support.limits.max_bytes)}.", param=place
+        )
+    try:
+        return decode_and_resize(
+            data,
+            image_support.image_spec,
+            max_pixels=image_support.limits.max_pixels,
+            budget=image_support.decoding,
+        )
+    except ImageRefused as exc:
+        raise RequestError(f"The image of `{place}` {exc}.", param=place) from exc

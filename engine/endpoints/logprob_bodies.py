@@ -1,0 +1,177 @@
+r"""Log-probabilities as responses show them: in chats, in completions and for prompts.
+
+A token that is no whole text (a part of a character) is written by its bytes, as OpenAI does:
+`\xe2\x82` in chat, `bytes:\xe2\x82` in completions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..scheduling.sequence import TokenLogprob
+from ..text.tokenizer import Tokenizer
+
+# JSON has no infinity; this is what OpenAI and vLLM write for a token that cannot come.
+_LEAST_LOGPROB = -9999.0
+
+
+class _TokenText(NamedTuple):
+    """A token as responses show it: its text, or escaped bytes if that is no whole text."""
+
+    text: str
+    is_whole: bool
+    data: list[int]
+
+
+class _TokenTexts(dict[int, _TokenText]):
+    """A cache of the token texts of one response: the same few tokens recur among the likeliest.
+
+    With `as_ids` each is `token_id:` and its number, as in vLLM; its bytes are its own.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def __missing__(self, token_id: int) -> _TokenText:
+        piece = self._tokenizer.piece(token_id)
+        if self._as_ids:
+            token = _TokenText(f"token_id:{token_id}", is_whole=True, data=list(piece))
+            self[token_id] = token
+            return token
+        try:
+            token = _TokenText(piece.decode("utf-8"), is_whole=True, data=list(piece))
+        except UnicodeDecodeError:
+            text = "".join(f"\\x{byte:02x}" for byte in piece)
+            token = _TokenText(text, is_whole=False, data=list(piece))
+        self[token_id] = token
+        return token
+
+    def in_chat(self, token_id: int, logprob: float) -> dict[str, Any]:
+        """Return a token of a chat choice."""
+        token = self[token_id]
+        return {"token": token.text, "logprob": _finite(logprob), "bytes": token.data}
+
+    def in_text(self, token_id: int) -> str:
+        """Return a token of a text choice."""
+        token = self[token_id]
+        return token.text if token.is_whole else f"bytes:{token.text}"
+
+
+def chat_logprobs(
+    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Return the `logprobs` object of a chat choice."""
+    texts = _TokenTexts(tokenizer, as_ids=as_ids)
+    content = [texts.in_chat(entry.token_id, entry.logprob) for entry in logprobs]
+    for shown, entry in zip(content, logprobs, strict=True):
+        shown["top_logprobs"] = [texts.in_chat(token_id, value) for token_id, value in entry.top]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    entries: Sequence[TokenLogprob | None],
+    token_ids: Sequence[int],
+    offsets: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    as_ids: bool = False,
+) -> dict[str, Any]:
+    """Return the `logprobs` object of a text choice.
+
+    `entries` goes with `token_ids`, None where nothing predicts the token. The top logprobs always
+    include the sampled token, so there may be one more than was asked for.
+    """
+    texts = _TokenTexts(tokenizer, as_ids=as_ids)
+    top_logprobs: list[dict[str, float] | None] = []
+    for entry in entries:
+        if entry is None:
+            top_logprobs.append(None)
+            continue
+        pairs = [(entry.token_id, entry.logprob), *entry.top]
+        top = {texts.in_text(token_id): _finite(lp) for token_id, lp in pairs[::-1]}
+        top_logprobs.append(dict(reversed(top.items())))
+    return {
+        "text_offset": list(offsets),
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "tokens": [texts.in_text(token_id) for token_id in token_ids],
+        "top_logprobs": top_logprobs,
+    }
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprob | None], tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """Return vLLM's `prompt_logprobs`: for each token a table from token ids to their values.
+
+    `rank` counts from 1; it is null for a token that is not among the likeliest.
+    """
+    texts = _TokenTexts(tokenizer)
+    return [None if entry is None else _prompt_entry(entry, texts) for entry in entries]
+
+
+class TextOffsets:
+    """Offsets of tokens in a text, counted in characters from `start`.
+
+    A token inside a character begins where the character does; skipped special tokens take no room,
+    but `markers` do.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        start: int = 0,
+        skip_special_tokens: bool,
+        markers: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._markers = markers
+        self._position = start
+        self._pending = b""
+
+    def next_offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the offsets of the next tokens."""
+        offsets = []
+        for token_id in token_ids:
+            offsets.append(self._position)
+            is_skipped = self._skip_special_tokens and self._tokenizer.is_special(token_id)
+            if is_skipped and token_id not in self._markers:
+                continue
+            data = self._pending + self._tokenizer.piece(token_id)
+            self._pending = _unfinished_character(data)
+            whole = data[: len(data) - len(self._pending)]
+            self._position += len(whole.decode("utf-8", "replace"))
+        return offsets
+
+
+def _unfinished_character(data: bytes) -> bytes:
+    """Return the bytes at the end that begin a character but do not complete it."""
+    for length in range(1, min(3, len(data)) + 1):
+        byte = data[-length]
+        if byte >= 0xC0:
+            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[-length:] if length < needed else b""
+        if byte < 0x80:
+            break
+    return b""
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def _prompt_entry(entry: TokenLogprob, texts: _TokenTexts) -> dict[str, Any]:
+    ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
+    pairs = [(entry.token_id, entry.logprob), *entry.top]
+    return {
+        str(token_id): {
+            "logprob": _finite(logprob),
+            "rank": ranks.get(token_id),
+            "decoded_token": texts[token_id].text,
+        }
+        for token_id, logprob in pairs
+    }

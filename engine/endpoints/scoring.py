@@ -1,0 +1,177 @@
+"""Scoring and reranking: pairs of texts to scores, by a cross-encoder or by cosine similarity.
+
+A reranker (cross-encoder) reads the two texts of a pair together. With an embedding model the score
+is the cosine of two vectors, as `/v1/embeddings` gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.protocol.bodies import response_id
+from tidemill.protocol.contract import Reply, Usage
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import read_body, read_score
+from tidemill.protocol.routes import RERANK, SCORE
+from tidemill.protocol.scoring import RerankRequest, ScoreRequest, rerank_body, score_body
+
+from ..scheduling.encoding import EncodingRequest, EncodingResult
+from .encoder_requests import EncoderModel, EncodingRequestBuilder
+from .endpoint import Prepared, RequestMetadata
+from .vectors import as_numbers, check_finite, normalize
+
+Numbers = NDArray[np.float64]
+Sides = tuple[list[int], list[int]]
+
+ACTIVATIONS: Mapping[str, Callable[[Numbers], Numbers]] = MappingProxyType(
+    {
+        "Identity": lambda x: x,
+        "ReLU": lambda x: np.maximum(x, 0.0),
+        "Sigmoid": lambda x: np.exp(-np.logaddexp(0.0, -x)),
+        "Tanh": np.tanh,
+    }
+)
+"""Activations of a one-label score, by their names in torch.nn."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairRequest:
+    """A request for scores; `sides` has the sequence of each text, for both sides.
+
+    It is None where each pair has a sequence of its own.
+    """
+
+    request: ScoreRequest | RerankRequest
+    sides: Sides | None
+
+
+PreparedPairs = Prepared[EncodingRequest, PairRequest]
+
+
+class PairScorer:
+    """Scores pairs of texts by one model, a reranker or an embedding model."""
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._requests = EncodingRequestBuilder(model)
+        self._gives_vectors = model.description.task == "embed"
+        self._activation = ACTIVATIONS[model.description.activation]
+
+    def prepare(
+        self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
+    ) -> PreparedPairs:
+        """Return a sequence for each pair, or for each distinct text."""
+        firsts, seconds = request.sides
+        if not self._gives_vectors:
+            sequences = self._requests.from_pairs(
+                firsts, seconds, request, param=request.names[1], created=metadata.created
+            )
+            return Prepared(sequences, PairRequest(request, None), metadata)
+        for name in ("instruction", "chat_template_kwargs"):
+            if getattr(request, name) is not None:
+                raise RequestError(
+                    f"`{name}` is for a reranker; this model gives vectors.", param=name
+                )
+        return self._prepare_texts(request, metadata)
+
+    def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
+        """Return the scores in the order of their pairs, or the ranking."""
+        asked, metadata = prepared.context, prepared.metadata
+        if asked.sides is None:
+            scores = self._activate(results, asked.request)
+            num_tokens = sum(result.num_tokens for result in results)
+        else:
+            scores = _cosines(results, asked.sides)
+            num_tokens = sum(results[i].num_tokens for side in asked.sides for i in side)
+        shown = as_numbers(scores.astype(np.float32))
+        if isinstance(asked.request, RerankRequest):
+            answer = rerank_body(
+                response_id("rerank", metadata.request_id),
+                model=metadata.model,
+                scores=shown,
+                request=asked.request,
+                num_tokens=num_tokens,
+            )
+        else:
+            answer = score_body(
+                response_id("score", metadata.request_id),
+                created=metadata.created,
+                model=metadata.model,
+                scores=shown,
+                num_tokens=num_tokens,
+            )
+        return Reply(200, answer, Usage(prompt_tokens=num_tokens))
+
+    def _prepare_texts(
+        self, request: ScoreRequest | RerankRequest, metadata: RequestMetadata
+    ) -> PreparedPairs:
+        """Return a sequence for each distinct text of both sides."""
+        places: dict[tuple[int, ...], int] = {}
+        sequences: list[EncodingRequest] = []
+        sides: list[list[int]] = []
+        limits = (request.max_tokens_per_query, request.max_tokens_per_doc)
+        for texts, param, limit in zip(request.sides, request.names, limits, strict=True):
+            side = self._requests.from_prompts(
+                texts, request, param=param, prefix=self._requests.prompt_named(None), limit=limit
+            )
+            for sequence in side:
+                if places.setdefault(tuple(sequence.token_ids), len(sequences)) == len(sequences):
+                    sequences.append(sequence)
+            sides.append([places[tuple(sequence.token_ids)] for sequence in side])
+        return Prepared(sequences, PairRequest(request, (sides[0], sides[1])), metadata)
+
+    def _activate(
+        self, results: Sequence[EncodingResult], request: ScoreRequest | RerankRequest
+    ) -> Numbers:
+        """Return the score `[pairs]` of each pair, raw with `use_activation: false`."""
+        scores = check_finite(np.array([result.values[0] for result in results])).astype(np.float64)
+        return scores if request.use_activation is False else self._activation(scores)
+
+
+def _cosines(results: Sequence[EncodingResult], sides: Sides) -> Numbers:
+    """Return the cosine `[pairs]` of each vector of the second side with its one of the first."""
+    rows = normalize(check_finite(np.stack([result.values for result in results])))  # [texts, D]
+    firsts, seconds = (
+        rows[side].astype(np.float64) for side in sides
+    )  # [1 or pairs, D], [pairs, D]
+    cosines: Numbers = (firsts * seconds).sum(axis=1)
+    return cosines
+
+
+class Rerank:
+    """The rerank endpoint, of rerankers and embedding models."""
+
+    route = RERANK
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._pairs = PairScorer(model)
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
+        """Return a sequence for each pair, or for each text where vectors are compared."""
+        return self._pairs.prepare(read_body(RerankRequest, body), metadata)
+
+    def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
+        """Return the documents, the highest score first."""
+        return self._pairs.finish(prepared, results)
+
+
+class Score:
+    """The score endpoint, of rerankers and embedding models."""
+
+    route = SCORE
+
+    def __init__(self, model: EncoderModel) -> None:
+        self._pairs = PairScorer(model)
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> PreparedPairs:
+        """Return a sequence for each pair, or for each text where vectors are compared."""
+        return self._pairs.prepare(read_score(body), metadata)
+
+    def finish(self, prepared: PreparedPairs, results: Sequence[EncodingResult]) -> Reply:
+        """Return the scores."""
+        return self._pairs.finish(prepared, results)

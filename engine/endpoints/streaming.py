@@ -1,0 +1,353 @@
+"""Streaming: choices of chat and text completions as their tokens arrive, as chunks with usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tidemill.protocol.bodies import chunk_body, response_id, usage_body
+from tidemill.protocol.chat import REASONING_FIELDS, chat_choice
+from tidemill.protocol.contract import Usage
+from tidemill.protocol.fields import GenerationRequest
+from tidemill.protocol.stream import StreamOptions
+
+from ..parsers.parsed_output import DeltaMessage, DeltaToolCall, PlainTextParser
+from ..scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from ..text.detokenizer import IncrementalDetokenizer, StopPrefixes
+from ..text.stop_strings import StopStrings
+from ..text.tokenizer import Tokenizer
+from .chat_messages import echoed_text, finish_reason, num_reasoning_tokens, shows_reasoning
+from .chat_preprocessor import Conversation
+from .choices import FinishedChoice, finished_choice
+from .endpoint import OutputDelta, RequestMetadata
+from .logprob_bodies import chat_logprobs, prompt_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """New output of the choice at `place` since its last delta.
+
+    `text` is final: no later token changes it. The prompt's logprobs come with the first delta, if
+    they were asked for. `finished` is the whole choice, with the last delta.
+    """
+
+    place: int
+    is_first: bool
+    text: str
+    token_ids: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    prompt_logprobs: Sequence[TokenLogprob | None]
+    finished: FinishedChoice | None
+
+
+def whole_choice(place: int, choice: FinishedChoice) -> ChoiceDelta:
+    """Return all of a finished choice as one delta."""
+    result = choice.result
+    return ChoiceDelta(
+        place=place,
+        is_first=True,
+        text=choice.text,
+        token_ids=result.token_ids,
+        logprobs=result.logprobs or (),
+        prompt_logprobs=result.prompt_logprobs or (),
+        finished=choice,
+    )
+
+
+class ChoiceStreams:
+    """The choices of one request as they stream; `markers` are special tokens kept in texts."""
+
+    def __init__(
+        self,
+        sequences: Sequence[SequenceRequest],
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        *,
+        markers: frozenset[int] = frozenset(),
+    ) -> None:
+        self._sequences = sequences
+        self._request = request
+        self._tokenizer = tokenizer
+        self._markers = markers
+        beginnings = None
+        stops = sequences[0].stop_text  # which all of them share
+        if (
+            isinstance(stops, StopStrings)
+            and stops.stops
+            and not request.include_stop_str_in_output
+        ):
+            beginnings = StopPrefixes([stop.encode() for stop in stops.stops])
+        skip = request.skip_special_tokens is not False
+        self._texts = [
+            IncrementalDetokenizer(tokenizer, beginnings, skip_special_tokens=skip, markers=markers)
+            for _ in sequences
+        ]
+        self._num_tokens = [0] * len(sequences)
+        self._has_begun = [False] * len(sequences)
+        # By prompt: its first choice brings the prompt's logprobs, and output of the other choices
+        # waits for those.
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprob | None]] = {}
+        self._early: dict[int, list[tuple[int, OutputDelta, SequenceResult | None]]] = {}
+
+    def add(
+        self, place: int, delta: OutputDelta, result: SequenceResult | None
+    ) -> list[ChoiceDelta]:
+        """Return the deltas for new output of one choice; `result` with its last output."""
+        first = place - place % (self._request.n or 1)
+        if self._sequences[first].prompt_logprobs is None:
+            return [self._choice_delta(place, delta, result)]
+        if delta.prompt_logprobs:
+            self._prompt_logprobs[first] = delta.prompt_logprobs
+        elif first not in self._prompt_logprobs:
+            self._early.setdefault(first, []).append((place, delta, result))
+            return []
+        early = self._early.pop(first, [])
+        return [self._choice_delta(*each) for each in [(place, delta, result), *early]]
+
+    def _choice_delta(
+        self, place: int, delta: OutputDelta, result: SequenceResult | None
+    ) -> ChoiceDelta:
+        is_first, self._has_begun[place] = not self._has_begun[place], True
+        self._num_tokens[place] += len(delta.new_token_ids)
+        text, finished = self._texts[place], None
+        if result is None:
+            new = text.push(delta.new_token_ids)
+        else:
+            finished = finished_choice(
+                self._sequences[place],
+                result,
+                self._request,
+                self._tokenizer,
+                markers=self._markers,
+            )
+            new = text.end(finished.text)
+        scores = self._prompt_logprobs.get(place - place % (self._request.n or 1), ())
+        return ChoiceDelta(
+            place=place,
+            is_first=is_first,
+            text=new,
+            token_ids=delta.new_token_ids,
+            logprobs=delta.new_logprobs,
+            prompt_logprobs=scores if is_first else (),
+            finished=finished,
+        )
+
+    @property
+    def usage(self) -> Usage:
+        """Return the usage so far: each prompt once, and the tokens of every choice."""
+        firsts = self._sequences[:: self._request.n or 1]
+        return Usage(
+            prompt_tokens=sum(len(first.prompt_ids) for first in firsts),
+            completion_tokens=sum(self._num_tokens),
+        )
+
+
+class ChunkBuilder:
+    """Builds the chunks of one stream: the fields common to all, and the usage if asked for.
+
+    `prefix` is that of the response's id.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["chat.completion.chunk", "text_completion"],
+        prefix: str,
+        metadata: RequestMetadata,
+        options: StreamOptions,
+    ) -> None:
+        self._frame = chunk_body(
+            kind,
+            response_id(prefix, metadata.request_id),
+            created=metadata.created,
+            model=metadata.model,
+        )
+        self._options = options
+
+    def choice_chunk(self, choice: dict[str, Any], choices: ChoiceStreams) -> dict[str, Any]:
+        """Return the chunk of a choice."""
+        chunk = self._frame | {"choices": [choice]}
+        if self._options.continuous_usage_stats:
+            chunk["usage"] = _choice_body(choices.usage)
+        elif self._options.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def usage_chunk(
+        self, usage: Usage, *, reasoning_tokens: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the chunk behind the choices: the usage, if it was asked for.
+
+        `reasoning_tokens` is None for a model without reasoning.
+        """
+        if not self._options.include_usage:
+            return []
+        shown = usage_body(
+            usage.prompt_tokens, usage.completion_tokens, reasoning_tokens=reasoning_tokens
+        )
+        return [self._frame | {"choices": [], "usage": shown}]
+
+
+def _choice_body(usage: Usage) -> dict[str, Any]:
+    return usage_body(usage.prompt_tokens, usage.completion_tokens)
+
+
+_SAYING = (*REASONING_FIELDS, "content", "tool_calls")
+
+
+class ChatStream:
+    """A streamed chat completion."""
+
+    def __init__(
+        self,
+        choices: ChoiceStreams,
+        conversation: Conversation,
+        prompt_ids: list[int],
+        chunks: ChunkBuilder,
+        tokenizer: Tokenizer,
+    ) -> None:
+        self._choices = choices
+        self._conversation = conversation
+        self._prompt_ids = prompt_ids
+        self._chunks = chunks
+        self._tokenizer = tokenizer
+        num_choices = conversation.request.n or 1
+        self._readers = [conversation.parser.for_choice(place) for place in range(num_choices)]
+        self._has_calls = [False] * num_choices
+        self._has_said = [False] * num_choices
+        self._may_be_silent = not isinstance(conversation.parser, PlainTextParser)
+        self._num_thinking_tokens = 0
+        self._has_prompt_fields = False
+
+    def add(
+        self, place: int, delta: OutputDelta, result: SequenceResult | None
+    ) -> list[dict[str, Any]]:
+        """Return the chunks for new output of the choice at this place."""
+        chunks = []
+        for choice_delta in self._choices.add(place, delta, result):
+            choice = self._choice_body(choice_delta)
+            if _has_content(choice):
+                chunks.append(
+                    self._chunks.choice_chunk(choice, self._choices)
+                    | self._prompt_fields(choice_delta)
+                )
+        return chunks
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the usage, if it was asked for."""
+        thought = self._num_thinking_tokens if self._conversation.parser.has_reasoning else None
+        return self._chunks.usage_chunk(self._choices.usage, reasoning_tokens=thought)
+
+    def _prompt_fields(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
+        """Return the first chunk's fields of the prompt, if they were asked for."""
+        if self._has_prompt_fields:
+            return {}
+        self._has_prompt_fields = True
+        request, shown = self._conversation.request, dict[str, Any]()
+        if request.return_token_ids:
+            shown["prompt_token_ids"] = self._prompt_ids
+        if request.prompt_logprobs is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(
+                choice_delta.prompt_logprobs, self._tokenizer
+            )
+        return shown
+
+    def _choice_body(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
+        request, finished, reader = (
+            self._conversation.request,
+            choice_delta.finished,
+            self._readers[choice_delta.place],
+        )
+        pieces = [*reader.push(choice_delta.text)]
+        if finished is not None:
+            pieces += reader.end()
+            self._num_thinking_tokens += num_reasoning_tokens(
+                finished.result.token_ids,
+                reader.reasoning_spans,
+                self._conversation,
+                self._tokenizer,
+            )
+        delta = self._delta(choice_delta, pieces)
+        shown = chat_choice(
+            choice_delta.place,
+            delta,
+            said_as="delta",
+            logprobs=self._logprobs(choice_delta),
+            finish_reason=None
+            if finished is None
+            else finish_reason(
+                finished.result.finish_reason, has_calls=self._has_calls[choice_delta.place]
+            ),
+            stop_reason=None if finished is None else finished.stop_reason,
+            warnings=[piece.warning for piece in pieces if piece.warning is not None],
+        )
+        if request.return_token_ids:
+            shown["token_ids"] = choice_delta.token_ids
+        return shown
+
+    def _delta(self, choice_delta: ChoiceDelta, pieces: Sequence[DeltaMessage]) -> dict[str, Any]:
+        """Return new output as a delta; all deltas have null content only if the answer has.
+
+        So the first delta has null, unless there is content or can be nothing else.
+        """
+        place, request = choice_delta.place, self._conversation.request
+        delta = _delta_of(pieces, with_reasoning=shows_reasoning(self._conversation))
+        self._has_calls[place] |= "tool_calls" in delta
+        if choice_delta.is_first:
+            content = echoed_text(request) + delta.get("content", "")
+            delta = {"role": "assistant", **delta, "content": content or None}
+        self._has_said[place] |= any(delta.get(name) for name in _SAYING)
+        if not self._has_said[place] and (choice_delta.finished or not self._may_be_silent):
+            delta["content"] = ""
+            self._has_said[place] = True
+        return delta
+
+    def _logprobs(self, choice_delta: ChoiceDelta) -> dict[str, Any] | None:
+        request = self._conversation.request
+        if not request.logprobs:
+            return None
+        as_ids = bool(request.return_tokens_as_token_ids)
+        return chat_logprobs(choice_delta.logprobs, self._tokenizer, as_ids=as_ids)
+
+
+def _has_content(choice: dict[str, Any]) -> bool:
+    """Say whether there is anything to send: some tokens bring no text, or none yet."""
+    return bool(
+        choice["delta"]
+        or choice["finish_reason"]
+        or choice["logprobs"]
+        or choice.get("token_ids")
+        or choice.get("warnings")
+    )
+
+
+def _delta_of(pieces: Iterable[DeltaMessage], *, with_reasoning: bool) -> dict[str, Any]:
+    """Return parser output as one delta, without fields that are empty."""
+    delta: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        reasoning = piece.reasoning if with_reasoning else ""
+        said = (*((name, reasoning) for name in REASONING_FIELDS), ("content", piece.content))
+        for name, text in said:
+            if text:
+                delta[name] = delta.get(name, "") + text
+        for more in piece.calls:
+            if (begun := calls.get(more.index)) is None:
+                calls[more.index] = _tool_call_body(more)
+            else:
+                begun["function"]["arguments"] += more.arguments
+    if calls:
+        delta["tool_calls"] = [*calls.values()]
+    return delta
+
+
+def _tool_call_body(piece: DeltaToolCall) -> dict[str, Any]:
+    function = {"arguments": piece.arguments}
+    if piece.name is None:
+        return {"index": piece.index, "function": function}
+    return {
+        "index": piece.index,
+        "id": piece.call_id,
+        "type": "function",
+        "function": {"name": piece.name, **function},
+    }

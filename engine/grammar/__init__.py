@@ -1,1 +1,0 @@
-"""What the output of a request must be, as masks of tokens."""

@@ -1,1 +1,0 @@
-"""Images: bytes of any format into what a model sees."""

@@ -1,0 +1,118 @@
+"""Ahead-of-time compilation (precompile): `python -m tidemill.engine.kernels.cpu.compile_all`.
+
+Run by the install and by the image build, so that no run has to compile the CPU kernels. Each is
+called once with a few numbers of each dtype supported here, in as many processes as cores: within
+one, numba compiles under a lock. Cached kernels are only read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+
+import numpy as np
+import torch
+from numba import types
+
+from ..adapters import AdapterMapping, AdapterWeights, LinearAdapters
+from ..attention import AttentionShape, HeadNorms
+from ..elementwise import Gate
+from ..sampling import greedy_metadata
+from ..step import Step
+from . import adapters, elementwise, linear, sampling, thread_pool
+from .attention import CpuAttention
+
+CPU = torch.device("cpu")
+HEADS, KEY_HEADS, WIDTH = 2, 1, 16
+VOCABULARY = 32
+
+
+def dtypes() -> list[torch.dtype]:
+    """Return the dtypes of models on this machine; parity checks always need fp32."""
+    # torch has no public function for it.
+    has_bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+    return [torch.float32, *([torch.bfloat16] if has_bfloat16 else [])]
+
+
+def attend(dtype: torch.dtype) -> None:
+    """Enter, store and attend a step of two decodes and a chunk."""
+    shape = AttentionShape(HEADS, KEY_HEADS, WIDTH, WIDTH, 1.0)
+    backend = CpuAttention([shape], 4, dtype, CPU)
+    backend.prepare(
+        Step.pack(
+            2,
+            CPU,
+            token_ids=np.zeros(4, np.int64),
+            positions=np.array([0, 0, 0, 1]),
+            slots=np.array([0, 1, 2, 3]) * backend.page_size,
+            query_starts=np.array([0, 1, 2, 4]),
+            context_lengths=np.zeros(3, np.int64),
+            page_starts=np.array([0, 1, 2, 3]),
+            pages=np.array([0, 1, 2]),
+            logit_rows=np.arange(4),
+        )
+    )
+    norm = torch.ones(WIDTH)
+    qkv = torch.zeros(4, (HEADS + 2 * KEY_HEADS) * WIDTH, dtype=dtype)
+    query = backend.store_qkv(0, qkv, torch.zeros(4, WIDTH), HeadNorms(norm, norm, 1e-6))
+    stored = torch.zeros(4, KEY_HEADS, WIDTH, dtype=dtype)
+    backend.store(0, stored, stored)
+    backend.attend(0, query)
+
+
+def multiply_and_norm(dtype: torch.dtype) -> None:
+    """Run the linear layers and norms of a decoder block."""
+    x, weight = torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, WIDTH, dtype=dtype)
+    product = linear.prepare(weight, None, Gate())
+    if product is not None:
+        product(x)
+    mapping = AdapterMapping()
+    mapping.update(np.array([0, 1]))
+    own = AdapterWeights(torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, 2, dtype=dtype))
+    product = adapters.prepare_adapted(weight, None, Gate(), LinearAdapters([own], mapping))
+    if product is not None:
+        product(x)
+    norm = torch.ones(WIDTH)
+    elementwise.rms_norm(x, norm, 1e-6)
+    elementwise.add_rms_norm(x, x.clone(), norm, 1e-6)
+    elementwise.layer_norm(x, norm, norm, 1e-6)
+    elementwise.add_layer_norm(x, x.clone(), norm, norm, 1e-6)
+    elementwise.act_and_mul(x, Gate())
+
+
+def thread_loop() -> None:
+    """Compile the worker loop of the thread pool."""
+    thread_pool.worker_loop.compile((types.int64[::1],))
+
+
+def sample_and_score(dtype: torch.dtype) -> None:
+    """Sample a token and compute its logprob."""
+    logits = torch.zeros(1, VOCABULARY, dtype=dtype)
+    whole = np.zeros(1, np.int64)
+    sampling.sample(logits, greedy_metadata(1))
+    sampling.compute_logprobs(logits, whole, torch.zeros(1, dtype=torch.int64), 1)
+
+
+def jobs() -> list[Callable[[], None]]:
+    """Return jobs that call all kernels once, the longest first."""
+    parts = (attend, sample_and_score, multiply_and_norm)
+    return [*(partial(part, dtype) for part in parts for dtype in reversed(dtypes())), thread_loop]
+
+
+def main() -> int:
+    """Compile all kernels that are not cached and return the exit status."""
+    todo = jobs()
+    num_processes = min(len(todo), os.cpu_count() or 1)
+    # Spawned, not forked: torch's and numba's state does not survive a fork.
+    with ProcessPoolExecutor(num_processes, get_context("spawn")) as pool:
+        for done in [pool.submit(job) for job in todo]:
+            done.result()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

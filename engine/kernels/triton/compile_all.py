@@ -1,0 +1,176 @@
+"""Ahead-of-time compilation (precompile) of every Triton kernel for a GPU architecture.
+
+Covers the variants that do not depend on a model's sizes; `engine.model.compile_kernels` adds those
+of common models. No GPU is needed. The output goes to TRITON_CACHE_DIR, and into the image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from ..attention import AttentionShape, HeadNorms
+from ..elementwise import Gate
+from ..pooling import Segments
+from ..quantised import FP8, Quantised
+from ..sampling import greedy_metadata
+from ..step import Step
+from . import elementwise, experts, fp8, linear, pooling, sampling
+from . import qkv as qkv_kernels
+from .attention import TritonAttention
+from .launch import compile_only
+
+CPU = torch.device("cpu")
+DTYPES = (torch.bfloat16, torch.float16)
+HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
+
+
+def norms(dtype: torch.dtype) -> None:
+    """Call each norm, with weights of the model's dtype and with widened ones."""
+    x = torch.empty(2, HIDDEN, dtype=dtype)
+    for kind in (dtype, torch.float32):
+        weight = torch.empty(HIDDEN, dtype=kind)
+        elementwise.rms_norm(x, weight, 1e-6)
+        elementwise.add_rms_norm(x, x, weight, 1e-6)
+        elementwise.layer_norm(x, weight, weight, 1e-6)
+        elementwise.add_layer_norm(x, x, weight, weight, 1e-6)
+
+
+def gates(dtype: torch.dtype) -> None:
+    """Call each gate: every activation, and gpt-oss' limit."""
+    both = torch.empty(2, 2 * HIDDEN, dtype=dtype)
+    of_gpt_oss = Gate(alpha=1.702, limit=7.0, beta=1.0)
+    for gate in (Gate(), Gate("gelu"), Gate("gelu_tanh"), of_gpt_oss):
+        elementwise.act_and_mul(both, gate)
+
+
+def qkv_stores(dtype: torch.dtype) -> None:
+    """Store heads in pages of the model's dtype and of fp8: plain, rotated, normed."""
+    shape = AttentionShape(4, 2, HEAD_DIM, HEAD_DIM, 1.0)
+    slots = torch.zeros(2, dtype=torch.int32)
+    qkv, cos_sin = torch.empty(2, 8 * HEAD_DIM, dtype=dtype), torch.empty(2, HEAD_DIM)
+    weight = torch.empty(HEAD_DIM, dtype=dtype)
+    key = torch.empty(2, 2, HEAD_DIM, dtype=dtype)
+    for kind in (dtype, torch.float8_e4m3fn):
+        pages = torch.empty(2, 2, PAGE_SIZE, HEAD_DIM, dtype=kind)
+        for head_norms in (None, HeadNorms(weight, weight, 1e-6)):
+            qkv_kernels.store_qkv(qkv, cos_sin, head_norms, shape, slots, pages, pages)
+        qkv_kernels.store_kv(key, key, slots, pages, pages)
+
+
+def sampling_calls(dtype: torch.dtype) -> None:
+    """Sample and score tokens of a vocabulary that is a multiple of 16."""
+    logits = torch.empty(2, VOCABULARY, dtype=dtype)
+    sampling.sample(logits, greedy_metadata(2))
+    sampling.compute_logprobs(logits, np.arange(2), torch.zeros(2, dtype=torch.int64), 1)
+
+
+# Query heads to a key head and their widths: one with every rare feature, and the common one.
+HEADS = (
+    AttentionShape(8, 1, 64, 64, 1.0, softcap=50.0, has_sinks=True),
+    AttentionShape(4, 1, 128, 128, 1.0),
+)
+
+
+def attention(dtype: torch.dtype) -> None:
+    """Call each variant of attention, on a step of no tokens, as kernels do not depend on these.
+
+    The first variant is called with an fp8 KV cache, too.
+    """
+    none = np.zeros(0, np.int32)
+    names = ("token_ids", "positions", "slots", "context_lengths", "pages", "logit_rows")
+    starts = {"query_starts": np.zeros(1, np.int32), "page_starts": np.zeros(1, np.int32)}
+    step = Step.pack(0, CPU, **dict.fromkeys(names, none), **starts)
+    for shape, kept in [*((shape, dtype) for shape in HEADS), (HEADS[0], FP8)]:
+        backend = TritonAttention([shape], 0, kept, CPU)
+        backend.prepare(step)
+        sinks = torch.empty(shape.num_query_heads, dtype=dtype) if shape.has_sinks else None
+        query = torch.empty(0, shape.num_query_heads, shape.key_dim, dtype=dtype)
+        backend.attend(0, query, sinks)
+
+
+def mixtures(dtype: torch.dtype) -> None:
+    """Call the MoE kernels: routing, sort, combine, and products by large and small tiles."""
+    count, chosen = 64, 8
+    for how in (True, False):
+        experts.select_experts(
+            torch.empty(2, count, dtype=dtype), chosen, among_chosen=how, is_renormalised=how
+        )
+    ids = torch.zeros(2, chosen, dtype=torch.int32)
+    rows = experts.sort_by_expert(ids, count)
+    weight = torch.empty(count, HEAD_DIM, HEAD_DIM, dtype=dtype)
+    for num_rows in (2 * chosen, (experts.MANY_ROWS + 1) * count):
+        x, tokens = torch.empty(num_rows, HEAD_DIM, dtype=dtype), torch.empty(num_rows).int()
+        for bias in (None, weight[0]):
+            for named in (None, tokens):
+                experts.grouped_linear(x, named, weight, bias, rows.stops)
+    experts.combine_experts(
+        torch.empty(16, HIDDEN, dtype=dtype), rows.places, torch.empty(2, chosen)
+    )
+
+
+def quantised(dtype: torch.dtype) -> None:
+    """Multiply by int4 weights, and fp8 ones, which come with bf16: small and wide."""
+    for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
+        words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
+        numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
+        for group in sizes:
+            scales = torch.empty(outputs, HIDDEN // group)
+            zeros = torch.empty_like(scales, dtype=torch.uint8)
+            _multiplied(Quantised(words, scales, zeros, HIDDEN, group, dtype))
+            if dtype == torch.bfloat16 and group >= 128:
+                _multiplied(Quantised(numbers, scales, None, HIDDEN, group, dtype))
+    count = 64  # experts, whose groups are large
+    scales = torch.empty(count, HEAD_DIM, HIDDEN // 128)
+    zeros, words = torch.empty_like(scales, dtype=torch.uint8), words[: count * HEAD_DIM]
+    numbers, ends = numbers[: count * HEAD_DIM], torch.empty(count, dtype=torch.int32)
+    x, tokens = torch.empty(8, HIDDEN, dtype=dtype), torch.empty(8, dtype=torch.int32)
+    for stored, zero in ((words, zeros), *([(numbers, None)] if dtype == torch.bfloat16 else [])):
+        stacked = stored.view(count, HEAD_DIM, -1)
+        weight = Quantised(stacked, scales, zero, HIDDEN, 128, dtype)
+        for named in (None, tokens):
+            experts.grouped_quantised(x, named, weight, ends)
+
+
+def _multiplied(weight: Quantised) -> None:
+    """Multiply few rows and many, with a bias and without."""
+    linear.dequantised(weight)
+    x = torch.empty(128, HIDDEN, dtype=weight.dtype)
+    for bias in (None, torch.empty(weight.shape[0], dtype=weight.dtype)):
+        for rows in (16, 64, 128):
+            if weight.zeros is None and fp8.has_fp8_matmul(CPU):
+                fp8.multiply(x[:rows], weight, bias)
+            elif rows <= linear.FEW_ROWS:
+                linear.multiply(x[:rows], weight, bias)
+
+
+def pooling_calls(dtype: torch.dtype) -> None:
+    """Pool by each mode, alone and beside another, and normalise."""
+    starts = torch.tensor([0, 1])
+    for mode in pooling.MODES:
+        hidden = torch.empty(1, HIDDEN, dtype=dtype)
+        pooling.pool(hidden, Segments(starts, starts[:1]), (mode, mode))
+    pooling.normalise(torch.empty(1, HIDDEN))
+
+
+# Each calls kernels as a run does, in all variants.
+CALLS: tuple[Callable[[torch.dtype], None], ...] = (
+    norms,
+    gates,
+    qkv_stores,
+    sampling_calls,
+    attention,
+    mixtures,
+    quantised,
+    pooling_calls,
+)
+
+
+def compile_all(arch: int, dtypes: Iterable[torch.dtype] = DTYPES) -> None:
+    """Compile every kernel for an architecture, in each dtype that models are served in."""
+    with compile_only(arch):
+        for dtype in dtypes:
+            for call in CALLS:
+                call(dtype)

@@ -1,0 +1,42 @@
+"""Conversion of fp8 (float8_e4m3fn) bit by bit, for GPUs without that type.
+
+And for Triton's interpreter, whose own conversion rounds differently.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..quantised import FP8_MAX
+
+LARGEST = tl.constexpr(FP8_MAX)
+# Numbers below it are subnormal: multiples of 2**-9, the last bit of the number added to round.
+LOWEST_NORMAL = tl.constexpr(0.015625)
+ROUNDS_SUBNORMAL = tl.constexpr(16384.0)
+BITS_OF_ROUNDING = tl.constexpr(0x46800000)
+# fp16 numbers with the same bits are smaller by this factor.
+OF_HALVES = tl.constexpr(256.0)
+
+
+@triton.jit
+def as_e4m3(numbers):
+    """Return fp32 numbers' nearest, ties to even, as bytes; beyond the largest it, NaN stays."""
+    size = tl.abs(numbers)
+    bits = size.to(tl.int32, bitcast=True)
+    is_nan = bits > 0x7F800000
+    size = tl.where(size > LARGEST, LARGEST, size)
+    bits = size.to(tl.int32, bitcast=True)
+    # Three bits of the mantissa stay, and of the exponent what is above -7.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    subnormal = (size + ROUNDS_SUBNORMAL).to(tl.int32, bitcast=True) - BITS_OF_ROUNDING
+    code = tl.where(size < LOWEST_NORMAL, subnormal, normal)
+    code = tl.where(is_nan, 0x7F, code)
+    return (code | ((numbers.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def halves_of_e4m3(numbers):
+    """Convert bytes to fp16 that is `OF_HALVES` times too small; NaN becomes 1.875."""
+    bits = numbers.to(tl.int16)
+    return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)

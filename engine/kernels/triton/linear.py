@@ -1,0 +1,312 @@
+"""Linear layers with quantised weights (int4, fp8) on GPUs; the reference is `Quantised`.
+
+For few rows the weight is dequantised in registers (weight-only quantisation, split-k), so that few
+bits are read; for many rows, which are compute-bound, it is dequantised first. Where the device
+multiplies fp8, rows are quantised to fp8, too.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from ..linear import Linear
+from ..quantised import BLOCK, WORDS_A_BLOCK, Quantised
+from . import fp8
+from .fp8_bits import OF_HALVES, halves_of_e4m3
+from .launch import arch_of, launch
+from .tuned_tiles import config_for
+
+# Up to so many rows weights are dequantised in registers; products of more are compute-bound.
+FEW_ROWS = 64
+# So many programs fill any GPU; split-k divides a row's inputs where outputs are too few.
+MANY_PROGRAMS = 512
+# torch._scaled_mm requires both sides of a weight to be multiples of it.
+ALIGNED = 16
+STEP, WORDS, PLACES = tl.constexpr(BLOCK), tl.constexpr(WORDS_A_BLOCK), tl.constexpr(8)
+
+
+def prepare(weight: Quantised, bias: Tensor | None) -> Linear | None:
+    """Prepare the layer of a quantised weight; None where the kernels do not support it."""
+    if len(weight.shape) != 2 or not supports(weight):
+        return None
+    order = weight.order
+
+    def product(x: Tensor) -> Tensor:
+        x = x if order is None else x[:, order]
+        if len(x) <= FEW_ROWS:
+            return multiply(x.contiguous(), weight, bias)
+        return functional.linear(x, dequantised(weight), bias)
+
+    return product
+
+
+def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Linear | None:
+    """Prepare the layer that quantises rows to fp8; None where that is not supported."""
+    if not (fp8.has_fp8_matmul(weight.device) and fp8.supports(weight)):
+        return None
+    return lambda x: fp8.multiply(x, weight, bias)
+
+
+def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
+    """Prepare the same by torch._scaled_mm, for weights with a scale a row."""
+    sides = [*weight.shape, ALIGNED]
+    is_even = all(side % ALIGNED == 0 for side in sides)
+    is_row_wise = fp8.supports(weight) and weight.scales.shape[-1] == 1
+    if not (is_even and is_row_wise and fp8.has_fp8_matmul(weight.device)):
+        return None
+    scales = weight.scales.T.contiguous()  # [1, O]
+
+    def product(x: Tensor) -> Tensor:
+        numbers, of_rows = fp8.quantise_fp8(x, weight.inputs)
+        out = torch._scaled_mm(  # noqa: SLF001 - the only name that it has
+            numbers, weight.numbers.T, scale_a=of_rows, scale_b=scales, out_dtype=x.dtype
+        )
+        return out if bias is None else out.add_(bias)
+
+    return product
+
+
+def supports(weight: Quantised) -> bool:
+    """Say whether the kernels support a weight's group size."""
+    is_one = weight.group >= weight.inputs
+    halves = BLOCK // WORDS_A_BLOCK if weight.zeros is not None else 4
+    is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves
+    return is_one or weight.group % BLOCK == 0 or is_within
+
+
+def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
+    """Return x · weightᵀ + bias: contiguous `x [T, I]`, its columns in the weight's order.
+
+    Moves the weight's bytes once for 64 rows, x's and out's numbers, and with split-k fp32 partial
+    sums.
+    """
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tile = 16 if rows <= 16 else FEW_ROWS
+    config = config_for("multiply", arch_of(x.device), rows=tile, outputs=outputs)
+    steps = triton.cdiv(inputs, BLOCK)
+    tiles = triton.cdiv(rows, tile), triton.cdiv(outputs, config.sizes["OUTPUTS"])
+    shares = max(min(MANY_PROGRAMS // (tiles[0] * tiles[1]), steps // 2), 1)
+    each = triton.cdiv(steps, shares)
+    shares = triton.cdiv(steps, each)
+    out = x.new_empty(rows, outputs)
+    into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
+    arrays = x, bytes_of(weight), weight.scales, weight.zeros, into
+    launch(
+        *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
+        *(weight.numbers.shape[-1], weight.scales.shape[-1], *groups_of(weight), each),
+        config=config, ROWS=tile,
+    )  # fmt: skip
+    if shares == 1:
+        return out if bias is None else out.add_(bias)
+    count = rows * outputs
+    config = config_for("join", arch_of(x.device))
+    grid = (triton.cdiv(count, config.sizes["BLOCK"]),)
+    launch(_join, grid, into, bias, out, count, outputs, shares, config=config)
+    return out
+
+
+def dequantised(weight: Quantised) -> Tensor:
+    """Dequantise a weight, its columns in their stored order; see `Quantised`.
+
+    Moves its bytes, and O·I numbers of its dtype.
+    """
+    outputs, inputs = weight.shape[:-1].numel(), weight.inputs
+    out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    config = config_for("dequantise", arch_of(weight.device))
+    grid = (triton.cdiv(outputs, config.sizes["OUTPUTS"]), triton.cdiv(inputs, BLOCK))
+    arrays = bytes_of(weight), weight.scales, weight.zeros, out
+    sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
+    launch(_dequantise, grid, *arrays, *sizes, *groups_of(weight), config=config)
+    return out
+
+
+def bytes_of(weight: Quantised) -> Tensor:
+    """Return a weight's numbers, fp8 viewed as uint8, which Ampere knows."""
+    return weight.numbers.view(torch.uint8) if weight.zeros is None else weight.numbers
+
+
+def groups_of(weight: Quantised) -> tuple[int, int]:
+    """Return the number of blocks in a group, and of groups in a block."""
+    if weight.group >= weight.inputs:
+        return triton.cdiv(weight.inputs, BLOCK), 1
+    return max(weight.group // BLOCK, 1), max(BLOCK // weight.group, 1)
+
+
+@triton.jit(do_not_specialize=["rows", "groups", "steps_a_group", "steps_each"])
+def _multiply(
+    x,  # [T, inputs]
+    numbers,  # [outputs, words]: int32 with zeros, else uint8
+    scales,  # [outputs, groups]
+    zeros,  # [outputs, groups], or None
+    out,  # [T, outputs]; of more shares than one their parts, [shares, T, outputs]
+    rows,
+    outputs,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,  # of a step
+    steps_each,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    has_row, has_output = row < rows, output < outputs
+    first = tl.program_id(2) * steps_each
+    total = accumulated(
+        *(x, row, has_row, numbers, scales, zeros, output, has_output),
+        *(first, min(first + steps_each, tl.cdiv(inputs, STEP))),
+        *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+    )
+    place = (tl.program_id(2).to(tl.int64) * rows + row[None, :]) * outputs + output[:, None]
+    is_there = has_row[None, :] & has_output[:, None]
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit
+def accumulated(
+    x,
+    row,  # [ROWS]
+    has_row,
+    numbers,
+    scales,
+    zeros,
+    output,  # [OUTPUTS]
+    has_output,
+    first,
+    last,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Return the sums of some steps, `[OUTPUTS, ROWS]`; what else there is see `_multiply`."""
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in range(first, last):
+        for part in tl.static_range(GROUPS):
+            group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
+            has_group = has_output & (group < groups)
+            of_group = tl.zeros((OUTPUTS, ROWS), tl.float32)
+            if zeros is None:
+                column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
+                weight = _of_fp8(numbers, output, has_output, column, inputs, x.dtype.element_ty)
+                of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
+            else:
+                place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
+                held = tl.load(numbers + place, has_output[:, None], other=0)
+                zero = tl.load(zeros + output * groups + group, has_group, other=0)
+                for index in tl.static_range(PLACES // GROUPS):
+                    which = part * (PLACES // GROUPS) + index
+                    column = step * STEP + which * WORDS + tl.arange(0, WORDS)
+                    weight = _of_four_bits(held, which, zero, x.dtype.element_ty)
+                    of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
+            scale = tl.load(scales + output * groups + group, has_group, other=0.0)
+            total += of_group * scale[:, None]
+    if zeros is None:
+        total *= OF_HALVES
+    return total
+
+
+@triton.jit
+def _turned(x, row, has_row, column, inputs):
+    """Return columns of rows, a column in a line; 0 behind the last."""
+    place = row[None, :] * inputs + column[:, None]
+    return tl.load(x + place, has_row[None, :] & (column < inputs)[:, None], other=0.0)
+
+
+@triton.jit
+def _of_fp8(numbers, output, has_output, column, inputs, dtype: tl.constexpr):
+    """Return fp8 numbers as others, 256 times too small."""
+    place = output[:, None] * inputs + column[None, :]
+    is_there = has_output[:, None] & (column < inputs)[None, :]
+    return halves_of_e4m3(tl.load(numbers + place, is_there, other=0)).to(dtype)
+
+
+@triton.jit
+def _of_four_bits(words, place: tl.constexpr, zero, dtype: tl.constexpr):
+    """Return the number at a place of each word, less its row's zero.
+
+    Set into the lowest bits of 1024 or 128 it is a float without any conversion.
+    """
+    bits = (words >> (4 * place)) & 15
+    if dtype == tl.float16:
+        number = (bits | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
+        zero = (zero.to(tl.int16) + 1024).to(tl.float16)
+    elif dtype == tl.bfloat16:
+        number = (bits | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        zero = (zero.to(tl.int16) + 128).to(tl.bfloat16)
+    else:
+        number = bits.to(tl.float32)
+        zero = zero.to(tl.float32)
+    return number - zero[:, None]
+
+
+@triton.jit(do_not_specialize=["shares"])
+def _join(
+    parts,  # [shares, count]
+    bias,  # [outputs], or None
+    out,  # [count]
+    count,
+    outputs,
+    shares,
+    BLOCK: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_there = place < count
+    total = tl.zeros((BLOCK,), tl.float32)
+    for share in range(shares):
+        total += tl.load(parts + share * count + place, is_there, other=0.0)
+    if bias is not None:
+        total += tl.load(bias + place % outputs, is_there, other=0.0).to(tl.float32)
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit(do_not_specialize=["groups", "steps_a_group"])
+def _dequantise(
+    numbers,  # [outputs, words]: int32 with zeros, else uint8
+    scales,  # [outputs, groups]
+    zeros,  # [outputs, groups], or None
+    out,  # [outputs, inputs]
+    outputs,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,  # of a step
+    OUTPUTS: tl.constexpr,
+):
+    output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    step = tl.program_id(1)
+    has_output = output < outputs
+    for part in tl.static_range(GROUPS):
+        group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
+        has_group = has_output & (group < groups)
+        scale = tl.load(scales + output * groups + group, has_group, other=0.0)
+        if zeros is None:
+            column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
+            weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_HALVES
+            _keep(out, weight * scale[:, None], output, has_output, column, inputs)
+        else:
+            place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
+            held = tl.load(numbers + place, has_output[:, None], other=0)
+            zero = tl.load(zeros + output * groups + group, has_group, other=0)
+            for index in tl.static_range(PLACES // GROUPS):
+                which = part * (PLACES // GROUPS) + index
+                column = step * STEP + which * WORDS + tl.arange(0, WORDS)
+                weight = _of_four_bits(held, which, zero, tl.float32)
+                _keep(out, weight * scale[:, None], output, has_output, column, inputs)
+
+
+@triton.jit
+def _keep(out, weight, output, has_output, column, inputs):
+    place = output[:, None] * inputs + column[None, :]
+    is_there = has_output[:, None] & (column < inputs)[None, :]
+    tl.store(out + place, weight.to(out.dtype.element_ty), is_there)

@@ -1,0 +1,110 @@
+"""Tile buffers: a step's attention tiles on the device, copied once, static for CUDA graphs.
+
+All numbers are int32 in one tensor: a header for each tile spec, then the tiles of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..step import Step, host_buffer
+from .shared_prefixes import find_shared_prefixes
+from .tiles import (
+    ENTRY_FIELDS,
+    JOIN_FIELDS,
+    TILE_FIELDS,
+    TileCounts,
+    Tiles,
+    TileSpec,
+    plan_tiles,
+)
+
+# Fields of a header: the counts of wide tiles, narrow ones and joins, and the offsets of these and
+# of the entries.
+NUM_WIDE, NUM_NARROW, NUM_JOINS, WIDE, NARROW, JOINS, ENTRIES = range(7)
+HEADER = 8
+
+
+class TileBuffers:
+    """Tiles of a step for each tile spec, on the device."""
+
+    def __init__(self, specs: Sequence[TileSpec], page_size: int, device: torch.device) -> None:
+        self._headers = {spec: number * HEADER for number, spec in enumerate(dict.fromkeys(specs))}
+        self._page_size = page_size
+        self._device = device
+        self._counts: dict[TileSpec, TileCounts] = {}
+        # Static buffers of captured steps, by the number of their tokens.
+        self._places: dict[int, torch.Tensor] = {}
+        self._num_tokens = 0
+        self.numbers = torch.zeros(0, dtype=torch.int32, device=device)
+
+    def header(self, spec: TileSpec) -> int:
+        """Return the offset of a spec's header."""
+        return self._headers[spec]
+
+    def counts(self, spec: TileSpec) -> TileCounts:
+        """Return the tile counts of a spec in this step."""
+        return self._counts[spec]
+
+    def fill(self, step: Step) -> None:
+        """Plan the tiles of a step and copy them to the device, asynchronously."""
+        host, self._num_tokens = step.host, step.num_tokens
+        shared = find_shared_prefixes(host, self._page_size)
+        tiles = {
+            spec: plan_tiles(host, step.num_tokens, spec, self._page_size, shared)
+            for spec in self._headers
+        }
+        self._counts = {spec: of_spec.counts for spec, of_spec in tiles.items()}
+        lists = _pack(tiles)
+        numbers = host_buffer(sum(map(len, lists)), self._device)
+        np.concatenate(lists, out=numbers.numpy())
+        place = self._places.get(step.num_tokens)
+        if place is None:
+            self.numbers = numbers.to(self._device, non_blocking=True)
+        else:
+            place[: len(numbers)].copy_(numbers, non_blocking=True)
+            self.numbers = place
+
+    def make_static(self, num_tokens: int) -> None:
+        """Keep the tiles of steps of `num_tokens` tokens at a static address, for CUDA graphs.
+
+        Those of the current step are moved there.
+        """
+        if num_tokens in self._places:
+            return
+        place = torch.zeros(self._max_size(num_tokens), dtype=torch.int32, device=self._device)
+        self._places[num_tokens] = place
+        if self._num_tokens == num_tokens:
+            place[: len(self.numbers)] = self.numbers
+            self.numbers = place
+
+    def _max_size(self, num_tokens: int) -> int:
+        """Return the most numbers that the tiles of a step of `num_tokens` tokens take."""
+        total = len(self._headers) * HEADER
+        for spec in self._headers:
+            limits = TileCounts.upper_bound(spec, num_tokens)
+            total += (limits.wide + limits.narrow) * TILE_FIELDS + limits.joins * JOIN_FIELDS
+            total += (num_tokens + limits.parts) * ENTRY_FIELDS
+        return total
+
+
+def _pack(tiles: dict[TileSpec, Tiles]) -> list[NDArray[np.int32]]:
+    """Return all numbers, the headers first."""
+    headers = np.zeros((len(tiles), HEADER), np.int32)
+    lists, end = [headers.ravel()], headers.size
+
+    def put(numbers: NDArray[np.int32]) -> int:
+        nonlocal end
+        begin, end = end, end + numbers.size
+        lists.append(numbers.ravel())
+        return begin
+
+    for header, of_spec in zip(headers, tiles.values(), strict=True):
+        header[:WIDE] = of_spec.counts[:WIDE]
+        header[WIDE], header[NARROW] = put(of_spec.wide), put(of_spec.narrow)
+        header[JOINS], header[ENTRIES] = put(of_spec.joins), put(of_spec.entries)
+    return lists

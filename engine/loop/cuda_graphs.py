@@ -1,0 +1,239 @@
+"""CUDA graphs of small steps: a step's launches are captured once and then replayed.
+
+Steps of up to so many tokens, a bucket, have one graph, which computes all but a step's head. Their
+arrays are brought to fixed sizes at fixed addresses: tokens of no sequence fill the bucket up. A
+bucket's first step is launched plainly, and captured behind that
+([ADR 54](../../docs/adr/0054-cuda-graphs.md)).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.attention import AttentionBackend, CapturableBackend
+from ..kernels.step import Step, buffer_slices, host_buffer
+from ..model.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
+from ..scheduling.table import SequenceTable
+from .device_tokens import DeviceTokens
+
+logger = logging.getLogger(__name__)
+
+# Buckets of an octave: of the tokens of a full one, at most this share is none's.
+BUCKETS_AN_OCTAVE = 8
+SMALLEST_STRIDE = 8
+# Numbers of pages of a step's spans, one after another: as many as 64 MB hold.
+MOST_PAGES = 2**24
+# What launching a layer takes a host, and what the fastest card multiplies in a second.
+LAYER_SECONDS = 200e-6
+CARD_FLOPS = 790e12
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+class Graph(Protocol):
+    """A computation that was captured, over what lies at its addresses when it is replayed."""
+
+    def replay(self) -> None:
+        """Launch it."""
+
+
+# Captures what a function launches, and returns that with the tensor that it puts its result in.
+Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
+
+
+class CudaCapture:
+    """Captures on a CUDA device; graphs run one at a time, and share one pool of memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        """Capture; see `Capture`."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            # Other threads may ask the device for memory meanwhile.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = compute()
+        finally:
+            torch.cuda.set_stream(stream)  # which a capture that fails does not leave as it was
+        return graph, result
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """Return what captures on a device, None where nothing does."""
+    return CudaCapture() if device.type == "cuda" else None
+
+
+def make_graphs(
+    model: LoadedModel,
+    attention: AttentionBackend,
+    table: SequenceTable,
+    max_tokens: int,
+    captures: Capture | None,
+) -> CudaGraphs | None:
+    """Return the graphs of a model's steps of up to `max_tokens`; None where none is captured."""
+    network = model.network
+    if (
+        captures is None
+        or not isinstance(network, NetworkWithHead)
+        or not isinstance(attention, CapturableBackend)
+    ):
+        return None
+    return CudaGraphs(
+        model,
+        network,
+        attention,
+        most_tokens=min(max_graph_tokens(model), max_tokens),
+        most_pages=min(table.pages.size, MOST_PAGES),
+        captures=captures,
+    )
+
+
+def max_graph_tokens(model: LoadedModel) -> int:
+    """Return above how many tokens a device computes a layer for longer than it is launched."""
+    heads = max(
+        (shape.num_query_heads + shape.num_kv_heads) * (shape.key_dim + shape.value_dim)
+        for shape in model.shapes
+    )
+    num_weights = model.hidden_size * (heads + 3 * model.max_intermediate_size)
+    return max(1, round(LAYER_SECONDS * CARD_FLOPS / (2 * num_weights)))
+
+
+def buckets(most_tokens: int) -> Iterator[int]:
+    """Yield the sizes of steps that have a graph, until a step of so many tokens has one."""
+    size = 0
+    while size < most_tokens:
+        size += max(SMALLEST_STRIDE, (1 << size.bit_length() >> 1) // BUCKETS_AN_OCTAVE)
+        yield size
+
+
+class _Captured(NamedTuple):
+    graph: Graph
+    hidden: Tensor  # [bucket, H]
+
+
+class CudaGraphs:
+    """The graphs of one network over one attention backend, for steps of up to `most_tokens`.
+
+    Where one cannot be captured all are dropped, with a word, and steps are launched plainly.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        network: NetworkWithHead,
+        attention: CapturableBackend,
+        *,
+        most_tokens: int,
+        most_pages: int,
+        captures: Capture,
+    ) -> None:
+        self._model, self._network = model, network
+        self._attention = attention
+        self._buckets = list(buckets(most_tokens))
+        self._most_tokens, self._most_pages = most_tokens, most_pages
+        self._captures = captures
+        self._captured: dict[int, _Captured] = {}
+        self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
+        lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
+        most_numbers = buffer_slices(lengths)["pages"].stop
+        self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
+
+    def can_run(self, arrays: Arrays) -> bool:
+        """Say whether a step of these arrays may be run here."""
+        return (
+            bool(self._buckets)
+            and len(arrays["token_ids"]) <= self._buckets[-1]
+            and len(arrays["pages"]) <= self._most_pages
+            and arrays.keys() <= {*_lengths(0), "pages", "adapters"}
+            and not arrays["adapters"].any()
+        )
+
+    def pack(self, num_decodes: int, arrays: Arrays) -> Step:
+        """Return the step of arrays, brought to its bucket's sizes on the device but not in `host`.
+
+        It lies where the one before lay.
+        """
+        num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
+        bucket = self._buckets[bisect_left(self._buckets, num_tokens)]
+        places = buffer_slices({**_lengths(bucket), "pages": num_pages})
+        filling = {
+            "slots": self._attention.trash_slot,
+            "query_starts": num_tokens,
+            "page_starts": num_pages,
+        }
+        host = host_buffer(places["pages"].stop, self._numbers.device)
+        numbers = host.numpy()
+        known: dict[str, Any] = {}
+        for name, place in places.items():
+            stop = place.start + len(arrays[name])
+            numbers[place.start : stop] = arrays[name]
+            numbers[stop : place.stop] = filling.get(name, 0)
+            known[name] = host[place.start : stop]
+        self._numbers[: len(host)].copy_(host, non_blocking=True)
+        if bucket not in self._views:
+            self._views[bucket] = {name: self._numbers[place] for name, place in places.items()}
+            self._views[bucket]["pages"] = self._numbers[places["pages"].start :]
+        views = self._views[bucket]
+        return Step(num_decodes, **views, copy_on_host=Step(num_decodes, **known))
+
+    def run(self, step: Step, ids: DeviceTokens) -> Tensor:
+        """Run a step that was packed here → the logits `[N, V]` of its rows.
+
+        `ids` are the same in all calls.
+        """
+        graphs = GraphLimits(self._most_tokens, self._most_pages, ids.last)
+        return self._model.run_graph(step, self._attention, graphs, partial(self._run, step, ids))
+
+    def _run(self, step: Step, ids: DeviceTokens) -> Tensor:
+        self._attention.prepare(step)
+        captured = self._captured.get(step.num_tokens)
+        if captured is None:
+            hidden = self._compute(step, ids)
+            self._capture(step, ids)
+        else:
+            captured.graph.replay()
+            self._network.num_layers_started += len(self._model.shapes)
+            hidden = captured.hidden
+        return self._network.compute_logits(hidden[: len(step.host.logit_rows)])
+
+    def drop(self) -> None:
+        """Give back what graphs hold; there are none from now on."""
+        self._captured.clear()
+        self._buckets.clear()
+
+    def _compute(self, step: Step, ids: DeviceTokens) -> Tensor:
+        with self._attention.capturing(step.num_tokens):
+            return self._network.hidden_states(ids.fill_ids(step), self._attention)
+
+    def _capture(self, step: Step, ids: DeviceTokens) -> None:
+        num_begun = self._network.num_layers_started
+        try:
+            graph, hidden = self._captures(lambda: self._compute(step, ids))
+            self._captured[step.num_tokens] = _Captured(graph, hidden)
+        except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
+            logger.warning("steps are launched without graphs from now on: %s", exc)
+            self.drop()
+        self._network.num_layers_started = num_begun
+
+
+def _lengths(bucket: int) -> dict[str, int]:
+    """Return how long a bucket's arrays are, but for pages, which come last."""
+    return {
+        "token_ids": bucket,
+        "positions": bucket,
+        "slots": bucket,
+        "query_starts": bucket + 1,
+        "context_lengths": bucket,
+        "page_starts": bucket + 1,
+        "logit_rows": bucket,
+        "sampled_slots": bucket,
+    }

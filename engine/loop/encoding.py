@@ -1,0 +1,298 @@
+"""Encoding, one kind of work: sequences to vectors or scores, packed into steps; no threads."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidemill.protocol.contract import EngineStats
+from tidemill.protocol.errors import InternalError, RequestError
+
+from ..model.encoders.forward import TokenSequence, num_pages, run
+from ..model.encoders.loaded_encoder import LoadedEncoder
+from ..scheduling.encoding import EncodingRequest, EncodingResult
+from ..scheduling.step_budget import StepTokenLimit
+from ..scheduling.step_failures import HALF, Attempts, Reliability
+from .core import StepOutput
+from .device_health import Failure, attempt, probe, refuse_machine_failure, run_canaries
+
+
+def pack_steps(
+    lengths: NDArray[np.int64], max_tokens: int, max_sequences: int
+) -> list[NDArray[np.int64]]:
+    """Return which of some sequences each step runs, the longest first, without padding.
+
+    A step has at most `max_tokens`, or one sequence that alone has more.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    steps = []
+    start, done = 0, 0
+    while start < len(order):
+        fitting = int(np.searchsorted(ends, done + max_tokens, side="right"))
+        stop = min(max(fitting, start + 1), start + max_sequences)
+        steps.append(order[start:stop])
+        start, done = stop, int(ends[stop - 1])
+    return steps
+
+
+logger = logging.getLogger(__name__)
+
+# So many steps' worth of what waits is sorted at once: more makes steps more even, and lets who
+# came first wait longer.
+WINDOW_STEPS = 16
+
+
+@dataclass(slots=True, eq=False)
+class RunningEncoding:
+    """One request, and what it came to."""
+
+    sequence: TokenSequence
+    values: NDArray[np.float32] | None = None
+    error: RequestError | None = None
+
+    def result(self) -> EncodingResult:
+        """Return what it came to, once finished; raises its `RequestError` if it failed."""
+        if self.error is not None:
+            raise self.error
+        assert self.values is not None
+        return EncodingResult(self.values, len(self.sequence.token_ids))
+
+    @property
+    def key(self) -> Hashable:
+        """Return what all requests have in common that come to the same."""
+        ids, types, skipped = self.sequence
+        return ids.tobytes(), None if types is None else types.tobytes(), skipped
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """Groups that run together, and how often they failed."""
+
+    groups: list[_Group]
+    attempts: Attempts = field(default_factory=Attempts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(group.num_tokens for group in self.groups)
+
+    def halves(self) -> list[_Step]:
+        """Return its groups as two steps, the first of which runs first."""
+        half = len(self.groups) // 2
+        return [_Step(groups, HALF) for groups in (self.groups[:half], self.groups[half:])]
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """Requests that must come to the same: the sequence of one is computed for all."""
+
+    items: list[RunningEncoding] = field(default_factory=list)
+
+    @property
+    def sequence(self) -> TokenSequence:
+        return self.items[0].sequence
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.sequence.token_ids)
+
+
+class EncodingCore:
+    """Sequences in by `add`, what a model gives for them out of `step`.
+
+    Those that wait are taken in windows; a window is sorted by length and runs step by step.
+    """
+
+    def __init__(self, model: LoadedEncoder, max_tokens: int, max_sequences: int) -> None:
+        self._model = model
+        self._max_sequences = max_sequences
+        most = max(max_tokens, model.max_model_len)
+        self._attention = model.attention(num_pages(model, most, max_sequences))
+        self._step_limit = StepTokenLimit(max_tokens)
+        self._waiting: deque[RunningEncoding] = deque()
+        self._urgent: deque[RunningEncoding] = deque()  # those that wait and somebody waits for
+        self._steps: deque[_Step] = deque()  # what is left of the window
+        self._reliability = Reliability()
+        self._num_running = 0
+        self._num_failures = 0
+        self._num_steps = self._prompt_tokens = self._cached_tokens = 0
+
+    def add(self, request: EncodingRequest) -> RunningEncoding:
+        """Queue one sequence; `RequestError` when it could never run here."""
+        length, most = len(request.token_ids), self._model.max_model_len
+        if not 0 < length <= most:
+            raise RequestError(
+                f"The input has {length} tokens; between 1 and {most} can be served.",
+                code="context_length_exceeded",
+            )
+        if not 0 <= request.num_skipped < length:
+            raise RequestError(
+                f"Of the {length} tokens of the input {request.num_skipped} are a prompt that is "
+                "left out: there is nothing to make a vector of."
+            )
+        types = request.type_ids if self._model.num_types > 1 else None
+        item = RunningEncoding(
+            TokenSequence(
+                np.array(request.token_ids, np.int32),
+                np.array(types, np.int32) if types and any(types) else None,
+                request.num_skipped,
+            )
+        )
+        (self._urgent if request.priority > 0 else self._waiting).append(item)
+        return item
+
+    def step(self) -> list[StepOutput[EncodingResult]] | None:
+        """Run one step and return what it brought; None when there is nothing to do.
+
+        Raises `DeviceFailed` where it fails and no request is to blame.
+        """
+        self._reliability.check()
+        if self._urgent and not (self._steps and self._steps[0].attempts.has_failed):
+            self._admit(self._urgent)
+        elif not self._steps:
+            self._admit(self._waiting)
+        if not self._steps:
+            return None
+        step = self._steps.popleft()
+        self._num_steps += 1
+        values = attempt(lambda: self._values_of([group.sequence for group in step.groups]))
+        if isinstance(values, Failure):
+            if values.is_for_want_of_memory:
+                return self._make_room(step, values)
+            self._num_failures += 1
+            probe(self._model.device)
+            return self._try_again(step, values)
+        self._step_limit.note_fit()
+        self._reliability.note_good(step.attempts)
+        return self._finish(step.groups, values)
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop items wherever they are; no event comes of them any more."""
+        self._waiting = deque(item for item in self._waiting if item not in unwanted)
+        self._urgent = deque(item for item in self._urgent if item not in unwanted)
+        for step in self._steps:
+            for group in step.groups:
+                group.items = [item for item in group.items if item not in unwanted]
+            step.groups = [group for group in step.groups if group.items]
+        self._steps = deque(step for step in self._steps if step.groups)
+        self._count_running()
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread."""
+        return EngineStats(
+            running=self._num_running,
+            waiting=len(self._waiting) + len(self._urgent),
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            steps=self._num_steps,
+            layers=self._model.network.num_layers_started,
+            failures=self._num_failures,
+        )
+
+    def _admit(self, waiting: deque[RunningEncoding]) -> None:
+        """Have the first of some that wait run next."""
+        packed = list(self._packed(self._next_window(waiting)))
+        self._steps.extendleft(reversed(packed))
+        self._count_running()
+
+    def _next_window(self, waiting: deque[RunningEncoding]) -> list[_Group]:
+        """Take the first of some that wait, so many tokens that they make some steps."""
+        left = WINDOW_STEPS * self._step_limit.tokens
+        groups: dict[Hashable, _Group] = {}
+        while waiting and left > 0:
+            item = waiting.popleft()
+            group = groups.setdefault(item.key, _Group())
+            if not group.items:
+                left -= len(item.sequence.token_ids)
+            group.items.append(item)
+        return list(groups.values())
+
+    def _packed(self, groups: list[_Group]) -> Iterable[_Step]:
+        lengths = np.array([group.num_tokens for group in groups], np.int64)
+        steps = pack_steps(lengths, self._step_limit.tokens, self._max_sequences)
+        return (_Step([groups[index] for index in step]) for step in steps)
+
+    def _values_of(self, sequences: list[TokenSequence]) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = run(self._model, self._attention, sequences).cpu().numpy()
+        return values
+
+    def _has_finite_values(self, token_id: int) -> bool:
+        """Run a step of one token of ours, and say whether its numbers are finite."""
+        self._num_steps += 1
+        values = self._values_of([TokenSequence(np.array([token_id], np.int32))])
+        return bool(np.isfinite(values).all())
+
+    def _finish(
+        self, groups: list[_Group], values: NDArray[np.float32]
+    ) -> list[StepOutput[EncodingResult]]:
+        is_finite = [bool(np.isfinite(row).all()) for row in values]
+        if not any(is_finite):
+            run_canaries(self._has_finite_values, self._model.vocab_size)
+        outputs = []
+        for group, row, is_number in zip(groups, values, is_finite, strict=True):
+            for item in group.items:
+                item.values = row
+                if not is_number:
+                    item.error = InternalError(
+                        "What the model gives for this request is not finite."
+                    )
+            self._prompt_tokens += group.num_tokens * len(group.items)
+            self._cached_tokens += group.num_tokens * (len(group.items) - 1)
+            outputs += _ended(group)
+        self._count_running()
+        return outputs
+
+    def _make_room(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
+        """After a step that did not fit into memory, go on with smaller ones."""
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        num_tokens = step.num_tokens
+        if len(step.groups) == 1:
+            self._step_limit.restore()
+            return self._blame(step.groups[0], failure)
+        self._step_limit.lower(num_tokens)
+        logger.warning(
+            "a step of %d tokens did not fit into memory: at most %d from now on",
+            num_tokens,
+            self._step_limit.tokens,
+        )
+        left = [*step.groups, *(group for step in self._steps for group in step.groups)]
+        self._steps = deque(self._packed(left))
+        self._count_running()
+        return []
+
+    def _try_again(self, step: _Step, failure: Failure) -> list[StepOutput[EncodingResult]]:
+        """After a step that failed, run it again, then its halves; who fails alone is to blame."""
+        step.attempts = step.attempts.failed()
+        match step.attempts.next_for(len(step.groups)):
+            case "again":
+                self._steps.appendleft(step)
+            case "halves":
+                self._steps.extendleft(reversed(step.halves()))
+            case "blame":
+                return self._blame(step.groups[0], failure)
+        return []
+
+    def _blame(self, group: _Group, failure: Failure) -> list[StepOutput[EncodingResult]]:
+        """Fail a group, if a step of ours goes well."""
+        refuse_machine_failure(failure)
+        run_canaries(self._has_finite_values, self._model.vocab_size)
+        error = InternalError(failure.words, code=failure.code)
+        for item in group.items:
+            item.error = error
+        self._count_running()
+        return _ended(group)
+
+    def _count_running(self) -> None:
+        self._num_running = sum(len(group.items) for step in self._steps for group in step.groups)
+
+
+def _ended(group: _Group) -> list[StepOutput[EncodingResult]]:
+    return [StepOutput(item, [], is_finished=True) for item in group.items]

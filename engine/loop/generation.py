@@ -1,0 +1,348 @@
+"""Generation, one kind of work: a model goes through its sequences step by step; no threads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidemill.protocol.contract import EngineStats
+from tidemill.protocol.errors import InternalError, RequestError
+
+from ..kernels.step import to_device
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequence import (
+    REPETITION_DETECTED,
+    Sampling,
+    Sequence,
+    SequenceRequest,
+    SequenceResult,
+)
+from ..scheduling.step_failures import StepFailures
+from ..scheduling.step_plan import StepPlan
+from .core import StepOutput
+from .deduplication import Deduplicator
+from .device_health import (
+    Failure,
+    attempt,
+    refuse_machine_failure,
+    run_canaries,
+)
+from .logprobs import StepLogprobs
+from .runner import Readout, Runner
+from .sampler import MaskThreads, Sampler
+
+logger = logging.getLogger(__name__)
+
+
+class _StepInFlight(NamedTuple):
+    """A step that was launched, and what it came to on its way here.
+
+    Of rows that `failed` nothing comes: their constraints could not be asked.
+    """
+
+    plan: StepPlan
+    launched_at: float
+    failed: Mapping[int, RequestError]
+    logprobs: StepLogprobs | None
+    readout: Readout
+
+
+class GenerationCore:
+    """Sequences in by `add`, what becomes of them out of `step`.
+
+    `steps_ahead` steps are in flight while the one before them is collected: with 1 the host
+    prepares a step while the device computes another. What comes out is the same.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, vocab_size: int, steps_ahead: int = 0
+    ) -> None:
+        self._table = scheduler.table
+        self._pool = scheduler.pool
+        self._runner = runner
+        self._scheduler = scheduler
+        self._failures = StepFailures(scheduler)
+        self._duplicates = Deduplicator()
+        self._sampler = Sampler(scheduler.table, runner.kept_ids)
+        self._masks = MaskThreads(scheduler.table, vocab_size)
+        self._steps_ahead = steps_ahead
+        self._flights: deque[_StepInFlight] = deque()  # oldest first
+        self._accused: list[Sequence] = []  # out for good, with an error that nobody heard of yet
+        self._failed: tuple[Failure, list[StepPlan]] | None = None  # and is not followed up yet
+        self._vocab_size = vocab_size
+        # True for ids that any sequence ever stops at: most steps then need no look at any set.
+        self._may_stop = np.zeros(vocab_size, np.bool_)
+        self._collected_at = 0.0
+        self._num_added = 0
+        self._num_steps = self._num_failures = 0
+        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
+
+    def add(self, request: SequenceRequest) -> Sequence:
+        """Queue one sequence; `RequestError` when it could never run here."""
+        prompt, most = len(request.prompt_ids), self._table.max_model_len
+        if not 0 < prompt <= most:
+            raise RequestError(
+                f"The prompt has {prompt} tokens; between 1 and {most} can be served.",
+                code="context_length_exceeded",
+            )
+        total = min(prompt + request.max_tokens, most)
+        if not self._scheduler.can_ever_fit(total):
+            room = self._pool.num_pages * self._table.page_size
+            raise RequestError(
+                f"The request may grow to {total} tokens, but the KV cache holds {room}: lower "
+                "max_tokens, or give the engine more memory (--kv-cache-memory).",
+                param="max_tokens",
+                code="kv_cache_exceeded",
+            )
+        sequence = Sequence(request, self._num_added)
+        self._num_added += 1
+        stops = [i for i in request.stop_token_ids if 0 <= i < len(self._may_stop)]
+        self._may_stop[stops] = True
+        if not self._duplicates.join(sequence):
+            self._scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[StepOutput[SequenceResult]] | None:
+        """Launch a step, collect one, or both; None when there is nothing to do.
+
+        Raises `DeviceFailed` where steps fail and no sequence is to blame.
+        """
+        if self._failed is not None:
+            failure, self._failed = self._failed, None
+            self._follow_up(*failure)
+        if self._accused:
+            return self._collect_all() if self._flights else self._judge()
+        part = self._failures.next_part()
+        plan = part or self._scheduler.plan()
+        if plan is None:
+            return self._collect_oldest() if self._flights else None
+        self._num_steps += 1
+        flight = attempt(partial(self._launch, plan))
+        if isinstance(flight, Failure):
+            outputs = self._collect_all()  # which have nothing to do with it
+            if outputs:  # they are told, whatever follows
+                self._failed = flight, [plan]
+            else:
+                self._follow_up(flight, [plan])
+            return outputs
+        self._flights.append(flight)
+        self._scheduler.launch(plan)
+        is_due = part is not None or len(self._flights) > self._steps_ahead
+        return self._collect_oldest() if is_due else []
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop sequences wherever they are; no event comes of them any more."""
+        self._accused = [one for one in self._accused if one not in unwanted]
+        left_alone = self._duplicates.drop(unwanted)
+        self._scheduler.drop(unwanted)
+        for sequence in left_alone:
+            self._scheduler.add(sequence)
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread.
+
+        Raises `EngineError` when no step can go on: whoever asks hears of it without a request.
+        """
+        self._runner.check()
+        running = int(self._table.is_running.sum())
+        held = self._pool.num_pages - self._pool.num_free
+        return EngineStats(
+            running=running,
+            waiting=self._scheduler.num_waiting + len(self._duplicates),
+            kv_cache_usage=held / self._pool.num_pages,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            output_tokens=self._output_tokens,
+            preemptions=self._scheduler.num_preemptions,
+            steps=self._num_steps,
+            layers=self._runner.num_layers,
+            failures=self._num_failures,
+        )
+
+    def _launch(self, plan: StepPlan) -> _StepInFlight:
+        launched_at = time.monotonic()
+        masks = self._masks.start(plan.sampled)
+        try:
+            logits = self._runner.run(plan)  # [N, V]
+        finally:
+            masks.wait()
+        rows = plan.sampled_rows
+        is_all = len(rows) == len(logits)
+        wanted = logits if is_all else logits[to_device(rows, logits.device)]
+        sampled = self._sampler.choose(plan.sampled, wanted, masks)
+        if self._steps_ahead:  # the next step runs before the host has these ids
+            self._runner.store_sampled(plan.sampled, sampled.token_ids)
+        logprobs = StepLogprobs(plan, self._table) if self._wants_logprobs(plan) else None
+        scored = () if logprobs is None else logprobs.compute(logits, sampled.token_ids)
+        readout = self._runner.read_out([*sampled, *scored])
+        return _StepInFlight(plan, launched_at, masks.failed, logprobs, readout)
+
+    def _wants_logprobs(self, plan: StepPlan) -> bool:
+        """Say whether a sequence asks for log-probabilities of its new token or its prompt."""
+        return bool(plan.is_scored.any() or (self._table.logprobs[plan.sampled] >= 0).any())
+
+    def _collect_oldest(self) -> list[StepOutput[SequenceResult]]:
+        arrived = attempt(self._flights[0].readout.wait)
+        if isinstance(arrived, Failure):
+            lost = [flight.plan for flight in self._flights]  # each needs what the one before made
+            self._flights.clear()
+            for plan in reversed(lost):
+                self._scheduler.undo(plan)
+            self._follow_up(arrived, lost)
+            return []
+        return self._process_outputs(self._flights.popleft(), *arrived)
+
+    def _collect_all(self) -> list[StepOutput[SequenceResult]]:
+        outputs = []
+        while self._flights:
+            outputs += self._collect_oldest()
+        return outputs
+
+    def _process_outputs(
+        self,
+        flight: _StepInFlight,
+        token_ids: NDArray[np.int64],
+        is_broken: NDArray[np.bool_],
+        *scored: NDArray[Any],
+    ) -> list[StepOutput[SequenceResult]]:
+        """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
+        table, slots = self._table, flight.plan.sampled
+        is_lost = is_broken.copy()
+        is_lost[list(flight.failed)] = True
+        taken = self._scheduler.collect(flight.plan, token_ids, is_lost)
+        self._output_tokens += int(taken.sum())
+        if flight.logprobs is not None:
+            flight.logprobs.keep(scored, taken)
+        is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
+        is_done &= table.is_running[slots]
+        may_stop = self._may_stop[token_ids] | table.is_watched[slots]
+        for row in np.flatnonzero(taken & may_stop).tolist():
+            is_done[row] |= self._has_stopped(int(slots[row]), int(token_ids[row]))
+        told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
+        outputs = []
+        for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
+            outputs.append(_next_output(table.sequence(slot), [token_id], is_finished=False))
+        broken = slots[is_done & is_broken]  # whoever begins alike would read what broke them
+        self._scheduler.invalidate_from(broken, np.zeros_like(broken))
+        for row in np.flatnonzero(is_done).tolist():
+            leave = self._scheduler.discard if is_broken[row] else self._scheduler.finish
+            sequence = leave(int(slots[row]))
+            self._prompt_tokens += len(sequence.request.prompt_ids)
+            self._cached_tokens += sequence.num_cached_tokens
+            if is_broken[row]:
+                sequence.error = InternalError(
+                    "The model's logits for this request are not finite."
+                )
+            elif row in flight.failed:
+                sequence.error = flight.failed[row]
+            if is_broken.all():  # nothing of the step speaks for the device
+                self._accused.append(sequence)
+            else:
+                outputs += self._ended(sequence)
+        self._failures.note_success()
+        now = time.monotonic()
+        self._scheduler.note_seconds(flight.plan, now - max(flight.launched_at, self._collected_at))
+        self._collected_at = now
+        return outputs
+
+    def _follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
+        """Let the sequences of steps that are lost go on in another way, but for a culprit.
+
+        Raises `DeviceFailed` where it is plain that none of them is.
+        """
+        if failure.is_for_want_of_memory:
+            self._runner.free_memory()
+            culprit = self._failures.make_room(plans)
+        else:
+            self._num_failures += 1
+            self._runner.probe()
+            culprit = self._failures.retry(plans)
+        if culprit is None:
+            return
+        refuse_machine_failure(failure)
+        culprit.error = InternalError(failure.words, code=failure.code)
+        self._accused.append(culprit)
+
+    def _judge(self) -> list[StepOutput[SequenceResult]]:
+        """Let the accused end with their errors, if a step of ours goes well."""
+        run_canaries(self._has_finite_logits, self._vocab_size)
+        accused, self._accused = self._accused, []
+        return [output for sequence in accused for output in self._ended(sequence)]
+
+    def _has_finite_logits(self, token_id: int) -> bool:
+        """Run a step of one token of ours, and say whether its logits are finite."""
+        self._num_steps += 1
+        canary = Sequence(SequenceRequest([token_id], 1, Sampling(temperature=0)), -1)
+        plan = self._scheduler.plan_alone(canary)
+        try:
+            _, is_broken, *_ = self._launch(plan).readout.wait()
+        finally:
+            self._scheduler.discard(int(plan.slots[0]))
+        return not is_broken.any()
+
+    def _ended(self, sequence: Sequence) -> list[StepOutput[SequenceResult]]:
+        """Return the last events of a sequence and of those that repeat it."""
+        repeats, left_alone = self._duplicates.settle(sequence)
+        for repeat in repeats:
+            self._prompt_tokens += len(repeat.request.prompt_ids)
+            self._cached_tokens += repeat.num_cached_tokens
+            self._output_tokens += len(repeat.generated)
+        for other in left_alone:
+            self._scheduler.add(other)
+        return [_last_output(one) for one in (sequence, *repeats)]
+
+    def _has_stopped(self, slot: int, token_id: int) -> bool:
+        """Say whether a sequence ends with its newest token, for whatever reason."""
+        sequence = self._table.sequence(slot)
+        is_early = len(self._table.generated(slot)) < sequence.request.min_tokens
+        reason: int | str | None = None
+        try:
+            if sequence.stop_watch is not None:
+                reason = sequence.stop_watch.push(token_id)
+            watch, constraint = sequence.repetition_watch, sequence.constraint_state
+            repeats = watch is not None and watch.push(token_id)
+            is_whole = constraint is not None and constraint.push(token_id)
+        except RequestError as error:
+            sequence.error = error
+            return True
+        except Exception as exc:
+            logger.exception("what may end a sequence failed")
+            sequence.error = InternalError(f"What may end the text failed: {exc!r}")
+            return True
+        if token_id in sequence.request.stop_token_ids:
+            reason = token_id
+        if not is_whole and (is_early or (reason is None and not repeats)):
+            return False
+        has_stopped = is_whole or reason is not None
+        sequence.finish_reason = "stop" if has_stopped else "repetition"
+        sequence.stop_reason = reason if has_stopped else REPETITION_DETECTED
+        return True
+
+
+def _next_output(
+    sequence: Sequence, new_token_ids: list[int], *, is_finished: bool
+) -> StepOutput[SequenceResult]:
+    """Return the event of the tokens that come behind those that were told."""
+    first = sequence.num_emitted
+    sequence.num_emitted += len(new_token_ids)
+    return StepOutput(
+        sequence,
+        new_token_ids,
+        is_finished,
+        sequence.logprobs[first : sequence.num_emitted],
+        sequence.prompt_logprobs
+        if not first and sequence.request.prompt_logprobs is not None
+        else (),
+    )
+
+
+def _last_output(sequence: Sequence) -> StepOutput[SequenceResult]:
+    return _next_output(sequence, sequence.generated[sequence.num_emitted :], is_finished=True)

@@ -1,0 +1,203 @@
+"""One step on the device: a plan in, the logits of its rows out, and what came of them back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.attention import AttentionBackend
+from ..kernels.sampling import PagedTokenIds
+from ..kernels.step import Step
+from ..model.loaded_model import LoadedModel
+from ..scheduling.step_plan import StepPlan
+from ..scheduling.table import SequenceTable
+from .cuda_graphs import CudaGraphs
+from .device_health import probe
+from .device_tokens import DeviceTokens
+from .image_embeddings import ImageEmbeddings
+
+
+class Readout:
+    """Results of a step, on their way to the host behind the step itself, in one copy."""
+
+    def __init__(self, tensors: Sequence[Tensor], check: Callable[[], None] | None = None) -> None:
+        """Send tensors; `check` raises once they are there where they are worthless."""
+        self._check = check
+        self._host = list(tensors)
+        self._is_there: torch.cuda.Event | None = None
+        if any(tensor.is_cuda for tensor in tensors):
+            self._host = copy_to_host(tensors)
+            self._is_there = torch.cuda.current_stream().record_event()
+
+    def wait(self) -> list[NDArray[Any]]:
+        """Return the tensors as arrays once they are there; raises what went wrong with the step.
+
+        Steps that were launched later are not waited for.
+        """
+        if self._is_there is not None:
+            self._is_there.synchronize()
+        if self._check is not None:
+            self._check()
+        return [tensor.numpy() for tensor in self._host]
+
+
+def copy_to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return what tensors will be on the host once the copy of their bytes, one of all, is done."""
+    parts = [tensor.contiguous().flatten().view(torch.uint8) for tensor in tensors]
+    # The widest first: then each begins at a multiple of its numbers' width.
+    order = sorted(range(len(parts)), key=lambda place: -tensors[place].itemsize)
+    together = torch.cat([parts[place] for place in order])
+    arriving = torch.empty_like(together, device="cpu", pin_memory=together.is_cuda)
+    arriving.copy_(together, non_blocking=True)
+    pieces = torch.split(arriving, [len(parts[place]) for place in order])
+    piece_of = dict(zip(order, pieces, strict=True))
+    return [
+        piece_of[place].view(tensor.dtype).view(tensor.shape)
+        for place, tensor in enumerate(tensors)
+    ]
+
+
+class Runner:
+    """Runs steps of one model over its pages."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        attention: AttentionBackend,
+        table: SequenceTable,
+        graphs: CudaGraphs | None = None,
+        num_kept_pages: int | None = None,
+    ) -> None:
+        """Run a model's steps; the device keeps the ids of tokens of so many pages, if of any."""
+        self._model = model
+        self._attention = attention
+        self._graphs = graphs
+        self._table = table
+        self._images = (
+            None if model.vision_encoder is None else ImageEmbeddings(model.vision_encoder, table)
+        )
+        self._ids = DeviceTokens.for_table(table, model.device, num_kept_pages)
+        self._sampled_slots: Tensor | None = None  # of the step run last, padded
+
+    @property
+    def num_layers(self) -> int:
+        """Return how many layers were begun since the start; readable from another thread."""
+        return self._model.network.num_layers_started
+
+    @property
+    def kept_ids(self) -> PagedTokenIds | None:
+        """Return where the device keeps the ids of tokens, None where it does not."""
+        return self._ids.kept
+
+    def check(self) -> None:
+        """Raise what no step can go on after; from any thread."""
+        if self._model.check is not None:
+            self._model.check()
+
+    def probe(self) -> None:
+        """Raise `DeviceFailed` where the device computes nothing any more."""
+        probe(self._model.device)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> Tensor:
+        """Compute the plan's tokens, writing their keys and values to their pages → `[N, V]`.
+
+        The logits are those of the plan's spans in order, `plan.num_logits` of each.
+        """
+        shown = None if self._images is None else self._images.embed(plan)
+        arrays = step_arrays(plan, self._table)
+        if shown is not None:
+            arrays |= shown.arrays
+        if self._graphs is not None and self._graphs.can_run(arrays):
+            step = self._graphs.pack(plan.num_decodes, arrays)
+            self._sampled_slots = step.sampled_slots
+            return self._graphs.run(step, self._ids)
+        step = Step.pack(plan.num_decodes, self._model.device, **arrays)
+        self._sampled_slots = step.sampled_slots
+        if shown is not None:
+            step = replace(step, shown=shown.vectors)
+        are_known = not (self._table.num_known_ids[plan.slots] < plan.stops).any()
+        if not are_known or self._ids.kept is not None:
+            step = self._ids.fill_ids(step, are_known=are_known)
+        self._attention.prepare(step)
+        return self._model.network.forward(step, self._attention)
+
+    @torch.inference_mode()
+    def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
+        """Keep the ids `[N]` that the step's slots sampled, for those that run before it arrives.
+
+        `slots` are those of the plan that was run last, which the device has been told with it.
+        """
+        assert self._sampled_slots is not None
+        self._ids.store(self._sampled_slots[: len(slots)], token_ids)
+
+    def read_out(self, tensors: Sequence[Tensor]) -> Readout:
+        """Send what a step came to on its way to the host."""
+        return Readout(tensors, self._model.check)
+
+    def free_memory(self) -> None:
+        """Give back what the device's allocator keeps for later: it may lie in pieces too small."""
+        if self._images is not None:
+            self._images.clear()
+        if self._graphs is not None:
+            self._graphs.drop()
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a plan's `Step`, each span over its sequence's pages.
+
+    A token whose id only the device knows, always the last of a decode, is -1 less its slot.
+    """
+    size = table.page_size
+    lengths, page_counts = plan.stops - plan.starts, -(-plan.stops // size)
+    query_starts, page_starts = _starts(lengths), _starts(page_counts)
+    positions = _runs(plan.starts, lengths, query_starts)
+    pages = _read(table.pages, plan.slots, 0, page_counts, page_starts)
+    token_pages = pages[np.repeat(page_starts[:-1], lengths) + positions // size]
+    token_ids = _read(table.tokens, plan.slots, plan.starts, lengths, query_starts)
+    is_unknown = table.num_known_ids[plan.slots] < plan.stops
+    token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
+    first_rows = query_starts[1:] - plan.num_logits
+    return {
+        "token_ids": token_ids,
+        "positions": positions,
+        "slots": token_pages * size + positions % size,
+        "query_starts": query_starts,
+        "context_lengths": plan.starts,
+        "page_starts": page_starts,
+        "pages": pages,
+        "logit_rows": _runs(first_rows, plan.num_logits, _starts(plan.num_logits)),
+        "adapters": table.adapter[plan.slots],
+        "sampled_slots": plan.sampled,
+    }
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of `S` runs starts, laid end to end, and where all end: `[S + 1]`."""
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _runs(
+    first: NDArray[np.int64], counts: NDArray[np.int64], starts: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return runs of counting up, each from its `first`, laid end to end at `starts`."""
+    return np.arange(starts[-1]) + np.repeat(first - starts[:-1], counts)
+
+
+def _read(
+    rows: NDArray[np.int32],
+    owners: NDArray[np.int64],
+    first: NDArray[np.int64] | int,
+    counts: NDArray[np.int64],
+    starts: NDArray[np.int64],
+) -> NDArray[np.int32]:
+    """Return `counts` numbers of each owner's row, from `first` on, laid end to end at `starts`."""
+    return rows.ravel().take(_runs(owners * rows.shape[1] + first, counts, starts))

@@ -1,0 +1,356 @@
+"""Speech, one kind of work: windows of many recordings are heard and written down together."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tidemill.protocol.contract import EngineStats
+from tidemill.protocol.errors import InternalError
+
+from ..media.audio_features import FeatureExtractor
+from ..model.speech.architecture import WhisperTokens
+from ..model.speech.runner import SpeechRunner, TextStep
+from ..scheduling.speech import SpeechRequest, SpeechResult
+from ..scheduling.step_failures import HALF, Attempts, Reliability
+from .core import StepOutput
+from .device_health import (
+    Failure,
+    attempt,
+    probe,
+    refuse_machine_failure,
+    run_canaries,
+)
+from .recording import Recording, Transcriber, Window
+from .whisper_rules import DecodingState, WhisperRules
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Suspects:
+    """Windows of a step that failed, which run with nothing beside them."""
+
+    windows: list[Window]
+    attempts: Attempts
+
+
+class SpeechCore:
+    """Recordings in by `add`, what was said out of `step`.
+
+    Up to `num_slots` windows are written at a time, each recording's one after the other. Those of
+    a step that failed are written again with nothing beside them, together, then in halves; one
+    that fails alone is to blame, where a window of ours does not fail as well.
+    """
+
+    def __init__(
+        self,
+        runner: SpeechRunner,
+        whisper_tokens: WhisperTokens,
+        extractor: FeatureExtractor,
+        num_slots: int,
+    ) -> None:
+        network, settings = runner.network, extractor.settings
+        self._runner = runner
+        self._steering = whisper_tokens
+        self._extractor = extractor
+        self._rules = WhisperRules(whisper_tokens, network.device)
+        frame_seconds = settings.hop_length / settings.sampling_rate
+        self._transcriber = Transcriber(whisper_tokens, network.architecture, frame_seconds)
+        self._language_ids = torch.tensor(
+            [*whisper_tokens.languages.values()], device=network.device
+        )
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._waiting: deque[Recording] = deque()
+        self._urgent: deque[Recording] = deque()  # those that wait and somebody waits for
+        self._running: list[Window] = []
+        self._suspects: deque[_Suspects] = deque()
+        self._reliability = Reliability()
+        self._num_steps = self._num_failures = 0
+        self._prompt_tokens = self._output_tokens = 0
+
+    def add(self, request: SpeechRequest) -> Recording:
+        """Queue one recording; `RequestError` when it could never run here."""
+        num_frames = self._extractor.num_frames(len(request.samples))
+        self._transcriber.check(request, num_frames)
+        recording = Recording(request, self._steering, num_frames)
+        self._queue_of(recording).append(recording)
+        return recording
+
+    def step(self) -> list[StepOutput[SpeechResult]] | None:
+        """Hear some windows, write a token of each that runs; None when there is nothing to do.
+
+        Raises `DeviceFailed` where that fails and no recording is to blame.
+        """
+        self._reliability.check()
+        if not (self._waiting or self._urgent or self._running or self._suspects):
+            return None
+        self._num_steps += 1
+        if self._suspects:
+            return self._step_apart()
+        newcomers = self._admit()
+        self._running += newcomers
+        self._attempt(newcomers, self._hear)
+        self._attempt([window for window in self._running if not window.is_done], self._write)
+        if not self._suspects:
+            self._reliability.note_good()
+        return self._finish()
+
+    def abort(self, unwanted: AbstractSet[object]) -> None:
+        """Drop recordings wherever they are; no event comes of them any more."""
+        self._waiting = deque(one for one in self._waiting if one not in unwanted)
+        self._urgent = deque(one for one in self._urgent if one not in unwanted)
+        for group in self._suspects:
+            group.windows = [one for one in group.windows if one.recording not in unwanted]
+        self._suspects = deque(group for group in self._suspects if group.windows)
+        for window in [one for one in self._running if one.recording in unwanted]:
+            self._leave(window)
+
+    def stats(self) -> EngineStats:
+        """Return what runs, waits and was done; readable from another thread."""
+        running = len(self._running)
+        return EngineStats(
+            running=running,
+            waiting=len(self._waiting)
+            + len(self._urgent)
+            # A copy: the engine's thread puts groups in and takes them out meanwhile.
+            + sum(len(group.windows) for group in tuple(self._suspects)),
+            kv_cache_usage=running / self._num_slots,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self._output_tokens,
+            steps=self._num_steps,
+            layers=self._runner.network.num_layers_started,
+            failures=self._num_failures,
+        )
+
+    def _queue_of(self, recording: Recording) -> deque[Recording]:
+        return self._urgent if recording.request.priority > 0 else self._waiting
+
+    def _admit(self) -> list[Window]:
+        """Return the windows that are heard next, as many as there is room for."""
+        newcomers: list[Window] = []
+        room = min(self._runner.windows_at_once, len(self._free_slots))
+        while (waiting := self._urgent or self._waiting) and len(newcomers) < room:
+            window = self._transcriber.next_window(waiting.popleft())
+            window.slot = self._free_slots.pop()
+            newcomers.append(window)
+        return newcomers
+
+    def _step_apart(self) -> list[StepOutput[SpeechResult]]:
+        """Write windows of a step that failed to their ends, with nothing beside them."""
+        group = self._suspects.popleft()
+        for window in group.windows:
+            window.slot = self._free_slots.pop()  # its own became free when it failed
+            self._transcriber.start_window(window)
+        others, self._running = self._running, list(group.windows)
+        self._attempt(group.windows, self._write_to_the_end, group.attempts)
+        outputs = self._finish()
+        self._running = others
+        return outputs
+
+    def _write_to_the_end(self, windows: list[Window]) -> None:
+        at_once = self._runner.windows_at_once
+        for start in range(0, len(windows), at_once):
+            self._hear(windows[start : start + at_once])
+        while left := [window for window in windows if not window.is_done]:
+            self._write(left)
+
+    def _attempt(
+        self,
+        windows: list[Window],
+        call: Callable[[list[Window]], None],
+        attempts: Attempts | None = None,
+    ) -> None:
+        """Do what may fail, as often as `attempts` say before: windows are then written again.
+
+        What a recording is told holds no frame of an exception, and so no tensor of the step.
+        """
+        failure = self._failure_of(lambda: call(windows)) if windows else None
+        if failure is None:
+            if attempts is not None:
+                self._reliability.note_good(attempts)
+            return
+        tried = Attempts(has_failed=True) if attempts is None else attempts.failed()
+        follows = tried.next_for(len(windows))
+        if failure.is_for_want_of_memory:
+            follows = "halves" if len(windows) > 1 else "blame"
+        if follows == "blame" and attempts is not None:
+            (window,) = windows
+            self._blame(window, failure)
+            return
+        for window in windows:
+            self._leave(window)
+            window.start_over()
+        half = len(windows) // 2
+        groups = [windows[:half], windows[half:]] if follows == "halves" and half else [windows]
+        tried = HALF if follows == "halves" else tried
+        self._suspects.extendleft(_Suspects(group, tried) for group in reversed(groups))
+
+    def _failure_of(self, call: Callable[[], None]) -> Failure | None:
+        """Return what goes wrong; raises `DeviceFailed` where the device computes no more."""
+        failure = attempt(call, "recording")
+        if failure is not None and not failure.is_for_want_of_memory:
+            self._num_failures += 1
+            probe(self._runner.network.device)
+        return failure
+
+    def _blame(self, window: Window, failure: Failure) -> None:
+        """Fail the recording of a window, if one of ours does not fail in its place."""
+        refuse_machine_failure(failure)
+        self._run_canaries(window.slot)
+        window.recording.error = InternalError(failure.words, code=failure.code)
+        window.is_done = True
+
+    def _run_canaries(self, slot: int) -> None:
+        """Hear silence in a slot, and compute one token of its text; raises `DeviceFailed`."""
+        silence = self._extractor.features(np.zeros(1, np.float32))
+
+        def is_finite(token_id: int) -> bool:
+            self._runner.encode([slot], silence[None])
+            zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+            step = TextStep(np.array([slot]), zero, one, np.array([token_id], np.int32), zero)
+            return bool(self._runner.decode(step).isfinite().any())
+
+        run_canaries(is_finite, self._steering.start)
+
+    def _leave(self, window: Window) -> None:
+        """Give a window's slot back."""
+        self._running.remove(window)
+        self._free_slots.append(window.slot)
+
+    def _hear(self, windows: list[Window]) -> None:
+        num_frames = self._extractor.settings.window_frames
+        for recording in (window.recording for window in windows):
+            if recording.features is None:
+                recording.features = self._extractor.features(recording.request.samples)
+        features = torch.stack([window.features(num_frames) for window in windows])
+        states = self._runner.encode([window.slot for window in windows], features)
+        for window, own in zip(windows, states, strict=True):
+            if window.recording.request.wants_words:
+                window.states = own.clone()
+
+    def _write(self, windows: list[Window]) -> None:
+        """Compute what is not computed yet of each window's text, and choose what follows."""
+        # Single tokens come first.
+        windows = sorted(windows, key=lambda one: len(one.tokens) - one.num_computed != 1)
+        starts = [window.num_computed for window in windows]
+        counts = [len(window.tokens) - window.num_computed for window in windows]
+        last_rows = np.cumsum(counts) - 1
+        begun = [i for i, one in enumerate(windows) if not (one.num_computed or one.is_unknown)]
+        start_rows = [
+            int(last_rows[i]) - counts[i] + 1 + self._transcriber.start_row(windows[i])
+            for i in begun
+        ]
+        ids = [token for window in windows for token in window.tokens[window.num_computed :]]
+        step = TextStep(
+            slots=np.array([window.slot for window in windows]),
+            starts=np.array(starts),
+            counts=np.array(counts),
+            token_ids=np.array(ids, np.int32),
+            rows=np.array([*last_rows, *start_rows]),
+        )
+        logits = self._runner.decode(step)
+        self._record_silence([windows[i] for i in begun], logits[len(windows) :])
+        for window in windows:
+            window.num_computed = len(window.tokens)
+        known, unknown = (
+            [i for i, window in enumerate(windows) if window.is_unknown == is_unknown]
+            for is_unknown in (False, True)
+        )
+        self._choose(
+            [windows[i] for i in known], logits[known] if unknown else logits[: len(known)]
+        )
+        self._detect_languages([windows[i] for i in unknown], logits[unknown])
+
+    def _record_silence(self, windows: list[Window], logits: Tensor) -> None:
+        """Note how likely it is that nobody speaks, from logits `[N, V]` where texts start."""
+        if not windows or self._steering.no_timestamps is None:
+            return
+        probs = logits.float().softmax(dim=-1)[:, self._steering.no_timestamps - 1]
+        for window, prob in zip(windows, probs.tolist(), strict=True):
+            window.no_speech_prob = prob
+
+    def _detect_languages(self, windows: list[Window], logits: Tensor) -> None:
+        """Take the likeliest language of each window, and begin to write in it."""
+        if not windows:
+            return
+        best = logits[:, self._language_ids].argmax(dim=-1).tolist()
+        codes = [*self._steering.languages]
+        for window, place in zip(windows, best, strict=True):
+            window.recording.language = codes[place]
+            self._transcriber.start_window(window)
+
+    def _choose(self, windows: list[Window], logits: Tensor) -> None:
+        """Append the next token of each window."""
+        if not windows:
+            return
+        places = [
+            DecodingState(
+                written=window.written,
+                has_times=window.has_times,
+                sampling=window.recording.request.sampling,
+                number=window.recording.num_output_tokens + len(window.written),
+            )
+            for window in windows
+        ]
+        chosen = self._rules.choose(logits, places)
+        if chosen.is_broken.all():  # nothing of the step speaks for the device
+            self._run_canaries(windows[0].slot)
+        columns = (column.tolist() for column in chosen)
+        for window, token, logprob, is_broken in zip(windows, *columns, strict=True):
+            if is_broken:
+                window.recording.error = InternalError(
+                    "The model's logits for this recording are not finite."
+                )
+            window.tokens.append(token)
+            window.sum_logprobs += logprob
+            is_full = len(window.tokens) >= window.most_tokens
+            window.is_done = is_broken or is_full or token == self._steering.end
+
+    def _finish(self) -> list[StepOutput[SpeechResult]]:
+        """Take in the windows that are done; their recordings end, or are next in the queue."""
+        outputs: list[StepOutput[SpeechResult]] = []
+        for window in [one for one in self._running if one.is_done]:
+            recording = window.recording
+            if recording.error is None:
+                self._commit(window)
+            self._leave(window)
+            if recording.error is None and not recording.is_over:
+                self._queue_of(recording).appendleft(recording)
+                if (part := recording.part()) is not None:
+                    outputs.append(StepOutput(recording, [], is_finished=False, part=part))
+                continue
+            self._prompt_tokens += recording.num_prompt_tokens
+            self._output_tokens += recording.num_output_tokens
+            recording.features = None
+            outputs.append(StepOutput(recording, [], is_finished=True, part=recording.part()))
+        return outputs
+
+    def _commit(self, window: Window) -> None:
+        looks = None
+
+        def read_weights() -> None:
+            nonlocal looks
+            if window.states is not None:
+                heads = self._steering.alignment_heads
+                looks = self._runner.cross_attentions(
+                    window.slot, window.tokens[:-1], window.states, heads
+                )
+
+        if self._failure_of(read_weights) and (failure := self._failure_of(read_weights)):
+            self._blame(window, failure)
+            return
+        window.states = None
+        try:
+            self._transcriber.store_cross_attention(window, looks)
+        except Exception as exc:
+            logger.exception("a window could not be taken in")
+            window.recording.error = InternalError(f"The engine failed on this recording: {exc}")

@@ -1,0 +1,1 @@
+"""Media: recordings and images, decoded and prepared for models."""

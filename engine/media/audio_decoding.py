@@ -1,0 +1,322 @@
+"""Audio decoding: a container's bytes to mono fp32 samples at the model's sampling rate.
+
+FFmpeg reads untrusted bytes, so it gets few ways to fail: bytes in memory and a reader that opens
+nothing else, the containers and codecs of `_CONTAINERS` and `_CODECS` alone, and frame after frame,
+so that decoding never exceeds the limit of seconds. No allocation of its own is larger than a
+header of a few hours needs.
+
+The container's length, or an estimate where it has none, is reserved before anything is decoded; of
+recordings that turn out longer one proceeds at a time.
+
+A recording must have the length that its container states: one with much less was cut off. Streams
+(mp3, ogg, aac) state none; of those that were cut off the rest is transcribed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import av
+import av.utils
+import numpy as np
+import soxr
+from av.audio.frame import AudioFrame
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from numpy.typing import NDArray
+
+from tidemill.protocol.audio import FILE_URL
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.in_flight import MemoryBudget, Reservation
+
+_CONTAINERS = "wav,w64,aiff,au,caf,flac,mp3,ogg,mov,mp4,m4a,3gp,matroska,webm,aac,amr"
+# Containers whose length is an estimate from the first packets' sizes, or the last timestamp.
+_STREAMS = frozenset({"mp3", "ogg", "aac", "amr"})
+_PCM = "u8 s16le s16be s24le s24be s32le s32be f32le f32be f64le f64be alaw mulaw".split()
+_CODECS = (
+    *(f"pcm_{form}" for form in _PCM),
+    *"adpcm_ms adpcm_ima_wav adpcm_ima_qt alac flac mp2 mp2float mp3 mp3float".split(),
+    *"aac opus vorbis amrnb amrwb gsm gsm_ms".split(),
+)
+_MIN_RATE, _MAX_RATE = 1_000, 768_000
+_MAX_CHANNELS = 32
+# PyAV reads beyond the eighth plane pointer.
+_MAX_PLANES = 7
+# No more than two channels of 96 kHz: without this a forged rate would make a second long.
+_MAX_VALUES_PER_SECOND = 192_000
+# A missing part beyond which a recording counts as cut off.
+_MAX_MISSING_SHARE, _MAX_MISSING_SECONDS = 0.1, 0.25
+_MAX_BROKEN_SHARE = 0.1
+# Smaller gaps between frames are rounding of their timestamps.
+_MAX_GAP_SECONDS = 0.1
+_MAX_RIFF_CHUNKS = 64
+_UNKNOWN_RIFF_BYTES = 0x7FFF0000
+_MAX_AMPLITUDE = 1e4
+_ZERO_AND_SCALE = {"u8": (128, 128), "s16": (0, 2**15), "s32": (0, 2**31)}
+_FIRST_SECONDS = 30
+# 16 kbit/s: streams compressed more tightly outgrow their reservation.
+_LEAST_BYTES_PER_SECOND = 2_000
+
+# No table of a container is larger, whatever its header says; FFmpeg itself would take 2 GB for it.
+_MAX_TABLE_BYTES = 64 * 2**20
+
+Samples = NDArray[np.float32]
+_SAMPLE_BYTES = 4
+
+# PyAV's FFmpeg is found through a module that is linked to it.
+_set_max_alloc = ctypes.CDLL(av.utils.__file__).av_max_alloc
+_set_max_alloc.argtypes, _set_max_alloc.restype = (ctypes.c_size_t,), None
+_set_max_alloc(_MAX_TABLE_BYTES)
+
+
+def decode(data: bytes, sampling_rate: int, *, max_seconds: float, budget: MemoryBudget) -> Samples:
+    """Return the samples `[n]` of a recording; raises `RequestError` for an invalid one.
+
+    Nothing is decoded beyond `max_seconds`, the limit of a recording. Blocks until the budget has
+    room for the samples.
+    """
+    if not data:
+        _refuse("is empty: 0 bytes")
+    try:
+        with av.open(
+            io.BytesIO(data),
+            "r",
+            container_options={
+                "format_whitelist": _CONTAINERS,
+                "codec_whitelist": ",".join(_CODECS),
+                "protocol_whitelist": "none",
+            },
+            io_open=_open_nothing,
+        ) as container:
+            stream = _sound_of(container)
+            told = _stated_seconds(container, stream)
+            if told is not None and told > max_seconds:
+                _refuse_longer(max_seconds)
+            expected = len(data) / _LEAST_BYTES_PER_SECOND if told is None else max(0.0, told)
+            num_samples = int((min(expected, max_seconds) + 1) * sampling_rate)
+            with budget.reserve(num_samples * _SAMPLE_BYTES) as reservation:
+                buffer = _SampleBuffer(
+                    sampling_rate,
+                    max_seconds,
+                    reservation,
+                    keeps_time=container.format.name not in _STREAMS,
+                )
+                samples = _decoded(container, stream, buffer)
+                told = buffer.seconds if told is None else told
+    except (av.FFmpegError, ValueError) as exc:
+        raise _refusal(
+            "is no recording, or was cut off, or is of a form that is not read: wav, flac, mp3,"
+            " ogg, m4a and webm are"
+        ) from exc
+    _check_whole(len(samples) / sampling_rate, told * _claimed_share(data))
+    return samples
+
+
+def _open_nothing(url: str, flags: int, options: dict[str, str]) -> NoReturn:
+    """Refuse to open a file that a container refers to."""
+    del url, flags, options
+    raise PermissionError("a recording is what is in it")
+
+
+def _sound_of(container: InputContainer) -> AudioStream:
+    """Return a container's audio stream; raises `RequestError` for an unsupported one."""
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AudioStream):
+        _refuse(
+            "holds no sound" + (": it is a video without any" if container.streams.video else "")
+        )
+    # A codec that FFmpeg does not know has no context.
+    if getattr(stream.codec_context, "name", None) not in _CODECS:
+        _refuse("holds sound in a form that is not read")
+    _check_rate(stream.codec_context.sample_rate)
+    return stream
+
+
+def _decoded(container: InputContainer, stream: AudioStream, buffer: _SampleBuffer) -> Samples:
+    """Return the samples of a stream."""
+    packets = _Packets()
+    for frame in packets.frames(container, stream):
+        buffer.add(frame)
+    samples = buffer.end()
+    if not len(samples):
+        _refuse("holds no sound: 0 samples")
+    if packets.broken > _MAX_BROKEN_SHARE * packets.total:
+        _refuse(f"is damaged: {packets.broken} of its {packets.total} packets cannot be read")
+    return samples
+
+
+def _check_whole(seconds: float, told: float) -> None:
+    """Raise `RequestError` where much less is there than the container states."""
+    if told - seconds > max(_MAX_MISSING_SECONDS, _MAX_MISSING_SHARE * told):
+        _refuse(f"was cut off: of its {told:.1f} s only {seconds:.1f} s are there")
+
+
+def _claimed_share(data: bytes) -> float:
+    """Return how many times its actual length a wav claims to have; FFmpeg uses the actual one."""
+    if data[:4] != b"RIFF":
+        return 1.0
+    start = 12
+    for _ in range(_MAX_RIFF_CHUNKS):
+        size = int.from_bytes(data[start + 4 : start + 8], "little")
+        if data[start : start + 4] == b"data":
+            there = len(data) - start - 8
+            # Writers to a pipe do not know the size, and write the largest.
+            return size / there if 0 < there < size < _UNKNOWN_RIFF_BYTES else 1.0
+        start += 8 + size + size % 2
+    return 1.0
+
+
+def _stated_seconds(container: InputContainer, stream: AudioStream) -> float | None:
+    """Return the length that the container states; None where that is an estimate."""
+    if container.format.name in _STREAMS:
+        return None
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    if container.duration is None or len(container.streams) > 1:
+        return None
+    return container.duration / av.time_base
+
+
+@dataclass(slots=True)
+class _Packets:
+    """A stream's packets: unreadable ones are skipped and counted."""
+
+    total: int = 0
+    broken: int = 0
+
+    def frames(self, container: InputContainer, stream: AudioStream) -> Iterator[AudioFrame]:
+        """Yield the readable frames."""
+        try:
+            for packet in container.demux(stream):
+                self.total += 1
+                try:
+                    frames = packet.decode()
+                except av.FFmpegError:
+                    self.broken += 1
+                    continue
+                yield from frames
+        except av.FFmpegError:
+            self.total, self.broken = self.total + 1, self.broken + 1
+
+
+class _SampleBuffer:
+    """The samples so far, at the model's rate, in one array that grows.
+
+    With `keeps_time` frames have timestamps: a gap between two of them, which browsers leave for
+    silence, becomes silence.
+    """
+
+    def __init__(
+        self,
+        sampling_rate: int,
+        max_seconds: float,
+        reservation: Reservation,
+        *,
+        keeps_time: bool,
+    ) -> None:
+        self._reservation = reservation
+        self.seconds = 0.0
+        self._keeps_time = keeps_time
+        self._began: float | None = None
+        self._rate = sampling_rate
+        self._max_seconds = max_seconds
+        self._num_values = 0
+        self._samples: Samples = np.empty(_FIRST_SECONDS * sampling_rate, np.float32)
+        self._length = 0
+        self._from_rate = 0
+        self._resampling: soxr.ResampleStream | None = None
+
+    def add(self, frame: AudioFrame) -> None:
+        """Append one frame; raises `RequestError` beyond the limits."""
+        rate, channels = frame.sample_rate, len(frame.layout.channels)
+        _check_rate(rate)
+        if not 1 <= channels <= _MAX_CHANNELS:
+            _refuse(f"has {channels} channels: 1 to {_MAX_CHANNELS} are read")
+        if rate != self._from_rate:
+            self._end_rate()
+            self._from_rate = rate
+            if rate != self._rate:
+                self._resampling = soxr.ResampleStream(rate, self._rate, 1, dtype="float32")
+        if self._keeps_time and frame.time is not None:
+            self._be_silent_until(frame.time, rate)
+        self._count(frame.samples, channels)
+        self._hear(_mono(frame, channels))
+
+    def _be_silent_until(self, time: float, rate: int) -> None:
+        """Append silence up to a frame's time, if that is later than the samples so far."""
+        if self._began is None:
+            self._began = time
+        while (missing := time - self._began - self.seconds) > _MAX_GAP_SECONDS:
+            silence = np.zeros(max(1, int(min(missing, 1.0) * rate)), np.float32)
+            self._count(len(silence), 1)
+            self._hear(silence)
+
+    def _count(self, num_samples: int, channels: int) -> None:
+        self.seconds += num_samples / self._from_rate
+        self._num_values += num_samples * channels
+        if (
+            self.seconds > self._max_seconds
+            or self._num_values > self._max_seconds * _MAX_VALUES_PER_SECOND
+        ):
+            _refuse_longer(self._max_seconds)
+
+    def _hear(self, mono: Samples) -> None:
+        self._keep(mono if self._resampling is None else self._resampling.resample_chunk(mono))
+
+    def end(self) -> Samples:
+        """Return all samples `[n]`."""
+        self._end_rate()
+        self._samples.resize(self._length, refcheck=False)
+        return self._samples
+
+    def _end_rate(self) -> None:
+        if self._resampling is not None:
+            nothing = np.empty(0, np.float32)
+            self._keep(self._resampling.resample_chunk(nothing, last=True))
+            self._resampling = None
+
+    def _keep(self, samples: Samples) -> None:
+        if len(samples) and not np.abs(samples).max() <= _MAX_AMPLITUDE:  # true for NaN, too
+            _refuse("holds samples that are no sound: not finite, or far too large")
+        length = self._length + len(samples)
+        self._reservation.grow(length * _SAMPLE_BYTES)
+        if length > len(self._samples):
+            # In place wherever the system can move pages: no second copy of hours.
+            self._samples.resize(max(length, 2 * len(self._samples)), refcheck=False)
+        self._samples[self._length : length] = samples
+        self._length = length
+
+
+def _mono(frame: AudioFrame, channels: int) -> Samples:
+    """Return a frame's samples `[n]`, the mean of its channels, in [-1, 1]."""
+    if frame.format.is_planar and channels > _MAX_PLANES:
+        packed = av.AudioResampler(format=frame.format.packed, layout=frame.layout)
+        [frame] = packed.resample(frame)
+    values: NDArray[Any] = frame.to_ndarray()  # [channels, n], or [1, n * channels]
+    if not frame.format.is_planar:
+        values = values.reshape(-1, channels).T
+    zero, scale = _ZERO_AND_SCALE.get(frame.format.name.removesuffix("p"), (0, 1))
+    mono = values.mean(axis=0, dtype=np.float64)
+    samples: Samples = ((mono - zero) / scale).astype(np.float32)
+    return samples
+
+
+def _check_rate(rate: int) -> None:
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        _refuse(f"has a sample rate of {rate:,} Hz: {_MIN_RATE:,} to {_MAX_RATE:,} are read")
+
+
+def _refuse_longer(max_seconds: float) -> NoReturn:
+    _refuse(f"is longer than {max_seconds:,.0f} s, and may not be")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise _refusal(why)
+
+
+def _refusal(why: str) -> RequestError:
+    return RequestError(f"The recording of `{FILE_URL}` {why}.", param=FILE_URL, code="bad_audio")

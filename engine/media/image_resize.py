@@ -1,0 +1,70 @@
+"""Image resize: an image at the size that the model wants, with a digest for caching."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from tidemill.protocol.in_flight import MemoryBudget
+
+from ..heap_trim import trim_heap
+from ..scheduling.images import ImageSpec, PromptImage
+from .image_decoding import ImageRefused, decode, peak_bytes
+
+_LARGE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResizedImage:
+    """An image as `rows` and `columns` of tokens; those of one `digest` are the same."""
+
+    pixels: NDArray[np.uint8]  # [H, W, 3]
+    digest: bytes
+    rows: int
+    columns: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many placeholder tokens of a prompt stand for it."""
+        return self.rows * self.columns
+
+    def at(self, start: int, image_spec: ImageSpec) -> PromptImage:
+        """Return the image for a prompt whose placeholder tokens begin at `start`."""
+        return PromptImage(
+            self.pixels,
+            self.digest,
+            start,
+            self.rows,
+            self.columns,
+            is_whole=image_spec.is_bidirectional,
+        )
+
+
+def decode_and_resize(
+    data: bytes, image_spec: ImageSpec, *, max_pixels: int, budget: MemoryBudget
+) -> ResizedImage:
+    """Return an image's bytes decoded and resized for a model; raises `ImageRefused`.
+
+    Blocks until the memory budget has room for the decoded image.
+    """
+    num_bytes = peak_bytes(data, max_pixels=max_pixels)
+    with budget.reserve(num_bytes):
+        seen = _resized(decode(data, max_pixels=max_pixels), image_spec)
+        if num_bytes >= _LARGE_BYTES:
+            trim_heap()  # else this thread's arena would keep it beside the next image
+        return seen
+
+
+def _resized(image: Image.Image, image_spec: ImageSpec) -> ResizedImage:
+    try:
+        fit = image_spec.sizes.fit(image.height, image.width)
+    except ValueError as exc:
+        raise ImageRefused(f"cannot be seen: {exc}") from exc
+    resized = image.resize((fit.width, fit.height), Image.Resampling(image_spec.filter))
+    pixels = np.array(resized)
+    digest = blake2b(pixels.tobytes(), digest_size=16, person=f"{fit.height}x{fit.width}".encode())
+    return ResizedImage(pixels, digest.digest(), fit.rows, fit.columns)

@@ -1,0 +1,163 @@
+"""Parity check of LoRA adapters against their model with the adapter merged into it.
+
+As the model's own proof: in fp32, beside rows of the model itself in the same steps, and roughly in
+the dtype that is served. Of models that do not fit in fp32 the first layers are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelRefused
+from ..storage.disk_cache import CacheEntry
+from . import native
+from .adapters.adapter_config import CONFIG
+from .adapters.loading import TENSORS, Adapter
+from .architecture import Architecture
+from .checkpoint import Checkpoint
+from .hf_config import HFConfig
+from .loaded_model import LoadedModel
+from .native import LeaderRank, ParityResult
+from .parity import chunked_logits, relative_distance
+from .parity_cache import parity_fact, run_once
+from .sanity import check_logits
+
+
+def check_adapters(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    architecture: Architecture,
+    loaded: LoadedModel,
+    adapters: Sequence[Adapter],
+    *,
+    leader: LeaderRank | None = None,
+) -> None:
+    """Refuse an adapter of a loaded model that computes something else, or no numbers."""
+    parities = _AdapterParity(checkpoint, hf_config, architecture, loaded, adapters, leader)
+    _, tokens = native.parity_inputs(architecture, loaded.device)
+    for index, adapter in enumerate(adapters):
+        check_logits(_called(adapter), chunked_logits(loaded, tokens, adapter=index + 1)[0])
+    for index, adapter in enumerate(adapters):
+        ranks = () if leader is None else (f"{leader.size} ranks",)
+        parity = run_once(
+            _fact(checkpoint, hf_config, loaded, adapter, *ranks), partial(parities.result, index)
+        )
+        if not parity.holds:
+            raise ModelRefused(
+                f"{_called(adapter)}: it gives other logits here than merged into its model "
+                f"(relative distance {parity.distance:.2g})."
+            )
+
+
+def _called(adapter: Adapter) -> str:
+    return f"adapter {adapter.name} ({adapter.folder})"
+
+
+@dataclass(frozen=True)
+class _AdapterParity:
+    """The results of all adapters, made at once, as each network in fp32 takes a while to load."""
+
+    checkpoint: Checkpoint
+    hf_config: HFConfig
+    architecture: Architecture
+    loaded: LoadedModel
+    adapters: Sequence[Adapter]
+    leader: LeaderRank | None
+
+    def result(self, index: int) -> ParityResult:
+        """Return the proof of one."""
+        return self.all[index]
+
+    @cached_property
+    def all(self) -> list[ParityResult]:
+        """Return the proof of each."""
+        with torch.inference_mode():
+            return self._made()
+
+    def _made(self) -> list[ParityResult]:
+        from . import transformers_model
+
+        loaded, device = self.loaded, self.loaded.device
+        num_layers, tokens = native.parity_inputs(self.architecture, device)
+        exact = loaded
+        if num_layers is not None or loaded.dtype != torch.float32:
+            exact = native.load(
+                self.checkpoint,
+                self.hf_config,
+                self.architecture,
+                torch.float32,
+                device,
+                num_layers=num_layers,
+                adapters=self.adapters,
+                leader=self.leader,
+            )
+        got = [chunked_logits(exact, tokens, adapter=i + 1) for i in range(len(self.adapters))]
+        del exact
+        name = self.checkpoint.name
+        network = transformers_model.load_fp32(self.checkpoint, self.hf_config, device, num_layers)
+        alone = transformers_model.eager_logits(name, network, tokens, device)
+        results = []
+        for index, adapter in enumerate(self.adapters):
+            with _merged(network, adapter):
+                through = transformers_model.eager_logits(name, network, tokens, device)
+            expected = torch.stack([through, alone])  # [2, t, V]
+            results.append(self._judged(index, got[index], expected, num_layers, tokens))
+        return results
+
+    def _judged(
+        self, index: int, got: Tensor, expected: Tensor, num_layers: int | None, tokens: Tensor
+    ) -> ParityResult:
+        apart = native.token_distances(got, expected)
+        blocks = self.architecture.blocks[:num_layers]
+        holds = native.is_within_tolerance(
+            apart, has_experts=any(block.experts for block in blocks)
+        )
+        if not holds or num_layers is not None or self.loaded.dtype == torch.float32:
+            return ParityResult(holds, float(apart.max()), num_layers)
+        rounded = relative_distance(
+            chunked_logits(self.loaded, tokens, adapter=index + 1), expected
+        )
+        return ParityResult(rounded <= native.DTYPE_TOLERANCE, rounded, None)
+
+
+@contextmanager
+def _merged(network: nn.Module, adapter: Adapter) -> Iterator[None]:
+    """While entered, the weights of a network in fp32 have an adapter's added to them."""
+    kept: list[tuple[Tensor, Tensor]] = []
+    modules = dict(network.named_modules())
+    for name, module in adapter.modules.items():
+        if name in modules:  # else in a layer that is left out
+            weight = modules[name].get_parameter("weight").data
+            kept.append((weight, weight.clone()))
+            weight += module.delta().to(weight.device)
+    try:
+        yield
+    finally:
+        for weight, before in kept:
+            weight.copy_(before)
+
+
+def _fact(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    loaded: LoadedModel,
+    adapter: Adapter,
+    *others: str,
+) -> CacheEntry:
+    """Return the fact of how an adapter's proof goes, which follows from `others`, too."""
+    status = (adapter.folder / TENSORS).stat()
+    return parity_fact(
+        checkpoint,
+        hf_config.raw,
+        loaded.dtype,
+        loaded.device,
+        f"adapter {status.st_size} {status.st_mtime_ns}",
+        (adapter.folder / CONFIG).read_text(encoding="utf-8", errors="replace"),
+        *others,
+    )

@@ -1,0 +1,246 @@
+"""`python -m tidemill.engine.model.compile_kernels 80 90`: compiles kernels for these GPUs.
+
+Whoever builds an image calls it; no card is needed, but a C compiler, for what calls the driver.
+What is made lies where TRITON_CACHE_DIR says. Models of usual shapes go through steps on tensors
+that have no memory: kernels are compiled instead of launched, exactly those that a run would
+launch. As such a tensor has no numbers to be asked for, that steps get through shows that none
+makes the host wait for the device.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..kernels import backends
+from ..kernels.attention import AttentionBackend, AttentionShape
+from ..kernels.elementwise import Gate
+from ..kernels.quantised import FP8, Matrix
+from ..kernels.sampling import SamplingMetadata
+from ..kernels.step import Step
+from ..kernels.triton import compile_all as of_kernels
+from ..kernels.triton.driver import compile_module
+from ..kernels.triton.launch import compile_only
+from .architecture import Architecture, Block, Experts, Rope
+from .decoder import Decoder
+from .weight_map import weights_of
+
+META = torch.device("meta")
+# What models are stored in, and what they are proved in.
+DTYPES = (torch.bfloat16, torch.float32)
+MAX_POSITIONS = 8192
+# Steps by their spans, each the tokens before it and its own: numbers of tokens that are one, odd
+# and a multiple of 16, decodes alone, a chunk alone, both; long contexts, and what has none.
+STEPS = (
+    ((40, 1),),
+    ((100, 1),) * 3,
+    ((2000, 1),) * 16,
+    ((0, 7),),
+    ((0, 256),),
+    ((5, 1), (2000, 1), (33, 160), (0, 3)),
+)
+
+
+def decoder(
+    hidden: int,
+    inner: int,
+    heads: tuple[int, int],
+    width: int,
+    vocabulary: int,
+    *,
+    gate: Gate | None = None,
+    window: int = 0,
+    turned: int | None = None,
+    softcap: float = 0.0,
+    experts: Experts | None = None,
+    has_sinks: bool = False,
+    **fields: Any,
+) -> Architecture:
+    """Return a decoder of one layer, or with a `window` of one of each kind."""
+    full = AttentionShape(*heads, width, width, width**-0.5, 0, softcap, has_sinks)
+    rope = Rope((1.0,) * ((turned or width) // 2))
+    shapes = [full, replace(full, window=window)] if window else [full]
+    return Architecture(
+        class_name="",
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=inner,
+        max_positions=MAX_POSITIONS,
+        blocks=tuple(Block(shape, rope, experts) for shape in shapes),
+        rms_norm_eps=1e-6,
+        gate=gate or Gate(),
+        tie_word_embeddings=True,
+        **fields,
+    )
+
+
+GEMMA: dict[str, Any] = {
+    "gate": Gate("gelu_tanh"),
+    "norm_offset": 1.0,
+    "has_sandwich_norms": True,
+    "embedding_scale": 48.0,
+}
+# Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
+USUAL_MODELS = {
+    "Qwen3-0.6B": decoder(1024, 3072, (16, 8), 128, 151_936, has_qk_norm=True),
+    "Qwen3-4B": decoder(2560, 9728, (32, 8), 128, 151_936, has_qk_norm=True),
+    "Qwen3-14B": decoder(5120, 17_408, (40, 8), 128, 151_936, has_qk_norm=True),
+    "Qwen3-32B": decoder(5120, 25_600, (64, 8), 128, 151_936, has_qk_norm=True),
+    "Qwen3-30B-A3B": decoder(
+        2048, 6144, (32, 4), 128, 151_936, has_qk_norm=True, experts=Experts(128, 8, 768)
+    ),
+    "Qwen2.5-0.5B": decoder(896, 4864, (14, 2), 64, 151_936, qkv_bias=True),
+    "Qwen2.5-1.5B": decoder(1536, 8960, (12, 2), 128, 151_936, qkv_bias=True),
+    "Qwen2.5-7B": decoder(3584, 18_944, (28, 4), 128, 152_064, qkv_bias=True),
+    "Llama-3.2-1B": decoder(2048, 8192, (32, 8), 64, 128_256),
+    "Llama-3.2-3B": decoder(3072, 8192, (24, 8), 128, 128_256),
+    "Llama-3-8B": decoder(4096, 14_336, (32, 8), 128, 128_256),
+    "Llama-3-70B": decoder(8192, 28_672, (64, 8), 128, 128_256),
+    "Mistral-7B": decoder(4096, 14_336, (32, 8), 128, 32_768, window=4096),
+    "Phi-4-mini": decoder(3072, 8192, (24, 8), 128, 200_064, turned=96),
+    "Gemma-3-4B": decoder(
+        2560, 10_240, (8, 4), 256, 262_208, window=1024, has_qk_norm=True, **GEMMA
+    ),
+    "Gemma-2-9B": decoder(
+        3584, 14_336, (16, 8), 256, 256_000, window=4096, softcap=50.0, logit_softcap=30.0, **GEMMA
+    ),
+    "gpt-oss-20b": decoder(
+        2880,
+        2880,
+        (64, 8),
+        64,
+        201_088,
+        gate=Gate(alpha=1.702, limit=7.0, beta=1.0),
+        window=128,
+        has_sinks=True,
+        experts=Experts(32, 4, 2880, "chosen", has_biases=True),
+        qkv_bias=True,
+        o_proj_bias=True,
+    ),
+}
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Let tensors of no memory be served as those of a GPU are."""
+    backends.TRITON_TYPES.add(META.type)
+    try:
+        yield
+    finally:
+        backends.TRITON_TYPES.remove(META.type)
+
+
+def make_meta_decoder(
+    architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None
+) -> tuple[Decoder, AttentionBackend]:
+    """Return a decoder without numbers, and its attention over one page, in a dtype of its own."""
+    kept = kept or dtype
+    weights: dict[str, Matrix] = {
+        weight.role: torch.empty(weight.shape, dtype=dtype, device=META)
+        for weight in weights_of(architecture)
+    }
+    shapes = tuple(block.attention for block in architecture.blocks)
+    attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)
+    return Decoder(architecture, weights), attention
+
+
+@torch.inference_mode()
+def run(architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None) -> None:
+    """Run all steps of a decoder and choose and score its tokens."""
+    network, attention = make_meta_decoder(architecture, dtype, kept)
+    sampling = backends.choose_sampling(dtype, META)
+    for spans in STEPS:
+        step = packed(spans, attention.page_size)
+        attention.prepare(step)
+        logits = network.forward(step, attention)
+        sampled = sampling.sample(logits, mixed_metadata(*logits.shape))
+        rows = np.arange(len(logits))
+        sampling.compute_logprobs(logits, rows, sampled.token_ids, 2)
+
+
+def packed(spans: Iterable[tuple[int, int]], page_size: int) -> Step:
+    """Return a step of spans, the last of whose tokens are asked for; all lie on the first page."""
+    contexts, lengths = np.array(list(spans)).T
+    query_starts = np.concatenate([[0], lengths.cumsum()])
+    counts = -(-(contexts + lengths) // page_size)
+    return Step.pack(
+        int((lengths == 1).sum()),
+        META,
+        token_ids=np.zeros(query_starts[-1], np.int64),
+        positions=np.concatenate(
+            [
+                np.arange(first, first + length)
+                for first, length in zip(contexts, lengths, strict=True)
+            ]
+        ),
+        slots=np.zeros(query_starts[-1], np.int64),
+        query_starts=query_starts,
+        context_lengths=contexts,
+        page_starts=np.concatenate([[0], counts.cumsum()]),
+        pages=np.zeros(counts.sum(), np.int64),
+        logit_rows=query_starts[1:] - 1,
+    )
+
+
+def mixed_metadata(count: int, vocabulary: int) -> SamplingMetadata:
+    """Return rules by which every other row is greedy, and the rest are all that rows may be."""
+    numbers, whole = np.ones(count, np.float32), np.zeros(count, np.int64)
+    is_other = np.arange(count) % 2 == 1
+    return SamplingMetadata(
+        temperature=is_other.astype(np.float32),
+        top_k=np.where(is_other, 5, 0),
+        top_p=np.where(is_other, np.float32(0.9), np.float32(1)),
+        log_min_p=np.where(is_other, np.float32(-5), np.float32(-np.inf)),
+        draws=np.zeros(count),
+        has_processors=is_other,
+        repetition_penalty=numbers * np.float32(1.1),
+        presence_penalty=numbers,
+        frequency_penalty=numbers,
+        tokens=np.zeros((count, 4), np.int32),
+        slots=np.arange(count),
+        num_prompt=whole + 1,
+        num_known=whole + 2,
+        bias_starts=np.arange(count + 1),
+        bias_ids=whole,
+        bias=numbers,
+        ban_starts=np.arange(count + 1),
+        ban_ids=whole + 1,
+        mask_rows=np.where(is_other, 0, -1),
+        masks=np.zeros((1, -(-vocabulary // 32)), np.uint32),
+    )
+
+
+def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL_MODELS.values())) -> None:
+    """Compile what models ask for on an architecture such as 90, in each dtype they may run in."""
+    with compile_only(arch), without_memory():
+        for architecture in models:
+            for dtype in DTYPES:
+                run(architecture, dtype)
+            run(architecture, DTYPES[0], FP8)
+
+
+def main(architectures: Sequence[int]) -> int:
+    """Compile everything, each architecture in a process of its own; return the exit status."""
+    compile_module()
+    # A fresh start of each: what torch and Triton hold does not outlive a fork.
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        for done in [
+            pool.submit(compile_for, arch)
+            for arch in architectures
+            for compile_for in (compile_all, of_kernels.compile_all)
+        ]:
+            done.result()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main([int(asked) for asked in sys.argv[1:]]))

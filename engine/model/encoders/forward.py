@@ -1,0 +1,113 @@
+"""One step of whole sequences: packed into one axis, run, and brought to one row each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...kernels.attention import AttentionBackend
+from ...kernels.pooling import Segments
+from ...kernels.step import Step
+from .loaded_encoder import LoadedEncoder
+from .pooler import TokenSelection
+
+
+class TokenSequence(NamedTuple):
+    """The tokens of a sequence, its segments if there is more than one, and what is not pooled."""
+
+    token_ids: NDArray[np.int32]
+    type_ids: NDArray[np.int32] | None = None
+    num_skipped: int = 0
+
+
+class PackedBatch(NamedTuple):
+    """A step, the segments of its tokens, None if all are the first, and what is pooled."""
+
+    step: Step
+    type_ids: Tensor | None
+    segments: Segments
+
+
+def num_pages(model: LoadedEncoder, num_tokens: int, num_sequences: int) -> int:
+    """Return how many pages any step of so many tokens and sequences takes at most."""
+    return num_tokens // model.backend.page_size + num_sequences
+
+
+@torch.inference_mode()
+def run(
+    model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+) -> Tensor:
+    """Return what the model gives for some sequences, `[S, D]` fp32."""
+    packed = pack(sequences, model.pooler.wanted, model.backend.page_size, model.device)
+    attention.prepare(packed.step)
+    hidden = model.network.encode(packed.step, packed.type_ids, attention)
+    return model.pooler(hidden, packed.segments)
+
+
+@torch.inference_mode()
+def hidden_states(
+    model: LoadedEncoder, attention: AttentionBackend, sequences: Sequence[TokenSequence]
+) -> Tensor:
+    """Return the last hidden states of all tokens, `[T, H]`."""
+    packed = pack(sequences, "all", model.backend.page_size, model.device)
+    attention.prepare(packed.step)
+    return model.network.encode(packed.step, packed.type_ids, attention)
+
+
+def pack(
+    sequences: Sequence[TokenSequence], wanted: TokenSelection, page_size: int, device: torch.device
+) -> PackedBatch:
+    """Lay sequences end to end, each on pages of its own; `wanted` of their tokens are rows."""
+    lengths = np.array([len(sequence.token_ids) for sequence in sequences])
+    skipped = np.array([sequence.num_skipped for sequence in sequences])
+    starts, page_starts = _starts(lengths), _starts(-(-lengths // page_size))
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    rows, row_starts = _rows(wanted, starts, skipped, positions)
+    step = Step.pack(
+        0,
+        device,
+        token_ids=np.concatenate([sequence.token_ids for sequence in sequences]),
+        positions=positions,
+        slots=positions + np.repeat(page_starts[:-1] * page_size, lengths),
+        query_starts=starts,
+        context_lengths=np.zeros_like(lengths),
+        page_starts=page_starts,
+        pages=np.arange(page_starts[-1]),
+        logit_rows=rows,
+    )
+    segments = Segments(*(torch.from_numpy(array).to(device) for array in (row_starts, skipped)))
+    return PackedBatch(step, _type_ids(sequences, device), segments)
+
+
+def _rows(
+    wanted: TokenSelection,
+    starts: NDArray[np.int64],
+    skipped: NDArray[np.int64],
+    positions: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the tokens that are wanted, and where those of each sequence begin among them."""
+    count = len(skipped)
+    if wanted == "all":
+        is_row = positions >= np.repeat(skipped, np.diff(starts))
+        return np.flatnonzero(is_row), _starts(np.diff(starts) - skipped)
+    rows = starts[:-1] + skipped if wanted == "first" else starts[1:] - 1
+    return rows, np.arange(count + 1)
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)])
+
+
+def _type_ids(sequences: Sequence[TokenSequence], device: torch.device) -> Tensor | None:
+    if all(sequence.type_ids is None for sequence in sequences):
+        return None
+    parts = [
+        np.zeros_like(sequence.token_ids) if sequence.type_ids is None else sequence.type_ids
+        for sequence in sequences
+    ]
+    return torch.from_numpy(np.concatenate(parts)).to(device)

@@ -1,0 +1,99 @@
+"""A loaded encoder: its network over packed tokens, its pooler and its sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...kernels.attention import (
+    AttentionBackend,
+    AttentionBackendType,
+    AttentionShape,
+    HeadNorms,
+)
+from ...kernels.step import Step
+from .pooler import Pooler
+
+
+class EncoderNetwork(Protocol):
+    """A network with its weights; `num_layers_started` counts since the start, within steps too.
+
+    `needs_torch` where much of a step is computed by torch's own functions, on its threads.
+    """
+
+    needs_torch: bool
+
+    @property
+    def num_layers_started(self) -> int:
+        """Return how many layers were begun since the start."""
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Run whole sequences → the last hidden states `[N, H]` of the step's `logit_rows`.
+
+        `type_ids [T]` are the segments of tokens, None where all are of the first. `attention` was
+        prepared for the step; layers are numbered in the order of the network.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """A network on its device, its head, and what the engine must know to serve them.
+
+    `shapes[i]` is what layer i attends with. `hidden_size` is the width of a hidden state, `width`
+    how many numbers come of a sequence. Segments are told apart where there are `num_types` above
+    1. `notes` are for who runs it.
+    """
+
+    network: EncoderNetwork
+    pooler: Pooler
+    shapes: tuple[AttentionShape, ...]
+    backend: AttentionBackendType
+    dtype: torch.dtype
+    device: torch.device
+    vocab_size: int
+    num_types: int
+    max_model_len: int
+    hidden_size: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Return how many numbers come of a sequence."""
+        return self.pooler.width(self.hidden_size, self.device)
+
+    def attention(self, num_pages: int) -> AttentionBackend:
+        """Allocate so many pages, on which all layers of one shape lie after each other."""
+        kinds = tuple(dict.fromkeys(self.shapes))
+        backend = self.backend(kinds, num_pages, self.dtype, self.device)
+        return _Shared(backend, [kinds.index(shape) for shape in self.shapes])
+
+
+class _Shared:
+    """A backend whose layers have no past: those of one shape take the pages from each other."""
+
+    def __init__(self, backend: AttentionBackend, places: Sequence[int]) -> None:
+        self.page_size = backend.page_size
+        self._backend = backend
+        self._places = places
+
+    def prepare(self, step: Step) -> None:
+        """See `AttentionBackend.prepare`."""
+        self._backend.prepare(step)
+
+    def store_qkv(
+        self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
+    ) -> Tensor:
+        """See `AttentionBackend.store_qkv`."""
+        return self._backend.store_qkv(self._places[layer], qkv, cos_sin, norms)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """See `AttentionBackend.store`."""
+        self._backend.store(self._places[layer], key, value)
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """See `AttentionBackend.attend`."""
+        return self._backend.attend(self._places[layer], query, sinks)

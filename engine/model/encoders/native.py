@@ -1,0 +1,52 @@
+"""A model run by our encoder: loaded from its files with its own head, if it has one."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from ...kernels.backends import choose_backend
+from ..checkpoint import Checkpoint
+from ..weights import check_stored, fill_weights, find_stored
+from .architecture import EncoderArchitecture
+from .encoder import Encoder
+from .loaded_encoder import LoadedEncoder
+from .pooler import Pooler, parts_of
+from .weight_map import head_weights, weights_of
+
+# What checkpoints hold that no hidden state comes of: what follows from the config, and what was
+# trained on top of the first token.
+_IGNORED = re.compile(r"(^|\.)(position_ids$|inv_freq$|pooler\.)")
+_RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}
+
+
+def load(
+    checkpoint: Checkpoint,
+    architecture: EncoderArchitecture,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LoadedEncoder:
+    """Return the model in a dtype on a device; `ModelRefused` says what is wrong with its weights.
+
+    Without a head of its own it gives what its first token's hidden state is.
+    """
+    wanted = [*weights_of(architecture), *head_weights(architecture.head)]
+    base = architecture.names.base_model_prefix
+    stored = find_stored(checkpoint.files, wanted, base=base, renamed=_RENAMED)
+    check_stored(checkpoint, architecture.class_name, wanted, stored, base=base, ignored=_IGNORED)
+    weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
+    pooler = Pooler((architecture.head_pooling,), parts_of(architecture.head, weights))
+    shapes = tuple(block.attention for block in architecture.blocks)
+    return LoadedEncoder(
+        network=Encoder(architecture, weights),
+        pooler=pooler,
+        shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=architecture.vocab_size,
+        num_types=architecture.num_types,
+        max_model_len=architecture.max_positions,
+        hidden_size=architecture.hidden_size,
+    )

@@ -1,0 +1,92 @@
+"""Parity check of encoders against transformers' eager attention.
+
+As with decoders: in fp32, where nothing but the order of sums tells two right ones apart, and
+roughly in the dtype that is served, for its kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..native import DTYPE_TOLERANCE, TOLERANCE, ParityResult
+from ..parity import parity_tokens
+from .eager import EncoderOutput
+from .forward import TokenSequence, hidden_states, num_pages, run
+from .loaded_encoder import LoadedEncoder
+
+# Logits of a classifier may be close to 0: they are looked at beside 1.
+LEAST_LOGIT = 1.0
+
+
+def parity_sequences(model: LoadedEncoder) -> list[TokenSequence]:
+    """Return some sequences of random tokens: long and short ones, one of two segments."""
+    windows = [shape.window for shape in model.shapes]
+    tokens = parity_tokens(model.vocab_size, windows).numpy().astype(np.int32)
+    tokens = tokens[: model.max_model_len]
+    cut = len(tokens) // 3 + 1
+    sequences = [TokenSequence(part) for part in (tokens, tokens[:1], tokens[-cut:], tokens)]
+    if model.num_types > 1:
+        types = (np.arange(cut) > cut // 2).astype(np.int32)
+        sequences.append(TokenSequence(tokens[:cut], types))
+    return sequences
+
+
+def check_parity(
+    loaded: LoadedEncoder,
+    load_exactly: Callable[[], LoadedEncoder],
+    answer: Callable[[Sequence[TokenSequence]], list[EncoderOutput]],
+    num_layers: int | None = None,
+) -> ParityResult:
+    """Compare hidden states, and what a classifier makes of them, with what transformers `answer`s.
+
+    `load_exactly` loads the model in fp32, or its first `num_layers`; where it is so already, or
+    not whole, what is `loaded` is not looked at.
+    """
+    sequences = parity_sequences(loaded)
+    is_exact = loaded.dtype == torch.float32 and num_layers is None
+    exact = loaded if is_exact else load_exactly()
+    got = compute_outputs(exact, sequences)
+    del exact
+    expected = answer(sequences)
+    distance = _distance(got, expected)
+    holds = distance <= TOLERANCE
+    if not holds or is_exact or num_layers is not None:
+        return ParityResult(holds, distance, num_layers)
+    distance = _distance(compute_outputs(loaded, sequences), expected)
+    return ParityResult(distance <= DTYPE_TOLERANCE, distance, None)
+
+
+def compute_outputs(
+    model: LoadedEncoder, sequences: Sequence[TokenSequence]
+) -> list[EncoderOutput]:
+    """Return what a model gives for sequences that run together."""
+    lengths = [len(sequence.token_ids) for sequence in sequences]
+    attention = model.attention(num_pages(model, sum(lengths), len(lengths)))
+    hidden = hidden_states(model, attention, sequences).float()
+    if not model.pooler.parts:
+        return [EncoderOutput(own, None) for own in torch.split(hidden, lengths)]
+    values = run(model, attention, sequences)
+    return [
+        EncoderOutput(own, row)
+        for own, row in zip(torch.split(hidden, lengths), values, strict=True)
+    ]
+
+
+def _distance(got: Sequence[EncoderOutput], expected: Sequence[EncoderOutput]) -> float:
+    """Return the largest relative L2 distance of a token's hidden states or a sequence's logits."""
+    apart = [0.0]
+    for ours, theirs in zip(got, expected, strict=True):
+        apart.append(_relative(ours.hidden, theirs.hidden, 1e-6))
+        if ours.logits is not None and theirs.logits is not None:
+            apart.append(_relative(ours.logits[None], theirs.logits[None], LEAST_LOGIT))
+    return max(apart)
+
+
+def _relative(got: Tensor, expected: Tensor, least: float) -> float:
+    difference = torch.linalg.vector_norm(got - expected, dim=-1)
+    scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=least)
+    return float((difference / scale).max())

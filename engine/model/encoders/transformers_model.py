@@ -1,0 +1,135 @@
+"""Encoders of transformers' own classes: for every family that neither of our networks computes.
+
+They run sequences of one length together, without padding and with their own attention: slowly,
+and right whatever they do with masks and positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ModelRefused
+from ...kernels.attention import AttentionBackend
+from ...kernels.reference import ReferenceAttention
+from ...kernels.step import Step
+from ..checkpoint import Checkpoint
+from ..hf_config import CONFIG
+from ..parity import parity_tokens
+from ..sanity import check_finite, check_not_constant, check_numbers
+from ..transformers_model import positions_of
+from .eager import ENCODERS_OF_PAIRS, inputs_of, read_config, read_module
+from .loaded_encoder import LoadedEncoder
+from .pooler import Pooler
+
+# Families whose tables of positions begin behind the row of padding.
+_OFFSET = frozenset(
+    """
+    camembert data2vec-text esm ibert longformer luke mpnet roberta roberta-prelayernorm xlm-roberta
+    xlm-roberta-xl xmod
+    """.split()
+)
+
+
+# Enough tokens to see whether answers differ, and no more than any model has positions.
+_FEW = 8
+
+
+class TransformersEncoder:
+    """A `EncoderNetwork` over a module of transformers.
+
+    What a classifier gives for a sequence stands in for the hidden state of its one row.
+    """
+
+    needs_torch = True
+
+    def __init__(self, module: Any, *, is_classifier: bool, num_types: int) -> None:
+        self.num_layers_started = 0
+        self._module = module
+        self._is_classifier = is_classifier
+        self._num_types = num_types
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Run whole sequences, those of one length together; see `EncoderNetwork.encode`."""
+        del attention  # the module has its own
+        if self._num_types > 1 and type_ids is None:
+            type_ids = torch.zeros_like(step.token_ids)
+        starts = step.host.query_starts
+        lengths = starts.diff()
+        outputs: dict[int, Tensor] = {}
+        for length in sorted(set(lengths.tolist())):
+            self.num_layers_started += 1
+            of_length = torch.nonzero(lengths == length)[:, 0]  # [B]
+            tokens = (starts[of_length, None] + torch.arange(length)).to(step.token_ids.device)
+            types = None if type_ids is None else type_ids[tokens]
+            output = self._module(**inputs_of(step.token_ids[tokens], types))
+            rows = output.logits[:, None] if self._is_classifier else output.last_hidden_state
+            outputs |= dict(zip(of_length.tolist(), rows, strict=True))
+        together = torch.cat([outputs[number] for number in range(len(lengths))])
+        return together if self._is_classifier else together[step.logit_rows]
+
+
+def load(
+    checkpoint: Checkpoint,
+    said: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_classifier: bool,
+) -> LoadedEncoder:
+    """Return the model in a dtype on a device; `ModelRefused` says why it cannot be served."""
+    config = read_config(checkpoint.name, said)
+    has_encoder = config.model_type in ENCODERS_OF_PAIRS and not is_classifier
+    if getattr(config, "is_encoder_decoder", False) and not has_encoder:
+        raise ModelRefused(
+            f"{checkpoint.name}: model type {config.model_type!r} is an encoder-decoder: neither "
+            "vectors nor scores are made of its two halves."
+        )
+    kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in said}
+    module = read_module(checkpoint, config, dtype, device, None, **kind)
+    check_numbers(checkpoint.name, module.named_parameters())
+    num_types = getattr(config, "type_vocab_size", None) or 0
+    hidden = config.num_labels if is_classifier else getattr(config, "hidden_size", None)
+    vocab_size = getattr(config, "vocab_size", None)
+    if not hidden or not vocab_size:
+        raise ModelRefused(
+            f"{checkpoint.name}: {CONFIG} says neither of hidden_size and vocab_size: what is "
+            "served reads tokens and gives a vector for each."
+        )
+    _check_outputs(checkpoint.name, module, vocab_size, device, is_classifier=is_classifier)
+    return LoadedEncoder(
+        network=TransformersEncoder(module, is_classifier=is_classifier, num_types=num_types),
+        pooler=Pooler(("lasttoken",)),
+        shapes=(),
+        backend=ReferenceAttention,
+        dtype=dtype,
+        device=device,
+        vocab_size=vocab_size,
+        num_types=num_types,
+        max_model_len=_positions(config),
+        hidden_size=hidden,
+    )
+
+
+def _positions(config: Any) -> int:
+    """Return how many tokens a sequence may have, less what a family's table has for padding."""
+    positions = positions_of(config) or 512
+    padding = getattr(config, "pad_token_id", None)
+    is_offset = config.model_type in _OFFSET
+    return positions - padding - 1 if is_offset and isinstance(padding, int) else positions
+
+
+@torch.inference_mode()
+def _check_outputs(
+    name: str, module: Any, vocab_size: int, device: torch.device, *, is_classifier: bool
+) -> None:
+    """Refuse a module whose answers to some tokens are no numbers, or the same for all."""
+    tokens = parity_tokens(vocab_size, ())[:_FEW].to(device)
+    output = module(**inputs_of(tokens[None], None))
+    if is_classifier:
+        check_finite(name, output.logits)
+    else:
+        check_not_constant(name, output.last_hidden_state)

@@ -1,0 +1,48 @@
+"""The task of a model by the files that are on this machine: known before anything is loaded.
+
+Nothing here imports a model library or asks a hub.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from tidemill.protocol.contract import EngineError
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RERANK,
+    SCORE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
+
+from ..config import EngineConfig
+from ..storage.hub import local_folder
+from .encoders.pooling_config import read_pooling_config
+
+_CONFIG = "config.json"
+_SPEECH_TYPE = "whisper"
+
+
+def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
+    """Return the endpoints that `config.model` answers; None where its files do not tell."""
+    folder = local_folder(config.model)
+    if folder is None:
+        return None
+    try:
+        description = json.loads((folder / _CONFIG).read_bytes())
+        if not isinstance(description, dict):
+            return None
+        pooled = read_pooling_config(description, replace(config, model=str(folder)))
+    except (OSError, ValueError, RecursionError, EngineError):  # told by whoever loads it
+        return None
+    if pooled is not None:
+        routes = [EMBEDDINGS, SCORE, RERANK] if pooled.task == "embed" else [SCORE, RERANK]
+    elif description.get("model_type") == _SPEECH_TYPE:
+        routes = [TRANSCRIPTIONS, TRANSLATIONS]
+    else:
+        routes = [CHAT_COMPLETIONS, COMPLETIONS]
+    return tuple(route.name for route in routes)

@@ -1,0 +1,213 @@
+"""A model's config.json, read as plain JSON: no library that models need is loaded for it.
+
+A field counts as understood once it is taken. What nobody took and what changes how a model
+computes must never be ignored: such a model is left to transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import torch
+
+from ..errors import ModelRefused, first_line_of
+from ..storage.hub import find_file
+
+CONFIG = "config.json"
+# The deepest models have some 130.
+MAX_LAYERS = 1_000
+STORED_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
+}
+QUANTISED = (
+    "its weights are quantised, which is supported of models that write text and that the engine's "
+    "own decoder runs; use the unquantised model."
+)
+# Whatever runs it, a model of other than so many whole ones is none.
+COUNTS = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "hidden_size",
+    "max_position_embeddings",
+)
+TIE = "tie_word_embeddings"
+# Which text model a model of text and images has where it does not say.
+TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
+# What says nothing of a forward pass: names, training, sampling, tokens, where it came from; and
+# how weights are stored, which `HFConfig.quantisation` tells.
+_WITHOUT_EFFECT = frozenset(
+    """
+    _attn_implementation_autoset _name_or_path architectures auto_map bad_words_ids
+    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
+    decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id id2label initializer_factor initializer_range
+    label2id length_penalty max_length max_sequence_length min_length model_type name_or_path
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
+    problem_type quantization_config repetition_penalty return_dict return_dict_in_generate
+    router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params
+    temperature tokenizer_class top_k top_p torch_dtype torchscript transformers_version
+    transformers_weights typical_p unsloth_fixed unsloth_version use_cache use_return_dict
+    """.split()
+)
+
+
+_WITHOUT_EFFECT_SUFFIXES = ("dropout", "dropout_prob", "_pdrop")
+
+
+class UnsupportedConfig(Exception):
+    """A config that the native networks do not support; transformers may."""
+
+
+@dataclass(frozen=True, slots=True)
+class HFConfig:
+    """A config.json, and the text model in it.
+
+    `raw` is all of it, `fields` the text model's: the `text_config` of a multimodal model, else the
+    same. `stored_dtype` and `quantization_config` are as the file has them. `is_overridden` says
+    that `--hf-overrides` changed it.
+    """
+
+    name: str
+    model_type: str
+    fields: Mapping[str, Any]
+    is_multimodal: bool
+    stored_dtype: object
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    quantization_config: Mapping[str, Any] = field(default_factory=dict)
+    is_overridden: bool = False
+
+    @property
+    def where(self) -> str:
+        """Return what messages call it."""
+        return f"{CONFIG} with --hf-overrides" if self.is_overridden else CONFIG
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the dtype of the stored weights; None where it is not told."""
+        if self.stored_dtype is None:
+            return None
+        if not isinstance(self.stored_dtype, str) or self.stored_dtype not in STORED_DTYPES:
+            raise UnsupportedConfig(f"{CONFIG} says dtype {self.stored_dtype!r}")
+        return STORED_DTYPES[self.stored_dtype]
+
+
+def read_hf_config(name: str) -> HFConfig:
+    """Return the description in a folder or hub id; `ModelRefused` says why there is none."""
+    try:
+        path = find_file(name, CONFIG)
+        said = None if path is None else json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+    if not isinstance(said, dict):
+        why = f"there is no {CONFIG}" if path is None else f"{CONFIG} holds no JSON object"
+        raise ModelRefused(f"{name}: cannot be read as a model: {why}")
+    return parse_hf_config(name, said)
+
+
+def parse_hf_config(name: str, said: Mapping[str, Any]) -> HFConfig:
+    """Return what a config.json says that was read already."""
+    text = said.get("text_config")
+    fields = text if isinstance(text, dict) else said
+    ties = [tie for part in (fields, said) if (tie := part.get(TIE)) is not None]
+    if fields is not said and ties:
+        # What is said of the whole holds for the text, too.
+        fields = {**fields, TIE: True if True in ties else ties[0]}
+    kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
+    quantised = [how for part in (fields, said) if (how := part.get("quantization_config"))]
+    stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
+    return HFConfig(
+        name=name,
+        model_type=str(kind),
+        fields=fields,
+        is_multimodal=isinstance(text, dict) or "vision_config" in said,
+        raw=said,
+        stored_dtype=next((dtype for dtype in stored if dtype), None),
+        quantization_config=_as_object(quantised[0]) if quantised else {},
+    )
+
+
+def _as_object(said: Any) -> Mapping[str, Any]:
+    return said if isinstance(said, Mapping) else {"quant_method": said}
+
+
+class ConfigFields:
+    """The fields of a JSON object, each taken by its name; `where` is what messages call it."""
+
+    def __init__(
+        self, where: str, said: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        self.where = where
+        self._said = {**(defaults or {}), **said}
+        self._left = {
+            key
+            for key, value in said.items()
+            if not (
+                _is_empty(value) or key in _WITHOUT_EFFECT or key.endswith(_WITHOUT_EFFECT_SUFFIXES)
+            )
+        }
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return what a field says, whatever it is; an absent one says its default."""
+        self._left.discard(key)
+        return self._said.get(key, default)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0; without a default one must be there."""
+        value = self.get(key)
+        value = default if value is None else value
+        if value is None:
+            raise UnsupportedConfig(f"{self.where} leaves out {key}")
+        if type(value) is int and value > 0:
+            return value
+        if key in COUNTS:
+            raise ModelRefused(f"{self.where} says {key} {value!r}; it must be a count.")
+        raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+
+    def num_layers(self) -> int:
+        """Return how many layers there are; `ModelRefused` where no model has so many."""
+        layers = self.count("num_hidden_layers")
+        if layers > MAX_LAYERS:
+            raise ModelRefused(
+                f"{self.where} says num_hidden_layers {layers:,}; no model has above "
+                f"{MAX_LAYERS:,}."
+            )
+        return layers
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number; without a default one must be there."""
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+        return float(value)
+
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """Return true or false; null is the default."""
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+        return value
+
+    def allow(self, key: str, *values: Any) -> None:
+        """Accept a field that says one of these values, or nothing."""
+        value = self.get(key)
+        if not _is_empty(value) and value not in values:
+            raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
+
+    def check_all_read(self) -> None:
+        """Refuse to understand the whole when something was not taken."""
+        if self._left:
+            raise UnsupportedConfig(f"{self.where} says {', '.join(sorted(self._left))}")
+
+
+def _is_empty(value: object) -> bool:
+    """Say whether a field switches nothing on."""
+    return value is None or value is False or value in ([], {}, "")

@@ -1,0 +1,285 @@
+"""Native models: loading, and the parity check against transformers' classes.
+
+The check is of a function: both networks compute in fp32 from the same stored weights, where
+nothing but the order of sums tells them apart, one after the other, so that one at a time must fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.backends import choose_backend
+from ..kernels.communicator import SINGLE_RANK, Communicator
+from ..scheduling.images import PromptImage
+from .adapters.loading import Adapter
+from .architecture import Architecture
+from .checkpoint import Checkpoint, some
+from .decoder import Decoder
+from .hf_config import HFConfig, UnsupportedConfig
+from .kv_cache_size import free_bytes
+from .loaded_model import LoadedModel, VisionEncoder
+from .parity import chunked_logits, parity_tokens, relative_distance
+from .tensor_parallel import shard_architecture
+from .vision.preprocessor_config import VisionConfig
+from .weight_map import Weight, weights_of
+from .weights import read_weights
+
+# Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
+# weight that is rounded once too often 1e-3.
+TOLERANCE = 1e-4
+# That of all logits in the dtype that is served: above it is no rounding, but a kernel.
+DTYPE_TOLERANCE = 0.3
+# Where two experts score the same but for rounding, a token may be given to either.
+TIE_TOLERANCE = 0.1
+QUANTILE_WITHOUT_TIES = 0.9
+# What a network in fp32 takes while it is made, as a multiple of its weights.
+ROOM = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class ParityResult:
+    """Result of a parity check: whether it holds, and the largest distance of logits.
+
+    `num_layers` is None where the whole model was compared, else how many of its first layers.
+    """
+
+    holds: bool
+    distance: float
+    num_layers: int | None
+
+
+class LeaderRank(Protocol):
+    """The first of the ranks that share a model."""
+
+    size: int
+
+    def loaded(
+        self,
+        load: Callable[[Communicator], LoadedModel],
+        dtype: torch.dtype,
+        num_layers: int | None,
+        *,
+        has_adapters: bool,
+    ) -> LoadedModel:
+        """Have all ranks load their shares, this one's by `load`, and return the model of all."""
+
+
+def load(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    vision: VisionConfig | None = None,
+    num_layers: int | None = None,
+    adapters: Sequence[Adapter] = (),
+    leader: LeaderRank | None = None,
+) -> LoadedModel:
+    """Return the model, or its first layers, with its adapters; it sees by `vision`.
+
+    A `leader` shares it with other ranks.
+    """
+    parts = (checkpoint, hf_config, architecture, dtype, device)
+    shard = partial(load_shard, *parts, vision=vision, num_layers=num_layers, adapters=adapters)
+    if leader is None:
+        return shard(communicator=SINGLE_RANK)
+    return leader.loaded(
+        lambda communicator: shard(communicator=communicator),
+        dtype,
+        num_layers,
+        has_adapters=bool(adapters),
+    )
+
+
+def load_shard(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    architecture: Architecture,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    vision: VisionConfig | None = None,
+    num_layers: int | None = None,
+    adapters: Sequence[Adapter] = (),
+    communicator: Communicator,
+) -> LoadedModel:
+    """Return a rank's share of the model, or of its first layers, with its adapters.
+
+    It sees by `vision`.
+    """
+    zeros: list[str] = []
+    weights = read_weights(
+        checkpoint,
+        architecture,
+        dtype,
+        device,
+        is_multimodal=hf_config.is_multimodal,
+        num_layers=num_layers,
+        shard=communicator.shard,
+        zeros=zeros,
+    )
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    architecture = shard_architecture(first, communicator.shard)
+    vision_encoder = None
+    if vision is not None:
+        from .vision.tower import load_tower
+
+        vision_encoder = VisionEncoder(
+            vision.image_spec, load_tower(checkpoint, hf_config, vision, dtype, device)
+        )
+    shapes = tuple(block.attention for block in architecture.blocks)
+    return LoadedModel(
+        network=Decoder(
+            architecture,
+            weights,
+            adapters=[one.placed(first, dtype, device, communicator.shard) for one in adapters],
+            communicator=communicator,
+        ),
+        shapes=shapes,
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=architecture.vocab_size,
+        max_model_len=architecture.max_positions,
+        hidden_size=architecture.hidden_size,
+        max_intermediate_size=architecture.max_intermediate_size,
+        eos_token_ids=architecture.eos_token_ids,
+        vision_encoder=vision_encoder,
+        notes=_notes_of(zeros),
+    )
+
+
+def _notes_of(zeros: list[str]) -> tuple[str, ...]:
+    """Return a note on matrices that hold nothing but 0, as those of layers just added may."""
+    if not zeros:
+        return ()
+    return (
+        f"nothing but 0 is in {some(sorted(zeros))}: unless that is meant, copy the files again",
+    )
+
+
+@torch.inference_mode()
+def check_parity(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    architecture: Architecture,
+    loaded: LoadedModel,
+    vision: VisionConfig | None = None,
+    *,
+    leader: LeaderRank | None = None,
+) -> ParityResult:
+    """Compare the logits of our decoder with those of transformers' class and its eager attention.
+
+    In fp32 for the function that it is, and what is `loaded`, roughly, for its dtype's kernels. A
+    model of which fp32 weights do not fit is compared by its first layers in fp32 alone, as many as
+    it takes to have one of each kind; one that sees, with an image among its tokens. Raises
+    `ModelRefused` where transformers cannot run it.
+    """
+    from .vision import eager
+
+    device = loaded.device
+    num_layers, token_ids = parity_inputs(architecture, device)
+    blocks = architecture.blocks[:num_layers]
+    prompt_images: tuple[PromptImage, ...] = ()
+    if vision is not None:
+        token_ids, prompt_image = eager.with_image(token_ids, vision.image_spec)
+        prompt_images = (prompt_image,)
+    exact = loaded
+    if num_layers is not None or loaded.dtype != torch.float32:
+        parts = (checkpoint, hf_config, architecture)
+        exact = load(
+            *parts, torch.float32, device, vision=vision, num_layers=num_layers, leader=leader
+        )
+    got = chunked_logits(exact, token_ids, prompt_images)
+    del exact
+    windows: Sequence[int | None] = ()
+    if prompt_images or hf_config.model_type in eager.WHOLE_ONLY:
+        expected = eager.eager_logits(
+            checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
+        )
+    else:
+        expected, windows = _eager_text_logits(checkpoint, hf_config, token_ids, device, num_layers)
+    apart = token_distances(got, expected)
+    has_experts = any(block.experts for block in blocks)
+    holds = is_within_tolerance(apart, has_experts=has_experts)
+    if holds:
+        _check_windows(architecture, windows)
+    if not holds or num_layers is not None or loaded.dtype == torch.float32:
+        return ParityResult(holds, float(apart.max()), num_layers)
+    rounded = relative_distance(chunked_logits(loaded, token_ids, prompt_images), expected)
+    return ParityResult(rounded <= DTYPE_TOLERANCE, rounded, None)
+
+
+def _eager_text_logits(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    token_ids: Tensor,
+    device: torch.device,
+    num_layers: int | None,
+) -> tuple[Tensor, Sequence[int | None]]:
+    """Return what transformers' class answers in fp32, and its layers' windows by their masks.
+
+    Logits are `[t, V]` for `token_ids [t]`; `num_layers` takes so many of its first layers.
+    """
+    from . import transformers_model
+    from .masks import windows_by_masks
+
+    module = transformers_model.load_fp32(checkpoint, hf_config, device, num_layers)
+    windows = tuple(windows_by_masks(module, device).values())
+    return transformers_model.eager_logits(checkpoint.name, module, token_ids, device), windows
+
+
+def _check_windows(architecture: Architecture, windows: Sequence[int | None]) -> None:
+    """Refuse to understand a model whose first layers have other windows by transformers' masks.
+
+    A window that is longer than the tokens of a proof shows nowhere else. None is not known.
+    """
+    most = architecture.max_positions
+    for block, window in zip(architecture.blocks, windows, strict=False):
+        ours = block.attention.window
+        if window is not None and min(ours or most, most) != min(window or most, most):
+            raise UnsupportedConfig(
+                f"by transformers' masks a layer has window {window}, not {ours}"
+            )
+
+
+def parity_inputs(architecture: Architecture, device: torch.device) -> tuple[int | None, Tensor]:
+    """Return how many first layers are compared, None for all, and by which tokens `[t]`."""
+    is_whole = fits(weights_of(architecture), device)
+    num_layers = None if is_whole else num_layers_with_all_kinds(architecture)
+    windows = [block.attention.window for block in architecture.blocks[:num_layers]]
+    return num_layers, parity_tokens(architecture.vocab_size, windows)
+
+
+def is_within_tolerance(apart: Tensor, *, has_experts: bool) -> bool:
+    """Say whether distances `[2·t]` are those of one function computed twice."""
+    most = apart.quantile(QUANTILE_WITHOUT_TIES) if has_experts else apart.max()
+    return bool(most <= TOLERANCE and apart.max() <= TIE_TOLERANCE)
+
+
+def token_distances(got: Tensor, expected: Tensor) -> Tensor:
+    """Return the relative L2 distances of tokens' logits: `[2, t, V]`, `[…, t, V]` → `[2·t]`."""
+    difference = torch.linalg.vector_norm(got - expected, dim=-1)  # [2, t]
+    scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=1e-6)  # […, t]
+    relative: Tensor = difference / scale
+    return relative.flatten()
+
+
+def fits(weights: Iterable[Weight], device: torch.device) -> bool:
+    """Say whether a network of these weights does in fp32."""
+    count = sum(prod(weight.shape) for weight in weights)
+    return ROOM * count * torch.float32.itemsize <= free_bytes(device)
+
+
+def num_layers_with_all_kinds(architecture: Architecture) -> int:
+    """Return how many layers come before there is one of each kind, and two at least."""
+    first = [architecture.blocks.index(block) for block in set(architecture.blocks)]
+    return min(max(*first, 1) + 1, len(architecture.blocks))

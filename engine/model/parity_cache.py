@@ -1,0 +1,77 @@
+"""Cache of parity checks that passed on this machine, so that a later load skips them.
+
+A proof says that our decoder gives what transformers' class gives, for a model described so, with
+tensors of these shapes, on a processor of this kind. So it holds until any of that is another, and
+is made anew when a file of weights was written again. Whether weights are numbers at all is no part
+of it: that is looked at whenever they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..storage.disk_cache import CacheEntry, package_versions
+from .checkpoint import Checkpoint
+from .native import ParityResult
+
+_CPUINFO = Path("/proc/cpuinfo")
+_TELLING = ("model name", "flags", "CPU part", "Features")
+
+
+def parity_fact(
+    checkpoint: Checkpoint,
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    *others: str,
+) -> CacheEntry:
+    """Return the fact of how the proof of a checkpoint goes, in a dtype on a device.
+
+    `config` is what its config.json is taken to say, `others` what else it follows from.
+    """
+    causes: list[str | bytes] = [
+        package_versions("torch", "transformers", "numba", "triton"),
+        str(dtype),
+        _processor(device),
+        json.dumps(config),
+        *others,
+    ]
+    for path in checkpoint.files:
+        status = path.stat()
+        causes += [f"{path.name} {status.st_size} {status.st_mtime_ns}", _header(path)]
+    return CacheEntry.from_inputs("proof", *causes)
+
+
+def run_once(fact: CacheEntry, check: Callable[[], ParityResult]) -> ParityResult:
+    """Return the proof that is remembered, or make it; one that holds is remembered then."""
+    data = fact.load()
+    if data is not None:
+        return ParityResult(**json.loads(data))
+    result = check()
+    if result.holds:
+        fact.save(json.dumps(asdict(result)).encode())
+    return result
+
+
+def _header(path: Path) -> bytes:
+    """Return what a file of safetensors says of its tensors."""
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))
+
+
+def _processor(device: torch.device) -> str:
+    """Return what is another text for a processor that may round otherwise."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    told = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    if _CPUINFO.exists():
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+        told += sorted({line for line in lines if line.startswith(_TELLING)})
+    return "\n".join(told)

@@ -1,0 +1,255 @@
+"""Whisper config: config.json, generation_config.json and preprocessor_config.json.
+
+They are read as plain JSON. What they must say and do not, or what nobody here computes, makes it a
+model that is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from ...errors import ModelRefused, first_line_of
+from ...scheduling.speech import FeatureSettings, Hearing, Task
+from ...storage.hub import find_file
+from ..hf_config import (
+    CONFIG,
+    MAX_LAYERS,
+    QUANTISED,
+    ConfigFields,
+    UnsupportedConfig,
+    read_hf_config,
+)
+from .architecture import SpeechArchitecture, WhisperTokens
+
+KIND = "whisper"
+GENERATION = "generation_config.json"
+# Where transformers 5 and what came before it keep how a recording is heard.
+PREPROCESSOR, PROCESSOR = "preprocessor_config.json", "processor_config.json"
+_LANGUAGE = re.compile(r"^<\|(.+)\|>$")
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperConfig:
+    """Config of a folder or hub id; `stored_dtype` is its name for the weights' dtype."""
+
+    name: str
+    architecture: SpeechArchitecture
+    whisper_tokens: WhisperTokens
+    features: FeatureSettings
+    stored_dtype: object
+
+    @property
+    def hearing(self) -> Hearing:
+        """Return what the model can be asked for."""
+        whisper_tokens, features = self.whisper_tokens, self.features
+        has_times = whisper_tokens.no_timestamps is not None
+        return Hearing(
+            sampling_rate=features.sampling_rate,
+            window_seconds=features.window_frames * features.hop_length / features.sampling_rate,
+            languages=tuple(whisper_tokens.languages),
+            tasks=tuple(whisper_tokens.tasks) or ("transcribe",),
+            max_prompt_tokens=self.architecture.max_target_positions // 2 - 1,
+            has_timestamps=has_times,
+            has_word_times=has_times,
+        )
+
+
+def read_speech(name: str) -> WhisperConfig:
+    """Return the description of a model of the Whisper family; `ModelRefused` says why not."""
+    said = read_hf_config(name)
+    if said.model_type != KIND:
+        raise ModelRefused(
+            f"{name}: of models that hear only the Whisper family is served, and this is of type "
+            f"{said.model_type!r}."
+        )
+    if said.quantization_config:
+        raise ModelRefused(f"{name}: {QUANTISED}")
+    try:
+        architecture = _architecture(ConfigFields(f"{name}: {CONFIG}", said.fields))
+        whisper_tokens = _steering(name, said.fields, architecture)
+        features = _features(name, architecture)
+    except UnsupportedConfig as exc:
+        raise ModelRefused(f"{exc}, which is not supported.") from exc
+    return WhisperConfig(name, architecture, whisper_tokens, features, said.stored_dtype)
+
+
+def _architecture(said: ConfigFields) -> SpeechArchitecture:
+    said.allow("activation_function", "gelu")
+    hidden = said.count("d_model")
+    heads = {side: said.count(f"{side}_attention_heads") for side in ("encoder", "decoder")}
+    for side, count in heads.items():
+        if hidden % count:
+            raise UnsupportedConfig(f"{said.where} says {side}_attention_heads {count} of {hidden}")
+    layers = {side: said.count(f"{side}_layers") for side in ("encoder", "decoder")}
+    for side, count in layers.items():
+        if count > MAX_LAYERS:
+            raise UnsupportedConfig(f"{said.where} says {side}_layers {count:,}")
+    return SpeechArchitecture(
+        vocab_size=said.count("vocab_size"),
+        hidden_size=hidden,
+        num_mels=said.count("num_mel_bins", 80),
+        max_source_positions=said.count("max_source_positions", 1500),
+        max_target_positions=said.count("max_target_positions", 448),
+        encoder_layers=layers["encoder"],
+        encoder_heads=heads["encoder"],
+        encoder_ffn_dim=said.count("encoder_ffn_dim"),
+        decoder_layers=layers["decoder"],
+        decoder_heads=heads["decoder"],
+        decoder_ffn_dim=said.count("decoder_ffn_dim"),
+        tie_word_embeddings=said.flag("tie_word_embeddings", default=True),
+        median_filter_width=said.count("median_filter_width", 7),
+    )
+
+
+def _steering(
+    name: str, config: Mapping[str, Any], architecture: SpeechArchitecture
+) -> WhisperTokens:
+    """Return the tokens that the generation config has; what it leaves out the config may say."""
+    generation = _json(name, GENERATION)
+    said = {**config, **{key: value for key, value in generation.items() if value is not None}}
+    where = f"{name}: {GENERATION if generation else CONFIG}"
+    ids = _Ids(where, said, architecture.vocab_size)
+    suppressed = ids.many("suppress_tokens")
+    prompt_start = ids.one("prev_sot_token_id")
+    if prompt_start is None and len(suppressed) >= 2:
+        prompt_start = suppressed[-2]  # by which older files tell it
+    languages = ids.named("lang_to_id")
+    codes = {key: match[1] for key in languages if (match := _LANGUAGE.match(key))}
+    tasks = ids.named("task_to_id")
+    end, no_timestamps = ids.needed("eos_token_id"), ids.one("no_timestamps_token_id")
+    # Behind it are the times, from a window's start to its end.
+    last = architecture.vocab_size - architecture.max_source_positions - 2
+    if no_timestamps is not None and not end < no_timestamps <= last:
+        raise ModelRefused(
+            f"{where} says no_timestamps_token_id {no_timestamps}, but the model has texts up to "
+            f"token {end} and its {architecture.max_source_positions + 1} times behind token "
+            f"{last}, at the latest: one of the two is another model's."
+        )
+    return WhisperTokens(
+        start=ids.needed("decoder_start_token_id"),
+        end=end,
+        no_timestamps=no_timestamps,
+        prompt_start=prompt_start,
+        languages={code: languages[key] for key, code in codes.items()},
+        tasks={task: tasks[task] for task in get_args(Task) if task in tasks},
+        forced=ids.placed("forced_decoder_ids"),
+        suppressed=suppressed,
+        suppressed_at_begin=ids.many("begin_suppress_tokens"),
+        max_initial_timestamp=_whole(where, said, "max_initial_timestamp_index"),
+        alignment_heads=_heads(where, said.get("alignment_heads"), architecture),
+        max_length=_whole(where, generation, "max_length"),
+    )
+
+
+def _heads(
+    where: str, said: object, architecture: SpeechArchitecture
+) -> tuple[tuple[int, int], ...]:
+    """Return the heads that look at what is said: where none are named, those of the upper half."""
+    layers, heads = architecture.decoder_layers, architecture.decoder_heads
+    if not said:
+        return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))
+    try:
+        named = tuple((int(layer), int(head)) for layer, head in said)  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        named = ((-1, -1),)
+    if not all(0 <= layer < layers and 0 <= head < heads for layer, head in named):
+        raise UnsupportedConfig(f"{where} says alignment_heads {said!r}")
+    return named
+
+
+class _Ids:
+    """Token ids that a file names, each of them one of the vocabulary."""
+
+    def __init__(self, where: str, said: Mapping[str, Any], vocab_size: int) -> None:
+        self._where = where
+        self._said = said
+        self._vocab_size = vocab_size
+
+    def one(self, key: str) -> int | None:
+        """Return an id, the first where there is a list; None where there is none."""
+        value = self._said.get(key)
+        if isinstance(value, list) and value:
+            value = value[0]
+        return None if value is None else self._checked(key, value)
+
+    def needed(self, key: str) -> int:
+        """Return an id that must be there."""
+        value = self.one(key)
+        if value is None:
+            raise ModelRefused(f"{self._where} leaves out {key}, without which nothing is said.")
+        return value
+
+    def many(self, key: str) -> tuple[int, ...]:
+        """Return a list of ids; those of no token, which it may hold, change nothing."""
+        values = self._said.get(key) or ()
+        return tuple(value for value in values if value in range(self._vocab_size))
+
+    def named(self, key: str) -> dict[str, int]:
+        """Return ids by their names."""
+        values = self._said.get(key) or {}
+        if not isinstance(values, dict):
+            raise UnsupportedConfig(f"{self._where} says {key} {values!r}")
+        return {str(name): self._checked(key, value) for name, value in values.items()}
+
+    def placed(self, key: str) -> tuple[int, ...]:
+        """Return ids that stand beside their places; those that are left open are left out."""
+        pairs = self._said.get(key) or ()
+        return tuple(self._checked(key, pair[-1]) for pair in pairs if pair[-1] is not None)
+
+    def _checked(self, key: str, value: object) -> int:
+        if type(value) is not int or not 0 <= value < self._vocab_size:
+            raise ModelRefused(
+                f"{self._where} says {key} {value!r}, which is no token of a vocabulary of "
+                f"{self._vocab_size:,}."
+            )
+        return value
+
+
+def _whole(where: str, said: Mapping[str, Any], key: str) -> int | None:
+    value = said.get(key)
+    if value is not None and (type(value) is not int or value < 0):
+        raise UnsupportedConfig(f"{where} says {key} {value!r}")
+    return value
+
+
+def _features(name: str, architecture: SpeechArchitecture) -> FeatureSettings:
+    """Return how recordings are heard, which must be as the encoder was made for."""
+    said = _json(name, PREPROCESSOR) or _json(name, PROCESSOR).get("feature_extractor") or {}
+    fields = ConfigFields(f"{name}: {PREPROCESSOR}", said)
+    mels, frames = architecture.num_mels, architecture.window_frames
+    rate, hop = fields.count("sampling_rate", 16_000), fields.count("hop_length", 160)
+    if fields.count("feature_size", mels) != mels:
+        raise ModelRefused(
+            f"{name}: {PREPROCESSOR} says feature_size {said['feature_size']}, but {CONFIG} "
+            f"num_mel_bins {mels}: one of the two is another model's."
+        )
+    seconds = fields.count("chunk_length", max(1, frames * hop // rate))
+    if seconds * rate // hop != frames:
+        raise ModelRefused(
+            f"{name}: {PREPROCESSOR} says windows of {seconds} s, which are "
+            f"{seconds * rate // hop} frames, but {CONFIG} max_source_positions "
+            f"{architecture.max_source_positions}, which takes {frames}: one of the two is another "
+            "model's."
+        )
+    heard = fields.count("n_fft", 400)
+    if not hop <= heard <= rate:  # what lies between two would not be heard
+        raise UnsupportedConfig(
+            f"{fields.where} says n_fft {heard}, every {hop} of {rate} a second"
+        )
+    return FeatureSettings(mels, rate, heard, hop, frames)
+
+
+def _json(name: str, file: str) -> dict[str, Any]:
+    """Return what a file of the model says; nothing where there is no such file."""
+    try:
+        path = find_file(name, file)
+        said = {} if path is None else json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as exc:
+        raise ModelRefused(f"{name}: {file} cannot be read: {first_line_of(exc)}") from exc
+    if not isinstance(said, dict):
+        raise ModelRefused(f"{name}: {file} holds no JSON object.")
+    return said

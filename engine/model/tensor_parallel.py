@@ -1,0 +1,52 @@
+"""Tensor parallelism: shards a decoder by heads and MLP columns, equally for each rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..errors import ModelRefused
+from ..kernels.communicator import Shard
+from .architecture import Architecture, Block
+
+
+def check_tensor_parallel_size(name: str, architecture: Architecture, size: int) -> None:
+    """Refuse a model that so many ranks cannot have equal shares of, naming what is uneven."""
+    for block in architecture.blocks:
+        shape = block.attention
+        counts = {"query heads": shape.num_query_heads}
+        if block.experts is None:
+            counts["columns of an MLP"] = architecture.intermediate_size
+        else:
+            counts["columns of an expert"] = block.experts.intermediate_size
+        uneven = [f"{count:,} {what}" for what, count in counts.items() if count % size]
+        heads = shape.num_kv_heads
+        if heads % size and size % heads:
+            uneven.append(f"{heads} key heads")
+        if uneven:
+            raise ModelRefused(
+                f"{name}: --tensor-parallel-size {size}: {' and '.join(uneven)} cannot be shared "
+                f"evenly by {size}."
+            )
+
+
+def shard_architecture(architecture: Architecture, shard: Shard) -> Architecture:
+    """Return what a rank computes of a decoder; its vocabulary is told as a whole."""
+    if shard.size == 1:
+        return architecture
+    return replace(
+        architecture,
+        intermediate_size=len(shard.indices(architecture.intermediate_size)),
+        blocks=tuple(_shard_block(block, shard) for block in architecture.blocks),
+    )
+
+
+def _shard_block(block: Block, shard: Shard) -> Block:
+    shape, experts = block.attention, block.experts
+    attention = replace(
+        shape,
+        num_query_heads=len(shard.indices(shape.num_query_heads)),
+        num_kv_heads=len(shard.kv_head_indices(shape.num_kv_heads)),
+    )
+    if experts is not None:
+        experts = replace(experts, intermediate_size=len(shard.indices(experts.intermediate_size)))
+    return replace(block, attention=attention, experts=experts)

@@ -1,0 +1,216 @@
+"""Preprocessor config of images: resizing, normalisation, and image tokens of a prompt.
+
+What is not understood of that is `UnsupportedConfig`: such a model is served as one of text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import first_line_of
+from ...scheduling.images import Fit, ImageSpec
+from ...storage.hub import find_file
+from ..hf_config import ConfigFields, HFConfig, UnsupportedConfig
+
+_PREPARATION, _PROCESSOR = "preprocessor_config.json", "processor_config.json"
+# What says nothing of how an image is prepared.
+_NAMES = (
+    *("image_processor_type", "processor_class", "feature_extractor_type", "image_seq_length"),
+    *("auto_map", "data_format", "default_to_square"),
+)
+_BILINEAR, _BICUBIC = 2, 3
+_FILTERS = range(6)
+_MOST_SIDE = 2**14
+_CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]
+_CLIP_STD = [0.26862954, 0.26130258, 0.27577711]
+
+
+@dataclass(frozen=True, slots=True)
+class OneSize:
+    """Every image has the same size, and as many tokens on each side."""
+
+    height: int
+    width: int
+    side: int
+
+    def fit(self, height: int, width: int) -> Fit:
+        """Return that size."""
+        del height, width
+        return Fit(self.height, self.width, self.side, self.side)
+
+
+@dataclass(frozen=True, slots=True)
+class BySquares:
+    """An image keeps its shape, brought to whole squares of `square` pixels: a token each.
+
+    All of them together have between `min_pixels` and `max_pixels`, as far as whole ones can.
+    """
+
+    square: int
+    min_pixels: int
+    max_pixels: int
+
+    def fit(self, height: int, width: int) -> Fit:
+        """Return the nearest whole squares: transformers' `smart_resize`."""
+        if max(height, width) > 200 * min(height, width):
+            raise ValueError("one of its sides is more than 200 times the other")
+        square = self.square
+        tall, wide = (round(side / square) * square for side in (height, width))
+        if tall * wide > self.max_pixels:
+            ratio = math.sqrt(height * width / self.max_pixels)
+            tall, wide = (
+                max(square, math.floor(side / ratio / square) * square) for side in (height, width)
+            )
+        elif tall * wide < self.min_pixels:
+            ratio = math.sqrt(self.min_pixels / (height * width))
+            tall, wide = (math.ceil(side * ratio / square) * square for side in (height, width))
+        return Fit(tall, wide, tall // square, wide // square)
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """Image preprocessing of a multimodal model, whose `model_type` is `kind`.
+
+    `shades [3, 256]` are what the levels of each channel are for its tower.
+    """
+
+    kind: str
+    image_spec: ImageSpec
+    shades: NDArray[np.float32]
+
+
+def read_vision_config(
+    hf_config: HFConfig, otherwise: Mapping[str, Any] | None = None
+) -> VisionConfig | None:
+    """Return what a model that sees says of it; None for one of text alone.
+
+    `otherwise` stands in for what its files say of how images are prepared.
+    """
+    if "vision_config" not in hf_config.raw:
+        return None
+    kind = str(hf_config.raw.get("model_type"))
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise UnsupportedConfig(f"images of {kind!r} are not supported")
+    try:
+        said = _preparation(hf_config.name)
+        fields = ConfigFields(_PREPARATION, {**said, **(otherwise or {})})
+        image_spec, shades = reader(hf_config.raw, fields)
+        _close(fields, image_spec)
+        return VisionConfig(kind, image_spec, shades)
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as exc:
+        raise UnsupportedConfig(f"what it says of images does not fit together: {exc!r}") from exc
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """Return how images are prepared, of two files the one that transformers believes."""
+    for file, part in ((_PROCESSOR, "image_processor"), (_PREPARATION, None)):
+        try:
+            path = find_file(name, file)
+            said = None if path is None else json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as exc:
+            raise UnsupportedConfig(f"{file} cannot be read: {first_line_of(exc)}") from exc
+        if isinstance(said, dict) and part is not None:
+            said = said.get(part)
+        if isinstance(said, dict):
+            return said
+    raise UnsupportedConfig(f"there is no {_PREPARATION} that says how images are prepared")
+
+
+def _qwen2_5_vl(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower = whole["vision_config"]
+    patch, merged = tower.get("patch_size", 14), tower.get("spatial_merge_size", 2)
+    frames = tower.get("temporal_patch_size", 2)
+    said = fields.count("patch_size", 14), fields.count("merge_size", 2)
+    if (*said, fields.count("temporal_patch_size", 2)) != (patch, merged, frames):
+        raise UnsupportedConfig(f"{_PREPARATION} has other patches than its tower")
+    size = fields.get("size") or {}
+    least = fields.count("min_pixels", size.get("shortest_edge", 56 * 56))
+    most = fields.count("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    if not 0 < least <= most:
+        raise UnsupportedConfig(f"{_PREPARATION} says between {least} and {most} pixels")
+    token = whole.get("image_token_id", 151_655)
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=(token,),
+        sizes=BySquares(patch * merged, least, most),
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=False,
+        has_axes=True,
+    )
+    return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
+
+
+def _gemma3(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, count = whole["vision_config"], whole.get("mm_tokens_per_image", 256)
+    size, side = fields.get("size") or {"height": 224, "width": 224}, math.isqrt(count)
+    sides = {size.get("height"), size.get("width"), tower.get("image_size", 224)}
+    if len(sides) != 1 or not 0 < min(sides) <= _MOST_SIDE:
+        raise UnsupportedConfig(f"{_PREPARATION} has images of another size than its tower")
+    if side * side != count or fields.get("image_seq_length", count) != count:
+        raise UnsupportedConfig(f"it says {count} tokens an image, of which no square can be made")
+    fields.allow("do_pan_and_scan")
+    for key in ("max_num_crops", "min_crop_size", "min_ratio_to_activate"):
+        fields.get(f"pan_and_scan_{key}")
+    begin, end = whole.get("boi_token_index", 255_999), whole.get("eoi_token_index", 256_000)
+    token = whole.get("image_token_index", whole.get("image_token_id", 262_144))
+    image_spec = ImageSpec(
+        mark=begin,
+        token=token,
+        spelling=("\n\n", begin, token, end, "\n\n"),
+        sizes=OneSize(size["height"], size["width"], side),
+        filter=_filter(fields, _BILINEAR),
+        is_bidirectional=True,
+        has_axes=False,
+    )
+    return image_spec, _shades(fields, [0.5] * 3, [0.5] * 3)
+
+
+def _close(fields: ConfigFields, image_spec: ImageSpec) -> None:
+    """Refuse to understand images when something of their preparation was not taken."""
+    for key in _NAMES:
+        fields.get(key)
+    for key in ("do_resize", "do_rescale", "do_normalize", "do_convert_rgb"):
+        if not fields.flag(key, default=True):
+            raise UnsupportedConfig(f"{_PREPARATION} says {key} false")
+    fields.check_all_read()
+    tokens = [one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)]
+    if not all(type(one) is int and one >= 0 for one in tokens):
+        raise UnsupportedConfig(f"it calls images by the tokens {tokens!r}")
+
+
+def _filter(fields: ConfigFields, default: int) -> int:
+    number = fields.get("resample", default)
+    if number not in _FILTERS:
+        raise UnsupportedConfig(f"{_PREPARATION} says resample {number!r}")
+    return int(number)
+
+
+def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArray[np.float32]:
+    """Return each level of each channel, in transformers' order of operations and types."""
+    mean, std = fields.get("image_mean", mean), fields.get("image_std", std)
+    scale = fields.number("rescale_factor", 1 / 255)
+    means, stds = np.array(mean, np.float32), np.array(std, np.float32)
+    if not means.shape == stds.shape == (3,) or not np.isfinite(means).all() or not stds.all():
+        raise UnsupportedConfig(f"{_PREPARATION} says image_mean {mean!r}, image_std {std!r}")
+    levels = (np.arange(256, dtype=np.float64) * scale).astype(np.float32)
+    return (levels - means[:, None]) / stds[:, None]
+
+
+_Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
+_READERS: dict[str, _Reader] = {
+    "gemma3": _gemma3,
+    "qwen2_5_vl": _qwen2_5_vl,
+}

@@ -1,0 +1,167 @@
+"""Messages of the leader to the other ranks, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tidemill.protocol.contract import EngineError
+
+from ..config import EngineConfig
+from ..errors import first_line_of
+from ..kernels.communicator import Shard
+from ..kernels.step import Step
+
+# What to do about a rank that runs out of memory.
+LESS = " (a smaller --max-num-batched-tokens or --kv-cache-memory takes less)"
+_ARRAYS = [field.name for field in fields(Step) if field.name not in {"num_decodes", "shown"}]
+
+
+class Init(NamedTuple):
+    """First command: the rank's settings and shard, and how long ranks wait for each other."""
+
+    settings: EngineConfig
+    shard: Shard
+    device: str
+    patience_seconds: float
+
+
+class Load(NamedTuple):
+    """Load your share of the model, or of its first layers, as model `number`; answered."""
+
+    number: int
+    dtype: torch.dtype
+    num_layers: int | None
+    has_adapters: bool
+
+
+class InitProcessGroup(NamedTuple):
+    """Find the other ranks, by a folder that all of them know; answered."""
+
+    folder: Path
+
+
+class Allocate(NamedTuple):
+    """Allocate so many pages of a model's layers as attention `number`; answered.
+
+    Keys and values are kept in `cache_dtype`, None as the network computes them.
+    """
+
+    number: int
+    model: int
+    num_pages: int
+    cache_dtype: torch.dtype | None = None
+
+
+class MeasureMemory(NamedTuple):
+    """Say how much memory your device has left."""
+
+
+class Ping(NamedTuple):
+    """Answer at once, whatever else you do."""
+
+
+class GraphSizes(NamedTuple):
+    """Limits of the CUDA graphs of one attention: tokens, pages, and slots' ids."""
+
+    most_tokens: int
+    most_pages: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Compute a step by a model and its attention.
+
+    Its arrays lie end to end in `numbers`. `shown` is the shape of vectors that ranks are given by
+    the first; ids below zero it gives them, too. With `graphs` of these sizes it is one of them.
+    """
+
+    model: int
+    attention: int
+    num_decodes: int
+    lengths: Mapping[str, int]
+    numbers: NDArray[np.int32]
+    shown: tuple[int, int] | None
+    graphs: GraphSizes | None
+
+    @classmethod
+    def from_step(
+        cls, step: Step, model: int, attention: int, graphs: GraphSizes | None = None
+    ) -> Forward:
+        """Return the message of a step."""
+        arrays = {
+            name: array.numpy()
+            for name in _ARRAYS
+            if isinstance(array := getattr(step.host, name), torch.Tensor)
+        }
+        return cls(
+            model,
+            attention,
+            step.num_decodes,
+            {name: len(array) for name, array in arrays.items()},
+            np.concatenate(list(arrays.values())),
+            None if step.shown is None else (step.shown.shape[0], step.shown.shape[1]),
+            graphs,
+        )
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays of the step."""
+        ends = np.cumsum([*self.lengths.values()])
+        return dict(zip(self.lengths, np.split(self.numbers, ends[:-1]), strict=True))
+
+    @property
+    def has_unknown_ids(self) -> bool:
+        """Say whether some ids are known to a device only."""
+        first = next(iter(self.lengths.values()))
+        return bool((self.numbers[:first] < 0).any())
+
+
+Message = Init | Load | InitProcessGroup | Allocate | MeasureMemory | Ping | Forward
+
+
+class Command(NamedTuple):
+    """A message; models and attentions of the numbers `dropped` are of no use any more."""
+
+    message: Message
+    dropped: tuple[int, ...] = ()
+
+
+class Done(NamedTuple):
+    """The command was executed."""
+
+
+class FreeMemory(NamedTuple):
+    """The answer to `MeasureMemory`."""
+
+    num_bytes: int
+
+
+class Pong(NamedTuple):
+    """The answer to `Ping`."""
+
+
+class Failed(NamedTuple):
+    """The last word of a rank: what went wrong with it, or what may be another's end."""
+
+    words: str
+    is_own: bool = True
+
+    @classmethod
+    def from_exception(cls, exc: Exception) -> Failed:
+        """Return the words for what was raised; a group tells the end of others by RuntimeError."""
+        if isinstance(exc, torch.OutOfMemoryError | MemoryError):
+            return cls(f"it ran out of memory{LESS}: {first_line_of(exc)}")
+        if isinstance(exc, EngineError):
+            return cls(str(exc))
+        words = f"{type(exc).__name__}: {first_line_of(exc)}"
+        return cls(words, not isinstance(exc, RuntimeError))
+
+
+Answer = Done | FreeMemory | Pong | Failed

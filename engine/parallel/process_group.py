@@ -1,0 +1,72 @@
+"""Ranks over torch.distributed: NCCL between GPUs, gloo between processes on a CPU."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from ..kernels.communicator import Shard
+
+# Its groups are bound from C++, and half of them has no types.
+_bound: Any = distributed
+
+
+class TorchGroup:
+    """A `Communicator` of processes on one machine, once they have met."""
+
+    def __init__(self, shard: Shard, device: torch.device, patience_seconds: float) -> None:
+        """Let ranks wait for each other for so long; who leads ends them sooner, with a reason."""
+        self.shard = shard
+        self._device = device
+        self._patience = timedelta(seconds=patience_seconds)
+        self._group: Any = None
+
+    def connect(self, folder: Path) -> None:
+        """Wait for all ranks in a folder; raises RuntimeError when one does not come."""
+        # A group of their own, not the process's default one: there may be many engines in it.
+        store = _bound.FileStore(str(folder / "ranks"), self.shard.size)
+        store.set_timeout(self._patience)
+        if self._device.type == "cuda":
+            make, options = _bound.ProcessGroupNCCL, _bound.ProcessGroupNCCL.Options()
+        else:
+            make = _bound.ProcessGroupGloo
+            options = make._Options()  # noqa: SLF001 - there is no other way
+            # Not the host's name, which may lead nowhere, or to everybody.
+            options._devices = [make.create_device(hostname="127.0.0.1")]  # noqa: SLF001
+        options._timeout = self._patience  # noqa: SLF001
+        self._group = make(store, *self.shard, options)
+        self.all_reduce(torch.zeros(1, device=self._device))  # what cannot be connected, shows here
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Communicator.all_reduce`."""
+        self._group.allreduce([x]).wait()
+        return x
+
+    def gather(self, x: Tensor, width: int) -> Tensor:
+        """See `Communicator.gather`."""
+        options = _bound.GatherOptions()
+        options.rootRank = 0
+        parts = [torch.empty_like(x) for _ in range(self.shard.size)]
+        is_first = self.shard.rank == 0
+        self._group.gather([parts] if is_first else [], [x], options).wait()
+        if not is_first:
+            return x
+        each = x.shape[1]
+        kept = [part[:, : max(0, width - each * rank)] for rank, part in enumerate(parts)]
+        return torch.cat(kept, dim=1)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """See `Communicator.broadcast`."""
+        options = _bound.BroadcastOptions()
+        options.rootRank = 0
+        self._group.broadcast([x], options).wait()
+        return x
+
+    def leave(self) -> None:
+        """Let nobody wait for this rank, nor this rank for others; from any thread."""
+        if self._group is not None:
+            self._group.abort()

@@ -1,0 +1,128 @@
+"""A rank other than the leader: loads its shards of models and computes their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tidemill.protocol.contract import EngineError
+
+from ..config import EngineConfig
+from ..kernels.attention import AttentionBackend, CapturableBackend
+from ..kernels.backends import limit_torch_threads
+from ..kernels.communicator import Communicator
+from ..kernels.step import Step
+from ..loop.cuda_graphs import Capture, CudaGraphs
+from ..loop.device_tokens import DeviceTokens
+from ..model.adapters.loading import read_adapters
+from ..model.checkpoint import find_checkpoint
+from ..model.families import architecture_of
+from ..model.kv_cache_size import free_bytes
+from ..model.loaded_model import LoadedModel, NetworkWithHead
+from ..model.native import load_shard
+from ..model.overrides import read_overridden_config
+from ..model.quantised.quantization_config import read_quantization_config
+from .messages import Allocate, Answer, Command, Done, Forward, FreeMemory, Load, MeasureMemory
+
+
+class Rank:
+    """Executes the leader's commands, one after another."""
+
+    def __init__(
+        self,
+        settings: EngineConfig,
+        group: Communicator,
+        device: torch.device,
+        captures: Capture | None = None,
+    ) -> None:
+        self._settings, self._communicator, self._device = settings, group, device
+        self._captures = captures
+        # By the numbers that the first rank gives them.
+        self._models: dict[int, LoadedModel] = {}
+        self._attentions: dict[int, AttentionBackend] = {}
+        self._graphs: dict[int, tuple[CudaGraphs, DeviceTokens]] = {}  # of attentions
+
+    def execute(self, command: Command) -> Answer | None:
+        """Do it, and return the answer where one is waited for."""
+        for number in command.dropped:
+            for those in (self._models, self._graphs, self._attentions):
+                those.pop(number, None)
+        match command.message:
+            case Load():
+                self._load(command.message)
+                return Done()
+            case Allocate(number, model, num_pages, dtype):
+                kept = self._models[model].with_kv_cache_dtype(dtype)
+                self._attentions[number] = kept.attention(num_pages)
+                return Done()
+            case MeasureMemory():
+                if self._device.type == "cuda":
+                    torch.cuda.empty_cache()  # what trials took is free again
+                return FreeMemory(free_bytes(self._device))
+            case Forward():
+                self._forward(command.message)
+        return None
+
+    def _load(self, command: Load) -> None:
+        settings = self._settings
+        description = read_overridden_config(settings)
+        architecture = architecture_of(description)
+        quantization = read_quantization_config(description, settings.quantization)
+        adapters = (
+            read_adapters(settings, description, architecture) if command.has_adapters else ()
+        )
+        model = self._models[command.number] = load_shard(
+            find_checkpoint(settings.model, quantization),
+            description,
+            architecture,
+            command.dtype,
+            self._device,
+            num_layers=command.num_layers,
+            adapters=adapters,
+            communicator=self._communicator,
+        )
+        if not model.network.needs_torch:
+            limit_torch_threads(self._device)
+
+    def _forward(self, command: Forward) -> None:
+        model, attention = self._models[command.model], self._attentions[command.attention]
+        if command.graphs is not None:
+            graphs, ids = self._graphs_of(command, model, attention)
+            arrays = command.arrays() | {"adapters": np.zeros(0, np.int32)}  # they have none
+            if not graphs.can_run(arrays):
+                raise EngineError("it has no graph for a step that others replay")
+            step = graphs.pack(command.num_decodes, arrays)
+            if command.has_unknown_ids:
+                self._communicator.broadcast(ids.last)
+            graphs.run(step, ids)
+            return
+        step = Step.pack(command.num_decodes, self._device, **command.arrays())
+        if command.has_unknown_ids:
+            self._communicator.broadcast(step.token_ids)
+        if command.shown is not None:
+            vectors = torch.empty(command.shown, dtype=model.dtype, device=self._device)
+            step = replace(step, shown=self._communicator.broadcast(vectors))
+        attention.prepare(step)
+        model.network.forward(step, attention)
+
+    def _graphs_of(
+        self, command: Forward, model: LoadedModel, attention: AttentionBackend
+    ) -> tuple[CudaGraphs, DeviceTokens]:
+        if command.attention not in self._graphs:
+            network, captures, sizes = model.network, self._captures, command.graphs
+            assert isinstance(network, NetworkWithHead)
+            assert isinstance(attention, CapturableBackend)
+            assert captures is not None
+            assert sizes is not None
+            graphs = CudaGraphs(
+                model,
+                network,
+                attention,
+                most_tokens=sizes.most_tokens,
+                most_pages=sizes.most_pages,
+                captures=captures,
+            )
+            self._graphs[command.attention] = graphs, DeviceTokens(sizes.num_slots, self._device)
+        return self._graphs[command.attention]

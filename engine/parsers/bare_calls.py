@@ -1,0 +1,319 @@
+"""Parser of tool calls without marks, mostly the whole answer: Llama 3's JSON, or Python."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
+from .json_text import pass_value
+from .text_stream import ParserCoroutine, TextStream
+from .tool_calls import (
+    UNREAD,
+    CallsCoroutine,
+    RawCall,
+    emit_calls,
+    names_tools,
+    parse_calls_of_json,
+    parse_json_calls,
+)
+
+_MAX_DEPTH = 64
+_PYTHON_PLAIN = re.compile(r"[^\[\](){}\"']*")
+_PYTHON_CLOSERS = {"(": ")", "[": "]", "{": "}"}
+_STRINGS = {quote: re.compile(rf"(?:[^\\{quote}]|\\.)*", re.DOTALL) for quote in "'\""}
+_NAMES = {"true": True, "false": False, "null": None}
+
+
+class _CallsParser(Protocol):
+    def __call__(self, stream: TextStream) -> CallsCoroutine:
+        """Return the calls that stand here, or None."""
+
+
+class _CallDetector(Protocol):
+    def __call__(self, stream: TextStream) -> Generator[None, None, bool]:
+        """Say whether calls may stand here; if not, move past the text that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class BareCallParser:
+    """Tool call parser of answers that are calls, or have them without a mark; a `ToolCallParser`.
+
+    Calls start with one of `begins`, and `detect` checks whether they do. They name tools of the
+    request and have arguments: all else is content, in which `looks_like` finds what deserves a
+    warning. Behind a mark of `opens`, up to `closes`, any calls are parsed.
+    """
+
+    begins: tuple[str, ...]
+    detect: _CallDetector
+    looks_like: tuple[re.Pattern[str], ...]
+    parse_calls: _CallsParser
+    syntax: CallSyntax
+    opens: tuple[str, ...] = ()
+    closes: str | None = None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the texts of the parser's special tokens."""
+        return self.opens if self.closes is None else (*self.opens, self.closes)
+
+    def syntax_for(self, template: str) -> CallSyntax:
+        """Return the call syntax, whatever the template."""
+        del template
+        return self.syntax
+
+    def read(self, stream: TextStream) -> ParserCoroutine:
+        """Parse an answer."""
+        if stream.is_constrained:  # to calls that come first, or to none
+            start = stream.at
+            yield from stream.skip_space()
+            if (yield from stream.peek(1)) == self.syntax.begins[0]:
+                yield from self._unmarked(stream)
+            else:
+                stream.at = start
+        marks = self.opens if stream.is_constrained else (*self.begins, *self.opens)
+        while (mark := (yield from stream.forward_until(marks, stream.emit_content))) is not None:
+            if mark in self.opens:
+                yield from self._marked(stream, mark)
+            else:
+                stream.push_back(mark)
+                yield from self._unmarked(stream)
+
+    def _marked(self, stream: TextStream, mark: str) -> ParserCoroutine:
+        said = yield from self.parse_calls(stream)
+        if said is None:
+            stream.warn(UNREAD)
+            stream.at = 0  # `forward_until` has dropped all before
+            stream.emit_content(mark)
+        else:
+            yield from self._emit(stream, said)
+
+    def _unmarked(self, stream: TextStream) -> ParserCoroutine:
+        """Parse calls without a mark; text that is none is content up to where that was clear."""
+        start = stream.at
+        said = (yield from self.parse_calls(stream)) if (yield from self.detect(stream)) else None
+        if said is not None and names_tools(stream, said):
+            yield from self._emit(stream, said)
+            return
+        text = stream.text[start : stream.at]
+        found = [match for pattern in self.looks_like for match in pattern.finditer(text)]
+        if any(match["name"] in stream.tools or match["arguments"] for match in found):
+            stream.warn(UNREAD)
+        stream.emit_content(stream.text[: stream.at])
+        stream.discard()
+
+    def _emit(self, stream: TextStream, said: Sequence[RawCall]) -> ParserCoroutine:
+        if self.closes is not None:
+            yield from stream.skip_space()
+            yield from stream.accept(self.closes)
+        emit_calls(stream, said)
+
+
+def _detect_objects(stream: TextStream) -> Generator[None, None, bool]:
+    """Detect calls by the first member of an object, or of the first object in a list.
+
+    Other JSON is emitted as content as it streams.
+    """
+    start = stream.at
+    yield from stream.accept("[")
+    yield from stream.skip_space()
+    if (yield from stream.accept("{")):
+        yield from stream.skip_space()
+        key = yield from _quoted(stream)
+        yield from stream.skip_space()
+        if key in _KEYS and (yield from stream.accept(":")):
+            yield from stream.skip_space()
+            name = (yield from _quoted(stream)) if key == "name" else None
+            if key != "name" or name in stream.tools or (yield from _has_arguments(stream)):
+                stream.at = start
+                return True
+    stream.at = start
+    yield from pass_value(stream)
+    return False
+
+
+def _quoted(stream: TextStream) -> Generator[None, None, str | None]:
+    """Read a short string without escapes."""
+    if not (yield from stream.accept('"')):
+        return None
+    name = yield from stream.read_name()
+    return name if (yield from stream.accept('"')) else None
+
+
+def _has_arguments(stream: TextStream) -> Generator[None, None, bool]:
+    """Say whether arguments are the next member."""
+    yield from stream.skip_space()
+    if not (yield from stream.accept(",")):
+        return False
+    yield from stream.skip_space()
+    return (yield from stream.accept_any(('"parameters"', '"arguments"'))) is not None
+
+
+def _detect_python(stream: TextStream) -> Generator[None, None, bool]:
+    """Detect a list that begins with a call of a tool, or by keyword, or with an object."""
+    start = stream.at
+    if not (yield from stream.accept("[")):
+        yield from pass_value(stream)
+        return False
+    yield from stream.skip_space()
+    if (yield from stream.peek(1)) == "{":
+        stream.at = start
+        return (yield from _detect_objects(stream))
+    name = yield from stream.read_name()
+    is_call = bool(name) and (yield from stream.accept("("))
+    if is_call and name not in stream.tools:
+        yield from stream.skip_space()
+        is_call = yield from stream.accept(")")
+        if not is_call and (yield from stream.read_name()):
+            yield from stream.skip_space()
+            is_call = yield from stream.accept("=")
+    stream.at = start if is_call else start + 1
+    return is_call
+
+
+def _objects(stream: TextStream) -> CallsCoroutine:
+    """Parse objects separated by semicolons, as Llama 3 writes calls."""
+    said: list[RawCall] = []
+    after = stream.at
+    while True:
+        found = yield from parse_json_calls(stream)
+        if found is None or (said and not names_tools(stream, found)):
+            stream.at = after if said else stream.at
+            return said or None
+        said += found
+        after = stream.at
+        yield from stream.skip_space()
+        if not (yield from stream.accept(";")):
+            stream.at = after
+            return said
+
+
+def _python(stream: TextStream) -> CallsCoroutine:
+    """Parse a Python list of calls by keyword; JSON's true, false and null are accepted."""
+    yield from stream.skip_space()
+    start = stream.at
+    if (yield from stream.peek(1)) != "[" or not (yield from _skip_brackets(stream)):
+        return None
+    text = stream.text[start : stream.at]
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if not isinstance(tree, ast.List) or not tree.elts:
+            return None
+        return [_call_of(node) for node in tree.elts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return _json_list(text)
+
+
+def _json_list(text: str) -> list[RawCall] | None:
+    try:
+        return parse_calls_of_json(text) or None
+    except ValueError:
+        return None
+
+
+def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:
+    """Move past text in brackets, and them; False where they do not match."""
+    closers: list[str] = []
+    while True:
+        match = _PYTHON_PLAIN.match(stream.text, stream.at)
+        assert match is not None  # nothing is a match, too
+        stream.at = match.end()
+        char = yield from stream.peek(1)
+        if not char:
+            return False
+        if _PYTHON_PLAIN.fullmatch(char):
+            continue  # more of it has come
+        stream.at += 1
+        if char in _PYTHON_CLOSERS and len(closers) < _MAX_DEPTH:
+            closers.append(_PYTHON_CLOSERS[char])
+        elif char in _STRINGS:
+            if not (yield from _skip_quoted(stream, char)):
+                return False
+        elif not closers or char != closers.pop():
+            return False
+        if not closers:
+            return True
+
+
+def _skip_quoted(stream: TextStream, quote: str) -> Generator[None, None, bool]:
+    while True:
+        match = _STRINGS[quote].match(stream.text, stream.at)
+        assert match is not None  # nothing is a match, too
+        stream.at = match.end()
+        char = yield from stream.peek(1)
+        if char == quote:
+            stream.at += 1
+            return True
+        # A backslash at the end of what is there waits for what it escapes.
+        if not char or (char == "\\" and len((yield from stream.peek(2))) < 2):
+            return False
+
+
+def _call_of(node: ast.expr) -> RawCall:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("no call by keyword")
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("no call by keyword")
+        arguments[keyword.arg] = _value_of(keyword.value)
+    return RawCall(_name_of(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+
+
+def _name_of(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{_name_of(node.value)}.{node.attr}"
+    if isinstance(node, ast.Name):
+        return node.id
+    raise ValueError("no name")
+
+
+def _value_of(node: ast.expr) -> Any:
+    match node:
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            return [_value_of(element) for element in elements]
+        case ast.Dict(keys=keys, values=values):
+            named = [None if key is None else _value_of(key) for key in keys]
+            if not all(isinstance(key, str) for key in named):
+                raise ValueError("names of members are strings")
+            return dict(zip(named, map(_value_of, values), strict=True))
+    value = ast.literal_eval(node)
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    raise ValueError("no value of JSON")
+
+
+_KEYS = frozenset(["name", "type", "function", "parameters", "arguments", "id"])
+_JSON_CALL = re.compile(
+    r'"(?:name|function)"\s*:\s*"(?P<name>[^"\\]{1,200})"'
+    r'(?P<arguments>\s*,\s*"(?:parameters|arguments)"\s*:)?'
+)
+LLAMA_JSON = BareCallParser(
+    ("{", "["),
+    _detect_objects,
+    (_JSON_CALL,),
+    _objects,
+    CallSyntax(head=f'{{"name": "{NAME}", "parameters": ', tail="}", between="; "),
+    ("<|python_tag|>", "<|python_start|>"),
+    "<|python_end|>",
+)
+# Python that follows a schema is more than a grammar says: calls that must come are JSON.
+PYTHONIC = BareCallParser(
+    ("[", "{"),
+    _detect_python,
+    (_JSON_CALL, re.compile(r"\[\s*(?P<name>[A-Za-z_][\w.]*)\((?P<arguments>\s*\w+\s*=)?")),
+    _python,
+    LISTED_SYNTAX,
+    ("<|python_start|>",),
+    "<|python_end|>",
+)
+LISTED_CALLS = BareCallParser(
+    ("[",), _detect_objects, (_JSON_CALL,), parse_json_calls, LISTED_SYNTAX
+)
+"""Of models whose own syntax is not known: their constraint when they must call."""

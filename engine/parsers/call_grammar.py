@@ -1,0 +1,147 @@
+"""Call grammar: the syntax of tool calls in each form, and grammars that constrain answers to it.
+
+Grammars are llguidance's Lark. A mark that is a special token stands there by its id: no text is
+ever taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+NAME = "\0name"
+TEXT = "\0text"
+
+
+@dataclass(frozen=True, slots=True)
+class CallSyntax:
+    """Syntax of a model's calls: `prefix`, calls with `between` between them, `suffix`.
+
+    A call is `head`, with `NAME` for the function's name, its arguments and `tail`. `between` is
+    None where there is one call and no more. `introduces` may stand before all else, any number of
+    times, and `says` is an answer; in both `TEXT` is any text.
+    """
+
+    head: str
+    tail: str = ""
+    prefix: str = ""
+    between: str | None = ""
+    suffix: str = ""
+    introduces: tuple[str, ...] = ()
+    says: str = TEXT
+
+    @property
+    def begins(self) -> str:
+        """Return the text that calls begin with."""
+        return self.prefix + self.head
+
+
+@dataclass(frozen=True, slots=True)
+class CallableTool:
+    """A tool that may be called; `schema` is that of its arguments, as JSON."""
+
+    name: str
+    schema: str
+
+
+LISTED_SYNTAX = CallSyntax(
+    prefix="[", head=f'{{"name": "{NAME}", "arguments": ', tail="}", between=", ", suffix="]"
+)
+"""A list of JSON objects, for models whose own syntax no grammar can express."""
+
+
+def grammar_of(
+    syntax: CallSyntax,
+    tools: Sequence[CallableTool],
+    marks: Mapping[str, int | None],
+    *,
+    must_call: bool,
+    is_single: bool,
+    answer: str | None = None,
+) -> str:
+    """Return the grammar of an answer whose calls are those of `tools` alone.
+
+    `marks` are all marks of the syntax, with the ids of special tokens. Unless it `must_call`, an
+    answer may be a text, or what `answer`, the body of a rule, allows.
+    """
+    spelt = _Spelling(marks)
+    calls = _rules_of_calls(syntax, tools, spelt, is_single=is_single)
+    before = "intro* " if syntax.introduces else ""
+    rules = ["TEXT: /(.|\\n)*/"]
+    if syntax.introduces:
+        rules.append("intro: " + " | ".join(map(spelt, syntax.introduces)))
+    if answer is not None:
+        rules.append(f"answer: {answer}")
+    if must_call:
+        rules = [f"start: {before}calls", *rules, *calls]
+    elif answer is not None or syntax.introduces:
+        said = spelt(syntax.says, text="TEXT" if answer is None else "answer")
+        rules = [f"start: {before}(calls | {said})", *rules, *calls]
+    else:
+        rules += _beside_text(syntax, tools, spelt, is_single=is_single)
+    return "\n".join(rules)
+
+
+def _rules_of_calls(
+    syntax: CallSyntax, tools: Sequence[CallableTool], spelt: _Spelling, *, is_single: bool
+) -> list[str]:
+    rules = []
+    for i, tool in enumerate(tools):
+        head = syntax.head.replace(NAME, tool.name)
+        rules.append(f"call{i}: {spelt(head)} args{i} {spelt(syntax.tail)}")
+        rules.append(f"args{i}: %json {tool.schema}")
+    rules.append("call: " + " | ".join(f"call{i}" for i in range(len(tools))))
+    more = ""
+    if syntax.between is not None and not is_single:
+        more = f"({spelt(syntax.between)} call)*"
+    return [*rules, f"calls: {spelt(syntax.prefix)} call {more} {spelt(syntax.suffix)}"]
+
+
+def _beside_text(
+    syntax: CallSyntax, tools: Sequence[CallableTool], spelt: _Spelling, *, is_single: bool
+) -> list[str]:
+    """Return the rules of a text with calls in it; nothing else may begin as a call does."""
+    first, *_ = spelt.parts(syntax.begins)
+    times = "?" if is_single else "*"
+    if first in spelt.special:
+        start = [f"start: TEXT (calls TEXT){times}"]
+    elif first in spelt.marks:
+        # A mark that is text like any other: wherever it stands, a call follows.
+        start = [f"start: (lead calls){times} TEXT", f"lead[lazy]: TEXT {json.dumps(first)}"]
+        if syntax.prefix:
+            syntax = replace(syntax, prefix=syntax.prefix.removeprefix(first))
+        else:
+            syntax = replace(syntax, head=syntax.head.removeprefix(first), between=None)
+    else:
+        start = ["start: calls | OTHER", f"OTHER: /(\\s*[^\\s{re.escape(first[0])}](.|\\n)*)?/"]
+    return [*start, *_rules_of_calls(syntax, tools, spelt, is_single=is_single)]
+
+
+class _Spelling:
+    """Spells texts in Lark: special tokens by their ids, all else as strings."""
+
+    def __init__(self, marks: Mapping[str, int | None]) -> None:
+        self.marks = frozenset(marks)
+        self.special = {mark: token for mark, token in marks.items() if token is not None}
+        self._split = re.compile("|".join(map(re.escape, sorted([*marks, TEXT], reverse=True))))
+
+    def parts(self, text: str) -> list[str]:
+        """Return marks and the texts between them."""
+        found, start = [], 0
+        for match in self._split.finditer(text):
+            found += [text[start : match.start()], match[0]]
+            start = match.end()
+        return [part for part in [*found, text[start:]] if part]
+
+    def __call__(self, syntax: str, *, text: str = "TEXT") -> str:
+        """Return the text in Lark, empty for nothing; the rule `text` is any text."""
+        return " ".join(self._part(part, text) for part in self.parts(syntax))
+
+    def _part(self, part: str, text: str) -> str:
+        if part == TEXT:
+            return text
+        if part in self.special:
+            return f"<[{self.special[part]}]>"
+        return json.dumps(part)

@@ -1,0 +1,179 @@
+"""JSON in streamed text: the end of a value, and the members of an object as written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from typing import Any, NoReturn
+
+from .text_stream import ParserCoroutine, TextStream
+
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WORDS = frozenset({"true", "false", "null"})
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CLOSERS = {"{": "}", "[": "]"}
+_MAX_DEPTH = 256
+_MAX_SCALAR_CHARS = 4_000
+
+ScanCoroutine = Generator[None, None, bool]
+
+
+def skip_value(stream: TextStream) -> ScanCoroutine:
+    """Move past one JSON value; False, somewhere in it, as soon as it is invalid.
+
+    White space before it is skipped, too.
+    """
+    closers: list[str] = []  # of what is open now
+    is_first = True
+    while True:
+        yield from stream.skip_space()
+        char = yield from stream.peek(1)
+        if is_first and closers and char == closers[-1]:
+            stream.at += 1
+            closers.pop()
+        else:
+            if closers and closers[-1] == "}" and not (yield from _skip_key(stream)):
+                return False
+            char = yield from stream.peek(1)
+            if is_first := char in _CLOSERS and len(closers) < _MAX_DEPTH:
+                stream.at += 1
+                closers.append(_CLOSERS[char])
+                continue
+            if not (yield from _skip_scalar(stream, char)):
+                return False
+        if not (yield from _skip_ends(stream, closers)):
+            return False
+        if not closers:
+            return True
+        is_first = False
+
+
+def pass_value(stream: TextStream) -> ParserCoroutine:
+    """Emit one JSON value, or the valid part of it, as content while it streams."""
+    for _ in skip_value(stream):
+        stream.emit_content(stream.text[: stream.at])
+        stream.discard()
+        yield
+    stream.emit_content(stream.text[: stream.at])
+    stream.discard()
+
+
+def _skip_ends(stream: TextStream, closers: list[str]) -> ScanCoroutine:
+    """Move past the comma behind a value, and past closers before it."""
+    while closers:
+        yield from stream.skip_space()
+        char = yield from stream.peek(1)
+        if char not in (",", closers[-1]):
+            return False
+        stream.at += 1
+        if char == ",":
+            break
+        closers.pop()
+    return True
+
+
+def _skip_key(stream: TextStream) -> ScanCoroutine:
+    """Move past a member's name, its colon and the white space around them."""
+    if not (yield from _skip_string(stream)):
+        return False
+    yield from stream.skip_space()
+    if not (yield from stream.accept(":")):
+        return False
+    yield from stream.skip_space()
+    return True
+
+
+def _skip_scalar(stream: TextStream, char: str) -> ScanCoroutine:
+    if char == '"':
+        return (yield from _skip_string(stream))
+    while True:
+        end = _end_of(_SCALAR, stream)
+        if end < len(stream.text) or stream.has_ended or end - stream.at > _MAX_SCALAR_CHARS:
+            break
+        yield
+    text = stream.text[stream.at : end]
+    stream.at = end
+    return text in _WORDS or _NUMBER.fullmatch(text) is not None
+
+
+def _skip_string(stream: TextStream) -> ScanCoroutine:
+    if not (yield from stream.accept('"')):
+        return False
+    while True:
+        stream.at = _end_of(_PLAIN, stream)
+        char = yield from stream.peek(1)
+        if char == '"':
+            stream.at += 1
+            return True
+        if char == "\\":
+            escaped = (yield from stream.peek(2))[1:]
+            size = 4 if escaped == "u" else 0
+            digits = (yield from stream.peek(2 + size))[2:]
+            is_escape = bool(escaped) and escaped in '"\\/bfnrtu'
+            if not is_escape or len(digits) < size or not _HEX.issuperset(digits):
+                return False
+            stream.at += 2 + size
+        elif char < " ":  # what none may hold as it is, or the end of the text
+            return False
+
+
+def _end_of(pattern: re.Pattern[str], stream: TextStream) -> int:
+    match = pattern.match(stream.text, stream.at)
+    assert match is not None  # all of these patterns match nothing, too
+    return match.end()
+
+
+def loaded(text: str) -> Any:
+    """Return the value of a JSON text; ValueError for invalid JSON, NaN and infinities too."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError as exc:
+        raise ValueError("it is nested too deeply") from exc
+
+
+def members(text: str) -> dict[str, tuple[Any, str]]:
+    """Return the members of an object: the value of each, and its source text.
+
+    Raises ValueError where the text is not one object.
+    """
+    if not isinstance(loaded(text), dict):
+        raise ValueError("it is no object")  # noqa: TRY004 - a value of the text, not of ours
+    decoder, found = json.JSONDecoder(), {}
+    at = _after_space(text, text.index("{") + 1)
+    while text[at] != "}":
+        name, at = decoder.raw_decode(text, at)
+        start = _after_space(text, text.index(":", at) + 1)
+        value, end = decoder.raw_decode(text, start)
+        found[name] = (value, text[start:end])
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    return found
+
+
+def items(text: str) -> list[str]:
+    """Return the source text of each item of an array; ValueError where the text is no array."""
+    if not isinstance(loaded(text), list):
+        raise ValueError("it is no array")  # noqa: TRY004 - a value of the text, not of ours
+    decoder, found = json.JSONDecoder(), []
+    at = _after_space(text, text.index("[") + 1)
+    while text[at] != "]":
+        _, end = decoder.raw_decode(text, at)
+        found.append(text[at:end])
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    return found
+
+
+def _after_space(text: str, at: int) -> int:
+    while text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,61 @@
+"""Reasoning parser: the text between a model's marks of its reasoning, such as `<think>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .text_stream import ParserCoroutine, TextStream
+
+ReasoningStart = Literal["open", "closed", "before"]
+"""Start of an answer: inside the reasoning, behind it, or where the model may open it itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningParser:
+    """Parses reasoning between `opens` and `closes`, before the answer.
+
+    Some models leave out the opening mark: with `always_opens` the answer starts with reasoning
+    though no prompt has opened it.
+    """
+
+    opens: tuple[str, ...]
+    closes: tuple[str, ...]
+    always_opens: bool = False
+
+    def start_after(self, prompt: str) -> ReasoningStart:
+        """Return where an answer to this prompt starts."""
+        end = prompt.rstrip()
+        if end.endswith(self.opens):
+            return "open"
+        if end.endswith(self.closes):
+            return "closed"
+        return "open" if self.always_opens else "before"
+
+    def start_continuing(self, begun: str) -> ReasoningStart:
+        """Return where the continuation of this text starts."""
+        last_opened = max(begun.rfind(mark) for mark in self.opens)
+        is_open = last_opened > max(begun.rfind(mark) for mark in self.closes)
+        return "open" if is_open else "closed"
+
+    def read(self, stream: TextStream, *, is_open: bool) -> ParserCoroutine:
+        """Parse the reasoning, if there is any, and stop before the answer."""
+        start = stream.at
+        yield from stream.skip_space()
+        # A model may repeat the mark that its prompt ends with.
+        if not (yield from stream.accept_any(self.opens)) and not is_open:
+            stream.at = start
+            return
+        begin = stream.base
+        yield from stream.forward_until(self.closes, stream.emit_reasoning)
+        stream.end_reasoning()
+        stream.reasoning_spans.append((begin, stream.base))
+
+
+THINK = ReasoningParser(("<think>",), ("</think>",))
+R1_THINK = ReasoningParser(("<think>",), ("</think>",), always_opens=True)
+MISTRAL_THINK = ReasoningParser(("[THINK]",), ("[/THINK]",))
+GRANITE_THINK = ReasoningParser(
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+)

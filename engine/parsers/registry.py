@@ -1,0 +1,166 @@
+"""Registry of tool call parsers and reasoning parsers, by name and by signs in chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TypeVar
+
+from tidemill.protocol.contract import EngineError
+
+from .bare_calls import LISTED_CALLS, LLAMA_JSON, PYTHONIC
+from .deepseek import DEEPSEEK
+from .harmony import HARMONY
+from .reasoning import GRANITE_THINK, MISTRAL_THINK, R1_THINK, THINK, ReasoningParser
+from .tool_calls import GRANITE, HERMES, MISTRAL, ToolCallParser
+
+_NONE = "none"
+_Parser = TypeVar("_Parser")
+
+# By vLLM's names; SGLang's are below.
+TOOL_CALL_PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
+    {
+        "deepseek_v3": DEEPSEEK,
+        "deepseek_v31": DEEPSEEK,
+        "glm45": HERMES,
+        "granite": GRANITE,
+        "hermes": HERMES,
+        "llama3_json": LLAMA_JSON,
+        "llama4_json": LLAMA_JSON,
+        "llama4_pythonic": PYTHONIC,
+        "mistral": MISTRAL,
+        "openai": HARMONY,
+        "pythonic": PYTHONIC,
+        "qwen3_coder": HERMES,
+        "qwen3_xml": HERMES,
+    }
+)
+REASONING_PARSERS: Mapping[str, ReasoningParser] = MappingProxyType(
+    {
+        "deepseek_r1": R1_THINK,
+        "deepseek_v3": THINK,
+        "glm45": THINK,
+        "granite": GRANITE_THINK,
+        "mistral": MISTRAL_THINK,
+        "qwen3": THINK,
+    }
+)
+_OTHER_NAMES = MappingProxyType(
+    {
+        "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31",
+        "gpt_oss": "openai",
+        "llama3": "llama3_json",
+        "qwen": "hermes",
+        "qwen25": "hermes",
+    }
+)
+_CHANNELS = frozenset({"openai_gptoss", "gpt_oss"})
+# Signs of each parser in templates; the first one found counts.
+_TOOL_CALL_SIGNS = (
+    ("<|channel|>", "openai"),
+    ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_call|>", "granite"),
+    ("<tool_call>", "hermes"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+    ("func_name1(", "pythonic"),
+    ("<|python_start|>", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+)
+_REASONING_SIGNS = (
+    ("[THINK]", "mistral"),
+    ("</think>", "qwen3"),
+    ("<think>", "qwen3"),
+    ("Here is my thought process", "granite"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParserSet:
+    """The tool call parser and the reasoning parser of one model; None where none is known.
+
+    Harmony channels hold both: then `tool_calls` parses all answers, and there is no reasoning
+    parser.
+    """
+
+    tool_calls: ToolCallParser | None = None
+    reasoning: ReasoningParser | None = None
+    template: str = field(default="", compare=False, repr=False)
+
+    @property
+    def has_channels(self) -> bool:
+        """Say whether all of the model's output stands in Harmony channels."""
+        return self.tool_calls is HARMONY
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return the texts of both parsers' special tokens."""
+        tool_calls = () if self.tool_calls is None else self.tool_calls.marks
+        reasoning = () if self.reasoning is None else self.reasoning.opens + self.reasoning.closes
+        return tool_calls + reasoning
+
+    @property
+    def without_calls(self) -> ParserSet:
+        """Return the parsers of answers without tools; channels are always parsed."""
+        return self if self.has_channels else replace(self, tool_calls=None)
+
+    @property
+    def without_reasoning(self) -> ParserSet:
+        """Return the parsers of answers whose reasoning stays in the content."""
+        return replace(self, reasoning=None)
+
+    @property
+    def with_forced_calls(self) -> ParserSet:
+        """Return the parsers of answers that must call: in a JSON list where no parser is known."""
+        return self if self.tool_calls is not None else replace(self, tool_calls=LISTED_CALLS)
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Say whether the model may reason before it answers."""
+        return self.has_channels or self.reasoning is not None
+
+
+def select_parsers(
+    template: str | None, *, tool_calls: str | None = None, reasoning: str | None = None
+) -> ParserSet:
+    """Return the parsers of these names (`none` for none), or those that a template's signs imply.
+
+    Raises `EngineError` for an unknown name.
+    """
+    if tool_calls is None:
+        tool_calls = _name_by_sign(template, _TOOL_CALL_SIGNS)
+    if reasoning is None:
+        reasoning = _name_by_sign(template, _REASONING_SIGNS)
+    tool_call_parser = _named(TOOL_CALL_PARSERS, tool_calls, "--tool-call-parser")
+    if _plain(reasoning) in _CHANNELS:
+        tool_call_parser, reasoning = HARMONY, _NONE
+    reasoning_parser = _named(REASONING_PARSERS, reasoning, "--reasoning-parser")
+    return ParserSet(
+        tool_call_parser, None if tool_call_parser is HARMONY else reasoning_parser, template or ""
+    )
+
+
+def check_parser_names(*, tool_calls: str | None, reasoning: str | None) -> None:
+    """Raise `EngineError` for an unknown name of a parser."""
+    select_parsers(None, tool_calls=tool_calls, reasoning=reasoning)
+
+
+def _name_by_sign(template: str | None, signs: tuple[tuple[str, str], ...]) -> str:
+    return next((name for sign, name in signs if sign in (template or "")), _NONE)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _named(parsers: Mapping[str, _Parser], name: str, flag: str) -> _Parser | None:
+    plain = _plain(name)
+    if plain == _NONE:
+        return None
+    parser = parsers.get(plain) or parsers.get(_OTHER_NAMES.get(plain, ""))
+    if parser is None:
+        names = ", ".join([*sorted(parsers), _NONE])
+        raise EngineError(f"{flag} {name} is none of {names}")
+    return parser

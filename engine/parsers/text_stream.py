@@ -1,0 +1,310 @@
+"""Streamed text, parsed by coroutines as if all of it were there.
+
+A parser that needs more text yields, and resumes once there is some or the text has ended. Its
+decisions never depend on how much has arrived: so a text parses in the same way however it is cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from .parsed_output import DeltaMessage, DeltaToolCall
+
+ParserCoroutine = Generator[None, None, None]
+"""A parser that yields whenever it waits for text."""
+
+_SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[A-Za-z0-9_.:/-]*")
+_MAX_WORD_CHARS = 1_000
+_UNKNOWN = "The model called `{}`, which is none of the tools."
+_ONLY_ONE = "The model made several calls; `parallel_tool_calls` is false: the first alone stands."
+
+
+class TextStream:
+    """The text so far, the parser's position in it, and the deltas not yet returned.
+
+    `text[at:]` is unread, `base` characters came before `text`. `reasoning_spans` are character
+    ranges of the whole text, marks included. `tools` maps tool names to argument schemas, and
+    `types` caches the argument types that parsers derive from those. An answer that
+    `is_constrained` has calls only where its grammar allows them.
+    """
+
+    __slots__ = (
+        "_ids",
+        "_is_single",
+        "_num_calls",
+        "_pieces",
+        "_said",
+        "_thoughts",
+        "_warned",
+        "at",
+        "base",
+        "has_ended",
+        "is_constrained",
+        "reasoning_spans",
+        "text",
+        "tools",
+        "types",
+    )
+
+    def __init__(
+        self,
+        ids: Callable[[int], str],
+        *,
+        tools: Mapping[str, Mapping[str, Any]],
+        is_single: bool = False,
+        is_constrained: bool = False,
+    ) -> None:
+        self._ids = ids
+        self.is_constrained = is_constrained
+        self.tools = tools
+        self.types: dict[str, Any] = {}
+        self._is_single = is_single
+        self.text = ""
+        self.at = 0
+        self.base = 0
+        self.has_ended = False
+        self.reasoning_spans: list[tuple[int, int]] = []
+        self._pieces: list[DeltaMessage] = []
+        self._thoughts = _Trimmed("\r\n")
+        self._said = _Trimmed()
+        self._num_calls = 0
+        self._warned: set[str] = set()
+
+    # Input of parsers.
+
+    def peek(self, size: int) -> Generator[None, None, str]:
+        """Return the next characters, fewer only at the end of the text."""
+        while len(self.text) - self.at < size and not self.has_ended:
+            yield
+        return self.text[self.at : self.at + size]
+
+    def accept(self, wanted: str) -> Generator[None, None, bool]:
+        """Move past `wanted` if it stands here, and say whether it does."""
+        while True:
+            there = self.text[self.at : self.at + len(wanted)]
+            if there == wanted:
+                self.at += len(wanted)
+                return True
+            if self.has_ended or not wanted.startswith(there):
+                return False
+            yield
+
+    def accept_any(self, wanted: Sequence[str]) -> Generator[None, None, str | None]:
+        """Move past the first of `wanted` that stands here, and return it."""
+        for mark in wanted:
+            if (yield from self.accept(mark)):
+                return mark
+        return None
+
+    def read_name(self) -> Generator[None, None, str]:
+        """Read a name."""
+        while True:
+            match = _WORD.match(self.text, self.at)
+            assert match is not None  # nothing is a match, too
+            is_whole = match.end() < len(self.text) or self.has_ended
+            if is_whole or len(match[0]) > _MAX_WORD_CHARS:
+                self.at = match.end()
+                return match[0]
+            yield
+
+    def skip_space(self) -> ParserCoroutine:
+        """Move past white space."""
+        while True:
+            match = _SPACE.match(self.text, self.at)
+            assert match is not None  # nothing is a match, too
+            self.at = match.end()
+            if self.at < len(self.text) or self.has_ended:
+                return
+            yield
+
+    def read_until(self, marks: Sequence[str]) -> Generator[None, None, tuple[str, str | None]]:
+        """Move past the first of the marks; return the text before it, and the mark.
+
+        At the end of a text without one, that is the rest and None.
+        """
+        start = self.at
+        looked = start
+        while True:
+            place, mark = find_first(marks, self.text, looked)
+            if mark is not None:
+                self.at = place + len(mark)
+                return self.text[start:place], mark
+            if self.has_ended:
+                self.at = len(self.text)
+                return self.text[start:], None
+            looked = max(start, len(self.text) - max(map(len, marks)) + 1)
+            yield
+
+    def forward_until(
+        self, marks: Sequence[str], sink: Callable[[str], None]
+    ) -> Generator[None, None, str | None]:
+        """Hand text to `sink` up to the first of the marks; move past that and return it.
+
+        A possible beginning of a mark is held back.
+        """
+        while True:
+            place, mark = find_first(marks, self.text, self.at)
+            end = place if mark is not None else len(self.text)
+            if mark is None and not self.has_ended:
+                end -= _partial_mark_size(marks, self.text, self.at)
+            sink(self.text[self.at : end])
+            self.at = end + len(mark or "")
+            self.discard()
+            if mark is not None or self.has_ended:
+                return mark
+            yield
+
+    def discard(self) -> None:
+        """Discard the text that was read."""
+        self.base += self.at
+        self.text = self.text[self.at :]
+        self.at = 0
+
+    def push_back(self, mark: str) -> None:
+        """Unread a mark that `forward_until` or `read_until` consumed and discarded."""
+        self.text = mark + self.text
+        self.base -= len(mark)
+
+    # Output of parsers.
+
+    def emit_reasoning(self, text: str) -> None:
+        """Emit more reasoning."""
+        if shown := self._thoughts.more(text):
+            self._pieces.append(DeltaMessage(reasoning=shown))
+
+    def end_reasoning(self) -> None:
+        """Strip white space at the end of the reasoning, and newlines before the content."""
+        self._thoughts.cut(next_strips="\r\n")
+        self._said.cut(next_strips="\r\n")
+
+    def start_reasoning(self) -> None:
+        """Start another block of reasoning, on a line of its own."""
+        if self._thoughts.has_any:
+            self._pieces.append(DeltaMessage(reasoning="\n"))
+
+    def start_content(self) -> None:
+        """Start another block of content, on a line of its own."""
+        if self._said.has_any:
+            self._said.cut(next_strips=None)
+            self._pieces.append(DeltaMessage(content="\n"))
+
+    def emit_content(self, text: str) -> None:
+        """Emit more content."""
+        if shown := self._said.more(text):
+            self._pieces.append(DeltaMessage(content=shown))
+
+    def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        """Emit a whole call; white space around it is no content."""
+        self._said.cut(next_strips=None)
+        if self._is_single and self._num_calls:
+            self.warn(_ONLY_ONE)
+            return
+        if name not in self.tools:
+            self.warn(_UNKNOWN.format(name))
+        index = self._num_calls
+        piece = DeltaToolCall(index, arguments, name, call_id or self._ids(index))
+        self._pieces.append(DeltaMessage(calls=(piece,)))
+        self._num_calls += 1
+
+    def warn(self, words: str) -> None:
+        """Emit a warning, once."""
+        if words not in self._warned:
+            self._warned.add(words)
+            self._pieces.append(DeltaMessage(warning=words))
+
+    def finish(self) -> None:
+        """Emit the white space that no call followed."""
+        if shown := self._said.rest():
+            self._pieces.append(DeltaMessage(content=shown))
+
+    def pop_deltas(self) -> list[DeltaMessage]:
+        """Return the deltas that are certain, once."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+
+class StreamParser:
+    """Drives a parser over its text stream; a `ChoiceParser`."""
+
+    __slots__ = ("_flow", "_reading")
+
+    def __init__(self, stream: TextStream, reading: ParserCoroutine) -> None:
+        self._flow = stream
+        self._reading = reading
+
+    def push(self, text: str) -> Sequence[DeltaMessage]:
+        """Parse the next piece of text, and return the deltas that are certain."""
+        if not text:
+            return ()
+        self._flow.text += text
+        next(self._reading, None)
+        return self._flow.pop_deltas()
+
+    def end(self) -> Sequence[DeltaMessage]:
+        """Return the last deltas, at the end of the text."""
+        self._flow.has_ended = True
+        for _ in self._reading:
+            raise AssertionError("a generator waits for text after its end")
+        self._flow.finish()
+        return self._flow.pop_deltas()
+
+    @property
+    def reasoning_spans(self) -> Sequence[tuple[int, int]]:
+        """Return the character ranges of reasoning in the text."""
+        return self._flow.reasoning_spans
+
+
+class _Trimmed:
+    """A text without white space at its end, and without some at its beginning."""
+
+    __slots__ = ("_held", "_strips", "has_any")
+
+    def __init__(self, strips: str | None = "") -> None:
+        self.has_any = False
+        self._held = ""
+        self._strips = strips
+
+    def more(self, text: str) -> str:
+        """Return the certain part: white space is held until something follows."""
+        if self._strips != "":
+            text = text.lstrip(self._strips)
+        if not text:
+            return ""
+        self._strips = ""
+        whole = self._held + text
+        shown = whole.rstrip()
+        self._held = whole[len(shown) :]
+        self.has_any = self.has_any or bool(shown)
+        return shown
+
+    def cut(self, *, next_strips: str | None) -> None:
+        """Drop held white space; strip these characters of the next text (None: any space)."""
+        self._held, self._strips = "", next_strips
+
+    def rest(self) -> str:
+        """Return the held white space."""
+        return self._held
+
+
+def find_first(marks: Sequence[str], text: str, start: int) -> tuple[int, str | None]:
+    """Return the place of the first mark, and the mark; none may begin as another does."""
+    first: tuple[int, str | None] = (len(text), None)
+    for mark in marks:
+        # Only before the last find: a text may be long, and searched again and again.
+        place = text.find(mark, start, first[0] + len(mark) - 1 if first[1] else len(text))
+        if place >= 0:
+            first = place, mark
+    return first
+
+
+def _partial_mark_size(marks: Sequence[str], text: str, start: int) -> int:
+    """Return how many characters at the text's end may be the beginning of a mark."""
+    longest = min(max(map(len, marks), default=1) - 1, len(text) - start)
+    for size in range(longest, 0, -1):
+        tail = text[len(text) - size :]
+        if any(mark.startswith(tail) for mark in marks):
+            return size
+    return 0

@@ -1,0 +1,264 @@
+"""Failed steps: retries the step, then its halves, until one sequence is to blame.
+
+A failed step costs no other request: it runs again as it was, then in halves, each of which brings
+its sequences on. Nothing else is planned meanwhile. A sequence that fails twice with nothing beside
+it is to blame, once the caller knows that the device is not. A step that does not fit into memory
+is followed by smaller ones, for as long as needed. What a request is told is not said here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import MachineFailed
+from .images import whole_stop
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
+MAX_FAILURES_IN_COMPANY = 3
+
+
+# So many failures that passed among so many steps are no accidents any more.
+MAX_PASSING_FAILURES = 8
+PASSING_WINDOW_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Failures of one step so far; `is_half` where it is a half of one that failed.
+
+    `num_failures` are those in a row with nothing run in between: that every second run fails, of
+    whatever it may be, must not look like anybody's fault.
+    """
+
+    num_failures: int = 0
+    has_failed: bool = False
+    is_half: bool = False
+
+    def failed(self) -> Attempts:
+        """Count one more."""
+        return replace(self, num_failures=self.num_failures + 1, has_failed=True)
+
+    def next_for(self, num_requests: int) -> Literal["again", "halves", "blame"]:
+        """Return what follows for a step of so many requests."""
+        if num_requests > 1:
+            return "halves" if self.is_half or self.num_failures > 1 else "again"
+        return "blame" if self.num_failures > 1 else "again"
+
+
+HALF = Attempts(is_half=True)
+
+
+class Reliability:
+    """Judges a device by the failures that pass: each costs nobody anything, many are a verdict."""
+
+    def __init__(self) -> None:
+        self._num_good = 0
+        self._passed_at: deque[int] = deque(maxlen=MAX_PASSING_FAILURES)  # after so many good steps
+
+    def note_good(self, attempts: Attempts | None = None) -> None:
+        """Count a step that went well, after such attempts at it."""
+        self._num_good += 1
+        if attempts is not None and attempts.has_failed:
+            self._passed_at.append(self._num_good)
+
+    def check(self) -> None:
+        """Raise `MachineFailed` where too many failures passed: numbers may be wrong as well."""
+        passed = self._passed_at
+        if len(passed) < MAX_PASSING_FAILURES or passed[-1] - passed[0] >= PASSING_WINDOW_STEPS:
+            return
+        raise MachineFailed(
+            f"the device cannot be relied on: {MAX_PASSING_FAILURES} steps failed within "
+            f"{PASSING_WINDOW_STEPS}, and went well when they were run again"
+        )
+
+
+class _Part(NamedTuple):
+    """A step, or a half of one, that is to run again."""
+
+    plan: StepPlan
+    attempts: Attempts = Attempts()
+
+
+class StepFailures:
+    """Follows up the steps of one scheduler; of each step one of its methods hears."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._table = scheduler.table
+        self._pool = scheduler.pool
+        self._parts: deque[_Part] = deque()
+        self._running: _Part | None = None
+        self._halved_tokens = 0  # of the largest step that failed twice and has no culprit yet
+        self._num_ownerless = 0  # such steps in a row of which each part went well
+        self._reliability = Reliability()
+
+    def next_part(self) -> StepPlan | None:
+        """Return the step that must run before any other is planned, with nothing in flight.
+
+        Raises `MachineFailed` where too many steps go well only when they are run again.
+        """
+        self._reliability.check()
+        while self._parts:
+            part = self._parts.popleft()
+            plan = self._left_of(part.plan)
+            if plan is not None:
+                self._running = part._replace(plan=plan)
+                return plan
+        if self._halved_tokens:
+            self._note_ownerless()
+        return None
+
+    def retry(self, plans: Collection[StepPlan]) -> Sequence | None:
+        """Run a step that failed again, with those lost behind it: as it was, then halved.
+
+        A sequence that failed alone twice is taken out for good and returned.
+        """
+        part, self._running = self._running, None
+        if part is None:
+            first, *others = plans
+            self._parts += [_Part(first, Attempts(int(not others), has_failed=True))]
+            self._parts += map(_Part, others)
+            return None
+        part = part._replace(attempts=part.attempts.failed())
+        match part.attempts.next_for(len(part.plan.slots)):
+            case "again":
+                self._parts.appendleft(part)
+                return None
+            case "halves":
+                self._halved_tokens = max(self._halved_tokens, part.plan.num_tokens)
+                self._parts.extendleft(_Part(half, HALF) for half in reversed(_halves(part.plan)))
+                return None
+        self._halved_tokens = self._num_ownerless = 0
+        culprit = self._scheduler.discard(int(part.plan.slots[0]))
+        self._send_newcomers_back()
+        return culprit
+
+    def make_room(self, plans: Collection[StepPlan]) -> Sequence | None:
+        """After a step that did not fit into memory, let fewer tokens and sequences run.
+
+        `plans` are that step and those that were lost with it. A sequence of which not even one
+        token fits when it runs alone, or not one image that must be computed whole, is taken out
+        for good and returned; what others may hold is then again what it was before.
+        """
+        self._parts.clear()
+        self._running, self._halved_tokens = None, 0
+        running = self._table.running.tolist()
+        num_tokens = max(plan.num_tokens for plan in plans)
+        if len(running) == 1 and not any(self._can_shrink(plan) for plan in plans):
+            self._scheduler.step_limit.restore()
+            culprit = self._scheduler.finish(running[0])
+            self._pool.invalidate_all()
+            return culprit
+        self._scheduler.step_limit.lower(num_tokens)
+        self._send_to_wait(
+            {slot for plan in plans for slot in plan.slots[plan.starts_anew].tolist()}
+            | self._not_begun()
+        )
+        self._pool.invalidate_all()
+        logger.warning(
+            "a step of %d tokens did not fit into memory: at most %d from now on",
+            num_tokens,
+            self._scheduler.step_limit.tokens,
+        )
+        return None
+
+    def note_success(self) -> None:
+        """Take note of a step that went well, which may have failed before."""
+        self._scheduler.step_limit.note_fit()
+        part, self._running = self._running, None
+        self._reliability.note_good(None if part is None else part.attempts)
+
+    def _left_of(self, plan: StepPlan) -> StepPlan | None:
+        """Return a step without the sequences that left, or that are not where it begins."""
+        is_left = self._is_ready(plan)
+        if is_left.all():
+            return plan
+        is_decode = np.arange(len(plan.slots)) < plan.num_decodes
+        if (
+            ~is_left & (~is_decode | plan.starts_anew)
+        ).any():  # others may share what it was to fill
+            self._send_newcomers_back()
+            is_left = self._is_ready(plan)
+        return plan.only(is_left) if is_left.any() else None
+
+    def _is_ready(self, plan: StepPlan) -> NDArray[np.bool_]:
+        table, slots = self._table, plan.slots
+        is_at_start: NDArray[np.bool_] = table.num_computed[slots] == plan.starts
+        is_at_start &= table.is_running[slots]
+        return is_at_start
+
+    def _note_ownerless(self) -> None:
+        """After a step that failed twice and of which each part went well: it may be its size."""
+        self._num_ownerless += 1
+        if self._num_ownerless == MAX_FAILURES_IN_COMPANY:
+            self._scheduler.step_limit.lower(self._halved_tokens)
+            logger.warning(
+                "steps of %d tokens fail, and their parts do not: at most %d from now on",
+                self._halved_tokens,
+                self._scheduler.step_limit.tokens,
+            )
+            self._num_ownerless = 0
+        self._halved_tokens = 0
+
+    def _can_shrink(self, plan: StepPlan) -> bool:
+        """Say whether a smaller step could have brought the plan's sequences on."""
+        if len(plan.slots) > 1:
+            return True
+        slot, start = int(plan.slots[0]), int(plan.starts[0])
+        is_here = self._table.is_running[slot]
+        images = self._table.sequence(slot).request.images if is_here else ()
+        return int(plan.stops[0]) > whole_stop(images, start, start + 1)
+
+    def _not_begun(self) -> set[int]:
+        """Return slots that no step has held yet: their shared pages may be of a lost one."""
+        running = self._table.running
+        return set(running[~self._table.has_begun[running]].tolist())
+
+    def _send_newcomers_back(self) -> None:
+        """Let those that no step has held yet be placed anew: they may share what nobody fills."""
+        newcomers = self._not_begun()
+        self._scheduler.invalidate_from(
+            newcomers, [int(self._table.num_computed[slot]) for slot in newcomers]
+        )
+        for slot in newcomers:
+            self._scheduler.preempt(slot)
+
+    def _send_to_wait(self, new: set[int]) -> None:
+        """Let the newest half of the running sequences wait.
+
+        So wait `new` ones, that started with the step, since their shared pages may never have been
+        computed; the others lose nothing.
+        """
+        running = self._table.running.tolist()
+        num_kept = max(1, min(len(running) // 2, self._scheduler.step_limit.tokens))
+        for place, slot in enumerate(running):
+            sequence = self._table.sequence(slot)
+            if place >= num_kept:
+                sequence.num_failures += 1
+                sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+            if place >= num_kept or slot in new:
+                self._scheduler.preempt(slot)
+
+
+def _halves(plan: StepPlan) -> list[StepPlan]:
+    """Return the halves of a step, in the order in which they must run.
+
+    Where a sequence shares a page that another fills in the same step, its span starts behind the
+    other's.
+    """
+    order = np.argsort(plan.starts, kind="stable")
+    is_first = np.zeros(len(order), np.bool_)
+    is_first[order[: len(order) // 2]] = True
+    return [plan.only(is_first), plan.only(~is_first)]

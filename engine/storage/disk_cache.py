@@ -1,0 +1,152 @@
+"""Disk cache: keeps computed results across runs, keyed by a digest of all their inputs.
+
+Each entry is a file under the user's cache folder. Whatever is wrong with that folder or file, the
+lookup is a miss and the result is computed again: nothing here raises, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from importlib import metadata
+from pathlib import Path
+from typing import Self
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of all Python sources in a folder: their paths and bytes."""
+    digest = blake2b(digest_size=6)
+    for path in sorted(folder.rglob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.relative_to(folder)} {len(data)}\n".encode())
+        digest.update(data)
+    return digest.hexdigest()
+
+
+CACHE_VARIABLE = "TIDEMILL_CACHE"
+OFF = "off"
+# Entries unused for so long are deleted; their models or versions are gone.
+MAX_AGE_SECONDS = 90 * 24 * 3600
+
+_DIGEST_BYTES = 20
+_WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def cache_folder() -> Path | None:
+    """Return the user's cache folder, or None where caching is off.
+
+    `TIDEMILL_CACHE` names it, or says `off`; else it is `tidemill` in XDG_CACHE_HOME or ~/.cache.
+    """
+    named = os.environ.get(CACHE_VARIABLE)
+    if named == OFF:
+        return None
+    if named:
+        try:
+            return Path(named).absolute()
+        except FileNotFoundError:  # it is relative, and the working folder is gone
+            return None
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111 - raises nothing without a home
+    return base / "tidemill" if base.is_absolute() else None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """Cache entry of a `kind`, keyed by the digest of its inputs."""
+
+    kind: str
+    digest: str
+
+    @classmethod
+    def from_inputs(cls, kind: str, *inputs: str | bytes) -> Self:
+        """Return the entry keyed by these inputs, in this order, and by the engine's sources."""
+        digest = blake2b(digest_size=_DIGEST_BYTES)
+        for value in (sources_digest(), kind, *inputs):
+            data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+            digest.update(b"%d " % len(data))
+            digest.update(data)
+        return cls(kind, digest.hexdigest())
+
+    def load(self) -> bytes | None:
+        """Return the saved data, or None on a miss; a torn file or another user's is a miss."""
+        path = self._path()
+        if path is None:
+            return None
+        try:
+            with open(path, "rb", opener=_open_nonblocking) as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode) or (
+                    status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS
+                ):
+                    return None
+                checksum, data = file.read(2 * _DIGEST_BYTES), file.read()
+        except OSError:
+            return None
+        if checksum != self._checksum(data):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return data
+
+    def save(self, data: bytes) -> None:
+        """Save the data atomically for `load`; does nothing where it cannot."""
+        path = self._path()
+        if path is None:
+            return
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _delete_old(path.parent)
+            handle, written = tempfile.mkstemp(dir=path.parent)
+            try:
+                with open(handle, "wb") as file:  # noqa: PTH123 - a handle has no path
+                    file.write(self._checksum(data) + data)
+                Path(written).replace(path)
+            except BaseException:
+                Path(written).unlink()
+                raise
+
+    def _path(self) -> Path | None:
+        folder = cache_folder()
+        return folder and folder / "remembered" / f"{self.kind}-{self.digest}"
+
+    def _checksum(self, data: bytes) -> bytes:
+        """Return the checksum that marks a complete file of this entry."""
+        return (
+            blake2b(data, digest_size=_DIGEST_BYTES, key=self.digest.encode()).hexdigest().encode()
+        )
+
+
+@cache
+def sources_digest() -> str:
+    """Return the digest of the engine's sources, part of every entry's key."""
+    return folder_digest(Path(__file__).parents[1])
+
+
+def package_versions(*packages: str) -> str:
+    """Return the installed versions of these packages, without importing them."""
+    return " ".join(f"{package}={_package_version(package)}" for package in packages)
+
+
+def _package_version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open a file without blocking: opening a pipe would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _delete_old(folder: Path) -> None:
+    oldest = time.time() - MAX_AGE_SECONDS
+    for path in folder.iterdir():
+        with suppress(OSError):  # another process deleted it first, or it is another user's
+            if path.stat().st_mtime < oldest:
+                path.unlink()

@@ -1,0 +1,1 @@
+"""Structured outputs: constraints of generated text, as bitmasks of tokens."""

@@ -1,0 +1,173 @@
+"""Grammar constraint on an output, and its state for one sequence: fills the grammar bitmask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from llguidance import LLMatcher
+from numpy.typing import NDArray
+
+from tidemill.protocol.errors import RequestError
+
+from .vocabulary import GrammarVocabulary, bar
+
+
+@dataclass(frozen=True, slots=True)
+class UnconstrainedPrefix:
+    """Free output up to and including `text`, such as `</think>`, before a grammar applies.
+
+    The last token of it may end with white space behind `text`, and nothing else. `open [words]` is
+    the bitmask where none of `text` has come yet; `crossing[k]` are tokens that would cross its end
+    where its first `k` bytes have.
+    """
+
+    text: bytes
+    open: NDArray[np.uint32] = field(compare=False)
+    crossing: tuple[NDArray[np.int64], ...] = field(compare=False)
+
+    def fill(self, tail: bytes, mask: NDArray[np.uint32]) -> None:
+        """Write the bitmask behind text that ends with `tail`."""
+        mask[:] = self.open
+        for begun in range(1, len(self.text)):
+            if tail.endswith(self.text[:begun]):
+                bar(mask, self.crossing[begun])
+
+
+def unconstrained_prefix(
+    text: str, tokens: GrammarVocabulary, vocab_size: int
+) -> UnconstrainedPrefix:
+    """Return the prefix up to a text; no token that ends a sequence may come in it."""
+    wanted = text.encode()
+    crossing = [
+        [i for i, piece in enumerate(tokens.pieces) if _crosses(piece, wanted[begun:], begun)]
+        for begun in range(len(wanted))
+    ]
+    barred = [np.array(ids, np.int64) for ids in crossing]
+    open_mask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    bar(open_mask, np.array(tokens.end_ids, np.int64))
+    bar(open_mask, barred[0])
+    return UnconstrainedPrefix(wanted, open_mask, tuple(barred))
+
+
+def _crosses(piece: bytes, rest: bytes, begun: int) -> bool:
+    """Say whether a token crosses the end of a text whose first `begun` bytes have come."""
+    if begun:
+        return piece.startswith(rest) and bool(piece[len(rest) :].strip())
+    return rest in piece and bool(piece.split(rest, 1)[1].strip())
+
+
+class MatcherFactory(Protocol):
+    """Makes matchers of grammars, from their beginning; knows the bytes of tokens."""
+
+    def matcher(self, grammar: str, param: str) -> LLMatcher:
+        """Return a matcher of a compiled grammar, from the cache if it can."""
+
+    def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
+        """Return a matcher that shares nothing with any other."""
+
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarConstraint:
+    """An output is a text of a `grammar`, behind a `prefix` if there is one; a `Constraint`.
+
+    With an `opener` the prefix applies only to sequences that begin with that token. The field
+    `param` asked for the constraint.
+    """
+
+    grammar: str
+    unconstrained_prefix: UnconstrainedPrefix | None
+    matchers: MatcherFactory
+    param: str = field(compare=False)
+    opener: int | None = None
+
+    def start_state(self) -> GrammarState:
+        """Return the state of one sequence before its first token."""
+        return GrammarState(self)
+
+
+class GrammarState:
+    """The state of one sequence in its grammar; the matcher is made when first used."""
+
+    __slots__ = ("_asked", "_matcher", "_may_open", "_tail", "_token_ids")
+
+    def __init__(self, asked: GrammarConstraint) -> None:
+        self._asked = asked
+        self._matcher: LLMatcher | None = None
+        self._token_ids: list[int] = []  # of the grammar
+        self._may_open = asked.opener is not None
+        is_behind = asked.unconstrained_prefix is None or self._may_open
+        self._tail = None if is_behind else b""  # None behind the beginning
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write the bitmask of the next token."""
+        if self._tail is not None:
+            assert self._asked.unconstrained_prefix is not None
+            self._asked.unconstrained_prefix.fill(self._tail, mask)
+            return True
+        if self._matcher is None:
+            self._matcher = self._asked.matchers.matcher(self._asked.grammar, self._asked.param)
+        if not _fill_bitmask(self._matcher, mask):
+            self._matcher = self._replay()
+            if not _fill_bitmask(self._matcher, mask):
+                raise self._stuck_error(self._matcher.get_error())
+        if self._may_open:
+            assert self._asked.opener is not None
+            mask[self._asked.opener // 32] |= np.uint32(1 << self._asked.opener % 32)
+        return True
+
+    def push(self, token_id: int) -> bool:
+        """Accept one generated token and say whether the text is complete."""
+        if self._may_open and token_id == self._asked.opener:
+            self._tail = b""
+        self._may_open = False
+        if self._tail is not None:
+            self._push_prefix(token_id)
+            return False
+        assert self._matcher is not None, "a token came before any was asked for"
+        self._token_ids.append(token_id)
+        if not self._matcher.consume_token(token_id):
+            self._matcher = self._replay()
+        if self._matcher.is_error():
+            raise self._stuck_error(self._matcher.get_error())
+        return self._matcher.is_stopped()
+
+    def _replay(self) -> LLMatcher:
+        """Replay all tokens in a fresh matcher.
+
+        Other sequences may have used up the limits of a shared one: a row depends on none of them.
+        """
+        matcher = self._asked.matchers.fresh_matcher(self._asked.grammar, self._asked.param)
+        matcher.consume_tokens(self._token_ids)
+        return matcher
+
+    def _push_prefix(self, token_id: int) -> None:
+        """Accept a token of the prefix; the grammar begins behind its last one."""
+        assert self._asked.unconstrained_prefix is not None
+        assert self._tail is not None
+        wanted = self._asked.unconstrained_prefix.text
+        tail = self._tail + self._asked.matchers.piece(token_id)
+        self._tail = None if wanted in tail else tail[-len(wanted) :]
+
+    def _stuck_error(self, error: str) -> RequestError:
+        return RequestError(
+            f"`{self._asked.param}` allows nothing more after {len(self._token_ids)} tokens: "
+            f"{error_summary(error)}",
+            param=self._asked.param,
+            code="constraint_cannot_be_held",
+        )
+
+
+def error_summary(error: str) -> str:
+    """Return the first part of an llguidance error, without its internals."""
+    return error.split("\n<", 1)[0].strip()
+
+
+def _fill_bitmask(matcher: LLMatcher, mask: NDArray[np.uint32]) -> bool:
+    """Fill a bitmask, and say whether the matcher is still valid."""
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    return not matcher.is_error()

@@ -1,0 +1,69 @@
+"""Thinking budget: a limit on reasoning tokens, behind which the end of reasoning is forced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """A `Constraint`: `num_tokens` of reasoning, and then the tokens `ends`, one after the other.
+
+    `ends` are the tokens of the closing mark. With an `opener` there is reasoning only if that is
+    the first token; without one a sequence begins inside it.
+    """
+
+    num_tokens: int
+    ends: tuple[int, ...]
+    opener: int | None
+    tokenizer: Tokenizer = field(compare=False, repr=False)
+
+    def start_state(self) -> ThinkingBudgetState:
+        """Return the state of one sequence before its first token."""
+        return ThinkingBudgetState(self)
+
+
+class ThinkingBudgetState:
+    """The state of one sequence under its `ThinkingBudget`."""
+
+    __slots__ = ("_asked", "_is_thinking", "_mark", "_may_open", "_num_ended", "_num_left", "_tail")
+
+    def __init__(self, asked: ThinkingBudget) -> None:
+        self._asked = asked
+        self._may_open = asked.opener is not None
+        self._is_thinking = not self._may_open
+        self._num_left = asked.num_tokens
+        self._num_ended = 0  # forced tokens so far
+        self._mark = asked.tokenizer.text_bytes(asked.ends, skip_special_tokens=False)
+        self._tail = b""
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Write the bitmask of the one forced token; False where any may come."""
+        if not self._is_thinking or self._num_left > 0:
+            return False
+        token_id = self._asked.ends[self._num_ended]
+        mask[:] = 0
+        mask[token_id // 32] = np.uint32(1 << token_id % 32)
+        return True
+
+    def push(self, token_id: int) -> bool:
+        """Accept one generated token; the sequence never ends by it."""
+        if self._may_open:
+            self._may_open = False
+            self._is_thinking = token_id == self._asked.opener
+            return False
+        if not self._is_thinking:
+            return False
+        if self._num_left > 0:
+            self._num_left -= 1
+        else:
+            self._num_ended += 1
+        tail = self._tail + self._asked.tokenizer.piece(token_id)
+        self._is_thinking = self._mark not in tail
+        self._tail = tail[-len(self._mark) :]
+        return False

@@ -1,0 +1,95 @@
+"""A model's vocabulary for llguidance: the bytes of its tokens, and those that end a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from ..text.tokenizer import Tokenizer
+
+# Of a text that must come, so much is tokenized at a time, and the last tokens, which may come out
+# otherwise with what follows, are left to the next time.
+_MOST_CHARS = 256
+_LAST_TOKENS = 8
+_LINE = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarVocabulary:
+    """The bytes of all tokens, the ids of end tokens, and llguidance's tokenizer of them."""
+
+    pieces: Sequence[bytes]
+    end_ids: list[int]
+    llguidance_tokenizer: LLTokenizer
+
+
+def grammar_vocabulary(
+    tokenizer: Tokenizer, vocab_size: int, end_ids: frozenset[int]
+) -> GrammarVocabulary:
+    """Return the vocabulary of a model; any of `end_ids` may end a text."""
+    wrapped = _Wrapped(tokenizer, vocab_size)
+    ends = sorted(i for i in end_ids if 0 <= i < vocab_size) or [wrapped.eos_token_id]
+    known = LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends)
+    wrapped.llguidance_tokenizer = known
+    return GrammarVocabulary(wrapped.tokens, ends, known)
+
+
+class _Wrapped(TokenizerWrapper):
+    """Adapter of a tokenizer to llguidance's interface."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self.llguidance_tokenizer: LLTokenizer | None = None
+        self.tokens = [tokenizer.piece(token_id) for token_id in range(vocab_size)]
+        self.special_token_ids = [i for i in range(vocab_size) if tokenizer.is_special(i)]
+        # Stands for the end where a model has none, so it should be no part of any text.
+        unwritten = [token_id for token_id, piece in enumerate(self.tokens) if not piece]
+        self.eos_token_id = [*self.special_token_ids, *unwritten, vocab_size - 1][0]
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        """Return tokens of the beginning of a forced text, as the model would write it if possible.
+
+        Special tokens would change the text, and so would the space that some vocabularies put
+        before the first word, unless it is the one behind a newline.
+        """
+        beginning = text[:_MOST_CHARS]
+        line = self._encoded(_LINE)
+        behind_line = self._encoded(_LINE + beginning)
+        ways = [self._encoded(beginning)]
+        if behind_line[: len(line)] == line:
+            ways.append(behind_line[len(line) :])
+        for ids in ways:
+            certain = ids if len(text) == len(beginning) else ids[:-_LAST_TOKENS]
+            pieces = b"".join(self.tokens[token_id] for token_id in certain)
+            is_same = pieces and beginning.encode().startswith(pieces)
+            if is_same and not any(map(self._tokenizer.is_special, certain)):
+                return certain
+        assert self.llguidance_tokenizer is not None
+        return self.llguidance_tokenizer.greedy_tokenize(beginning)
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+_BITS = 32
+
+
+def allow(mask: NDArray[np.uint32], token_ids: NDArray[np.int64]) -> None:
+    """Set the bits of these tokens."""
+    np.bitwise_or.at(mask, token_ids // _BITS, _bits(token_ids))
+
+
+def bar(mask: NDArray[np.uint32], token_ids: NDArray[np.int64]) -> None:
+    """Clear the bits of these tokens."""
+    np.bitwise_and.at(mask, token_ids // _BITS, ~_bits(token_ids))
+
+
+def _bits(token_ids: NDArray[np.int64]) -> NDArray[np.uint32]:
+    return np.uint32(1) << (token_ids % _BITS).astype(np.uint32)

@@ -1,0 +1,39 @@
+"""The kinds of models that are served: each is one file, and one line here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import EngineConfig
+from .generation import GenerationTask
+from .pooling import PoolingTask
+from .speech import SpeechTask
+from .task import Task
+
+__all__ = ["TASKS", "Task", "find_task"]
+
+TASKS: tuple[Task, ...] = (PoolingTask(), SpeechTask(), GenerationTask())
+"""In the order in which they are asked; the last takes every model, and may refuse to load it."""
+
+
+def find_task(folder: Path | None, config: EngineConfig, tasks: Sequence[Task] = TASKS) -> Task:
+    """Return the kind of `config.model`, of which `folder` has the config.json.
+
+    It is the first that takes it; raises `EngineError` where that cannot be told.
+    """
+    description = _description(folder)
+    return next(task for task in tasks if task.matches(description, config))
+
+
+def _description(folder: Path | None) -> Mapping[str, Any]:
+    """Return a config.json as it stands; empty where there is none to read, which `load` tells."""
+    if folder is None:
+        return {}
+    try:
+        description = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return description if isinstance(description, dict) else {}

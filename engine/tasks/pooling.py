@@ -1,0 +1,133 @@
+"""Pooling: models that read a text, or a pair, once and give a vector or a score for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tidemill.protocol.contract import EngineError
+
+from ..config import EngineConfig
+from ..endpoints import encoder_endpoints
+from ..endpoints.encoder_requests import EncoderModel
+from ..endpoints.scoring import ACTIVATIONS
+from ..errors import ModelRefused
+from ..kernels.backends import limit_torch_threads
+from ..loop.encoding import EncodingCore
+from ..model.device import step_limits
+from ..model.encoders.loaded_encoder import LoadedEncoder
+from ..model.encoders.loading import load_encoder
+from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
+from ..model.encoders.sentence_transformers import ModelFiles
+from ..model.hf_config import read_hf_config
+from ..scheduling.encoding import EncodingRequest, EncodingResult
+from ..text.chat_template import ChatTemplate, read_chat_template
+from ..text.tokenizer import load_tokenizer
+from ..text.truncation import TruncatingTokenizer
+from ..text.vocabulary import Vocabulary
+from .task import LoadedTask, refuse_generation_settings, start_engine
+
+
+class PoolingTask:
+    """The kind of models that give vectors or scores."""
+
+    def matches(self, description: Mapping[str, Any], config: EngineConfig) -> bool:
+        """Take what the settings call so, else what its files do."""
+        return is_pooling_model(description, config)
+
+    def load(
+        self, config: EngineConfig, *, folder: Path | None, chat_template: str | None
+    ) -> LoadedTask[EncodingRequest, EncodingResult]:
+        """Load model and vocabulary beside each other, and begin to encode."""
+        refuse_generation_settings(config, "vectors or scores")
+        template = None if chat_template is None else read_chat_template(chat_template)
+        description = read_encoder(config)
+
+        def make() -> tuple[LoadedEncoder, EncodingCore]:
+            model = load_encoder(config, description)
+            model = replace(model, max_model_len=_context(config, description, model))
+            return model, make_core(model, config)
+
+        with start_engine(config, folder, make) as (engine, model, vocabulary):
+            known = encoder_model(config.model, description, vocabulary, model, template=template)
+        notes = (*_notes_of(description), *model.notes)
+        return LoadedTask(engine, encoder_endpoints(known), model.device, notes=notes)
+
+
+def read_encoder(config: EngineConfig) -> PoolingConfig:
+    """Return what `config.model` gives; `ModelRefused` for what no endpoint could show."""
+    read_hf_config(config.model)  # which says what is wrong with a config.json
+    description = read_pooling_config(ModelFiles(config.model).fields("config.json").said, config)
+    if description is None:
+        raise ModelRefused(f"{config.model} gives neither vectors nor scores.")
+    if description.task == "score" and description.activation not in ACTIVATIONS:
+        raise ModelRefused(
+            f"{config.model}: a score that goes through {description.activation} is not supported."
+        )
+    return description
+
+
+def make_core(model: LoadedEncoder, config: EngineConfig) -> EncodingCore:
+    """Give a loaded model its steps."""
+    if not model.network.needs_torch:
+        limit_torch_threads(model.device)
+    limits = step_limits(config, model.device)
+    return EncodingCore(model, limits.max_num_batched_tokens, limits.max_num_seqs)
+
+
+def encoder_model(
+    name: str,
+    description: PoolingConfig,
+    vocabulary: Vocabulary,
+    model: LoadedEncoder,
+    *,
+    template: str | None,
+) -> EncoderModel:
+    """Return what the endpoints know of a model; `template` stands in for its own."""
+    tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
+    if vocabulary.backend is None:
+        raise ModelRefused(f"{name}: its tokenizer is none of the tokenizers library.")
+    reads_pairs = description.task == "score" and (
+        template is not None or description.has_pair_template
+    )
+    return EncoderModel(
+        reader=TruncatingTokenizer(
+            tokenizer, model.max_model_len, is_lower_case=description.do_lower_case
+        ),
+        template=_template(name, vocabulary, template),
+        reads_pairs_by_template=reads_pairs,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        width=model.width,
+        has_types=model.num_types > 1 and description.has_types,
+        description=description,
+    )
+
+
+def _notes_of(description: PoolingConfig) -> tuple[str, ...]:
+    if not description.is_assumed or description.pooling is None:
+        return ()
+    which = "first" if description.pooling.modes == ("cls",) else "last"
+    note = (
+        f"no file says how this model's vectors are made: each is its {which} token's, at length 1,"
+        " as vLLM has it; `--pooler-config` says otherwise"
+    )
+    return (note,)
+
+
+def _context(config: EngineConfig, description: PoolingConfig, model: LoadedEncoder) -> int:
+    """Return how many tokens a sequence may have: as asked for, else as the model's files say."""
+    if config.max_model_len is not None:
+        return model.max_model_len
+    return min(model.max_model_len, description.max_seq_length or model.max_model_len)
+
+
+def _template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate | None:
+    if source is None and not vocabulary.chat_template:
+        return None
+    try:
+        return ChatTemplate(vocabulary, source=source)
+    except EngineError as exc:
+        raise EngineError(f"{name}: {exc}") from exc

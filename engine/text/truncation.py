@@ -1,0 +1,168 @@
+"""Tokenization of texts and pairs with truncation, special tokens around them.
+
+A text is truncated before special tokens are put around it, so that these stay. Of a pair only the
+second text is truncated: half a question is another question, half a document is still about its
+subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tokenizers.normalizers import Lowercase
+from tokenizers.normalizers import Sequence as NormalizerSequence
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fields import Side
+
+from .tokenizer import Tokenizer
+
+# Up to this a text is tokenized whole: it takes a few milliseconds at most.
+_LONG_CHARS = 20_000
+# Words have four or five letters a token; texts with more a token are tokenized whole.
+_CHARS_OF_TOKEN = 32
+
+
+class TokenPair(NamedTuple):
+    """The ids of a sequence of one or two texts, and the segment (token type) of each token."""
+
+    ids: list[int]
+    type_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Limits and side of a truncation; `max_tokens` None truncates nothing.
+
+    `max_tokens` counts a whole sequence, special tokens too, the others one text of a pair.
+    """
+
+    max_tokens: int | None = None
+    max_first: int | None = None
+    max_second: int | None = None
+    side: Side = "right"
+
+
+class TruncatingTokenizer:
+    """Tokenizes and truncates by a fast tokenizer; safe to use from threads.
+
+    Nobody wants more than `max_tokens` of a text. With `is_lower_case` the tokenizer lowercases
+    from now on, whoever uses it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, max_tokens: int, *, is_lower_case: bool = False
+    ) -> None:
+        backend = tokenizer.vocabulary.backend
+        if backend is None:
+            raise ValueError("a tokenizer that Python runs reads no pairs")
+        if is_lower_case:
+            steps = [Lowercase(), *([] if backend.normalizer is None else [backend.normalizer])]
+            backend.normalizer = NormalizerSequence(steps)
+        self._backend = backend
+        self._max_tokens = max_tokens
+        self.max_chars = max(_LONG_CHARS, max_tokens * _CHARS_OF_TOKEN)
+        """Of a longer text perhaps only the beginning, or the end, is tokenized."""
+        self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
+        self._num_special_of_pair = int(backend.num_special_tokens_to_add(is_pair=True))
+
+    def encode(
+        self, texts: Sequence[str], cut: Truncation, *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Return the token ids of each text; of a far too long one, at least too many."""
+        texts = [self._enough_of(text, cut.side) for text in texts]
+        read = self._read(texts, add_special_tokens=add_special_tokens)
+        return [
+            encoding.ids
+            if cut.max_tokens is None or len(encoding) <= cut.max_tokens
+            else self._shortened(text, cut, add_special_tokens=add_special_tokens)
+            for text, encoding in zip(texts, read, strict=True)
+        ]
+
+    def encode_pairs(
+        self, firsts: Sequence[str], seconds: Sequence[str], cut: Truncation
+    ) -> list[TokenPair]:
+        """Return each of `seconds` behind its first text, or behind the only one.
+
+        Raises `RequestError` where no token of a second text would be left.
+        """
+        heads, tails = (
+            self._read([self._enough_of(text, cut.side) for text in side], add_special_tokens=False)
+            for side in (firsts, seconds)
+        )
+        for encodings, limit in ((heads, cut.max_first), (tails, cut.max_second)):
+            for encoding in encodings if limit else ():
+                encoding.truncate(limit, direction=cut.side)
+        if len(heads) == 1:
+            heads *= len(tails)
+        return [self._pair(head, tail, cut) for head, tail in zip(heads, tails, strict=True)]
+
+    def truncated_text(self, text: str, num_tokens: int) -> str:
+        """Return the part of a text that its first tokens stand for."""
+        text = self._enough_of(text, "right") if num_tokens <= self._max_tokens else text
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return text if len(encoding) <= num_tokens else text[: encoding.offsets[num_tokens][0]]
+
+    def num_prefix_tokens(self, text: str, *, add_special_tokens: bool) -> int:
+        """Return how many tokens a text has before another one, special tokens before it included.
+
+        As sentence-transformers counts them: without the closing special token.
+        """
+        [encoding] = self._read([text], add_special_tokens=add_special_tokens)
+        return len(encoding) - bool(encoding.special_tokens_mask[-1])
+
+    def count_tokens(self, text: str) -> int:
+        """Return how many tokens a text has by itself."""
+        [encoding] = self._read([text], add_special_tokens=False)
+        return len(encoding)
+
+    def _enough_of(self, text: str, side: Side) -> str:
+        """Return a text, or whole words at one end of a long one that are too many tokens already.
+
+        A tokenizer takes about 160 bytes for one of text. It splits a text between words anyway, so
+        that the tokens of a part are those of the whole there.
+        """
+        if len(text) <= self.max_chars:
+            return text
+        part = text[: self.max_chars] if side == "right" else text[-self.max_chars :]
+        words = part.rsplit(None, 1) if side == "right" else part.split(None, 1)
+        if len(words) < 2:
+            return text
+        part = words[0] if side == "right" else words[1]
+        return part if self.count_tokens(part) > self._max_tokens else text
+
+    def _read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
+        # The batch form releases the GIL, and computes no offsets.
+        encodings: list[Any] = self._backend.encode_batch_fast(
+            list(texts), add_special_tokens=add_special_tokens
+        )
+        return encodings
+
+    def _shortened(self, text: str, cut: Truncation, *, add_special_tokens: bool) -> list[int]:
+        [encoding] = self._read([text], add_special_tokens=False)
+        num_special = self._num_special if add_special_tokens else 0
+        room = (cut.max_tokens or 0) - num_special
+        if room < 1:
+            raise _no_room(f"the {num_special} special tokens leave none of the text")
+        encoding.truncate(room, direction=cut.side)
+        whole = self._backend.post_process(encoding, add_special_tokens=add_special_tokens)
+        ids: list[int] = whole.ids
+        return ids
+
+    def _pair(self, head: Any, tail: Any, cut: Truncation) -> TokenPair:
+        num_others = len(head) + self._num_special_of_pair
+        if cut.max_tokens is not None and num_others + len(tail) > cut.max_tokens:
+            room = cut.max_tokens - num_others
+            if room < 1:
+                raise _no_room(f"what is not cut has {num_others} tokens by itself")
+            tail.truncate(room, direction=cut.side)
+        joined = self._backend.post_process(head, tail)
+        return TokenPair(joined.ids, joined.type_ids)
+
+
+def _no_room(why: str) -> RequestError:
+    return RequestError(
+        f"`truncate_prompt_tokens` is too small: {why}.", param="truncate_prompt_tokens"
+    )

@@ -1,1 +1,0 @@
-"""What a batch is and how it moves: values and pure functions, no I/O."""

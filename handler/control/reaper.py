@@ -1,0 +1,255 @@
+"""Reaper: checks every active batch each minute, repairs what is stuck, and scales the fleets.
+
+Every batch ends because a non-terminal batch is in the list of active ones, and all of those are
+checked. `validating` and `in_progress` end at the latest with their window. Lost messages are sent
+again: for a run without progress, and for unclaimed shards while the queue is empty or nothing has
+changed for long. A shard is given up after `max_attempts` claims without a new row. Winding up
+waits seconds for workers, for older batches (the first of them waits for none), and for five tries
+of a delivery. A batch that is not over a day after all that is ended here, with the reason among
+its errors. An ended batch stays in the list until its webhook was delivered or has failed nine
+times: a message is sent when a try is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from tidemill.batch.fleet import OpenWork
+from tidemill.batch.model import Batch, BatchError, Shard
+from tidemill.batch.progress import ShardProgress
+from tidemill.batch.states import Status
+
+from ..aws.calls import Operation
+from ..aws.queues import advance_message, message_batches, shard_message
+from ..aws.stores.table import active_name, id_of_active
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import AwsError
+from ..fleet.demand import open_work
+from ..fleet.scale import scale_all
+from ..intake.unit_messages import enqueue_again
+from ..lifecycle.announce import announce
+from ..lifecycle.finish import abandon, end
+from ..observability import logger
+
+# Longer than a Lambda run: nobody works on what has not changed for so long.
+STUCK_SECONDS = 20 * 60
+# Runs that wind a batch up happen at least once a minute while the queue works.
+SILENT_SECONDS = 3 * 60
+OVERDUE_SECONDS = 24 * 3600
+# The queue delays the first tries itself; only the reaper triggers those that are hours later.
+WEBHOOK_OVERDUE_SECONDS = 30
+
+_MAX_RESENT, _MAX_RESENT_TO_EMPTY = 10, 5000
+_NOTE_SECONDS = 5 * 60
+_NUM_THREADS = 8
+_LAST: Final = {
+    Status.VALIDATING: Status.EXPIRED,
+    Status.IN_PROGRESS: Status.EXPIRED,
+    Status.FINALIZING: Status.FAILED,
+    Status.CANCELLING: Status.CANCELLED,
+}
+
+
+def reap(aws: Aws, deployment: Deployment, now: int) -> None:
+    """Check every active batch, then scale the fleets of models that have work.
+
+    A batch that cannot be repaired does not block the others.
+    """
+
+    def check(name: str) -> OpenWork | None:
+        try:
+            return aws.run(check_batch(deployment, name, now))
+        except Exception:  # noqa: BLE001 - an error with one must not stop the others
+            logger.exception("batch not looked at", batch_id=id_of_active(name))
+            return None
+
+    found: list[OpenWork] = []
+    num_active, after = 0, None
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        while True:
+            names, after = aws.run(deployment.table.page_of_active(after))
+            num_active += len(names)
+            found += [work for work in pool.map(check, names) if work is not None]
+            if after is None:
+                break
+    aws.run(_scale_workers(deployment, found, now))
+    logger.info("reaped", num_active=num_active)
+
+
+def _scale_workers(deployment: Deployment, found: Sequence[OpenWork], now: int) -> Operation[None]:
+    open_by_model: dict[str, list[OpenWork]] = {}
+    for work in found:
+        open_by_model.setdefault(work.model, []).append(work)
+    try:
+        plans = yield from deployment.fleet_plans.read()
+    except Exception:  # noqa: BLE001 - the next run is in a minute
+        logger.exception("plans of fleets not read")
+        return
+    yield from scale_all(deployment, plans, open_by_model, now)
+
+
+def check_batch(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
+    """Repair an active batch; return its open work."""
+    table, batch_id = deployment.table, id_of_active(name)
+    work = None
+    batch = yield from table.get_batch(batch_id)
+    if batch is not None and not batch.is_terminal:
+        work = yield from _mend(deployment, batch, now)
+        batch = yield from table.get_batch(batch_id)
+    if batch is None:
+        yield from table.forget_active(name)
+        return None
+    if name != active_name(batch):  # an earlier version's
+        yield from table.rename_active(batch, name)
+    yield from announce(deployment, batch)
+    if batch.webhook_delivery == "pending" and batch.is_terminal:
+        due = batch.webhook_due or batch.ended_at or 0
+        if now - due > WEBHOOK_OVERDUE_SECONDS:
+            yield from _send_advance(deployment, batch, "webhook")
+    return work
+
+
+def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
+    """Do the missing step; return the open work of a batch whose shards can be run."""
+    winds_up_since = batch.winds_up_since
+    if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
+        yield from _give_up(deployment, batch, now)
+    elif winds_up_since is not None:
+        if now - max(batch.turn_until, winds_up_since) > SILENT_SECONDS:
+            yield from _send_advance(deployment, batch, "winding up")
+    elif batch.status is Status.VALIDATING:
+        if batch.expires_at <= now:
+            yield from end(deployment, batch.id, Status.EXPIRED, now)
+        else:
+            yield from _mend_intake(deployment, batch, now)
+    elif batch.expires_at <= now:
+        yield from _send_advance(deployment, batch, "end of work")
+    else:
+        return (yield from _mend_running(deployment, batch, now))
+    return None
+
+
+def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    """Resend the messages of an intake that has made no progress for long."""
+    reading = yield from deployment.intake_progress.get_progress(batch.id)
+    # The conversion of a file shows its runs only by the lock.
+    mark = f"{reading.phase}: {len(reading.left)} left" if reading else f"{batch.turn_until:.0f}"
+    if (yield from _is_stuck(deployment, batch, f"intake {mark}", now)):
+        is_empty = (yield from deployment.intake.count()) == 0
+        logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=mark)
+        yield from enqueue_again(deployment, batch, reading, None if is_empty else _MAX_RESENT)
+
+
+def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
+    """Check the shards of a batch; return its open work."""
+    standing = yield from deployment.table.get_shard_progress(batch)
+    if standing.num_done >= batch.shards_left:
+        yield from _send_advance(deployment, batch, "end of work")
+        return None
+    given_up: set[int] = set()
+    if batch.shards_rung >= batch.num_shards:
+        given_up = yield from _give_up_failing(deployment, batch, standing, now)
+        yield from _resend_lost(deployment, batch, standing, given_up, now)
+    elif (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
+        yield from _send_advance(deployment, batch, "ringing")
+    num_shards = batch.shards_left - standing.num_done - len(given_up)
+    running = standing.leased(now)
+    return open_work(batch, standing.progress(now), num_shards=num_shards, running=running)
+
+
+def _give_up_failing(
+    deployment: Deployment, batch: Batch, standing: ShardProgress, now: int
+) -> Operation[set[int]]:
+    """Give up shards that fail repeatedly; return all that are given up and not closed."""
+    max_attempts = deployment.settings.max_attempts
+    given_up = set()
+    for live in standing.live:
+        if live.is_leased(now) or not (live.is_given_up or live.attempts >= max_attempts):
+            continue
+        given_up.add(live.number)
+        if not live.is_given_up:
+            yield from give_up_shard(deployment, batch, live.number, live.attempts)
+    if given_up:
+        yield from _send_advance(deployment, batch, "shards given up")
+    return given_up
+
+
+def _resend_lost(
+    deployment: Deployment,
+    batch: Batch,
+    standing: ShardProgress,
+    given_up: AbstractSet[int],
+    now: int,
+) -> Operation[None]:
+    """Resend the messages of waiting shards where they seem to be lost."""
+    others = {shard.number for shard in standing.leased(now)} | given_up
+    num_left = batch.shards_left - standing.num_done
+    num_claims = sum(shard.fence for shard in standing.live)
+    num_rows = standing.progress(now).num_rows
+    mark = f"{num_left} shards left, {num_claims} claims, {num_rows} rows"
+    is_stuck = yield from _is_stuck(deployment, batch, mark, now)
+    num_waiting = num_left - len(others)
+    queue = deployment.work.get(batch.model or "")
+    if num_waiting <= 0:
+        return
+    if queue is None:
+        logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
+        return
+    is_empty = (yield from queue.count()) == 0
+    if not (is_empty or is_stuck):
+        return
+    # Behind a long queue a batch looks stuck for hours: few are sent, or copies pile up.
+    limit = min(num_waiting, _MAX_RESENT_TO_EMPTY if is_empty else _MAX_RESENT)
+    numbers = yield from deployment.table.list_waiting(batch.id, others, limit)
+    for messages in message_batches(shard_message(batch.id, number) for number in numbers):
+        yield from queue.send_all(messages, group=batch.tenant)
+    logger.warning("rung again", batch_id=batch.id, shards=numbers[:100])
+
+
+def is_hopeless(deployment: Deployment, shard: Shard) -> bool:
+    """Say whether an unclaimed shard has used up its claims without a new row."""
+    return not shard.abandoned and shard.attempts >= deployment.settings.max_attempts
+
+
+def give_up_shard(
+    deployment: Deployment, batch: Batch, number: int, attempts: int
+) -> Operation[None]:
+    """Give up a shard after `attempts` claims without a new row."""
+    reason = f"The shard was given up: {attempts} runs of it ended without a new row."
+    yield from abandon(deployment, batch.id, number, reason, model=batch.model)
+
+
+def _give_up(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    status = _LAST[batch.status]
+    message = (
+        f"The batch was still {batch.status} a day after it should have ended and was given up. "
+        "Please report it; rows that were finished and not yet published are kept for a while."
+    )
+    errors = (*batch.errors, BatchError("internal_error", message))
+    logger.error("batch given up", batch_id=batch.id, status=str(batch.status))
+    try:
+        yield from end(deployment, batch.id, status, now, errors=errors)
+    except AwsError:
+        logger.exception("no report of the batch", batch_id=batch.id)
+        yield from deployment.table.move_batch(batch.id, status, now)
+
+
+def _is_stuck(deployment: Deployment, batch: Batch, mark: str, now: int) -> Operation[bool]:
+    """Say whether a batch has not changed for long; at most once per STUCK_SECONDS.
+
+    The mark of a batch that changes all the time is written only every few minutes.
+    """
+    is_new, seconds = batch.seen != mark, now - (batch.seen_at or 0)
+    is_stuck = not is_new and seconds >= STUCK_SECONDS
+    if is_stuck or (is_new and seconds >= _NOTE_SECONDS):
+        yield from deployment.table.change_batch(batch.id, batch.status, seen=mark, seen_at=now)
+    return is_stuck
+
+
+def _send_advance(deployment: Deployment, batch: Batch, reason: str) -> Operation[None]:
+    logger.info("rung for the batch", batch_id=batch.id, status=str(batch.status), reason=reason)
+    yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)

@@ -1,0 +1,115 @@
+"""Demand: the number of workers that a model's open work needs. No I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.progress import LiveShard
+
+# Close to the end of a window, any extra worker is worth its start.
+_LAST_MINUTE_SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Number of workers needed, with an explanation for people."""
+
+    count: int
+    why: str
+
+
+def open_work(
+    batch: Batch, done: Progress, *, num_shards: int, running: Collection[LiveShard] = ()
+) -> OpenWork:
+    """Return what is left of a batch in progress; workers hold the `running` shards."""
+    tokens = done.prompt_tokens + done.completion_tokens
+    return OpenWork(
+        batch.id,
+        batch.model or "",
+        max(0, batch.num_rows - done.num_rows),
+        num_shards,
+        batch.expires_at,
+        num_running=len(running),
+        rows_per_second=sum(shard.progress.rows_per_second for shard in running),
+        tokens_per_second=sum(shard.progress.tokens_per_second for shard in running),
+        since=batch.in_progress_at or batch.created_at,
+        tokens_per_row=tokens / done.num_rows if done.num_rows else 0.0,
+    )
+
+
+def estimate_demand(
+    work: Iterable[OpenWork],
+    rate: WorkerRate,
+    plan: FleetPlan,
+    *,
+    ready_at: Sequence[float],
+    now: float,
+) -> Demand:
+    """Return the number of workers that the open work needs, existing ones included.
+
+    `ready_at` is, for each existing worker, the time at which its model is loaded. Open work shall
+    be done `target_seconds` after it began, and before its window ends. Never more workers than
+    can have a shard, or than the plan allows; at least one while anything is open.
+    """
+    todo = [each for each in work if each.num_shards > 0]
+    if not todo:
+        return Demand(0, "nothing is open")
+    num_held = sum(each.num_running for each in todo)
+    waiting = sum(each.num_shards for each in todo) - num_held
+    most = max(1, min(plan.max_workers, min(len(ready_at), num_held) + waiting))
+    seconds = [estimate_seconds(each, rate) for each in todo]
+    if None in seconds:
+        return Demand(1, "the rate of a worker is not known yet: the first one measures it")
+    spans = [span for span in seconds if span is not None]
+    targets = [min(each.since + plan.target_seconds, each.expires_at) for each in todo]
+    windows = [each.expires_at for each in todo]
+    for_target = _needed(
+        zip(targets, spans, strict=True), plan, ready_at, now, worth_seconds=plan.start_seconds
+    )
+    for_windows = _needed(
+        zip(windows, spans, strict=True), plan, ready_at, now, worth_seconds=_LAST_MINUTE_SECONDS
+    )
+    needed = max(1, for_target, for_windows)
+    why = f"{sum(spans):.0f} seconds of one worker are open"
+    if needed > most:
+        why += f", for which {needed} would be right; no more than {most} are of use or allowed"
+    return Demand(min(needed, most), why)
+
+
+def estimate_seconds(work: OpenWork, rate: WorkerRate) -> float | None:
+    """Return the seconds that one worker needs for the open work; None without a known rate."""
+    if work.tokens_per_row and rate.tokens_per_second:
+        return work.num_rows * work.tokens_per_row / rate.tokens_per_second
+    return work.num_rows / rate.rows_per_second if rate.rows_per_second else None
+
+
+def _needed(
+    due: Iterable[tuple[float, float]],
+    plan: FleetPlan,
+    ready_at: Sequence[float],
+    now: float,
+    *,
+    worth_seconds: float,
+) -> int:
+    """Return the number of workers that finish each (end, seconds) of work in time.
+
+    Work that ends earlier is done first. A new worker counts from the end of its start, and for
+    `worth_seconds` even where that is too late: more workers would mostly be paid for starting.
+    """
+    most, open_seconds, ready_in_turn = 0, 0.0, sorted(ready_at)
+    for end, seconds in sorted(due):
+        open_seconds += seconds
+        left, count = open_seconds, 0
+        for ready in ready_in_turn:
+            if left <= 0:
+                break
+            left -= max(0.0, end - max(now, ready))
+            count += 1
+        if left > 0:
+            count += math.ceil(left / max(end - now - plan.start_seconds, worth_seconds))
+        most = max(most, count)
+    return most

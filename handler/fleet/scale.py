@@ -1,0 +1,201 @@
+"""Scales fleets to the demand of open work, from zero, exactly once per missing worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.fleet import (
+    START_REFUSED,
+    EndKind,
+    FleetPlan,
+    FleetState,
+    Launch,
+    OpenWork,
+    Worker,
+    WorkerEnd,
+    WorkerStatus,
+)
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from ..errors import AwsError
+from ..observability import Metric, emit, logger
+from .backoff import back_off, record_failed_start, reset_backoff
+from .circuit_breaker import STOPPED, forget_other_releases, open_on_refusal
+from .demand import estimate_demand
+from .launcher import Launcher, NoCapacity, NotStarted, StartRefused
+from .launchers import launcher_for
+from .reconcile import is_breaker_open, is_recent, is_start_blocked, reconcile, unlisted
+from .stop import stop_hung_workers
+
+
+def scale_all(
+    deployment: Deployment,
+    plans: Mapping[str, FleetPlan],
+    open_by_model: Mapping[str, Sequence[OpenWork]],
+    now: int,
+) -> Operation[None]:
+    """Scale the fleets of all models; a failure with one is only logged.
+
+    `open_by_model` is all open work, so workers of old releases are replaced. A hung worker is
+    stopped even when nothing is open: it would never end by itself.
+    """
+    for model, plan in sorted(plans.items()):
+        try:
+            yield from stop_hung_workers(deployment, plan)
+            if work := open_by_model.get(model):
+                yield from scale(deployment, plan, work, now, sees_all=True)
+        except Exception:  # noqa: BLE001 - one model's failure must not stop the others
+            logger.exception("fleet not tended", model=model)
+
+
+def scale_for_batch(deployment: Deployment, work: OpenWork, now: int) -> Operation[None]:
+    """Scale for one batch alone; a failure is only logged."""
+    try:
+        plans = yield from deployment.fleet_plans.read()
+        if work.model in plans:
+            yield from scale(deployment, plans[work.model], [work], now)
+    except Exception:  # noqa: BLE001 - the reaper retries within a minute
+        logger.exception("no worker started", model=work.model)
+
+
+def scale(
+    deployment: Deployment,
+    plan: FleetPlan,
+    work: Iterable[OpenWork],
+    now: int,
+    *,
+    sees_all: bool = False,
+) -> Operation[None]:
+    """Start the missing workers; a caller that `sees_all` open work also replaces old ones.
+
+    Surplus workers are not stopped: idle workers exit by themselves (scale to zero). A caller that
+    sees all also emits the metrics. Raises AwsError when the workers cannot be listed; a refused
+    start is recorded, and retried later.
+    """
+    fleets = deployment.fleets
+    state = yield from fleets.get_state(plan.model)
+    if is_breaker_open(state, plan.release, now):
+        if sees_all:
+            _emit_breaker_open(state, plan)
+        return
+    # During a backoff the caller that sees all checks for a running worker, which ends it.
+    if now < state.not_before and not sees_all:
+        return
+    launcher = launcher_for(deployment, plan.launcher)
+    workers = yield from launcher.list_workers(plan)
+    rate = yield from fleets.get_rate(plan.model)
+    ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
+    aim = estimate_demand(work, rate, plan, ready_at=ready_at, now=now)
+    if sees_all:
+        num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
+        emit({Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}, model=plan.model)
+    reserved: list[int] = []
+    stops: tuple[Worker, ...] = ()
+
+    def reserve(state: FleetState) -> FleetState:
+        nonlocal stops
+        state = forget_other_releases(reset_backoff(state, workers), plan.release)
+        # Listed ones are kept too: another caller's list may be older than ours.
+        recent = [each for each in state.launches if is_recent(each, now)]
+        launches = unlisted(recent, workers, now)
+        moves = reconcile(workers, launches, aim.count, plan, now=now, replaces=sees_all)
+        if is_start_blocked(state, plan.release, now):
+            moves = moves._replace(num_starts=0, stops=())
+        # A number is never reused, not even in another table of the same deployment.
+        first = max(state.last_number + 1, now)
+        reserved[:] = range(first, first + moves.num_starts)
+        stops = moves.stops
+        recent += [Launch(_placeholder_id(number), plan.release, now) for number in reserved]
+        last = max(state.last_number, *reserved) if reserved else state.last_number
+        return replace(state, last_number=last, launches=tuple(recent))
+
+    yield from fleets.change(plan.model, reserve)
+    if reserved:
+        logger.info("workers wanted", model=plan.model, count=aim.count, why=aim.why)
+        yield from _start(deployment, launcher, plan, reserved, now)
+    for worker in stops:
+        logger.info("worker of an old release stopped", model=plan.model, worker=worker.id)
+        yield from launcher.stop(plan, worker)
+
+
+def _emit_breaker_open(state: FleetState, plan: FleetPlan) -> None:
+    """Emit the metric of an open breaker, unless a person has stopped the workers."""
+    breaker = state.breaker
+    if breaker is not None and breaker.release == plan.release and breaker.code != STOPPED:
+        emit({Metric.FLEET_BRAKED: 1}, model=plan.model)
+
+
+def _start(
+    deployment: Deployment,
+    launcher: Launcher,
+    plan: FleetPlan,
+    numbers: Sequence[int],
+    now: int,
+) -> Operation[None]:
+    """Start workers under reserved numbers, and record the outcome of each."""
+    names: dict[str, str] = {}
+    refusal: HandlerError | None = None
+    lost = set(map(_placeholder_id, numbers))
+    for number in numbers:
+        try:
+            names[_placeholder_id(number)] = yield from launcher.start(plan, number)
+        except NotStarted as exc:
+            refusal = exc
+            break
+        except AwsError as exc:
+            refusal = exc
+            # It may have started: it counts until a list would show it.
+            lost.discard(_placeholder_id(number))
+            break
+    lost -= names.keys()
+    yield from deployment.fleets.change(
+        plan.model, partial(_settled, names=names, lost=lost, refusal=refusal, plan=plan, now=now)
+    )
+    for name in names.values():
+        logger.info("worker started", model=plan.model, worker=name, release=plan.release)
+    if refusal is not None:
+        logger.warning("worker not started", model=plan.model, reason=str(refusal))
+
+
+def _settled(
+    state: FleetState,
+    *,
+    names: Mapping[str, str],
+    lost: set[str],
+    refusal: HandlerError | None,
+    plan: FleetPlan,
+    now: int,
+) -> FleetState:
+    """Return the state once it is known which workers were started."""
+    launches = tuple(
+        replace(each, worker=names.get(each.worker, each.worker))
+        for each in state.launches
+        if each.worker not in lost
+    )
+    state = replace(state, launches=launches)
+    if refusal is None:
+        is_over = state.breaker is not None and state.breaker.code == START_REFUSED
+        return replace(state, breaker=None) if is_over else state
+    if isinstance(refusal, StartRefused):
+        return open_on_refusal(state, plan, str(refusal), now)
+    is_shortage = isinstance(refusal, NoCapacity)
+    kind = EndKind.NO_CAPACITY if is_shortage else EndKind.NOT_STARTED
+    end = WorkerEnd(plan.model, f"refused at {now}", plan.release, now, kind, str(refusal))
+    return back_off(state, end) if is_shortage else record_failed_start(state, end)
+
+
+def _ready_at(
+    workers: Iterable[Worker], launches: Iterable[Launch], plan: FleetPlan
+) -> list[float]:
+    started = [each.started_at or 0 for each in workers if each.status is not WorkerStatus.STOPPING]
+    started += [each.at for each in launches]
+    return [at + plan.start_seconds for at in started]
+
+
+def _placeholder_id(number: int) -> str:
+    """Return the placeholder for the id of a worker that its launcher has not named yet."""
+    return f"number {number}"

@@ -1,0 +1,20 @@
+"""Waiting reason: explains to the user that no worker runs the lines of a batch."""
+
+from __future__ import annotations
+
+from tidemill.batch.fleet import WaitingReason
+from tidemill.batch.model import Batch
+from tidemill.batch.states import Status
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from .circuit_breaker import describe_waiting
+
+
+def get_waiting_reason(
+    deployment: Deployment, batch: Batch, now: float
+) -> Operation[WaitingReason | None]:
+    """Return the reason that no worker starts for a running batch; None when all is well."""
+    if batch.status is not Status.IN_PROGRESS or not batch.model or not deployment.settings.fleets:
+        return None
+    return describe_waiting((yield from deployment.fleets.get_state(batch.model)), now)

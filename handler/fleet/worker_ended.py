@@ -1,0 +1,58 @@
+"""Worker ended: counts the end of a worker towards the circuit breaker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tidemill.batch.fleet import EndKind, WorkerRate
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from ..observability import logger
+from .circuit_breaker import count_end, may_have_rows
+from .draining import drain_machine
+from .last_error import read_last_error
+from .stop import list_workers
+from .worker_events import parse_worker_end
+
+
+def handle_worker_event(
+    deployment: Deployment, event: Mapping[str, Any], now: int
+) -> Operation[None]:
+    """Count the worker end in an event; an event without one is logged and dropped.
+
+    Workers on a draining machine are stopped.
+    """
+    plans = yield from deployment.fleet_plans.read()
+    if (yield from drain_machine(event, plans)):
+        return
+    ended = parse_worker_end(event, plans, now)
+    if ended is None:
+        logger.info("event dropped", reason="it tells of no end of a worker of ours")
+        return
+    end = ended.end
+    if end.kind is EndKind.CRASHED and end.last_words is None and ended.log is not None:
+        end = replace(end, last_words=(yield from read_last_error(ended.log)))
+    log = logger.error if end.kind is EndKind.CRASHED else logger.info
+    log(
+        "worker ended",
+        model=end.model,
+        worker=end.worker,
+        release=end.release,
+        kind=str(end.kind),
+        reason=end.reason,
+        last_words=end.last_words,
+    )
+    plan = plans[end.model]
+    rate = yield from deployment.fleets.get_rate(end.model)
+    if end.kind is EndKind.CRASHED:
+        workers = yield from list_workers(deployment, plan)
+        if not may_have_rows(workers, plan.release):
+            rate = WorkerRate()  # the rows came from the release that this one replaces
+    count = partial(count_end, end=end, plan=plan, rate=rate, now=now)
+    state = yield from deployment.fleets.change(end.model, count)
+    if state.breaker is not None and state.breaker.at == now:
+        logger.error("no more workers are started", model=end.model, reason=state.breaker.reason)

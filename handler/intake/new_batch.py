@@ -1,0 +1,228 @@
+"""New batches: of an upload to the bucket, or of a request to the API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from tidemill.batch.batch_request import (
+    S3,
+    BatchParams,
+    invalid_input_file,
+    parse_options,
+    window_seconds,
+)
+from tidemill.batch.errors import InvalidOption
+from tidemill.batch.model import Batch, BatchError, Options, Source
+from tidemill.batch.object_keys import (
+    DROP_TENANT,
+    INPUT_PREFIX,
+    MAX_KEY_BYTES,
+    batch_id_of_request,
+    invalid_key_reason,
+    is_folder,
+    outputs_of_drop,
+    outputs_of_request,
+)
+from tidemill.batch.states import Status
+
+from ..aws.calls import Operation
+from ..aws.queues import advance_message
+from ..aws.stores.drops import Arrival
+from ..deployment import Deployment
+from ..lifecycle.announce import announce
+from ..lifecycle.batch_lock import LOCK_SECONDS
+from ..lifecycle.cancel import NotCancellable, cancel
+from ..observability import logger
+from .control_messages import Drop
+
+# The control Lambda reads a drop up to this size itself: a message for another run takes longer.
+SHORT_BYTES = 2**20
+
+
+def create_batch_of_drop(
+    deployment: Deployment, drop: Drop, now: int, owner: str | None = None
+) -> Operation[Batch | None]:
+    """Return the batch that an upload makes, or has made when its event comes again.
+
+    None for an upload that makes none: it is of another bucket or prefix, or a folder; it has been
+    deleted, or a newer one of its name is known. The batch it replaces is cancelled. The new one is
+    not announced: it may leave `validating` in this run. The batch of a short file is created with
+    a lock of `owner`, under which this run can go on. If the run dies the lock expires, as any.
+    """
+    outputs = outputs_of_drop(drop.key)
+    if drop.bucket != deployment.bucket.name or outputs is None:
+        logger.warning("upload left alone", bucket=drop.bucket, key=drop.key)
+        return None
+    found = yield from deployment.bucket.head(drop.key, drop.version_id)
+    if found is None:
+        known = yield from deployment.table.get_batch(drop.batch_id)
+        if known is None:
+            logger.warning("upload gone", batch_id=drop.batch_id, key=drop.key)
+        return known
+    if is_folder(drop.key, found["ContentLength"]):
+        logger.info("folder left alone", key=drop.key)
+        return None
+    batch_id = drop.batch_id
+    default_window = deployment.settings.default_window
+    options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
+    webhook: dict[str, Any] = {}
+    try:
+        webhook = yield from _webhook_of(deployment, DROP_TENANT, options, "webhook-url", now)
+    except InvalidOption as exc:
+        errors = (*errors, _error_of(exc))
+    if (reason := invalid_key_reason(drop.key)) is not None:
+        errors = (*errors, BatchError(InvalidOption.code, reason, "key"))
+    expires_at = now + window_seconds(options.completion_window)
+    batch = Batch(
+        id=batch_id,
+        tenant=DROP_TENANT,
+        source=_source(deployment, drop.key, found, drop.version_id),
+        input_file_id=f"{S3}{drop.bucket}/{drop.key}",
+        options=options,
+        outputs=outputs,
+        created_at=now,
+        expires_at=expires_at,
+        expires=deployment.settings.forget_at(expires_at),
+        errors=errors,
+        num_errors=len(errors),
+        **webhook,
+    )
+    if owner is not None and batch.source.num_bytes <= SHORT_BYTES:
+        batch = replace(batch, turn=owner, turn_until=now + LOCK_SECONDS)
+    arrival = Arrival(drop.sequencer, int(found["LastModified"].timestamp()))
+    made = yield from deployment.table.create_drop(batch, arrival)
+    if made is None:
+        # Overtaken: perhaps after a run that made it and died before it could cancel the older one.
+        made = yield from deployment.table.get_batch(batch_id)
+    if made is None:
+        logger.info("upload overtaken by a newer one", batch_id=batch_id, key=drop.key)
+        return None
+    logger.info("upload", batch_id=batch_id, key=drop.key, num_bytes=batch.source.num_bytes)
+    yield from _cancel_replaced(deployment, made, now)
+    return made
+
+
+def create_batch(
+    deployment: Deployment, tenant: str, asked: BatchParams, now: int
+) -> Operation[Batch]:
+    """Return the batch that an API request makes, or has made when it is repeated.
+
+    Raises InvalidOption for a file that is not there, or where a webhook could not be signed; what
+    is wrong with the file is seen later and stands in the batch. Raises LimitReached.
+    """
+    options = asked.options
+    batch_id = batch_id_of_request(tenant, asked.idempotency_key or uuid4().hex)
+    made = (yield from deployment.table.get_batch(batch_id)) if asked.idempotency_key else None
+    if made is None:
+        yield from deployment.limits.admit_batch(tenant, now)
+        expires_at = now + window_seconds(options.completion_window)
+        batch = Batch(
+            id=batch_id,
+            tenant=tenant,
+            source=(yield from _find_input(deployment, tenant, asked.input_file_id)),
+            input_file_id=asked.input_file_id,
+            options=options,
+            outputs=outputs_of_request(tenant, batch_id),
+            created_at=now,
+            expires_at=expires_at,
+            expires=deployment.settings.forget_at(expires_at),
+            endpoint=asked.endpoint,
+            **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
+        )
+        made = yield from deployment.table.create_batch(batch)
+    asked.check_same(made)
+    # Not left to the run that reads it: a cancel may come before that one.
+    yield from announce(deployment, made)
+    if made.status is Status.VALIDATING:
+        yield from deployment.control.send(advance_message(made.id), group=tenant)
+    return made
+
+
+def _options_of_drop(
+    user_metadata: Mapping[str, str], default_window: str
+) -> tuple[Options, tuple[BatchError, ...]]:
+    """Return the options, or the defaults and the error with which the batch will fail."""
+    try:
+        return parse_options(user_metadata, default_window), ()
+    except InvalidOption as exc:
+        return Options(default_window), (_error_of(exc),)
+
+
+def _error_of(exc: InvalidOption) -> BatchError:
+    return BatchError(exc.code, exc.message, exc.param)
+
+
+def _webhook_of(
+    deployment: Deployment, tenant_name: str, options: Options, param: str, now: int
+) -> Operation[dict[str, Any]]:
+    """Return the fields of a batch that has a webhook to tell, none for one that has not.
+
+    Raises InvalidOption where nothing could be signed.
+    """
+    tenant = yield from deployment.known_tenants.refresh(tenant_name, now)
+    url = options.webhook_url or tenant.webhook_url
+    if url is None:
+        return {}
+    if tenant.webhook_secret is None:
+        raise InvalidOption(
+            f"`{param}` needs a secret to sign with, and the tenant {tenant_name} has none: "
+            f"`tidemill tenants set {tenant_name} --new-webhook-secret` makes one.",
+            param=param,
+        )
+    return {"webhook_host": urlsplit(url).hostname, "webhook_delivery": "pending"}
+
+
+def _cancel_replaced(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:
+    """Cancel the batch that this one replaces, and those before it if it never came to run."""
+    older_id = batch.predecessor
+    while older_id is not None:
+        try:
+            older = yield from cancel(deployment, older_id, now)
+        except NotCancellable:
+            older = yield from deployment.table.get_batch(older_id)
+        else:
+            logger.info("older batch of the key cancelled", batch_id=older_id, newer=batch.id)
+        is_over = older is not None and older.is_terminal and older.final is None
+        older_id = older.predecessor if older is not None and is_over else None
+
+
+def _source(
+    deployment: Deployment, key: str, found: Mapping[str, Any], version_id: str | None = None
+) -> Source:
+    """Pin the version of the object in S3's metadata."""
+    version_id = version_id or found.get("VersionId")
+    return Source(
+        bucket=deployment.bucket.name,
+        key=key,
+        etag=found["ETag"],
+        num_bytes=found["ContentLength"],
+        version_id=None if version_id == "null" else version_id,
+    )
+
+
+def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Operation[Source]:
+    """Return the object that an API request names, pinned; raises InvalidOption."""
+    version_id = None
+    if input_file_id.startswith(S3):
+        # What is dropped belongs to one tenant; to others it is not there.
+        if tenant != DROP_TENANT:
+            raise invalid_input_file("names no file that is there")
+        bucket, _, key = input_file_id.removeprefix(S3).partition("/")
+        if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
+            place = f"{S3}{deployment.bucket.name}/{INPUT_PREFIX}"
+            raise invalid_input_file(f"may name objects under {place} only")
+    else:
+        file = yield from deployment.files.get_file(input_file_id)
+        if file is None or file.tenant != tenant:
+            raise invalid_input_file("names no file that is there")
+        key, version_id = file.key, file.version_id
+    # S3 has an error of its own for a name that none of its objects can have.
+    is_key = len(key.encode()) <= MAX_KEY_BYTES and "\0" not in key
+    found = (yield from deployment.bucket.head(key, version_id)) if is_key else None
+    if found is None:
+        raise invalid_input_file("names no object that is there")
+    return _source(deployment, key, found, version_id)

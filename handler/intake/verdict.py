@@ -1,0 +1,143 @@
+"""Verdict on a file: its scanner, its refusal, and the start of its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.duplicate_ids import Duplicates
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.intake_progress import IntakeProgress
+from tidemill.batch.model import Batch
+from tidemill.batch.object_keys import is_drop
+from tidemill.batch.states import Status
+from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
+
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import NotThere, ObjectChanged
+from ..lifecycle.announce import announce
+from ..lifecycle.batch_lock import BatchLock, LockLost
+from ..lifecycle.finish import end_batch
+from ..observability import logger
+from .scan import Scanner
+from .scan_summary import ScanSummary
+
+
+class FileRefused(HandlerError):
+    """Error of the whole file, which cannot be run whatever its other lines are."""
+
+    code = "file_refused"
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict.errors[0].message)
+        self.verdict = verdict
+
+
+@contextmanager
+def refusing_bad_input() -> Iterator[None]:
+    """Take an input that is gone, changed or of no form that can be read for a refused file."""
+    try:
+        yield
+    except NotThere as exc:
+        message = "The input was deleted before it was read."
+        raise FileRefused(refuse("input_gone", message)) from exc
+    except ObjectChanged as exc:
+        message = "The input was changed while it was read."
+        raise FileRefused(refuse(ObjectChanged.code, message)) from exc
+    except FormatError as exc:
+        raise FileRefused(refuse(NOT_JSON, exc.message)) from exc
+
+
+def make_scanner(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    reading: IntakeProgress,
+    *,
+    look: Callable[[], None],
+    chunk_bytes: int,
+) -> Scanner:
+    """Return what looks at the ranges of a batch's file."""
+    # What the urls of all lines must mean, if anything: an upload does not say.
+    is_strict = deployment.settings.strict_endpoint and not is_drop(batch.outputs)
+    return Scanner(
+        aws,
+        batch.source,
+        reading.limits,
+        reading.max_lines,
+        deployment.models,
+        batch.endpoint if is_strict else None,
+        look,
+        chunk_bytes,
+    )
+
+
+def verdict_of(
+    batch: Batch, reading: IntakeProgress, findings: Findings, duplicates: Duplicates
+) -> Verdict:
+    """Return the verdict on the whole file."""
+    return judge(
+        findings,
+        duplicates,
+        mistake=reading.form.suspicion,
+        on_invalid_line=batch.options.on_invalid_line,
+        unit=reading.form.unit,
+    )
+
+
+def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Findings) -> None:
+    """Count the lines of a good file against its tenant's limit; FileRefused where they pass it."""
+    excess = aws.run(deployment.limits.queue_lines(batch, findings.num_rows))
+    if excess is not None:
+        raise FileRefused(Verdict(1, (excess,)))
+
+
+def fail_batch(
+    aws: Aws, deployment: Deployment, batch: Batch, verdict: Verdict, now: float
+) -> Batch | None:
+    """End a batch whose file is refused."""
+    logger.info("file refused", batch_id=batch.id, num_errors=verdict.num_errors)
+    return end_batch(
+        aws,
+        deployment,
+        batch.id,
+        Status.FAILED,
+        int(now),
+        errors=verdict.errors,
+        num_errors=verdict.num_errors,
+    )
+
+
+def start_batch(lock: BatchLock, survey: ScanSummary) -> None:
+    """Let the shards be run and release the lock, in one write.
+
+    Raises LockLost if the batch has been cancelled or has expired, or another run has its lock.
+    """
+    aws, deployment, batch = lock.aws, lock.deployment, lock.batch
+    findings, num_shards = survey.findings, survey.num_shards
+    moved = aws.run(
+        deployment.table.move_batch(
+            batch.id,
+            Status.IN_PROGRESS,
+            int(lock.now()),
+            lock_owner=lock.owner,
+            model=findings.model,
+            endpoint=findings.endpoint if is_drop(batch.outputs) else batch.endpoint,
+            num_rows=findings.num_rows,
+            num_shards=num_shards,
+            shards_left=num_shards,
+        )
+    )
+    if not moved.is_there or moved.batch is None:
+        raise LockLost(f"{batch.id} is no longer validating, or another run has it")
+    lock.batch = moved.batch
+    logger.info(
+        "file taken in",
+        batch_id=batch.id,
+        model=findings.model,
+        num_rows=findings.num_rows,
+        num_shards=num_shards,
+    )
+    aws.run(announce(deployment, moved.batch))

@@ -1,0 +1,1 @@
+"""Lifecycle of a batch: its lock, announcements, cancellation and end."""

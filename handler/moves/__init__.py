@@ -1,1 +1,0 @@
-"""One step of a batch, by whoever takes it: its turn, a word to the world, cancelling, the end."""

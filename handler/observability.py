@@ -1,0 +1,115 @@
+"""Figures for CloudWatch, as lines of JSON that it makes metrics of: its embedded metric format.
+
+Powertools has an emitter, and importing it costs nothing where its logger is imported. But it keeps
+figures until an invocation ends and prints them unflushed and in two writes; a worker has no such
+end and is killed now and then, and the reaper has eight threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from aws_lambda_powertools import Logger
+from pydantic_core import to_json
+
+from tidemill.batch.model import Progress
+
+NAMESPACE: Final = "Tidemill"
+
+
+class Metric(StrEnum):
+    """The metrics there are; docs/metrics.md says what each means."""
+
+    PROMPT_TOKENS = "PromptTokens"
+    CACHED_TOKENS = "CachedTokens"
+    COMPLETION_TOKENS = "CompletionTokens"
+    AUDIO_SECONDS = "AudioSeconds"
+    TOKENS_PER_SECOND = "TokensPerSecond"
+    ROWS_COMPLETED = "RowsCompleted"
+    ROWS_FAILED = "RowsFailed"
+    QUEUE_WAIT_SECONDS = "QueueWaitSeconds"
+    KV_CACHE_USE = "KvCacheUse"
+    LEASES_LOST = "LeasesLost"
+    ENGINE_DEATHS = "EngineDeaths"
+    GPU_SECONDS = "GpuSeconds"
+    BATCHES_COMPLETED = "BatchesCompleted"
+    BATCHES_FAILED = "BatchesFailed"
+    COLD_START_IMAGE_SECONDS = "ColdStartImageSeconds"
+    COLD_START_WEIGHTS_SECONDS = "ColdStartWeightsSeconds"
+    COLD_START_READY_SECONDS = "ColdStartReadySeconds"
+    COLD_START_ROW_SECONDS = "ColdStartRowSeconds"
+    SHARDS_GIVEN_UP = "ShardsGivenUp"
+    MESSAGES_FAILED = "MessagesFailed"
+    WORKERS = "Workers"
+    WORKERS_WANTED = "WorkersWanted"
+    FLEET_BRAKED = "FleetBraked"
+
+
+Figures = Mapping[Metric, float]
+
+# Of those that are no counts.
+_UNITS: Final[Mapping[Metric, str]] = {
+    Metric.TOKENS_PER_SECOND: "Count/Second",
+    Metric.QUEUE_WAIT_SECONDS: "Seconds",
+    Metric.KV_CACHE_USE: "Percent",
+    Metric.GPU_SECONDS: "Seconds",
+    Metric.AUDIO_SECONDS: "Seconds",
+    Metric.COLD_START_IMAGE_SECONDS: "Seconds",
+    Metric.COLD_START_WEIGHTS_SECONDS: "Seconds",
+    Metric.COLD_START_READY_SECONDS: "Seconds",
+    Metric.COLD_START_ROW_SECONDS: "Seconds",
+}
+
+
+def emit(figures: Figures, *, model: str | None, **labels: str | int) -> None:
+    """Tell figures of this process, and of a model where one is known.
+
+    `labels` stand in the line, where queries find them, and are no dimensions: a metric for each
+    batch would cost more than the batch. The line is an event of the log like any other, but for
+    the logger's level. A standard output that is gone is no error.
+    """
+    # A Lambda is named by its environment; the only other process of the cloud is a worker.
+    dimensions = {"service": os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")}
+    if model is not None:
+        dimensions["model"] = model
+    metrics = [{"Name": metric, "Unit": _UNITS.get(metric, "Count")} for metric in figures]
+    directive = {"Namespace": NAMESPACE, "Dimensions": [list(dimensions)], "Metrics": metrics}
+    now = datetime.now(UTC)
+    event = {
+        "level": "INFO",
+        "message": "figures",
+        "timestamp": f"{now:%Y-%m-%d %H:%M:%S},{now.microsecond // 1000:03}+0000",
+    }
+    about = {"Timestamp": int(now.timestamp() * 1000), "CloudWatchMetrics": [directive]}
+    line = to_json({**event, **dimensions, **figures, **labels, "_aws": about}).decode()
+    with suppress(OSError):
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+def figures_of(done: Progress) -> dict[Metric, float]:
+    """Return what durable rows count as: `done` is what the table has learned, and from one alone.
+
+    A shard's progress in the table is set under its fence, and whoever has set it tells the
+    difference to what it was: rows that are run again, and calls that are repeated, add nothing.
+    Seconds of audio are told where there are some: each metric is paid for, and few models listen.
+    """
+    audio = {Metric.AUDIO_SECONDS: round(done.audio_seconds, 3)} if done.audio_seconds else {}
+    return {
+        Metric.PROMPT_TOKENS: done.prompt_tokens,
+        Metric.CACHED_TOKENS: done.cached_tokens,
+        Metric.COMPLETION_TOKENS: done.completion_tokens,
+        Metric.ROWS_COMPLETED: done.completed,
+        Metric.ROWS_FAILED: done.failed,
+        Metric.GPU_SECONDS: round(done.gpu_seconds, 3),
+        **audio,
+    }
+
+
+logger = Logger(service="tidemill")

@@ -1,0 +1,45 @@
+"""A batch as clients see it now: what the table says of it, its shards' progress, and its cost."""
+
+from __future__ import annotations
+
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS, BatchObject, batch_object
+from tidemill.batch.model import Batch, Progress
+from tidemill.batch.states import Status
+
+from ..aws.calls import Operation
+from ..deployment import Deployment
+from ..fleet.waiting_reason import get_waiting_reason
+
+
+def describe_batch(
+    deployment: Deployment, batch: Batch, now: float, *, max_errors: int = MAX_LISTED_ERRORS
+) -> Operation[BatchObject]:
+    """Return the Batch object of a batch that was just read."""
+    progress, has_worker = yield from _current_progress(deployment, batch, now)
+    return batch_object(
+        batch,
+        progress,
+        now=now,
+        has_worker=has_worker,
+        price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
+        waiting=(yield from get_waiting_reason(deployment, batch, now)),
+        max_errors=max_errors,
+    )
+
+
+def progress_of(deployment: Deployment, batch: Batch, now: float) -> Operation[Progress]:
+    """Return how far a batch is; one that is still being read has no shards."""
+    progress, _ = yield from _current_progress(deployment, batch, now)
+    return progress
+
+
+def _current_progress(
+    deployment: Deployment, batch: Batch, now: float
+) -> Operation[tuple[Progress, bool]]:
+    """Return how far a batch is, and whether a worker has any of it now."""
+    if batch.final is not None:
+        return batch.final, False
+    if batch.status is Status.VALIDATING or batch.in_progress_at is None:
+        return Progress(), False
+    standing = yield from deployment.table.get_shard_progress(batch)
+    return standing.progress(now), bool(standing.leased(now))

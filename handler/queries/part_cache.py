@@ -1,0 +1,84 @@
+"""Part cache: row places of parts and segments, which never change, kept by one process."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from threading import Lock
+from typing import NamedTuple, Self
+
+from tidemill.batch.parts import RowPlace
+
+
+class Place(NamedTuple):
+    """Bytes `start` to `end` (exclusive) of an object are the row of a line."""
+
+    line: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """The rows of one object in the order of lines: one after another from byte `start` on."""
+
+    start: int
+    lines: array[int]
+    ends: array[int]
+
+    @classmethod
+    def from_part(cls, places: Sequence[RowPlace]) -> Self:
+        """Return what is to be remembered of a part."""
+        lines = array("q", (place.line for place in places))
+        ends = array("q", (place.end for place in places))
+        return cls(places[0].start if places else 0, lines, ends)
+
+    @classmethod
+    def from_segment(cls, rows: Sequence[tuple[int, int]]) -> Self:
+        """Return the same of a segment, by line and bytes of each row."""
+        lines = array("q", (line for line, _ in rows))
+        return cls(0, lines, array("q", accumulate(num_bytes for _, num_bytes in rows)))
+
+    def __iter__(self) -> Iterator[Place]:
+        start = self.start
+        for line, end in zip(self.lines, self.ends, strict=True):
+            yield Place(line, start, end)
+            start = end
+
+
+class PartCache:
+    """LRU cache of objects by key, bounded by their number of rows; thread-safe."""
+
+    def __init__(self, max_rows: int = 1_000_000) -> None:
+        self._max_rows = max_rows
+        self._num_rows = 0
+        self._parts: OrderedDict[str, PartRows] = OrderedDict()
+        self._lock = Lock()
+
+    def part(self, key: str) -> PartRows | None:
+        """Return what is known of a part."""
+        with self._lock:
+            if key in self._parts:
+                self._parts.move_to_end(key)
+            return self._parts.get(key)
+
+    def put_part(self, key: str, rows: PartRows) -> None:
+        """Remember a part."""
+        with self._lock:
+            self._forget(key)
+            self._parts[key] = rows
+            self._num_rows += _weight(rows)
+            while self._num_rows > self._max_rows and len(self._parts) > 1:
+                self._forget(next(iter(self._parts)))
+
+    def _forget(self, key: str) -> None:
+        rows = self._parts.pop(key, None)
+        self._num_rows -= _weight(rows) if rows is not None else 0
+
+
+def _weight(rows: PartRows) -> int:
+    """A part costs about as much as some rows, however few it has."""
+    return len(rows.lines) + 32

@@ -1,0 +1,216 @@
+"""One answer of finished rows: which lines it holds, within its limits, and how far it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Final, NamedTuple
+
+from tidemill.batch.model import Batch, Shard, ShardStatus
+
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import NotThere
+from .part_cache import PartCache, Place
+from .row_finder import NotIndexed, RowFinder, WorkGone
+
+MAX_BYTES: Final = 4_000_000
+# Rows of neighbouring lines may lie in many parts: each range is a request of its own.
+MAX_RANGES: Final = 256
+_MAX_GAP_BYTES = 2**15
+_NUM_LISTED_AT_ONCE = 8
+_NUM_READ_AT_ONCE = 64
+
+
+class Results(NamedTuple):
+    """Rows with their line numbers; None stands for a row larger than a response may be.
+
+    All lines up to `complete_through` have their row here, or will never have one.
+    """
+
+    rows: list[tuple[int, bytes | None]]
+    complete_through: int
+    has_more: bool
+
+
+@dataclass(slots=True)
+class _Selection:
+    """The rows that the answer will hold, as far as there is room."""
+
+    limit: int
+    places: list[tuple[str, Place]] = field(default_factory=list)
+    _num_bytes: int = 0
+    _num_ranges: int = 0
+    _ends: dict[str, int] = field(default_factory=dict)
+
+    def add_all(self, wanted: Sequence[tuple[str, Place]]) -> list[int]:
+        """Take rows until the answer is full; return the lines of those that were taken."""
+        return [place.line for key, place in takewhile(lambda row: self._add(*row), wanted)]
+
+    def _add(self, key: str, place: Place) -> bool:
+        """Take one more row; False when there is no room for it."""
+        size = place.end - place.start
+        size = 0 if size > MAX_BYTES else size
+        end = self._ends.get(key)
+        is_near = end is not None and place.start - end <= _MAX_GAP_BYTES
+        num_ranges = self._num_ranges + (not is_near)
+        is_full = (
+            len(self.places) >= self.limit
+            or self._num_bytes + size > MAX_BYTES
+            or num_ranges > MAX_RANGES
+        )
+        if is_full:
+            return False
+        self.places.append((key, place))
+        self._num_bytes += size
+        if size:
+            self._num_ranges = num_ranges
+            self._ends[key] = place.end
+        return True
+
+
+@dataclass(slots=True)
+class _CompletePrefix:
+    """How far all lines have their rows given: grows shard by shard, until one line has none."""
+
+    through: int
+    _is_broken: bool = False
+
+    def extend(
+        self, first_line: int, last_line: int, given: Sequence[int], *, is_whole: bool, is_cut: bool
+    ) -> None:
+        """Take the lines of the next shard that are given.
+
+        `is_whole` says that the others have no row to come, `is_cut` that there was no room for
+        the last of them.
+        """
+        if self._is_broken:
+            return
+        self.through = max(self.through, first_line - 1)
+        if is_whole:
+            self.through = max([self.through, *given[-1:]]) if is_cut else last_line
+        else:
+            for line in given:
+                if line != self.through + 1:
+                    break
+                self.through = line
+        self._is_broken = is_cut or not is_whole
+
+
+def read_results(
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    cache: PartCache,
+    *,
+    after_line: int,
+    limit: int,
+) -> Results:
+    """Return the finished rows behind a line, in the order of lines, at most `limit` of them.
+
+    Raises WorkGone when they are no longer kept, and NotIndexed when another call will find them.
+    """
+    finder, picks = RowFinder(aws, deployment, batch, cache), _Selection(limit)
+    reach = _CompletePrefix(after_line)
+    has_more = False
+    for shard, last_line in _listed(finder, _shards_behind(aws, deployment, batch, after_line)):
+        try:
+            found = finder.find(shard) if _may_have_rows(shard) else {}
+        except NotIndexed:
+            if not picks.places:
+                raise
+            has_more = True
+            break
+        wanted = sorted(line for line in found if line > after_line)
+        given = picks.add_all([found[line] for line in wanted])
+        has_more = len(given) < len(wanted)
+        reach.extend(
+            shard.first_line,
+            last_line or max([shard.first_line + shard.num_rows - 1, *wanted]),
+            given,
+            is_whole=batch.is_terminal or len(found) >= shard.num_rows,
+            is_cut=has_more,
+        )
+        if has_more:
+            break
+    return Results(_read(aws, deployment, picks.places), reach.through, has_more)
+
+
+def _shards_behind(
+    aws: Aws, deployment: Deployment, batch: Batch, after_line: int
+) -> Iterator[tuple[Shard, int | None]]:
+    """Yield the shards that end behind a line, and the last line of each.
+
+    Lines between shards are blank and count to the one before; where the last ends nobody knows.
+    """
+    table, before = deployment.table, None
+    first = _find_first(aws, deployment, batch, after_line) if batch.num_shards else None
+    while first is not None:
+        shards, first = aws.run(table.list_shards_page(batch.id, first, _NUM_READ_AT_ONCE))
+        for shard in shards:
+            if before is not None and shard.first_line - 1 > after_line:
+                yield before, shard.first_line - 1
+            before = shard
+    if before is not None:
+        yield before, None
+
+
+def _find_first(aws: Aws, deployment: Deployment, batch: Batch, after_line: int) -> int:
+    """Return the number of a shard that begins before the line behind, a few shards at most."""
+    low, high = 0, batch.num_shards - 1
+    while high - low >= _NUM_READ_AT_ONCE:
+        middle = (low + high) // 2
+        shard = aws.run(deployment.table.get_shard(batch.id, middle))
+        if shard is not None and shard.first_line <= after_line + 1:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _listed(
+    finder: RowFinder, shards: Iterator[tuple[Shard, int | None]]
+) -> Iterator[tuple[Shard, int | None]]:
+    """Yield the shards and their last lines, their objects known."""
+    num_at_once = 1  # an answer seldom needs two
+    while some := list(islice(shards, num_at_once)):
+        finder.list_objects([shard for shard, _ in some if _may_have_rows(shard)])
+        yield from some
+        num_at_once = _NUM_LISTED_AT_ONCE
+
+
+def _may_have_rows(shard: Shard) -> bool:
+    """A shard that was claimed may have parts, though the table has not learned of any yet."""
+    if shard.status is ShardStatus.DONE:
+        return bool(shard.output_sizes or shard.error_sizes)
+    return shard.fence > 0
+
+
+def _read(
+    aws: Aws, deployment: Deployment, places: Sequence[tuple[str, Place]]
+) -> list[tuple[int, bytes | None]]:
+    """Return the rows that stand at these places; near ones are read together."""
+    ranges: list[list[tuple[str, Place]]] = []
+    open_ranges: dict[str, list[tuple[str, Place]]] = {}
+    for key, place in places:
+        if place.end - place.start > MAX_BYTES:
+            continue
+        near = open_ranges.get(key)
+        if near is None or place.start - near[-1][1].end > _MAX_GAP_BYTES:
+            near = open_ranges[key] = []
+            ranges.append(near)
+        near.append((key, place))
+    bucket = deployment.bucket
+    try:
+        bodies = aws.run_all(
+            bucket.get_range(near[0][0], near[0][1].start, near[-1][1].end) for near in ranges
+        )
+    except NotThere as exc:
+        raise WorkGone(str(exc)) from exc
+    rows: dict[int, bytes] = {}
+    for near, body in zip(ranges, bodies, strict=True):
+        first = near[0][1].start
+        for _, place in near:
+            rows[place.line] = body[place.start - first : place.end - first]
+    return [(place.line, rows.get(place.line)) for _, place in places]

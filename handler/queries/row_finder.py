@@ -1,0 +1,116 @@
+"""Finds the rows of a shard: in the segments of its commit, or in its parts before that.
+
+The parts of a shard that runs are listed, and the head of each is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidemill.batch.errors import BadPart, HandlerError
+from tidemill.batch.model import Batch, Shard, ShardStatus
+from tidemill.batch.object_keys import part_prefix
+from tidemill.batch.result_kinds import ERRORS, KINDS, OUTPUT, ResultKind
+from tidemill.batch.results_object import GONE_CODE
+
+from ..aws.calls import Operation
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import NotThere
+from ..observability import logger
+from .part_cache import PartCache, PartRows, Place
+
+# What one answer may read: an API has half a minute, and a small share of a processor.
+MAX_HEADS: Final = 512
+
+
+class WorkGone(HandlerError):
+    """Parts and segments are no longer kept: the rows are in the batch's files only."""
+
+    code = GONE_CODE
+
+
+class NotIndexed(HandlerError):
+    """More parts than one answer may look at; they are remembered, so that the next goes on."""
+
+    code = "not_indexed"
+
+
+@dataclass(slots=True)
+class RowFinder:
+    """Finds the rows of one batch for one answer, within what that may read."""
+
+    aws: Aws
+    deployment: Deployment
+    batch: Batch
+    cache: PartCache
+    heads_left: int = MAX_HEADS
+    _keys: dict[int, list[str]] = field(default_factory=dict)
+
+    def list_objects(self, shards: Sequence[Shard]) -> None:
+        """Find out, at once, in which objects the rows of these shards are."""
+        running = []
+        for shard in shards:
+            if shard.status is ShardStatus.DONE:
+                self._keys[shard.number] = [key for kind in KINDS for key in _segments(kind, shard)]
+            else:
+                running.append(shard)
+        bucket, batch_id = self.deployment.bucket, self.batch.id
+        listed = self.aws.run_all(
+            bucket.list_keys(part_prefix(batch_id, shard.number)) for shard in running
+        )
+        for shard, keys in zip(running, listed, strict=True):
+            # The rows of the owner first: an older one that wrote late may have such a line too.
+            self._keys[shard.number] = sorted(keys, reverse=True)
+
+    def find(self, shard: Shard) -> dict[int, tuple[str, Place]]:
+        """Return object and place of each row of a shard that was listed, by its line.
+
+        Raises NotIndexed, and WorkGone when rows that were sealed are not there.
+        """
+        keys = self._keys[shard.number]
+        unknown = [key for key in keys if self.cache.part(key) is None]
+        if unknown and shard.status is ShardStatus.DONE:
+            self._read_seal(shard)
+        else:
+            self._read_heads(unknown)
+        found: dict[int, tuple[str, Place]] = {}
+        for key in keys:
+            for place in self.cache.part(key) or ():
+                found.setdefault(place.line, (key, place))
+        return found
+
+    def _read_seal(self, shard: Shard) -> None:
+        if self.heads_left == 0:
+            raise NotIndexed(f"shard {shard.number} of {self.batch.id}")
+        self.heads_left -= 1
+        try:
+            seal = self.aws.run(self.deployment.bucket.read_seal(shard))
+        except (BadPart, NotThere) as exc:
+            raise WorkGone(f"rows of shard {shard.number} of {self.batch.id}") from exc
+        for kind, segments in ((OUTPUT, seal.output), (ERRORS, seal.errors)):
+            for key, rows in zip(_segments(kind, shard), segments, strict=True):
+                self.cache.put_part(key, PartRows.from_segment(rows))
+
+    def _read_heads(self, keys: Sequence[str]) -> None:
+        some = keys[: self.heads_left]
+        self.heads_left -= len(some)
+        read = self.aws.run_all(self._read_head(key) for key in some)
+        for key, rows in zip(some, read, strict=True):
+            self.cache.put_part(key, rows)
+        if len(some) < len(keys):
+            raise NotIndexed(f"{len(keys) - len(some)} parts of {self.batch.id}")
+
+    def _read_head(self, key: str) -> Operation[PartRows]:
+        """Return the rows of a part; none when it cannot be read, or was deleted meanwhile."""
+        try:
+            return PartRows.from_part((yield from self.deployment.bucket.read_head(key)))
+        except (BadPart, NotThere) as exc:
+            logger.error("part left out", batch_id=self.batch.id, key=key, reason=str(exc))
+        return PartRows.from_part(())
+
+
+def _segments(kind: ResultKind, shard: Shard) -> list[str]:
+    return [segment.key for segment in kind.segments_of(shard)]

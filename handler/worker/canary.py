@@ -1,0 +1,103 @@
+"""Canary: a known line that checks a machine before it runs the lines of users.
+
+A machine is broken when its engine dies of the canary, fails it, or answers it differently from the
+first engine of the same worker.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+import wave
+from collections.abc import Collection, Sequence
+from typing import Any, Final
+
+from pydantic_core import from_json, to_json
+
+from .engine_process.frames import Row
+
+_RATE: Final = 16_000
+_TEXT: Final = "The tide comes in."
+# Engines of one machine may sum in a different order; a broken machine's numbers are far off.
+_MOST_DISTANCE: Final = 0.1
+
+
+class Canary:
+    """A known line, and its outcome when it was run first."""
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+        self._outcome: str | list[float] | None = None
+
+    def find_fault(self, row: Row) -> str | None:
+        """Return the fault of the machine that the line's row shows, or None.
+
+        The first good outcome is kept for comparison. A row that refuses the line shows no fault.
+        """
+        response = from_json(row.row)["response"]
+        if not row.is_success:
+            status = response["status_code"]
+            return f"a known line failed with status {status}" if status >= 500 else None
+        outcome = _outcome_of(response["body"])
+        if self._outcome is None:
+            self._outcome = outcome
+        elif not _are_alike(self._outcome, outcome):
+            return "a known line came to something else than before"
+        return None
+
+
+def canary_line(endpoints: Collection[str]) -> bytes | None:
+    """Return a canary line for one of these endpoints; None where none of them has one."""
+    for url, body in _bodies().items():
+        if url in endpoints:
+            line = {"custom_id": "known", "method": "POST", "url": url, "body": body}
+            return to_json(line) + b"\n"
+    return None
+
+
+def _bodies() -> dict[str, dict[str, Any]]:
+    return {
+        "/v1/completions": {"prompt": _TEXT, "max_tokens": 8, "temperature": 0},
+        "/v1/embeddings": {"input": _TEXT},
+        "/v1/score": {"text_1": _TEXT, "text_2": _TEXT},
+        "/v1/audio/transcriptions": {"file_url": f"data:audio/wav;base64,{_second_of_silence()}"},
+    }
+
+
+def _outcome_of(body: dict[str, Any]) -> str | list[float] | None:
+    """Return the outcome of a canary line: its text, or its numbers."""
+    if body.get("choices"):
+        return str(body["choices"][0].get("text"))
+    if body.get("data"):
+        first = body["data"][0]
+        values: list[float] = first["embedding"] if "embedding" in first else [first["score"]]
+        return values
+    return body.get("text")
+
+
+def _are_alike(before: str | list[float], now: str | list[float] | None) -> bool:
+    """Say whether two outcomes agree up to rounding: in the first word, or in the numbers."""
+    if isinstance(before, str) or not isinstance(now, list):
+        return isinstance(before, str) and isinstance(now, str) and _word(before) == _word(now)
+    return len(before) == len(now) and _distance(before, now) <= _MOST_DISTANCE * math.hypot(
+        *before, 1e-6
+    )
+
+
+def _word(text: str) -> list[str]:
+    return text.split()[:1]
+
+
+def _distance(before: Sequence[float], now: Sequence[float]) -> float:
+    return math.dist(before, now)
+
+
+def _second_of_silence() -> str:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(_RATE)
+        sound.writeframes(bytes(2 * _RATE))
+    return base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,1 @@
+"""Context of a worker: its configuration, its deployment, and its metrics."""

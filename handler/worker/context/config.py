@@ -1,0 +1,64 @@
+"""Configuration of a worker; the defaults suit a GPU task on ECS."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+
+_PREFIX = "TIDEMILL_"
+_INFLIGHT_PER_SEQUENCE = 4
+_MAX_TICK_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of a worker's queue, leases, flushing and engine.
+
+    A lease expires after `lease_seconds` without renewal. `visibility_seconds` is the visibility
+    timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old or
+    there are `flush_bytes` of them: with the time of the write, a kill loses at most ten seconds.
+    `max_held_bytes` bounds requests and unflushed rows (backpressure). After SIGTERM, requests have
+    `grace_seconds` to finish. An engine that needs more than `start_seconds` to load, or makes no
+    progress for `stall_seconds`, is killed.
+    """
+
+    queue: Annotated[str, Field(min_length=1)]
+    lease_seconds: PositiveFloat = 30.0
+    visibility_seconds: Annotated[int, Field(ge=3, le=43_200)] = 60
+    wait_seconds: Annotated[int, Field(ge=1, le=20)] = 10
+    flush_seconds: PositiveFloat = 8.0
+    flush_bytes: PositiveInt = 8 * 2**20
+    max_inflight: PositiveInt | None = None
+    max_held_bytes: PositiveInt = 64 * 2**20
+    grace_seconds: Annotated[float, Field(ge=0, le=30)] = 20.0
+    start_seconds: PositiveFloat = 1800.0
+    stall_seconds: PositiveFloat = 120.0
+    exit_when_idle_seconds: NonNegativeFloat | None = None
+
+    @property
+    def tick_seconds(self) -> float:
+        """Return the interval of the heartbeat."""
+        return min(_MAX_TICK_SECONDS, self.lease_seconds / 10, self.visibility_seconds / 10)
+
+    def inflight_for(self, max_num_seqs: int) -> int:
+        """Return the maximum number of requests in flight for an engine of this batch size."""
+        return self.max_inflight or _INFLIGHT_PER_SEQUENCE * max_num_seqs
+
+
+_ADAPTER = TypeAdapter(WorkerConfig)
+
+
+def read_config(environment: Mapping[str, str], given: Mapping[str, Any]) -> WorkerConfig:
+    """Read the configuration from the environment, overridden by `given`.
+
+    A field is set by the variable of its name after `TIDEMILL_`. Raises pydantic's ValidationError.
+    """
+    fields = {
+        name.removeprefix(_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(_PREFIX)
+    }
+    return _ADAPTER.validate_python(fields | dict(given))

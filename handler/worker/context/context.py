@@ -1,0 +1,117 @@
+"""Worker context: AWS, the deployment's resources, configuration, clocks and meters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.progress import HistoryBucket
+
+from ...aws.calls import Operation, T
+from ...aws.queues import Queue
+from ...deployment import Deployment
+from ...errors import AwsError, ConditionFailed, NotThere, ObjectChanged
+from ...observability import Figures, emit, logger
+from .cold_start import ColdStart
+from .config import WorkerConfig
+from .history import History
+from .rate_meter import RateMeter
+from .usage_meter import UsageMeter
+
+RETRY_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
+
+
+class OperationDriver(Protocol):
+    """Drives operations; `aio.AioAws` does."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError that the operation does not handle."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Shared state of a worker. `wall` is Unix time, `clock` is monotonic.
+
+    `usage_meter` sums up the work done, `history` the progress of each batch, `rate_meter` the
+    throughput at full load; `cold_start` the time before. `ended_batches` maps batches that were
+    found ended to the time (Unix seconds) until which their messages are dropped. `paces` are those
+    of batches whose last run here ended less than a minute ago.
+    """
+
+    aws: OperationDriver
+    deployment: Deployment
+    queue: Queue
+    config: WorkerConfig
+    wall: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    usage_meter: UsageMeter = field(default_factory=UsageMeter)
+    history: History = field(default_factory=History)
+    rate_meter: RateMeter = field(default_factory=RateMeter)
+    cold_start: ColdStart = field(default_factory=ColdStart)
+    ended_batches: dict[str, float] = field(default_factory=dict)
+    paces: dict[str, RateWindow] = field(default_factory=dict)
+
+    @property
+    def model(self) -> str | None:
+        """Return the model whose queue this worker serves; None for an unknown queue."""
+        known = self.deployment.work.items()
+        return next((model for model, queue in known if queue == self.queue), None)
+
+    def emit(self, figures: Figures, **labels: str | int) -> None:
+        """Emit metrics of this worker's model, if there are any."""
+        if figures:
+            emit(figures, model=self.model, **labels)
+
+    def emit_cold_start(self) -> None:
+        """Emit the cold start of this worker, once it has its first row."""
+        if self.cold_start.reach("row"):
+            logger.info("cold start", extra=self.cold_start.steps)
+            self.emit(self.cold_start.figures())
+
+    def keep_pace(self, batch_id: str, pace: RateWindow) -> None:
+        """Keep the pace of an ended run for the next run of its batch."""
+        self.paces[batch_id] = pace
+        for known in [each for each in self.paces if not any(self.paces[each].rates)]:
+            del self.paces[known]
+
+    async def write_history(self) -> None:
+        """Add the progress to the history of each batch; a failed write is dropped."""
+        for batch, start, seconds, gained in self.history.collect(self.clock()):
+            bucket = HistoryBucket(
+                start,
+                seconds,
+                gained.completed,
+                gained.failed,
+                gained.completion_tokens,
+                gained.prompt_tokens,
+                round(gained.audio_seconds, 3),
+            )
+            await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
+
+    async def write_rate(self) -> None:
+        """Write the throughput of this worker; an unknown model has no fleet."""
+        pace = self.rate_meter.collect(self.clock(), self.wall())
+        if self.model is not None:
+            await self.aws.run(self.deployment.fleets.put_rate(self.model, pace))
+
+    async def retry(self, make: Callable[[], Operation[T]]) -> T:
+        """Run an operation, retried while AWS fails, for a minute; then raises the error.
+
+        Errors that a retry cannot help are raised at once.
+        """
+        give_up_at = self.clock() + PATIENCE_SECONDS
+        while True:
+            try:
+                return await self.aws.run(make())
+            except (ConditionFailed, NotThere, ObjectChanged):
+                raise
+            except AwsError as exc:
+                if self.clock() >= give_up_at:
+                    raise
+                logger.warning("tried again", reason=str(exc))
+            await asyncio.sleep(RETRY_SECONDS)

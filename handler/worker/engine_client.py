@@ -1,0 +1,303 @@
+"""Engine client: runs the engine in a child process and survives its death.
+
+The child's half is `engine_process.child`, the wire between them `engine_process.frames`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+
+from tidemill.batch.errors import HandlerError
+from tidemill.protocol.contract import EngineInfo, EngineStats
+
+from .engine_process.frames import (
+    Abort,
+    Failed,
+    Fetched,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    encode_frame,
+    open_wire,
+    read_frame,
+)
+from .engine_process.liveness import BEAT_SECONDS, LivenessCounts, LivenessPage
+
+# The code of an engine that no line can have killed: engine.errors.MachineFailed.
+MACHINE_FAILED = "machine_failed"
+# A blocked event loop in a live process is slow, not dead: its stall timeout is multiplied.
+_SLOW_LOOP_PATIENCE = 5
+_LIVES_SECONDS = 4 * BEAT_SECONDS
+_STANDS_SECONDS = BEAT_SECONDS
+_CLOSE_SECONDS = 8.0
+_EXIT_SECONDS = 5.0
+_DRAIN_BYTES = 2**16
+
+
+class EngineFailed(HandlerError):
+    """The engine could not be started; `code` is the engine's own, if it sent one."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EngineDied(HandlerError):
+    """The engine's process has ended, or was killed because it hung: `stalled`.
+
+    The requests in flight have no row, and one of them may be the cause, unless the engine itself
+    reports that its machine `is_broken`.
+    """
+
+    code = "engine_died"
+
+    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_broken = is_broken
+
+
+class EngineClient:
+    """Client of one engine process, from `start` to its death or `close`; each start needs one.
+
+    `command` starts it; the descriptors of two pipes and of the liveness page are appended. Start
+    it from a thread that lives as long as the process should: on Linux the engine dies with that
+    thread. Where the command names weights by URL, `folders` resolves to the folder of each, once
+    they are fetched.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stall_seconds: float,
+        start_seconds: float,
+        folders: asyncio.Future[Mapping[str, str]] | None = None,
+    ) -> None:
+        self._command = command
+        self._stall_seconds = stall_seconds
+        self._start_seconds = start_seconds
+        self._folders = folders
+        self._stats = EngineStats()
+        self._progress = 0  # grows with each sign of work
+        self._tickets = count(1)
+        self._pending: dict[int, asyncio.Future[Row]] = {}
+        self._reason: str | None = None  # why we killed the process
+        self._failed: Failed | None = None  # why it ended by itself
+        self._death: str | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def stats(self) -> EngineStats:
+        """Return the last statistics of the engine."""
+        return self._stats
+
+    @property
+    def inflight(self) -> int:
+        """Return the number of requests in flight."""
+        return len(self._pending)
+
+    async def start(self) -> EngineInfo:
+        """Start the process; return the engine's info once the model is loaded.
+
+        Raises EngineFailed when it cannot be loaded, dies or takes longer than `start_seconds`,
+        without the time in which weights are fetched.
+        """
+        try:
+            await self._spawn()
+        except OSError as exc:
+            raise EngineFailed(f"cannot be started: {exc}", code="engine_not_started") from exc
+        try:
+            await self._send_folders()
+            async with asyncio.timeout(self._start_seconds):
+                info = await self._ready
+        except TimeoutError as exc:
+            raise EngineFailed(
+                f"the model was not loaded after {self._start_seconds:g} s",
+                code="engine_start_timeout",
+            ) from exc
+        else:
+            self._watching = asyncio.create_task(self._watch())
+            return info
+        finally:
+            if self._watching is None:
+                self._ready.cancel()
+                self._kill("not loaded")
+                await self.close()
+
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
+        """Return the row of the line `number` with these bytes; called by many tasks at once.
+
+        Cancelling the call aborts the request. Raises EngineDied when there will be no row,
+        FrameError for a line too long to be sent.
+        """
+        if self._death is not None:
+            raise self._died(self._death)
+        ticket = next(self._tickets)
+        answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+        self._pending[ticket] = answered
+        try:
+            self._writer.write(encode_frame(Run(ticket, number, created, data)))
+            with suppress(ConnectionError):  # `answered` gets the reason
+                await self._writer.drain()
+            return await answered
+        except asyncio.CancelledError:
+            self._writer.write(encode_frame(Abort(ticket)))
+            raise
+        finally:
+            del self._pending[ticket]
+
+    async def close(self) -> None:
+        """End the process, by SIGKILL if it does not exit by itself. Idempotent."""
+        if self._listening is None:
+            return
+        self._reason = self._reason or "closed"
+        self._writer.close()
+        await asyncio.wait([self._listening], timeout=_CLOSE_SECONDS)
+        self._kill("closed")
+        await self._listening
+
+    async def _spawn(self) -> None:
+        liveness = LivenessPage.new_fd()
+        child_reader, writer = os.pipe()
+        reader, child_writer = os.pipe()
+        self._page = LivenessPage(liveness)
+        wire, self._writer = await open_wire(reader, writer)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                f"--reader-fd={child_reader}",
+                f"--writer-fd={child_writer}",
+                f"--liveness-fd={liveness}",
+                pass_fds=(child_reader, child_writer, liveness),
+                stdin=asyncio.subprocess.DEVNULL,
+                # A process group of its own: signals to the worker do not reach it, ours also
+                # reach its children.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._writer.close()
+            raise
+        finally:
+            for fd in (child_reader, child_writer, liveness):
+                os.close(fd)
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._listening = asyncio.create_task(self._listen(wire))
+
+    async def _send_folders(self) -> None:
+        """Send the engine the folders of its weights once they are there, unless it has ended."""
+        if self._folders is None:
+            return
+        await asyncio.wait((self._folders, self._ready), return_when=asyncio.FIRST_COMPLETED)
+        if not self._ready.done():
+            self._writer.write(encode_frame(Fetched(self._folders.result())))
+
+    async def _listen(self, wire: asyncio.StreamReader) -> None:
+        """Handle frames until the process has ended, then fail all pending requests."""
+        reading = asyncio.create_task(self._read_frames(wire))
+        exiting = asyncio.create_task(self._process.wait())
+        both = [reading, exiting]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        self._writer.close()
+        _, undone = await asyncio.wait(both, timeout=_EXIT_SECONDS)
+        if undone:  # it lives on without its pipe, or a child of it holds the pipe
+            self._kill("closed its pipe" if exiting in undone else None)
+            await asyncio.wait(both)
+        status = exiting.result()
+        if self._failed is not None:
+            own_reason = self._failed.message
+        elif status < 0:
+            own_reason = f"killed by {signal.Signals(-status).name}"
+        else:
+            own_reason = f"exited with status {status}"
+        self._end(self._reason or own_reason)
+
+    async def _read_frames(self, wire: asyncio.StreamReader) -> None:
+        try:
+            while (frame := await read_frame(wire)) is not None:
+                self._handle_frame(frame)
+        except FrameError as exc:
+            if wire.at_eof():  # its death tore the last frame
+                return
+            self._kill(f"broken wire: {exc}")
+            while await wire.read(_DRAIN_BYTES):
+                pass  # to the end of the pipe, which closes it
+
+    def _handle_frame(self, frame: Frame) -> None:
+        match frame:
+            case Row():
+                self._progress += 1
+                answered = self._pending.get(frame.ticket)
+                if answered is not None and not answered.done():
+                    answered.set_result(frame)
+            case Stats():
+                said, before = frame.stats, self._stats
+                self._progress += (said.steps, said.layers) != (before.steps, before.layers)
+                self._stats = frame.stats
+            case Ready():
+                if not self._ready.done():
+                    self._ready.set_result(frame.info)
+            case Failed():
+                self._failed = frame
+            case _:
+                raise FrameError(f"a {type(frame).__name__} frame is none for a worker")
+
+    def _end(self, reason: str) -> None:
+        self._death = reason
+        if self._watching is not None:
+            self._watching.cancel()
+        if not self._ready.done():
+            code = self._failed.code if self._failed else EngineDied.code
+            self._ready.set_exception(EngineFailed(reason, code=code))
+        for answered in self._pending.values():
+            if not answered.done():
+                answered.set_exception(self._died(reason))
+
+    def _died(self, reason: str) -> EngineDied:
+        is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
+        return EngineDied(reason, is_broken=is_broken)
+
+    async def _watch(self) -> None:
+        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`.
+
+        Time is counted in ticks, not read from a clock: the engine is not to blame while this
+        process itself is stopped or busy. Ticks in which the process is alive but its event loop
+        is blocked count separately: a slow loop has more time, but not unlimited.
+        """
+        tick = min(1.0, self._stall_seconds / 4)
+        stalled = slow = since_beat = since_turn = 0.0
+        life = LivenessCounts()
+        seen = (self._progress, life.steps, life.layers)
+        while True:
+            await asyncio.sleep(tick)
+            before, life = life, self._page.read()
+            since_beat = 0.0 if life.beats != before.beats else since_beat + tick
+            since_turn = 0.0 if life.turns != before.turns else since_turn + tick
+            work = (self._progress, life.steps, life.layers)
+            if not self._pending or work != seen:
+                stalled = slow = 0.0
+                seen = work
+            elif since_beat < tick + _LIVES_SECONDS and since_turn >= _STANDS_SECONDS:
+                slow += tick
+            else:
+                stalled += tick
+            if stalled > self._stall_seconds or slow > _SLOW_LOOP_PATIENCE * self._stall_seconds:
+                self._kill("stalled")
+                return
+
+    def _kill(self, reason: str | None) -> None:
+        """Kill the process and its children; `reason` is None when it ended by itself."""
+        if self._listening is None or self._listening.done():
+            return
+        self._reason = self._reason or reason
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,0 +1,227 @@
+"""Engine process: answers a worker's requests over two pipes.
+
+The wire is `frames`. No model library is loaded here: `load` is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import NoReturn, TypeAlias, TypeVar
+
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import run_line
+from tidemill.protocol.contract import EngineError, Served, Usage
+
+from .frames import (
+    MAX_ROW_BYTES,
+    Abort,
+    Failed,
+    Fetched,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    encode_frame,
+    open_wire,
+    read_frame,
+)
+from .liveness import LivenessPage, LivenessWriter
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILED = 3
+STATS_SECONDS = 1.0
+
+_TURN_SECONDS = 0.1
+_FAREWELL_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+_Made = TypeVar("_Made")
+
+Load: TypeAlias = Callable[[Callable[[], Mapping[str, str]]], Served]
+"""Makes an engine. Its argument waits for the weights and returns the folder of each URL."""
+
+
+def serve(
+    load: Load,
+    *,
+    reader_fd: int,
+    writer_fd: int,
+    liveness_fd: int | None = None,
+    stats_seconds: float = STATS_SECONDS,
+) -> NoReturn:
+    """Read requests from one pipe, write rows to the other, then exit this process.
+
+    Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, when `load` raised
+    or the engine has failed. Statistics are sent every `stats_seconds`, heartbeats written to the
+    page at `liveness_fd`. SIGINT and SIGTERM are ignored: the parent process decides. On Linux this
+    process dies with the thread that started it.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    for fd in (reader_fd, writer_fd):
+        os.set_inheritable(fd, False)  # noqa: FBT003 - its only, positional parameter
+    liveness = None
+    if liveness_fd is not None:
+        liveness = LivenessWriter(LivenessPage(liveness_fd))
+        os.close(liveness_fd)
+        liveness.start()
+    status = asyncio.run(_serve(load, reader_fd, writer_fd, stats_seconds, liveness))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that hangs inside the engine, or still loads it, must not keep the process alive.
+    os._exit(status)
+
+
+async def _serve(
+    load: Load,
+    reader_fd: int,
+    writer_fd: int,
+    stats_seconds: float,
+    liveness: LivenessWriter | None,
+) -> int:
+    reader, writer = await open_wire(reader_fd, writer_fd)
+    return await _Process(load, reader, writer, stats_seconds, liveness).run()
+
+
+class _Process:
+    """One engine and its requests in flight."""
+
+    def __init__(
+        self,
+        load: Load,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stats_seconds: float,
+        liveness: LivenessWriter | None,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stats_seconds = stats_seconds
+        self._liveness = liveness
+        self._loop = asyncio.get_running_loop()
+        self._fetched: Future[Mapping[str, str]] = Future()
+        self._loaded = asyncio.wrap_future(in_thread(lambda: load(self._fetched.result)))
+        self._broken: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> int:
+        """Serve until either side ends, and return the exit status."""
+        parts: set[asyncio.Future[None]] = {
+            self._loop.create_task(self._listen()),
+            self._loop.create_task(self._report()),
+            self._broken,
+        }
+        if self._liveness is not None:
+            parts.add(self._loop.create_task(self._count_turns(self._liveness)))
+        done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        failure = next((part.exception() for part in done if part.exception()), None)
+        for part in [*parts, *self._tasks.values()]:
+            part.cancel()
+        if failure is not None:
+            await self._send_failure(failure)
+        await self._close()
+        return 0 if failure is None else EXIT_FAILED
+
+    async def _listen(self) -> None:
+        """Start and abort requests until the pipe ends."""
+        while (frame := await read_frame(self._reader)) is not None:
+            match frame:
+                case Run():
+                    self._start(frame)
+                case Abort():
+                    if task := self._tasks.get(frame.ticket):  # else its row is on its way
+                        task.cancel()
+                case Fetched() if not self._fetched.done():
+                    self._fetched.set_result(frame.folders)
+                case _:
+                    raise FrameError(f"a {type(frame).__name__} frame is none for an engine")
+
+    async def _count_turns(self, liveness: LivenessWriter) -> None:
+        """Count iterations of the event loop."""
+        while True:
+            liveness.turns += 1
+            await asyncio.sleep(_TURN_SECONDS)
+
+    async def _report(self) -> None:
+        """Send `Ready` once the model is loaded, then statistics."""
+        served = await self._loaded
+        if self._liveness is not None:
+            self._liveness.follow(served.stats)
+        await self._send(Ready(served.info()))
+        while True:
+            await self._send(Stats(served.stats()))
+            await asyncio.sleep(self._stats_seconds)
+
+    def _start(self, run: Run) -> None:
+        def finish(task: asyncio.Task[None]) -> None:
+            del self._tasks[run.ticket]
+            if task.cancelled() or (failure := task.exception()) is None:
+                return
+            if not self._broken.done():
+                self._broken.set_exception(failure)
+
+        task = self._tasks[run.ticket] = self._loop.create_task(self._run_line(run))
+        task.add_done_callback(finish)
+
+    async def _run_line(self, run: Run) -> None:
+        answered = await run_line(
+            RawLine(run.number, run.data),
+            await asyncio.shield(self._loaded),  # aborting a request must not end the loading
+            created=run.created,
+            max_row_bytes=MAX_ROW_BYTES,
+        )
+        usage = answered.usage or Usage()
+        await self._send(Row(run.ticket, answered.is_success, usage, answered.row))
+
+    async def _send(self, frame: Frame) -> None:
+        # Drain before the write, not after: while rows stream, the pipe may stay full, and a task
+        # that waited after its write would hold its row until the stream ends.
+        await self._writer.drain()
+        self._writer.write(encode_frame(frame))
+
+    async def _send_failure(self, failure: BaseException) -> None:
+        if isinstance(failure, EngineError):
+            words, code = str(failure), failure.code
+        else:
+            words, code = f"{type(failure).__name__}: {failure}", EngineError.code
+            logger.error("the engine cannot go on", exc_info=failure)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_SECONDS):
+                await self._send(Failed(words, code))
+                self._writer.close()
+                await self._writer.wait_closed()
+
+    async def _close(self) -> None:
+        if not self._loaded.done() or self._loaded.cancelled() or self._loaded.exception():
+            return
+        closing = asyncio.wrap_future(in_thread(self._loaded.result().close))
+        await asyncio.wait([closing], timeout=_FAREWELL_SECONDS)
+
+
+def in_thread(make: Callable[[], _Made]) -> Future[_Made]:
+    """Run a function in a daemon thread, which, unlike an executor's, is not joined at exit."""
+    made: Future[_Made] = Future()
+
+    def work() -> None:
+        made.set_running_or_notify_cancel()  # no longer cancellable
+        try:
+            made.set_result(make())
+        except BaseException as exc:  # noqa: BLE001 - raised again where the result is asked for
+            made.set_exception(exc)
+
+    threading.Thread(target=work, daemon=True).start()
+    return made

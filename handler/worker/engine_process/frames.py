@@ -1,0 +1,244 @@
+"""Frames: the wire between a worker and its engine process, over two pipes, one each way.
+
+A frame is the length of its payload (4 bytes), its kind (1 byte) and the payload; numbers are
+big-endian. Frequent payloads are packed, rare ones are JSON. Both ends are of one version: there is
+no negotiation, and an unreadable frame is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass
+from typing import Self
+
+from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
+from tidemill.protocol.errors import ProtocolError
+
+# More than any line or row: a longer frame is invalid.
+MAX_PAYLOAD_BYTES = 256 * 2**20
+
+MAX_ROW_BYTES = MAX_PAYLOAD_BYTES - 2**10
+
+_READ_AHEAD_BYTES = 2**20
+_HEADER = struct.Struct("!IB")
+_RUN = struct.Struct("!QQq")
+_ABORT = struct.Struct("!Q")
+_ROW = struct.Struct("!Q?QQQdQ")
+
+
+class FrameError(ProtocolError):
+    """Bytes that are not a valid frame, or a frame that is too long to be sent."""
+
+    code = "broken_frame"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """To the engine: run the line `number`, whose bytes are `data`; see `run_line`.
+
+    `ticket` names the request for as long as the process lives; `created` is in seconds since the
+    epoch.
+    """
+
+    ticket: int
+    number: int
+    created: int
+    data: bytes
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _RUN.pack(self.ticket, self.number, self.created) + self.data
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, number, created = _RUN.unpack_from(payload)
+        return cls(ticket, number, created, payload[_RUN.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """To the engine: abort a request; its row may already be in the pipe."""
+
+    ticket: int
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _ABORT.pack(self.ticket)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(*_ABORT.unpack(payload))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """To the engine, once, if its command names weights by URL: the folder of each."""
+
+    folders: Mapping[str, str]
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(dict(self.folders)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(dict(json.loads(payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """From the engine: the printed row of a request, and what it cost."""
+
+    ticket: int
+    is_success: bool
+    usage: Usage
+    row: bytes
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _ROW.pack(self.ticket, self.is_success, *astuple(self.usage)) + self.row
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, is_success, *usage = _ROW.unpack_from(payload)
+        return cls(ticket, is_success, Usage(*usage), payload[_ROW.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From the engine, first and once: the model is loaded and requests are answered."""
+
+    info: EngineInfo
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self.info)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        info = json.loads(payload)
+        several = {name: tuple(info[name]) for name in ("notes", "adapters", "endpoints")}
+        return cls(EngineInfo(**info | several))
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """From the engine, every second: statistics; `steps` and `layers` do not grow in a hang."""
+
+    stats: EngineStats
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self.stats)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(EngineStats(**json.loads(payload)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """From the engine, last: it cannot be loaded or has failed, and its process ends."""
+
+    message: str
+    code: str
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        return cls(**json.loads(payload))
+
+
+Frame = Run | Abort | Row | Ready | Stats | Failed | Fetched
+
+_TYPE_OF: dict[int, type[Frame]] = dict(
+    enumerate((Run, Abort, Row, Ready, Stats, Failed, Fetched), start=1)
+)
+_KIND_OF = {frame_type: kind for kind, frame_type in _TYPE_OF.items()}
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Return the bytes of a frame; raises FrameError when it is too long for the wire."""
+    payload = frame.pack()
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise _too_long(len(payload))
+    return _HEADER.pack(len(payload), _KIND_OF[type(frame)]) + payload
+
+
+def decode_frame(kind: int, payload: bytes) -> Frame:
+    """Decode a frame of this kind; raises FrameError for an invalid payload."""
+    frame_type = _TYPE_OF.get(kind)
+    if frame_type is None:
+        raise FrameError(f"a frame of the unknown kind {kind}")
+    try:
+        return frame_type.unpack(payload)
+    except (struct.error, ValueError, TypeError, KeyError) as exc:
+        raise FrameError(f"a broken {frame_type.__name__} frame: {exc}") from exc
+
+
+async def open_wire(
+    reader_fd: int, writer_fd: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return streams over one end of each pipe; the streams own the descriptors."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_READ_AHEAD_BYTES)
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reader_fd, "rb", buffering=0)
+    )
+    transport, protocol = await loop.connect_write_pipe(
+        # For its flow control only: from this end nothing is read.
+        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()),
+        os.fdopen(writer_fd, "wb", buffering=0),
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, None, loop)
+
+
+async def read_frame(reader: asyncio.StreamReader) -> Frame | None:
+    """Return the next frame, or None when the pipe was closed after the last one.
+
+    Raises FrameError for a frame that is torn, too long or unknown; reading must then stop.
+    """
+    header = await _read(reader, _HEADER.size)
+    if not header:
+        return None
+    num_bytes, kind = _HEADER.unpack(header)
+    if num_bytes > MAX_PAYLOAD_BYTES:
+        raise _too_long(num_bytes)
+    payload = await _read(reader, num_bytes)
+    if len(payload) < num_bytes:
+        raise _torn(len(payload), num_bytes)
+    return decode_frame(kind, payload)
+
+
+async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    """Return that many bytes, or none when the pipe has ended."""
+    try:
+        return await reader.readexactly(num_bytes)
+    except asyncio.IncompleteReadError as exc:
+        if exc.partial:
+            raise _torn(len(exc.partial), num_bytes) from exc
+        return b""
+
+
+def _torn(num_bytes: int, whole: int) -> FrameError:
+    return FrameError(f"a torn frame: the pipe ended after {num_bytes:,} of {whole:,} bytes")
+
+
+def _too_long(num_bytes: int) -> FrameError:
+    return FrameError(
+        f"a frame of {num_bytes:,} bytes is too long: the limit is {MAX_PAYLOAD_BYTES:,}"
+    )

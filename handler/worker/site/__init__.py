@@ -1,1 +1,0 @@
-"""Where a worker stands: its settings, its deployment's means, its figures."""

@@ -1,0 +1,194 @@
+"""Manifest of model weights in S3: the objects that a model needs, pinned by ETag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import PurePosixPath
+from typing import Any, Self
+
+from pydantic_core import from_json
+
+from tidemill.batch.errors import HandlerError
+
+from ...aws.calls import Call, Operation
+from ...errors import AwsError
+
+SCHEME = "s3://"
+
+_CONFIG = "config.json"
+_ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER = "adapter_model.safetensors"
+_WHOLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+# Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
+_WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
+_NOT_WANTED = re.compile(r".*\.index\.json")
+_NO_BUCKET = frozenset({"404", "NoSuchBucket"})
+_DENIED = frozenset({"403", "AccessDenied", "Forbidden", "AllAccessDisabled"})
+
+
+class WeightsRefused(HandlerError):
+    """Weights that are not available, or no model; the message has the place and the reason."""
+
+    code = "weights_refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A prefix in a bucket; `prefix` is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Parse `s3://bucket/prefix`, with or without a trailing slash."""
+        bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
+        if not url.startswith(SCHEME) or not bucket:
+            raise WeightsRefused(f"{url} names no bucket: weights are at s3://bucket/prefix")
+        prefix = prefix.strip("/")
+        return cls(bucket, f"{prefix}/" if prefix else "")
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.bucket}/{self.prefix}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class WeightFile:
+    """One object of a model; `name` is its key without the prefix, `etag` its version."""
+
+    name: str
+    num_bytes: int
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All objects that a model needs, as they were listed."""
+
+    location: Location
+    files: tuple[WeightFile, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the total size."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def revision(self) -> str:
+        """Return 40 hexadecimal digits that change whenever an object does."""
+        lines = [f"{file.name}\t{file.num_bytes}\t{file.etag}\n" for file in sorted(self.files)]
+        return sha256("".join(lines).encode()).hexdigest()[:40]
+
+
+class WeightsDenied(WeightsRefused):
+    """Weights that the current role may not read; another role may."""
+
+    code = "weights_denied"
+
+
+def check_region(location: Location, region: str) -> Operation[None]:
+    """Raise WeightsRefused for weights in another region than this one."""
+    try:
+        answer = yield Call("s3", "head_bucket", {"Bucket": location.bucket})
+    except AwsError as exc:
+        raise refusal(location, exc) from exc
+    found = answer.get("BucketRegion") or region
+    if found != region:
+        raise WeightsRefused(
+            f"{location} is in {found}, not in {region} as its workers: each start would carry "
+            f"it from region to region, which takes long and is paid for. Copy it to {region}, or "
+            "allow it by `weights_region` of its model (--weights-region of a worker)"
+        )
+
+
+def find_weights(location: Location) -> Operation[Manifest]:
+    """Return the objects that the model or adapter at a location needs; raises WeightsRefused."""
+    try:
+        found = yield from _list(location)
+        if not found:
+            raise WeightsRefused(f"there is nothing under {location}")
+        if not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
+            raise WeightsRefused(f"{location} holds no {_CONFIG}: it is no model")
+        tensors = yield from _tensor_names(location, found)
+    except AwsError as exc:
+        raise refusal(location, exc) from exc
+    others = [name for name in found if _is_wanted(name)]
+    return Manifest(location, tuple(found[name] for name in sorted({*others, *tensors})))
+
+
+def refusal(location: Location, error: AwsError) -> WeightsRefused:
+    """Return the user-facing error for an error of S3."""
+    if error.aws_code in _NO_BUCKET:
+        return WeightsRefused(f"there is no bucket {location.bucket}, which {location} names")
+    if error.aws_code in _DENIED and "kms:" in str(error):
+        return WeightsDenied(
+            f"{location} is encrypted by a key of KMS that may not be used here: kms:Decrypt on it "
+            "is needed (`weights_key` of the model), and its own policy must allow that"
+        )
+    if error.aws_code in _DENIED:
+        return WeightsDenied(
+            f"access to {location} is denied: s3:ListBucket on the bucket and s3:GetObject on "
+            "the objects are needed"
+        )
+    return WeightsRefused(f"{location} cannot be read: {error}")
+
+
+def _list(location: Location) -> Operation[dict[str, WeightFile]]:
+    """Return the objects directly under the prefix, by name."""
+    arguments: dict[str, Any] = {
+        "Bucket": location.bucket,
+        "Prefix": location.prefix,
+        "Delimiter": "/",
+    }
+    found: dict[str, WeightFile] = {}
+    while True:
+        response = yield Call("s3", "list_objects_v2", arguments)
+        for item in response.get("Contents", ()):
+            name = item["Key"].removeprefix(location.prefix)
+            # The empty name is the "folder" that some consoles make.
+            if name:
+                found[name] = WeightFile(name, item["Size"], item["ETag"])
+        if not response.get("IsTruncated"):
+            return found
+        arguments["ContinuationToken"] = response["NextContinuationToken"]
+
+
+def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operation[Iterable[str]]:
+    """Return the objects that hold the tensors, and the index of them if there are many.
+
+    They are selected as transformers does: many repositories hold a second copy. An adapter may
+    lie beside a tokenizer and a config.json of its own.
+    """
+    if _ADAPTER_CONFIG in found:
+        if _ADAPTER not in found:
+            raise WeightsRefused(
+                f"{location} holds no {_ADAPTER}, which its {_ADAPTER_CONFIG} needs"
+            )
+        return [_ADAPTER]
+    if _WHOLE in found:
+        return [_WHOLE]
+    if _INDEX not in found:
+        raise WeightsRefused(
+            f"{location} holds neither {_WHOLE} nor {_INDEX}: weights of no other format are read"
+        )
+    pin = {"Bucket": location.bucket, "Key": location.prefix + _INDEX}
+    response = yield Call("s3", "get_object", pin | {"IfMatch": found[_INDEX].etag})
+    try:
+        names = sorted(set(from_json(response["Body"])["weight_map"].values()))
+    except (ValueError, TypeError, KeyError, AttributeError) as exc:
+        raise WeightsRefused(f"{location}{_INDEX} is no index of weights") from exc
+    missing = [name for name in names if name not in found]
+    if missing or not names:
+        what = missing[0] if missing else "a file"
+        raise WeightsRefused(
+            f"{location} lacks {what} ({len(missing)} of the {len(names)} that {_INDEX} names)"
+        )
+    return [_INDEX, *names]
+
+
+def _is_wanted(name: str) -> bool:
+    return PurePosixPath(name).suffix in _WANTED_SUFFIXES and not _NOT_WANTED.fullmatch(name)

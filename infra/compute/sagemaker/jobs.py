@@ -1,0 +1,208 @@
+"""SageMaker training jobs of one model's workers, with their role."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any, Final
+
+from aws_cdk import Stack
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from infra import permissions
+from infra.api.environment import estimate_value
+from infra.compute.network import WorkerNetwork
+from infra.config import ConfigRefused, Model
+from infra.data.stack import DataStack
+from infra.gpus import GPUS
+from infra.image import WorkerImage
+from infra.permissions import allow, service_principal
+from infra.worker_flags import worker_flags
+
+_MAX_VARIABLE, _MAX_ARGUMENT, _MAX_ARGUMENTS = 512, 256, 100
+# Of accounts that have asked for no more; a worker that is stopped loses nothing.
+_MAX_RUN_SECONDS: Final = 5 * 24 * 3600
+# No more than the smallest of the machines' own disks, which SageMaker takes instead.
+_VOLUME_GIB: Final = 100
+_SCRATCH: Final = "/tmp/tidemill"  # noqa: S108 - of the job's own machine
+# SageMaker writes all logs of an account's jobs there, and nowhere else.
+_LOG_GROUP: Final = "/aws/sagemaker/TrainingJobs"
+
+
+class WorkerJobs(Construct):
+    """The parameters of training jobs that run `tidemill worker` of one model; none runs by itself.
+
+    `means` is what the launcher of `handler/fleet/sagemaker.py` must know, and `release` is another
+    one whenever anything of it is. `network` is None for SageMaker's own.
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        data: DataStack,
+        network: WorkerNetwork | None,
+        image: WorkerImage,
+        model: Model,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        self._data, self._model = data, model
+        self.role = self._add_role(network, image)
+        arguments = ["worker", *worker_flags(model)]
+        environment = self._environment()
+        self._check(arguments, environment)
+        self.means: dict[str, Any] = {
+            "image": image.uri,
+            "role": self.role.role_arn,
+            "instance_types": [
+                f"ml.{name}" for name in GPUS[model.gpu].instances[model.gpus_per_worker]
+            ],
+            "output_uri": f"s3://{data.bucket.bucket_name}/work/sagemaker/{model.slug}",
+            "entrypoint": ["tidemill"],
+            "arguments": arguments,
+            "environment": environment,
+            "volume_gib": _VOLUME_GIB,
+            "spot": data.config.spot,
+            "max_run_seconds": _MAX_RUN_SECONDS,
+        }
+        if network is not None:
+            self.means |= {
+                "subnets": [subnet.subnet_id for subnet in network.subnets],
+                "security_groups": [network.workers.security_group_id],
+            }
+
+    @property
+    def release(self) -> str:
+        """A name for all that new jobs are made of."""
+        text = json.dumps(Stack.of(self).resolve(self.means), sort_keys=True)
+        return sha256(text.encode()).hexdigest()[:16]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            **self._data.worker_settings(self._model),
+            "AWS_DEFAULT_REGION": Stack.of(self).region,
+            "POWERTOOLS_SERVICE_NAME": "worker",
+            "HOME": _SCRATCH,
+            "NUMBA_CACHE_DIR": f"{_SCRATCH}/numba",
+            "TRITON_CACHE_DIR": f"{_SCRATCH}/triton",
+            "TIDEMILL_WEIGHTS_CACHE": f"{_SCRATCH}/weights",
+        }
+
+    def _check(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+        """Raise ConfigRefused for more than SageMaker takes of a job."""
+        name = self._model.name
+        stack = self._data
+        for variable, value in stack.resolve(dict(environment)).items():
+            if len(estimate_value(value, variable, stack.stack_name)) > _MAX_VARIABLE:
+                raise ConfigRefused(
+                    f"{name} has more aliases or adapters than a job of SageMaker can be told: "
+                    f"{variable} may have {_MAX_VARIABLE} characters. Give it fewer or shorter "
+                    "ones, or take another compute."
+                )
+        if long := [word for word in arguments if len(word) > _MAX_ARGUMENT]:
+            raise ConfigRefused(
+                f"{name}: {long[0][:40]}… is longer than the {_MAX_ARGUMENT} characters that a job "
+                "of SageMaker takes of a flag."
+            )
+        if len(arguments) > _MAX_ARGUMENTS:
+            raise ConfigRefused(
+                f"{name} has {len(arguments)} words of flags, and a job of SageMaker takes "
+                f"{_MAX_ARGUMENTS}: give it fewer args, aliases or adapters."
+            )
+
+    def _add_role(self, network: WorkerNetwork | None, image: WorkerImage) -> iam.Role:
+        """Add the role of a job: what runs in it has it, and what SageMaker does for it, too."""
+        stack = Stack.of(self)
+        role = iam.Role(self, "Role", assumed_by=service_principal(stack, "sagemaker"))
+        statements = [
+            *permissions.worker_statements(self._data, self._model),
+            *_log_statements(stack),
+        ]
+        if network is not None:
+            statements += _vpc_statements(stack, network)
+        for statement in statements:
+            role.add_to_policy(statement)
+        image.grant_pull(role)
+        return role
+
+
+def run_jobs(stack: Stack, jobs: Sequence[WorkerJobs]) -> list[iam.PolicyStatement]:
+    """Return the rights to start, list and stop workers as training jobs."""
+    ours = stack.format_arn(
+        service="sagemaker", resource="training-job", resource_name="tidemill-*"
+    )
+    return [
+        allow(
+            [
+                "sagemaker:CreateTrainingJob",
+                "sagemaker:AddTags",
+                "sagemaker:StopTrainingJob",
+            ],
+            [ours],
+        ),
+        # AWS knows no resource for a list of jobs.
+        allow(["sagemaker:ListTrainingJobs"], ["*"]),
+        allow(
+            ["iam:PassRole"],
+            [job.role.role_arn for job in jobs],
+            {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}},
+        ),
+    ]
+
+
+def _log_statements(stack: Stack) -> list[iam.PolicyStatement]:
+    group = f"arn:{stack.partition}:logs:{stack.region}:{stack.account}:log-group:{_LOG_GROUP}"
+    metrics = allow(
+        ["cloudwatch:PutMetricData"],
+        ["*"],
+        {"StringEquals": {"cloudwatch:namespace": _LOG_GROUP}},
+    )
+    streams = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    return [
+        allow(["logs:CreateLogGroup", "logs:DescribeLogStreams"], [group]),
+        allow(streams, [f"{group}:log-stream:*"]),
+        metrics,
+    ]
+
+
+def _vpc_statements(stack: Stack, network: WorkerNetwork) -> list[iam.PolicyStatement]:
+    """Return the rights by which SageMaker puts a job's interfaces into a network."""
+
+    def arn(resource: str, name: str) -> str:
+        return stack.format_arn(service="ec2", resource=resource, resource_name=name)
+
+    interfaces = arn("network-interface", "*")
+    own = {"ArnEquals": {"ec2:Vpc": arn("vpc", network.vpc.vpc_id)}}
+    return [
+        allow(
+            ["ec2:CreateNetworkInterface"],
+            [
+                interfaces,
+                *(arn("subnet", subnet.subnet_id) for subnet in network.subnets),
+                arn("security-group", network.workers.security_group_id),
+            ],
+        ),
+        allow(
+            [
+                "ec2:CreateNetworkInterfacePermission",
+                "ec2:DeleteNetworkInterface",
+                "ec2:DeleteNetworkInterfacePermission",
+            ],
+            [interfaces],
+            own,
+        ),
+        # AWS knows no resources for what only looks.
+        allow(
+            [
+                "ec2:DescribeDhcpOptions",
+                "ec2:DescribeNetworkInterfaces",
+                "ec2:DescribeSecurityGroups",
+                "ec2:DescribeSubnets",
+                "ec2:DescribeVpcs",
+            ],
+            ["*"],
+        ),
+    ]

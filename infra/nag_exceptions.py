@@ -1,0 +1,242 @@
+"""cdk-nag rules, and the findings that this project acknowledges, with reasons.
+
+A finding that no line of the table acknowledges fails synth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final
+
+from aws_cdk import (
+    App,
+    IPolicyValidationContext,
+    PolicyValidationPluginReport,
+    PolicyViolatingResource,
+    PolicyViolation,
+    Validations,
+)
+from cdk_nag import AwsSolutionsChecks
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """A rule that does not hold for the constructs at some paths, and the reason.
+
+    `path` and `finding` are patterns (`*` stands for anything). `finding` is what the rule has
+    found of several things, in brackets behind the rule's name; a `[*]` in it is a real asterisk.
+    """
+
+    rule: str
+    path: str
+    reason: str
+    finding: str = ""
+
+    def covers(self, found: str, path: str) -> bool:
+        """Say whether this speaks of what was found (`rule` or `rule[finding]`) at a path."""
+        rule, _, finding = found.removesuffix("]").partition("[")
+        return (
+            rule == self.rule
+            and fnmatchcase(finding, self.finding)
+            and fnmatchcase(path.removesuffix("/Resource"), self.path)
+        )
+
+
+ACKNOWLEDGED: Final = (
+    Acknowledgement(
+        "AwsSolutions-S1",
+        "Data/Drops/Bucket",
+        "Only this deployment's roles come to the bucket, and the table says what they did with "
+        "it; a log line for each part would cost more than the parts.",
+    ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            f"{role}/DefaultPolicy",
+            "Objects get their names while a batch runs: a role reaches those under its own "
+            "prefixes.",
+            finding=f"Resource::*DropsBucket*/{prefix}/[*]",
+        )
+        for role, prefixes in (
+            ("Api/Control/Role", ("input", "files", "work", "output")),
+            ("Api/Intake/Role", ("input", "files", "work", "output")),
+            ("Api/Reaper/Role", ("files", "output")),
+            ("Api/DeadLetters/Role", ("files", "output")),
+            ("Api/Api/Role", ("input", "files", "work", "work/uploads", "output")),
+            ("Compute/Worker-*/Role", ("input", "files", "work")),
+        )
+        for prefix in prefixes
+    ),
+    Acknowledgement(
+        "AwsSolutions-L1",
+        "Api/*/Function",
+        "Functions run on the version of Python that made their bundle: its byte code is in it.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG4",
+        "Api/Http/Api/*--health",
+        "A health check has no key; the answer says that the API is up and nothing else.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG4",
+        "Api/Http/Api/*--openapi.json",
+        "What the API can do is the same for everybody, and no secret.",
+    ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-APIG4",
+            f"Api/Http/Api/{method}--{route}",
+            "The dashboard's page and its files are the same for everybody; what it shows of a "
+            "tenant it asks for with a key.",
+        )
+        for route in ("", "dashboard", "dashboard--assets--{proxy+}")
+        for method in ("GET", "HEAD")
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG4",
+        "Api/Http/Api/ANY--{proxy+}",
+        "The function looks at keys itself, before anything else: the gateway's refusals have a "
+        "form that OpenAI's clients do not read.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Worker-*/Role/DefaultPolicy",
+        "Who drops weights under the prefix of a model names the files; the role reads no others.",
+        finding="Resource::arn:*:s3:::*/[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Worker-*/ExecutionRole/DefaultPolicy",
+        "ecr:GetAuthorizationToken, which a pull of the image begins with, knows no resources.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Machines/Role/DefaultPolicy",
+        "A machine gets its id when it joins the cluster, which is the only one that it may join.",
+        finding="Resource::arn:*:ecs:*:container-instance/*/[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Machines/Role/DefaultPolicy",
+        "ecs:DiscoverPollEndpoint, which asks for an address, knows no resources.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM4",
+        "Compute/Machines/Starter",
+        "What ECS needs to make and end machines is its own affair, and grows with it; this role "
+        "is for ECS alone.",
+        finding="Policy::*/AmazonECSInfrastructureRolePolicyForManagedInstances",
+    ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            "Compute/Launching/Policy*",
+            "Tasks and revisions of their definitions get their names when they come to be: those "
+            "of this cluster, and of its models, are reached.",
+            finding=f"Resource::arn:*:{finding}",
+        )
+        for finding in (
+            "ecs:*:task-definition/*:[*]",
+            "ecs:*:task/*/[*]",
+            "logs:*:log-group:*:log-stream:[*]",
+        )
+    ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            "Compute/Worker-*/Role/DefaultPolicy",
+            "What SageMaker does for a job (its image, its log, its interfaces) has names that "
+            "come to be with it, or knows no resources.",
+            finding=f"Resource::{finding}",
+        )
+        for finding in ("[*]", "arn:*:logs:*:log-stream:[*]", "arn:*:ec2:*:network-interface/[*]")
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Launching/Policy*",
+        "A job gets its name when it is started; those of others begin otherwise.",
+        finding="Resource::arn:*:sagemaker:*:training-job/tidemill-[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Compute/Launching/Policy*",
+        "Lists of tasks and of jobs know no resources; a condition on the first names the cluster.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
+        "AwsSolutions-ECS4",
+        "Compute/Cluster",
+        "Container Insights costs by the metric and tells nothing while no task runs; workers and "
+        "the reaper tell what is needed.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-VPC7",
+        "Compute/Network/Vpc",
+        "Nothing comes in, and what workers reach is AWS, or hosts that lines name: a log of flows "
+        "would tell less than the logs of what they reach.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-ECS2",
+        "Compute/Worker-*/Task",
+        "The variables are names of resources and limits; a worker has no secret.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-AS3",
+        "Compute/Worker-*/Group/ASG",
+        "Machines come and go with every batch; an alarm tells when a model that has work has no "
+        "worker.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-EC26",
+        "Compute/Worker-*/Group/ASG",
+        "The launch template encrypts its disk; the rule does not look where a group of mixed "
+        "instances names its template.",
+    ),
+)
+
+
+class Checks(AwsSolutionsChecks):
+    """The rules of cdk-nag less what a table acknowledges; `used` are the lines that did so."""
+
+    def __init__(self, app: App, acknowledged: Iterable[Acknowledgement]) -> None:
+        super().__init__(app)
+        self._acknowledged = tuple(acknowledged)
+        self.used: set[Acknowledgement] = set()
+
+    def validate(self, context: IPolicyValidationContext) -> PolicyValidationPluginReport:
+        """Return the findings that nothing acknowledges."""
+        left = list(self._left(super().validate(context).violations))
+        return PolicyValidationPluginReport(success=not left, violations=left)
+
+    def _left(self, violations: Iterable[PolicyViolation]) -> Iterator[PolicyViolation]:
+        for violation in violations:
+            places = [
+                place
+                for place in violation.violating_resources
+                if not self._is_acknowledged(violation.rule_name, place)
+            ]
+            if places:
+                yield PolicyViolation(
+                    rule_name=violation.rule_name,
+                    description=violation.description,
+                    severity=violation.severity,
+                    violating_resources=places,
+                )
+
+    def _is_acknowledged(self, found: str, place: PolicyViolatingResource) -> bool:
+        lines = {
+            line for line in self._acknowledged if line.covers(found, place.construct_path or "")
+        }
+        self.used |= lines
+        return bool(lines)
+
+
+def add_checks(app: App, acknowledged: Iterable[Acknowledgement] = ACKNOWLEDGED) -> Checks:
+    """Have synth fail for every finding that the table does not acknowledge."""
+    checks = Checks(app, acknowledged)
+    Validations.of(app).add_plugins(checks)
+    return checks

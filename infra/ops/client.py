@@ -1,0 +1,85 @@
+"""Client of a deployment's API for this project's own scripts; users take the OpenAI SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+_POLL_SECONDS = 0.5
+_TRIES = 3
+_TIMEOUT_SECONDS = 35.0  # an API Gateway gives up after 30
+
+
+class ApiFailed(Exception):
+    """The API refused a request or could not be reached; the message says what it said."""
+
+
+class Api:
+    """Calls one deployment with a key until it is closed."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._http = httpx.Client(
+            base_url=f"{url}/v1/",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=_TIMEOUT_SECONDS,
+        )
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def batch(self, batch_id: str) -> dict[str, Any]:
+        """Return the Batch object of this id."""
+        return self._call("GET", f"batches/{batch_id}")
+
+    def cancel(self, batch_id: str) -> dict[str, Any]:
+        """Ask for a batch to be cancelled and return it."""
+        return self._call("POST", f"batches/{batch_id}/cancel")
+
+    def find(self, input_url: str) -> dict[str, Any] | None:
+        """Return the newest batch of a dropped file among the newest hundred, or None."""
+        page = self._call("GET", "batches?limit=100")
+        return next((batch for batch in page["data"] if batch["input_file_id"] == input_url), None)
+
+    def follow(
+        self,
+        input_url: str,
+        *,
+        seconds: float,
+        until: Callable[[dict[str, Any]], bool] = lambda batch: batch["status"] in ENDED,
+        show: Callable[[dict[str, Any]], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Return the batch of a dropped file as soon as it is what `until` wants.
+
+        `show` sees each new state. Raises ApiFailed when it takes longer than `seconds`.
+        """
+        deadline, seen = time.monotonic() + seconds, None
+        while time.monotonic() < deadline:
+            batch = self.batch(seen["id"]) if seen else self.find(input_url)
+            if batch is not None:
+                if batch != seen:
+                    show(batch)
+                if until(batch):
+                    return batch
+                seen = batch
+            time.sleep(_POLL_SECONDS)
+        where = f"it is {seen['status']}, {seen['request_counts']}" if seen else "no batch appeared"
+        raise ApiFailed(f"{input_url}: {where} after {seconds:g} s")
+
+    def _call(self, method: str, path: str) -> dict[str, Any]:
+        for tries_left in reversed(range(_TRIES if method == "GET" else 1)):
+            try:
+                response = self._http.request(method, path)
+                break
+            except httpx.HTTPError as exc:
+                if not tries_left:
+                    raise ApiFailed(f"{method} {path}: {exc}") from exc
+            time.sleep(_POLL_SECONDS)
+        if response.is_error:
+            raise ApiFailed(f"{method} {path}: {response.status_code} {response.text[:500]}")
+        found: dict[str, Any] = response.json()
+        return found

@@ -1,0 +1,74 @@
+"""`python -m infra.ops.linked_roles`: makes the roles that services of AWS need in a new account.
+
+Each service makes its own when it is first used, and goes on before the role is there everywhere:
+the first cluster of an account fails, and so does the first Spot machine. Made beforehand they are
+found. Those that are there are left as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from tidemill.handler.aws.sync import aws_client
+
+SERVICES: Final = ("ecs.amazonaws.com", "spot.amazonaws.com", "autoscaling.amazonaws.com")
+
+
+class RolesRefused(Exception):
+    """Whoever runs this may not make such roles; the message says what to ask for."""
+
+
+def make_roles(iam: Any) -> list[str]:
+    """Return the services that have got their role now; raises RolesRefused, ClientError.
+
+    `iam` is a boto3 client.
+    """
+    made, denied = [], []
+    for service in SERVICES:
+        try:
+            iam.create_service_linked_role(AWSServiceName=service)
+        except ClientError as exc:
+            if exc.response["Error"]["Code"] == "AccessDenied":
+                denied.append(service)
+            elif not _is_there(exc):
+                raise
+        else:
+            made.append(service)
+    if denied:
+        raise RolesRefused(_refusal(denied))
+    return made
+
+
+def _is_there(refused: ClientError) -> bool:
+    """Say whether a role was not made because it exists: IAM says so by its words alone."""
+    error = refused.response["Error"]
+    return error["Code"] == "EntityAlreadyExists" or "has been taken" in error["Message"]
+
+
+def _refusal(denied: list[str]) -> str:
+    commands = [f"  aws iam create-service-linked-role --aws-service-name {it}" for it in denied]
+    message = (
+        "these credentials may not make service-linked roles (iam:CreateServiceLinkedRole). If "
+        "this account has used ECS, Spot and Auto Scaling before, they are there and all is well; "
+        "if not, ask its administrator for:"
+    )
+    return "\n".join([message, *commands])
+
+
+def main() -> int:
+    """Make what is missing and say so; 0 when all are there."""
+    try:
+        made = make_roles(aws_client("iam"))
+    except (RolesRefused, BotoCoreError, ClientError) as exc:
+        sys.stderr.write(f"service-linked roles: {exc}\n")
+        return 1
+    message = f"made for {', '.join(made)}" if made else "all there"
+    sys.stdout.write(f"service-linked roles: {message}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""`python -m infra.ops.smoke`: tests a deployment as users would: drop, follow, compare, cancel.
+
+Uses real workers and costs what a few minutes of them cost. Leaves nothing behind but log lines
+and batches in the table, which expire.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from itertools import chain
+from typing import Any
+from uuid import uuid4
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.ops.client import Api, ApiFailed
+from infra.ops.copy_speed import time_copies
+from infra.ops.drops import Drops
+from infra.ops.outputs import NotDeployed, Outputs, read_outputs
+from infra.ops.workers import Workers
+from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.handler.aws.sync import Aws, aws_client
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.settings import read_settings
+from tidemill.handler.tenants.keys import KeyStore, key_id_of
+
+_NUM_LINES = 20
+# More than a worker answers in the time that a cancel takes.
+_NUM_LINES_TO_CANCEL = 50_000
+_BAD_LINE = b'{"custom_id": "bad"\n'
+
+
+class SmokeFailed(Exception):
+    """The deployment did not do what it should; the message says what came instead."""
+
+
+class SmokeTest:
+    """Smoke test of a deployment; `seconds` is the timeout of a batch with a cold start."""
+
+    def __init__(self, api: Api, drops: Drops, model: str, seconds: float) -> None:
+        self._api, self._drops, self._model, self._seconds = api, drops, model, seconds
+        self._names: list[str] = []
+
+    def run(self) -> Iterator[str]:
+        """Try one thing after the other and say what went well; raises SmokeFailed, ApiFailed."""
+        yield self._rows_come_back()
+        yield self._bad_file_is_refused()
+        yield self._cancel_keeps_rows()
+
+    def watch(self, workers: Workers) -> Iterator[str]:
+        """Say how workers come and go; raises SmokeFailed, ApiFailed."""
+        yield self._stopped_worker_is_replaced(workers)
+        seconds = workers.wait(lambda listed: not listed, self._seconds)
+        if seconds is None:
+            raise SmokeFailed("workers: they still run, and have nothing to do")
+        yield f"the last worker ended by itself after {seconds:.0f} s"
+
+    def clean_up(self) -> None:
+        """Delete what was dropped and what came of it."""
+        for name in self._names:
+            self._drops.remove(name)
+
+    def _rows_come_back(self) -> str:
+        started = time.monotonic()
+        name, url = self._drop(_lines(self._model, _NUM_LINES))
+        batch = self._api.follow(url, seconds=self._seconds)
+        _expect("status", batch["status"], "completed")
+        rows = self._drops.rows(name)
+        _expect("ids", [row["custom_id"] for row in rows], _custom_ids(_NUM_LINES))
+        _expect("status codes", {row["response"]["status_code"] for row in rows}, {200})
+        counts = {"total": _NUM_LINES, "completed": _NUM_LINES, "failed": 0}
+        _expect("counts", batch["request_counts"], counts)
+        report = self._drops.report(name)
+        _expect("report", (report or {}).get("request_counts"), counts)
+        return f"{_NUM_LINES} lines became rows in order, {time.monotonic() - started:.0f} s"
+
+    def _bad_file_is_refused(self) -> str:
+        _, url = self._drop(_lines(self._model, 1) + _BAD_LINE)
+        batch = self._api.follow(url, seconds=self._seconds)
+        _expect("status", batch["status"], "failed")
+        errors = [(error["code"], error["line"]) for error in batch["errors"]["data"]]
+        _expect("errors", errors, [("invalid_json_line", 2)])
+        return "a file with a bad line failed with the line's number"
+
+    def _stopped_worker_is_replaced(self, workers: Workers) -> str:
+        """Stop a worker that has rows, as a new release does, and see its batch go on."""
+        _, url = self._drop(_lines(self._model, _NUM_LINES_TO_CANCEL))
+        batch = self._followed_to(url, 1)
+        releases = {worker.release for worker in workers.list_workers()}
+        _expect("releases", releases, {workers.plan.release})
+        stopped = workers.stop_one()
+        if stopped is None:
+            raise SmokeFailed("workers: rows come, and the launcher lists no worker that runs")
+        gone = workers.wait(
+            lambda listed: stopped.id not in {worker.id for worker in listed}, self._seconds
+        )
+        if gone is None:
+            raise SmokeFailed(f"workers: {stopped.id} was asked to end, and runs on")
+        # What it had, and a row more than it can have handed over.
+        started = time.monotonic()
+        counts = self._api.batch(batch["id"])["request_counts"]
+        self._followed_to(url, counts["completed"] + 1)
+        seconds = time.monotonic() - started
+        self._api.cancel(batch["id"])
+        self._api.follow(url, seconds=self._seconds)
+        return (
+            f"a worker that was stopped was gone after {gone:.0f} s, and {seconds:.0f} s later "
+            "its batch went on"
+        )
+
+    def _followed_to(self, url: str, num_rows: int) -> dict[str, Any]:
+        """Return a batch as soon as it has so many rows."""
+        return self._api.follow(
+            url,
+            seconds=self._seconds,
+            until=lambda batch: batch["request_counts"]["completed"] >= num_rows,
+        )
+
+    def _cancel_keeps_rows(self) -> str:
+        name, url = self._drop(_lines(self._model, _NUM_LINES_TO_CANCEL))
+        batch = self._followed_to(url, 1)
+        started = time.monotonic()
+        self._api.cancel(batch["id"])
+        batch = self._api.follow(url, seconds=self._seconds)
+        seconds = time.monotonic() - started
+        _expect("status", batch["status"], "cancelled")
+        num_rows = batch["request_counts"]["completed"]
+        _expect("rows kept", len(self._drops.rows(name)), num_rows)
+        return f"a cancel took {seconds:.0f} s and kept the {num_rows:,} rows there were"
+
+    def _drop(self, body: bytes) -> tuple[str, str]:
+        name = f"smoke/{uuid4().hex}"
+        self._names.append(name)
+        return name, self._drops.drop(name, body)
+
+
+def _lines(model: str, count: int) -> bytes:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16}
+    return b"".join(
+        json.dumps(
+            {
+                "custom_id": custom_id,
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                # Unlike seeds keep identical requests from being answered once for all.
+                "body": body | {"seed": number, "temperature": 1.0},
+            }
+        ).encode()
+        + b"\n"
+        for number, custom_id in enumerate(_custom_ids(count))
+    )
+
+
+def _custom_ids(count: int) -> list[str]:
+    return [f"smoke-{number}" for number in range(count)]
+
+
+def _expect(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise SmokeFailed(f"{what}: expected {wanted!r}, found {found!r}")
+
+
+@contextmanager
+def temporary_key(outputs: Outputs) -> Iterator[str]:
+    """Make a key of the API that is revoked when the block is left."""
+    aws, keys = Aws(), KeyStore(outputs.table)
+    token = aws.run(keys.create(tenant=DROP_TENANT, name="smoke", now=int(time.time())))
+    try:
+        yield token
+    finally:
+        aws.run(keys.revoke(key_id_of(token), now=int(time.time())))
+
+
+def smoke(
+    name: str, *, seconds: float, model: str | None = None, notify: Callable[[str], None]
+) -> None:
+    """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
+    outputs = read_outputs(aws_client("cloudformation"), name)
+    s3 = aws_client("s3")
+    drops = Drops(s3, outputs.bucket)
+    model = model or next(iter(outputs.work_queues))
+    workers = Workers(Aws(), Deployment(read_settings(outputs.environment)), model)
+    with temporary_key(outputs) as key, closing(Api(outputs.api_url, key)) as api:
+        visit = SmokeTest(api, drops, model, seconds)
+        try:
+            for sentence in chain(visit.run(), visit.watch(workers)):
+                notify(sentence)
+        finally:
+            visit.clean_up()
+    notify(time_copies(s3, outputs.bucket))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try what was asked for; 0 when all went well."""
+    parser = argparse.ArgumentParser(prog="python -m infra.ops.smoke", description=__doc__)
+    parser.add_argument("--deployment", default="tidemill", help="its name (tidemill)")
+    parser.add_argument("--model", help="the model to ask (default: the first one)")
+    parser.add_argument(
+        "--seconds", type=float, default=2700, help="a batch may take, cold start and all (2700)"
+    )
+    parsed = parser.parse_args(arguments)
+
+    def notify(sentence: str) -> None:
+        sys.stdout.write(f"ok: {sentence}\n")
+        sys.stdout.flush()
+
+    try:
+        smoke(parsed.deployment, seconds=parsed.seconds, model=parsed.model, notify=notify)
+    except (SmokeFailed, ApiFailed, NotDeployed) as exc:
+        sys.stderr.write(f"failed: {exc}\n")
+        return 1
+    except (AwsError, BotoCoreError, ClientError) as exc:
+        sys.stderr.write(f"AWS refused: {exc}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

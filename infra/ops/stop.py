@@ -1,0 +1,94 @@
+"""`python -m infra.ops.stop`: has every worker of a deployment end, before its stacks are deleted.
+
+No more of them are started, and nobody waits for their batches: a worker that is told to end writes
+what is finished and is gone within two minutes. After that a cluster has no task that keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.config import DEFAULT_PATH, ConfigRefused, read_config
+from infra.ops.outputs import NotDeployed, read_outputs
+from tidemill.handler.aws.sync import Aws, aws_client
+from tidemill.handler.deployment import Deployment
+from tidemill.handler.errors import AwsError
+from tidemill.handler.fleet.circuit_breaker import open_by_operator
+from tidemill.handler.fleet.stop import list_workers, stop_workers
+from tidemill.handler.settings import read_settings
+
+_POLL_SECONDS = 5.0
+# ECS and SageMaker kill what has not ended two minutes after it was told to.
+_MAX_POLLS = 36
+
+
+def stop_all(
+    aws: Aws,
+    deployment: Deployment,
+    now: int,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Brake every fleet and have its workers end; return the models that still have some then."""
+    plans = aws.run(deployment.fleet_plans.read())
+    for model, plan in plans.items():
+        aws.run(deployment.fleets.change(model, partial(open_by_operator, plan=plan, now=now)))
+    left = plans
+    for _ in range(_MAX_POLLS):
+        # Again each time: a Lambda may have been about to start one.
+        for plan in left.values():
+            aws.run(stop_workers(deployment, plan))
+        left = {
+            model: plan for model, plan in left.items() if aws.run(list_workers(deployment, plan))
+        }
+        if not left:
+            break
+        sleep(_POLL_SECONDS)
+    return sorted(left)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask, and end the workers of the deployment that a configuration names."""
+    parser = argparse.ArgumentParser(prog="python -m infra.ops.stop", description=__doc__)
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parsed = parser.parse_args(arguments)
+    try:
+        name = read_config(parsed.config).name
+        outputs = read_outputs(aws_client("cloudformation"), name, needs_api=False)
+        if not parsed.yes and not _confirm(name):
+            return 1
+        aws, deployment = Aws(), Deployment(read_settings(outputs.environment))
+        left = stop_all(aws, deployment, int(time.time()))
+    except (ConfigRefused, NotDeployed, AwsError, BotoCoreError, ClientError) as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    if left:
+        sys.stderr.write(
+            f"Workers of {', '.join(left)} have been told to end and are still there: look at them "
+            "in the console, and run this again.\n"
+        )
+        return 1
+    sys.stdout.write("No worker runs any more.\n")
+    return 0
+
+
+def _confirm(name: str) -> bool:
+    sys.stdout.write(
+        f"To end its workers and delete its stacks, type the deployment's name ({name}): "
+    )
+    sys.stdout.flush()
+    if sys.stdin.readline().strip() == name:
+        return True
+    sys.stderr.write(f"That is not {name}: nothing was done.\n")
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

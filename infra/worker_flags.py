@@ -1,0 +1,39 @@
+"""Command-line flags of workers, wherever they run."""
+
+from __future__ import annotations
+
+from infra.config import Model
+
+
+def worker_flags(model: Model) -> list[str]:
+    """Return the flags of `tidemill worker` that serve a model as the configuration says."""
+    # Without its GPU a worker must end: on the processor it would only hold shards up.
+    flags = [
+        "--served-model-name",
+        model.name,
+        *model.aliases,
+        "--dtype",
+        model.dtype,
+        "--kv-cache-dtype",
+        model.kv_cache_dtype,
+        "--device",
+        "cuda",
+        "--exit-when-idle",
+        str(model.idle_minutes * 60),
+    ]
+    if model.gpus_per_worker > 1:
+        flags += ["--tensor-parallel-size", str(model.gpus_per_worker)]
+    if model.quantization:
+        flags += ["--quantization", model.quantization]
+    if model.weights:
+        flags += ["--model", model.weights]
+    if model.weights_region:
+        flags += ["--weights-region", model.weights_region]
+    flags += adapter_flags(model)
+    return [*flags, *model.args]
+
+
+def adapter_flags(model: Model) -> list[str]:
+    """Return the flags of `tidemill worker` that serve a model's adapters."""
+    named = [f"{adapter.name}={adapter.weights}" for adapter in model.adapters]
+    return ["--lora-modules", *named] if named else []

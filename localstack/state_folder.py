@@ -1,0 +1,152 @@
+"""State folder of a local cloud: locked by one process, recoverable after any kill."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from localstack.ministack import free_port
+
+_LOCK_SECONDS = 60.0
+_SETTLE_SECONDS = 15.0
+_POLL_SECONDS = 0.1
+
+
+class StateRefused(Exception):
+    """A state folder that cannot be resumed from; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """A folder that is held, the port that its cloud stands at, and the lock to be inherited.
+
+    Addresses in it, such as those of queues, name the port.
+    """
+
+    folder: Path
+    port: int
+    lock: int
+
+    @contextmanager
+    def deploying(self) -> Iterator[None]:
+        """Suspend snapshots inside the block, and wait for a new one after it.
+
+        Killed in between, the next one goes on from what was there before. Raises StateRefused when
+        nothing can be written.
+        """
+        mark, before = self.folder / "deploying", _snapshots(self.folder)
+        mark.touch()
+        yield
+        mark.unlink()
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while _snapshots(self.folder) == before:
+            if time.monotonic() > deadline:
+                raise StateRefused(
+                    f"nothing is written to {self.folder}: is there room on its disk?"
+                )
+            time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def locked_state(
+    folder: Path, port: int | None, notify: Callable[[str], None]
+) -> Iterator[StateFolder]:
+    """Lock a folder until the block is left, and recover it if a kill left it half written.
+
+    Raises StateRefused when another cloud has it, or it cannot be mended.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        _acquire_lock(lock, folder, notify)
+        kept = _read_port(folder, port)
+        _recover(folder, notify)
+        yield StateFolder(folder, kept, lock)
+    finally:
+        os.close(lock)
+
+
+def _acquire_lock(lock: int, folder: Path, notify: Callable[[str], None]) -> None:
+    """Take the lock, which an emulator has as long as it writes; wait for one that ends."""
+    deadline, is_notified = time.monotonic() + _LOCK_SECONDS, False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_notified:
+                notify(f"another cloud has {folder}; waiting for its end")
+                is_notified = True
+            if time.monotonic() >= deadline:
+                raise StateRefused(f"another cloud runs with {folder}: end it first") from None
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
+def _read_port(folder: Path, wanted: int | None) -> int:
+    path = folder / "port"
+    kept: int | None = None
+    with suppress(FileNotFoundError, ValueError):
+        kept = int(path.read_text(encoding="utf-8"))
+    if kept is None:
+        if _snapshots(folder):
+            raise StateRefused(
+                f"{path} does not say at which port this cloud stood: write the port into it, or "
+                f"remove {folder} to start anew"
+            )
+        kept = wanted or free_port()
+        new = path.with_suffix(".new")
+        new.write_text(str(kept), encoding="utf-8")
+        new.replace(path)
+    if wanted not in (None, kept):
+        raise StateRefused(f"{folder} was kept at port {kept}; it cannot move to {wanted}")
+    return kept
+
+
+def _recover(folder: Path, notify: Callable[[str], None]) -> None:
+    """Roll the folder back to its newest complete snapshot; raises StateRefused without one."""
+    (folder / "deploying").unlink(missing_ok=True)
+    shutil.rmtree(folder / "saving", ignore_errors=True)
+    saved = _snapshots(folder)
+    # An older Tidemill wrote right into the folder.
+    candidates = saved[::-1] or ([folder] if any(folder.glob("*.json")) else [])
+    mistakes = [(path, _find_corruption(path)) for path in candidates]
+    whole = next((path for path, mistake in mistakes if mistake is None), None)
+    if mistakes and whole is None:
+        raise StateRefused(
+            f"{mistakes[0][1]}, and nothing older is whole: remove {folder} to start anew; the "
+            f"objects of its bucket lie in {folder / 's3'}"
+        )
+    if whole is not None and (mistake := mistakes[0][1]) is not None:
+        notify(f"{mistake}; going on with what was written at {_written_at(whole)}")
+        for path in saved[saved.index(whole) + 1 :]:
+            shutil.rmtree(path)
+    if whole is None and (folder / "s3").exists():
+        notify(f"the cloud in {folder} was ended before it was ready: starting anew")
+        shutil.rmtree(folder / "s3")
+
+
+def _snapshots(folder: Path) -> list[Path]:
+    return sorted(folder.glob("saved-*"))
+
+
+def _find_corruption(folder: Path) -> str | None:
+    """Return the error in a snapshot, or None."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            json.loads(path.read_bytes())
+        except ValueError:
+            return f"{path} is half written"
+    return None
+
+
+def _written_at(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime).astimezone().strftime("%Y-%m-%d %H:%M:%S")

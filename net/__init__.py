@@ -1,0 +1,1 @@
+"""SSRF guard and HTTP client for hosts that a client's url names."""

@@ -1,0 +1,96 @@
+"""One request to a checked address, without redirects."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
+
+from .pinned_connection import MIN_SECONDS, Network, PinnedConnection, deadline
+from .ssrf_guard import Target
+
+_MAX_TEXT_BYTES = 64 * 2**10
+
+
+class Response(NamedTuple):
+    """Response of a server: status and text."""
+
+    status: int
+    text: str
+
+    @property
+    def is_success(self) -> bool:
+        """Say whether what was sent has been taken."""
+        return 200 <= self.status < 300
+
+    @property
+    def is_retryable(self) -> bool:
+        """Say whether the same request may be answered otherwise later."""
+        return self.status >= 500 or self.status in {408, 429}
+
+
+class Request(NamedTuple):
+    """Request to send; `headers` hold the length of a body that is no bytes."""
+
+    method: str
+    headers: dict[str, str]
+    body: bytes | Iterable[bytes]
+
+
+def put_stream(
+    network: Network, target: Target, address: str, body: Iterable[bytes], num_bytes: int
+) -> Response:
+    """Return the answer to a PUT of `num_bytes`; raises OSError or HTTPException without one."""
+    headers = {"Content-Length": str(num_bytes), "Content-Type": "application/x-ndjson"}
+    return send(network, target, address, Request("PUT", headers, body))
+
+
+def send(network: Network, target: Target, address: str, request: Request) -> Response:
+    """Return the answer to a request; raises OSError or HTTPException without one.
+
+    A redirect is an answer like any other. An answer whose words do not come has none.
+    """
+    left = network.clock()
+    connection = PinnedConnection(target, address, network, left)
+    broken: OSError | None = None
+    body = request.body
+    try:
+        try:
+            connection.request(
+                request.method,
+                target.path,
+                body=body if isinstance(body, bytes) else _in_time(body, left),
+                headers=request.headers,
+            )
+        except (BrokenPipeError, ConnectionResetError, ssl.SSLError) as exc:
+            if connection.sock is None:
+                raise
+            # A server that refuses before it has read all may have said why.
+            broken = exc
+        return _answer(connection, left)
+    except (HTTPException, OSError):
+        if broken is not None:
+            raise broken from None
+        raise
+    finally:
+        connection.close()
+
+
+def _in_time(body: Iterable[bytes], left: Callable[[], float]) -> Iterator[bytes]:
+    """Yield the body while there is time; raises TimeoutError then."""
+    for chunk in body:
+        if left() <= MIN_SECONDS:
+            raise TimeoutError("it takes the bytes too slowly")
+        yield chunk
+
+
+def _answer(connection: HTTPConnection, left: Callable[[], float]) -> Response:
+    connected, text = connection.sock, b""  # the connection lets go of it when it has answered
+    with deadline(left(), connected):
+        response = connection.getresponse()
+    # What the status says counts without its words.
+    with suppress(HTTPException, OSError), deadline(left(), connected):
+        text = response.read(_MAX_TEXT_BYTES)
+    return Response(response.status, text.decode(errors="replace"))

@@ -1,0 +1,144 @@
+"""Audio requests: bodies of transcriptions and translations, their languages and formats.
+
+A line cannot carry a file: `file_url` is a URL that is fetched, or a data URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
+
+from . import urls
+from .errors import RequestError
+from .fields import SamplingFields, Share, Text, listed
+from .urls import checked_url, inline_bytes
+
+_TABLE = (
+    "en english,zh chinese,de german,es spanish,ru russian,ko korean,fr french,ja japanese,"
+    "pt portuguese,tr turkish,pl polish,ca catalan,nl dutch,ar arabic,sv swedish,it italian,"
+    "id indonesian,hi hindi,fi finnish,vi vietnamese,he hebrew,uk ukrainian,el greek,ms malay,"
+    "cs czech,ro romanian,da danish,hu hungarian,ta tamil,no norwegian,th thai,ur urdu,"
+    "hr croatian,bg bulgarian,lt lithuanian,la latin,mi maori,ml malayalam,cy welsh,sk slovak,"
+    "te telugu,fa persian,lv latvian,bn bengali,sr serbian,az azerbaijani,sl slovenian,"
+    "kn kannada,et estonian,mk macedonian,br breton,eu basque,is icelandic,hy armenian,"
+    "ne nepali,mn mongolian,bs bosnian,kk kazakh,sq albanian,sw swahili,gl galician,mr marathi,"
+    "pa punjabi,si sinhala,km khmer,sn shona,yo yoruba,so somali,af afrikaans,oc occitan,"
+    "ka georgian,be belarusian,tg tajik,sd sindhi,gu gujarati,am amharic,yi yiddish,lo lao,"
+    "uz uzbek,fo faroese,ht haitian creole,ps pashto,tk turkmen,nn nynorsk,mt maltese,"
+    "sa sanskrit,lb luxembourgish,my myanmar,bo tibetan,tl tagalog,mg malagasy,as assamese,"
+    "tt tatar,haw hawaiian,ln lingala,ha hausa,ba bashkir,jw javanese,su sundanese,yue cantonese"
+)
+_OTHER_NAMES = (
+    "my burmese,ca valencian,nl flemish,ht haitian,lb letzeburgesch,ps pushto,pa panjabi,"
+    "ro moldavian,ro moldovan,si sinhalese,es castilian,zh mandarin,jw jv"
+)
+
+
+def _pairs(table: str) -> list[tuple[str, str]]:
+    return [(code, name) for code, _, name in (entry.partition(" ") for entry in table.split(","))]
+
+
+LANGUAGES: Mapping[str, str] = MappingProxyType(dict(_pairs(_TABLE)))
+"""The English name of each code."""
+
+_CODES = {name: code for code, name in _pairs(_TABLE) + _pairs(_OTHER_NAMES)}
+
+# Languages without spaces between words.
+UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+
+
+def code_of(language: str) -> str | None:
+    """Return the code of a language, given by its code or a name, in any case."""
+    called = language.strip().lower()
+    return called if called in LANGUAGES else _CODES.get(called)
+
+
+FILE_URL = "file_url"
+FILE = "file"
+"""Field with the bytes of a fetched recording; a line must not have it."""
+
+_MAX_PROMPT_CHARS = 20_000
+_RECORDING = "a recording"
+
+ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+Granularity = Literal["segment", "word"]
+
+
+def inline_recording(url: str) -> bytes | None:
+    """Return the data of a data URL, or None for any other URL; raises `RequestError`."""
+    try:
+        return inline_bytes(url, _RECORDING)
+    except ValueError as exc:
+        raise _refused(str(exc)) from None
+
+
+def too_large(max_bytes: int) -> RequestError:
+    """Return the error for a recording above the size limit."""
+    return _refused(urls.too_large(_RECORDING, max_bytes))
+
+
+def _checked(url: str) -> str:
+    try:
+        return checked_url(url, _RECORDING)
+    except ValueError as exc:
+        raise _refused(str(exc)) from None
+
+
+def _refused(why: str) -> RequestError:
+    return RequestError(f"`{FILE_URL}` {why}.", param=FILE_URL)
+
+
+def _language(called: str) -> str:
+    code = code_of(called)
+    if code is None:
+        raise ValueError("must be a language's ISO code, such as 'en', or its English name")
+    return code
+
+
+class _SpeechRequest(SamplingFields):
+    """Fields of both endpoints; unknown fields are ignored, null fields are unset."""
+
+    model: str | None = None
+    file_url: Annotated[str, AfterValidator(_checked)]
+    language: Annotated[str, AfterValidator(_language)] | None = None
+    prompt: Annotated[Text, Field(max_length=_MAX_PROMPT_CHARS)] | None = None
+    response_format: ResponseFormat | None = None
+    temperature: Share | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_file(cls, body: Any) -> Any:
+        if isinstance(body, dict) and body.get(FILE) is not None:
+            raise RequestError(
+                "`file` cannot be sent in a line: name the recording by `file_url`, an http:// or"
+                " https:// url or a base64 data URL.",
+                param=FILE,
+            )
+        return body
+
+
+class TranscriptionRequest(_SpeechRequest):
+    """The body of a request to `/v1/audio/transcriptions`."""
+
+    # Forms and vLLM call it by the second name.
+    timestamp_granularities: Annotated[list[Granularity], BeforeValidator(listed)] | None = Field(
+        None,
+        validation_alias=AliasChoices("timestamp_granularities", "timestamp_granularities[]"),
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse timestamps that the response format cannot hold."""
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise RequestError(
+                '`timestamp_granularities` needs `response_format` "verbose_json".',
+                param="timestamp_granularities",
+            )
+        return self
+
+
+class TranslationRequest(_SpeechRequest):
+    """The body of a request to `/v1/audio/translations`."""

@@ -1,0 +1,80 @@
+"""Response bodies: common fields, an id derived from the line alone, usage and errors."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .errors import RequestError
+
+
+def response_id(prefix: str, request_id: str) -> str:
+    """Return the id of a response body, the same in every run of the same line."""
+    return f"{prefix}-{request_id.removeprefix('req_')}"
+
+
+def usage_body(
+    prompt_tokens: int, completion_tokens: int, *, reasoning_tokens: int | None = None
+) -> dict[str, Any]:
+    """Return the usage object of a row; `reasoning_tokens` None is for a model that does not think.
+
+    Cached tokens are not listed: they depend on other requests, and a row must not.
+    """
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    if reasoning_tokens is not None:
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
+
+
+def completion_body(
+    kind: Literal["chat.completion", "text_completion"],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    choices: list[dict[str, Any]],
+    usage: dict[str, Any],
+) -> dict[str, Any]:
+    """Return a response body of either endpoint; `created` is in seconds since the epoch."""
+    return {
+        "id": body_id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": choices,
+        "usage": usage,
+        "system_fingerprint": None,
+    }
+
+
+def chunk_body(
+    kind: Literal["chat.completion.chunk", "text_completion"],
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+) -> dict[str, Any]:
+    """Return the common fields of every chunk of a stream, without its choices."""
+    return {
+        "id": body_id,
+        "object": kind,
+        "created": created,
+        "model": model,
+        "choices": [],
+        "system_fingerprint": None,
+    }
+
+
+def error_body(error: RequestError) -> dict[str, Any]:
+    """Return the body of a failed request: `{"error": {message, type, param, code}}`."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }

@@ -1,0 +1,135 @@
+"""Chat completions: the request body and the response body."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from .constraints import ConstrainedRequest
+from .errors import RequestError
+from .fields import MAX_TOP_LOGPROBS, Count, Whole
+from .messages import Message
+from .tools import ToolFields
+
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""Response fields with reasoning: vLLM's name, and its old name, which is SGLang's."""
+
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# Variables that we pass to a template, and parameters of its renderer.
+_RESERVED_TEMPLATE_NAMES = frozenset(
+    "add_generation_prompt chat_template continue_final_message conversation conversations"
+    " documents max_length messages padding return_assistant_tokens_mask return_dict return_tensors"
+    " sanitize_control_tokens self tokenize tokenizer_kwargs tools truncation".split()
+)
+
+
+def free_names(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return template variables; ValueError if one is reserved for the request or the renderer."""
+    taken = sorted(kwargs.keys() & _RESERVED_TEMPLATE_NAMES)
+    if taken:
+        raise ValueError(f"must not set `{taken[0]}`, which the request sets itself")
+    return kwargs
+
+
+class ChatCompletionRequest(ToolFields, ConstrainedRequest):
+    """The body of a request to `/v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Count, Field(le=MAX_TOP_LOGPROBS)] | None = None
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    thinking_token_budget: Annotated[Whole, Field(ge=-1)] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse parameters that contradict each other."""
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")
+        if self.logprob_token_ids and not self.logprobs:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs` to be true.", param="logprob_token_ids"
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"
+                " on with the last message, the other opens a new one.",
+                param="continue_final_message",
+            )
+        if self.continue_final_message and self.messages[-1].content is None:
+            raise RequestError(
+                "`continue_final_message` needs a last message with content.",
+                param="continue_final_message",
+            )
+        asked = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(asked) > 1:
+            raise RequestError(
+                "`max_tokens` and `max_completion_tokens` differ; send one of them.",
+                param="max_completion_tokens",
+            )
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of top log-probabilities at each token; None if none are requested."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def message_body(
+    content: str, *, reasoning: str | None, calls: Sequence[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """Return an assistant's message; `calls` are ids, names and arguments.
+
+    Content is null if there are only calls or reasoning. `reasoning` None leaves its fields out:
+    for a model that does not reason, or if the request excludes reasoning.
+    """
+    is_silent = not content and bool(calls or reasoning)
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if is_silent else content,
+        "refusal": None,
+    }
+    if reasoning is not None:
+        message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)
+    if calls:
+        message["tool_calls"] = [
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for call_id, name, arguments in calls
+        ]
+    return message
+
+
+def chat_choice(
+    index: int,
+    said: dict[str, Any],
+    *,
+    said_as: Literal["message", "delta"] = "message",
+    logprobs: dict[str, Any] | None,
+    finish_reason: str | None,
+    stop_reason: int | str | None,
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return one choice of a chat completion, or of a chunk, which has a delta.
+
+    `warnings` is an extension of ours.
+    """
+    choice = {
+        "index": index,
+        said_as: said,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }
+    return {**choice, "warnings": list(warnings)} if warnings else choice

@@ -1,0 +1,61 @@
+"""Text completions: the request body and the response body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from .constraints import ConstrainedRequest
+from .errors import RequestError
+from .fields import MAX_TOP_LOGPROBS, Count
+from .prompts import Prompts
+
+DEFAULT_MAX_TOKENS = 16
+MAX_CHOICES_IN_ALL = 8_192
+
+
+class CompletionRequest(ConstrainedRequest):
+    """The body of a request to `/v1/completions`."""
+
+    prompt: Prompts
+    logprobs: Annotated[Count, Field(le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse parameters that contradict each other."""
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise RequestError(
+                "`max_tokens` must be at least 1; 0 scores the prompt, with `echo` or"
+                " `prompt_logprobs`.",
+                param="max_tokens",
+            )
+        if self.logprob_token_ids and self.logprobs is None:
+            raise RequestError(
+                "`logprob_token_ids` needs `logprobs`, at least 0.", param="logprob_token_ids"
+            )
+        if len(self.prompt) * (self.n or 1) > MAX_CHOICES_IN_ALL:
+            raise RequestError(
+                f"{len(self.prompt)} prompts times `n` must not be above {MAX_CHOICES_IN_ALL}"
+                " choices; use more lines.",
+                param="n",
+            )
+        return self
+
+
+def completion_choice(
+    index: int,
+    text: str,
+    *,
+    logprobs: dict[str, Any] | None,
+    finish_reason: str | None,
+    stop_reason: int | str | None,
+) -> dict[str, Any]:
+    """Return one choice of a text completion, or of one of its chunks."""
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }

@@ -1,0 +1,292 @@
+"""Structured outputs: the fields of OpenAI, vLLM, SGLang and llama.cpp, parsed to one value.
+
+The checks here need no model: a body has at most one constraint, its form and size are allowed,
+and its JSON schema has only what is served.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from .automata import check_grammar
+from .errors import RequestError
+from .fields import GenerationRequest, Text
+from .schemas import SchemaRules, served_schema
+from .sizes import TooLarge
+from .structural_tags import served_tag
+from .validation import has_open_escape
+
+MAX_SOURCE_CHARS = 2**20
+MAX_CHOICES = 10_000
+
+# Whitespace allowed between the tokens of a JSON text: enough for any printer's layout, and
+# bounded, so that a model cannot write whitespace without end.
+JSON_WHITESPACE = r" |\r?\n[ \t]{0,40}"
+
+Kind = Literal["json_schema", "regex", "choice", "lark", "grammar", "structural_tag"]
+
+
+def json_layout(whitespace: str) -> dict[str, object]:
+    """Return llguidance's options for a schema whose every `oneOf` is equivalent to an `anyOf`.
+
+    The regex `whitespace` matches what may separate tokens of the JSON; "" allows nothing.
+    """
+    layout = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    return {**layout, "coerce_one_of": True}
+
+
+@dataclass(frozen=True, slots=True)
+class OutputConstraint:
+    """Constraint on an output: its `kind`, its `source`, and the request field `param` it is from.
+
+    The source of `json_schema` is a schema as JSON; of `choice` a JSON list of texts; of `lark` a
+    grammar as llguidance's Lark; of `grammar` that, or a grammar as GBNF, which other servers call
+    EBNF; of `structural_tag` a tree of formats as JSON. The regex `whitespace` matches what may
+    separate the tokens of a JSON text, "" for nothing. `sent` is a schema as it was sent.
+    """
+
+    kind: Kind
+    source: str
+    param: str
+    whitespace: str = JSON_WHITESPACE
+    sent: Any = field(default=None, compare=False, repr=False)
+
+    def is_same_form(self, other: OutputConstraint) -> bool:
+        """Say whether both are the same constraint, even if their fields differ."""
+        has_layout = self.kind in ("json_schema", "structural_tag")
+        return (self.kind, self.source) == (other.kind, other.source) and (
+            not has_layout or self.whitespace == other.whitespace
+        )
+
+
+# Fields that need a compiled automaton: constraints, tool calls held to their schemas, and stop
+# regexes.
+_COMPILED = (
+    "response_format",
+    "structured_outputs",
+    "structural_tag",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+    "tools",
+    "stop_regex",
+)
+
+
+def asks_for_automaton(body: Mapping[str, Any]) -> bool:
+    """Say whether a body may need a grammar that takes long to compile, even a small body."""
+    return any(body.get(name) is not None for name in _COMPILED)
+
+
+def _format_type(name: str) -> str:
+    if name not in ("text", "json_object", "json_schema", "structural_tag"):
+        raise ValueError("must be 'text', 'json_object', 'json_schema' or 'structural_tag'")
+    return name
+
+
+class JsonSchemaFormat(BaseModel):
+    """OpenAI's `json_schema`; its `name` and `description` have no effect."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    schema_: Any = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's `response_format`; a `schema` beside `json_object` is llama.cpp's.
+
+    Any extra fields are those of a structural tag.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: Annotated[str, AfterValidator(_format_type)]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: Any = Field(None, alias="schema")
+
+
+class StructuredOutputs(BaseModel):
+    """VLLM's `structured_outputs`: one constraint, and options for JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    json_: Any = Field(None, alias="json")
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+    structural_tag: Any = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: Text | None = None
+
+
+class ConstrainedRequest(GenerationRequest):
+    """Fields of chat and text completions that constrain the form of the output."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Any = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
+    guided_whitespace_pattern: Text | None = None
+    structural_tag: Any = None
+    json_schema: Any = None
+    regex: Text | None = None
+    ebnf: Text | None = None
+    grammar: Text | None = None
+
+    _constraint: OutputConstraint | None = PrivateAttr(None)
+
+    @property
+    def output_constraint(self) -> OutputConstraint | None:
+        """Constraint on the output; None if there is none."""
+        return self._constraint
+
+    @model_validator(mode="after")
+    def _parse_constraint(self) -> Self:
+        """Parse the constraint; refuse a second one, and one that is not served."""
+        constraints = [
+            *_from_response_format(self.response_format),
+            *_from_structured_outputs(self.structured_outputs),
+        ]
+        constraints += [
+            *_parse_field("json_schema", self.guided_json, "guided_json"),
+            *_parse_field("regex", self.guided_regex, "guided_regex"),
+            *_parse_field("choice", self.guided_choice, "guided_choice"),
+            *_parse_field("grammar", self.guided_grammar, "guided_grammar"),
+            *_parse_field("structural_tag", self.structural_tag, "structural_tag"),
+            *_parse_field("json_schema", self.json_schema, "json_schema"),
+            *_parse_field("regex", self.regex, "regex"),
+            *_parse_field("grammar", self.ebnf, "ebnf"),
+            *_parse_field("grammar", self.grammar, "grammar"),
+        ]
+        for constraint in constraints:
+            whitespace = self.guided_whitespace_pattern
+            found = constraint if whitespace is None else replace(constraint, whitespace=whitespace)
+            if self._constraint is None:
+                self._constraint = found
+            # Some clients send one constraint under both its old and its new name.
+            elif not self._constraint.is_same_form(found):
+                raise RequestError(
+                    f"`{self._constraint.param}` and `{found.param}` exclude each other: an output"
+                    " is held to one of them.",
+                    param=found.param,
+                )
+        return self
+
+
+def _from_response_format(said: ResponseFormat | None) -> Iterator[OutputConstraint]:
+    if said is None or said.type == "text":
+        return
+    if said.type == "json_object":
+        schema = {"type": "object"} if said.schema_ is None else said.schema_
+        param = "response_format" if said.schema_ is None else "response_format.schema"
+        yield from _parse_field("json_schema", schema, param)
+        return
+    if said.type == "structural_tag":
+        yield from _parse_field("structural_tag", said.model_extra, "response_format")
+        return
+    param = "response_format.json_schema"
+    if said.json_schema is None or said.json_schema.schema_ is None:
+        missing = param if said.json_schema is None else f"{param}.schema"
+        raise RequestError(f"`{missing}` is required.", param=missing)
+    rules = SchemaRules(is_strict=bool(said.json_schema.strict))
+    yield from _parse_field("json_schema", said.json_schema.schema_, f"{param}.schema", rules)
+
+
+def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputConstraint]:
+    if said is None:
+        return
+    rules = SchemaRules(closes_objects=bool(said.disable_additional_properties))
+    whitespace = "" if said.disable_any_whitespace else said.whitespace_pattern or JSON_WHITESPACE
+    any_object = {"type": "object"} if said.json_object else None
+    for kind, source, name in (
+        ("json_schema", said.json_, "json"),
+        ("regex", said.regex, "regex"),
+        ("choice", said.choice, "choice"),
+        ("grammar", said.grammar, "grammar"),
+        ("json_schema", any_object, "json_object"),
+        ("structural_tag", said.structural_tag, "structural_tag"),
+    ):
+        for constraint in _parse_field(kind, source, f"structured_outputs.{name}", rules):  # type: ignore[arg-type]
+            yield replace(constraint, whitespace=whitespace)
+
+
+def _parse_field(
+    kind: Kind, source: object, param: str, rules: SchemaRules | None = None
+) -> Iterator[OutputConstraint]:
+    """Yield a field's constraint, if it has one; raises `RequestError` if it is not served."""
+    if source is None:
+        return
+    if kind == "json_schema":
+        text = _json(served_schema(_value(source, param), param, rules or SchemaRules()), param)
+    elif kind == "structural_tag":
+        text = _json(served_tag(_value(source, param), param), param)
+    elif kind == "choice":
+        assert isinstance(source, list)
+        text = _choices(source, param)
+    else:
+        assert isinstance(source, str)
+        text = source
+        if kind == "regex" and has_open_escape(text):
+            raise RequestError(f"`{param}` ends in a backslash that escapes nothing.", param=param)
+    _check_size(text, param)
+    if kind == "grammar":
+        try:
+            check_grammar(text)
+        except TooLarge as exc:
+            raise RequestError(
+                f"`{param}`: {exc}.", param=param, code="invalid_constraint"
+            ) from None
+    yield OutputConstraint(kind, text, param, sent=source)
+
+
+def _check_size(text: str, param: str) -> None:
+    if len(text) > MAX_SOURCE_CHARS:
+        raise RequestError(
+            f"`{param}` has {len(text):,} characters; at most {MAX_SOURCE_CHARS:,} are served.",
+            param=param,
+        )
+
+
+def _value(source: object, param: str) -> object:
+    """Return a schema or a tag, which may have been sent as its JSON text."""
+    if not isinstance(source, str):
+        return source
+    _check_size(source, param)
+    try:
+        return json.loads(source)
+    except (ValueError, RecursionError) as exc:
+        raise RequestError(f"`{param}` is no JSON: {exc}.", param=param) from None
+
+
+def _json(value: object, param: str) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text.encode()
+    except RecursionError:
+        raise RequestError(f"`{param}` is nested too deeply.", param=param) from None
+    except ValueError as exc:
+        raise RequestError(f"`{param}` cannot be told as JSON: {exc}.", param=param) from None
+    return text
+
+
+def _choices(texts: list[str], param: str) -> str:
+    if not texts or "" in texts:
+        raise RequestError(f"`{param}` must hold texts, and none that is empty.", param=param)
+    if len(texts) > MAX_CHOICES:
+        raise RequestError(f"`{param}` must not hold more than {MAX_CHOICES:,}.", param=param)
+    return _json(list(dict.fromkeys(texts)), param)

@@ -1,0 +1,155 @@
+"""Engine contract: requests in, replies out, info and stats."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Usage of one reply: tokens, and seconds of transcribed audio.
+
+    `cached_tokens` of the prompt were already in the KV cache; `reasoning_tokens` of the completion
+    were reasoning.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    audio_seconds: float = 0.0
+    reasoning_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Return the sum, field by field."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.audio_seconds + other.audio_seconds,
+            self.reasoning_tokens + other.reasoning_tokens,
+        )
+
+    def __sub__(self, earlier: Usage) -> Usage:
+        """Return the difference to an earlier value, field by field."""
+        return Usage(
+            self.prompt_tokens - earlier.prompt_tokens,
+            self.cached_tokens - earlier.cached_tokens,
+            self.completion_tokens - earlier.completion_tokens,
+            self.audio_seconds - earlier.audio_seconds,
+            self.reasoning_tokens - earlier.reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request: HTTP status, body (`{"error": …}` when it failed), tokens.
+
+    `bare_message` is set for the two failures that vLLM's dialect prints as a plain string
+    (stream mode and an unknown url). One that `is_long` is serialised in a thread.
+    """
+
+    status_code: int
+    body: dict[str, Any]
+    usage: Usage = Usage()
+    bare_message: bool = False
+    is_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine's model, device and limits; `revision` is None for a model without one.
+
+    `max_num_seqs` is the maximum number of sequences in a step. `num_gpus` is 0 on a CPU. `notes`
+    are sentences for the operator. `adapters` are the names of LoRA adapters, `endpoints` those of
+    the supported routes, `load_seconds` the time of each phase of the start, by name.
+    """
+
+    model: str
+    revision: str | None
+    engine_version: str
+    device: str
+    num_gpus: int
+    max_num_seqs: int
+    notes: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()
+    load_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Sequences running and waiting, KV cache usage, and totals since the start.
+
+    `layers` increases within a step, which may take minutes on a CPU. `failures` are steps that
+    failed for a reason other than memory, recovered or not.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    kv_cache_usage: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    layers: int = 0
+    failures: int = 0
+
+
+class Responder(Protocol):
+    """An engine that answers requests, or a scripted stand-in."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request; never raises for a fault of the request.
+
+        Raises `EngineError` if the engine has failed for good. `request_id` also keys the
+        randomness of a request that names no seed. `created` (seconds since the epoch) is the time
+        in the reply and in templates that use it.
+        """
+
+
+class Served(Responder, Protocol):
+    """A loaded engine behind its endpoints, or a scripted stand-in."""
+
+    def info(self) -> EngineInfo:
+        """Return the engine's model, device and limits."""
+
+    def stats(self) -> EngineStats:
+        """Return the current stats, without waiting for the engine.
+
+        Raises `EngineError` if the engine is known to have failed for good.
+        """
+
+    def close(self) -> None:
+        """Stop the engine; called once, last."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedReply:
+    """A streamed answer to one request: bodies of chunks, each to be sent at once.
+
+    A reader that stops closes `chunks`, which drops the work within a step. A request that fails
+    midway ends with a chunk `{"error": …}`.
+    """
+
+    chunks: AsyncGenerator[dict[str, Any], None]
+
+
+class Online(Served, Protocol):
+    """A loaded engine that also answers interactive requests, with priority over lines of files."""
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer one request as `respond` does, streamed if its body asks for that.
+
+        An error of the request is a `Reply` even if it requests a stream.
+        """
+
+
+class EngineError(Exception):
+    """The engine cannot be built or cannot go on; the message is for the user."""
+
+    code: str = "engine_error"

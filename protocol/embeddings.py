@@ -1,0 +1,100 @@
+"""Embeddings: the request body and the response body."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .bodies import usage_body
+from .chat import free_names
+from .errors import RequestError
+from .fields import CutTo, Side, Text, Whole
+from .messages import Message
+from .prompts import Prompts
+
+
+class PoolingRequest(BaseModel):
+    """Fields of embedding and scoring requests; unknown fields are ignored.
+
+    A text longer than `truncate_prompt_tokens`, special tokens counted, is cut to it; -1 stands for
+    the model's maximum. `normalize` is the older name of a vector's `use_activation`.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+
+    truncate_prompt_tokens: CutTo | None = None
+    truncation_side: Side | None = None
+    use_activation: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
+
+
+EncodingFormat = Literal["float", "base64"]
+
+
+class EmbeddingRequest(PoolingRequest):
+    """The body of a request to `/v1/embeddings`: `input`, or `messages` for the model's template.
+
+    `prompt_name` selects one of the model's predefined prompts for texts.
+    """
+
+    input: Prompts | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)] | None = None
+
+    encoding_format: EncodingFormat | None = None
+    dimensions: Annotated[Whole, Field(ge=1)] | None = None
+    normalize: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_name: Text | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse parameters that contradict each other."""
+        if self.input is None and self.messages is None:
+            raise RequestError("`input` is required.", param="input")
+        if self.input is not None and self.messages is not None:
+            raise RequestError("`input` and `messages` exclude each other.", param="messages")
+        has_texts = self.input is not None and isinstance(self.input[0], str)
+        if self.prompt_name is not None and not has_texts:
+            raise RequestError(
+                "`prompt_name` is for texts: neither messages nor token ids get a prompt.",
+                param="prompt_name",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "`continue_final_message` and `add_generation_prompt` exclude each other: one goes"
+                " on with the last message, the other opens a new one.",
+                param="continue_final_message",
+            )
+        asked = {self.normalize, self.use_activation} - {None}
+        if len(asked) > 1:
+            raise RequestError(
+                "`normalize` and `use_activation` differ; send one of them.", param="normalize"
+            )
+        return self
+
+    @property
+    def wants_length_one(self) -> bool | None:
+        """Say whether vectors are normalized to length 1; None for the model's default."""
+        return self.use_activation if self.normalize is None else self.normalize
+
+
+def embedding_body(
+    body_id: str, *, created: int, model: str, vectors: list[list[float] | str], num_tokens: int
+) -> dict[str, Any]:
+    """Return the response body, with vectors in the order of their inputs."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": vector}
+            for index, vector in enumerate(vectors)
+        ],
+        "usage": usage_body(num_tokens, 0),
+    }

@@ -1,0 +1,80 @@
+"""Chat messages: roles, fields and tool calls of a conversation in a request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .fields import Text, fault
+from .parts import Content, ImagePart, TextPart
+from .tools import ToolCall
+
+
+def _served_role(role: str) -> str:
+    if role == "function":
+        raise ValueError("must be 'tool' where it answers a call: 'function' is the older form")
+    return role
+
+
+def _absent(value: object) -> object:
+    if value not in (None, [], {}):
+        raise ValueError("is not supported: leave it out")
+    return value
+
+
+class Message(BaseModel):
+    """Message of a conversation; unknown fields are passed to the template unchanged.
+
+    A message of role `tool` is the result of the call with that `tool_call_id`. An assistant's
+    message with tool calls or reasoning may have no content.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Annotated[Text, Field(min_length=1), AfterValidator(_served_role)]
+    content: Content | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Annotated[Text, Field(min_length=1)] | None = None
+    # The assistant's reasoning: vLLM's name, its old name, and the name in gpt-oss's template.
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
+    thinking: Text | None = None
+    function_call: Annotated[Any, AfterValidator(_absent)] = None
+    audio: Annotated[Any, AfterValidator(_absent)] = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        """Refuse a message that lacks a field which its role requires."""
+        if self.tool_calls and self.role != "assistant":
+            raise fault(("tool_calls",), "must be an assistant's", self.tool_calls)
+        if self.role == "tool" and self.tool_call_id is None:
+            raise fault(("tool_call_id",), "must name the call that is answered", None)
+        has_thought = self.role == "assistant" and self.thought
+        if self.content is None and not self.tool_calls and not has_thought:
+            raise fault(("content",), "is required", None)
+        return self
+
+    @property
+    def thought(self) -> str | None:
+        """Return the assistant's reasoning, under any of its names."""
+        fields = (self.reasoning, self.reasoning_content, self.thinking)
+        given = [text for text in fields if text is not None]
+        return next(filter(None, given), given[0] if given else None)
+
+    def texts(self) -> list[str]:
+        """Return the texts of the parts; content that is a string is one part."""
+        if self.content is None:
+            return []
+        if isinstance(self.content, str):
+            return [self.content]
+        return [part.text for part in self.content if isinstance(part, TextPart)]
+
+    def images(self) -> list[tuple[int, ImagePart]]:
+        """Return the image parts, each with its index among all parts."""
+        parts = self.content if isinstance(self.content, list) else ()
+        return [(i, part) for i, part in enumerate(parts) if isinstance(part, ImagePart)]
+
+    def other_fields(self) -> dict[str, Any]:
+        """Return the unknown fields, which only templates read, such as `name`."""
+        return self.__pydantic_extra__ or {}

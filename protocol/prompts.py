@@ -1,0 +1,121 @@
+"""Prompts: text or token ids, one or many, in any of the four forms of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from .chat import ChatCompletionRequest
+from .fields import MAX_CHOICES, Count, Text, encodable, fault
+
+MAX_PROMPTS = 2_048
+
+# Fields with lists of about one sequence per item, of all endpoints.
+_LISTS = (
+    "prompt",
+    "input",
+    "documents",
+    "text_1",
+    "text_2",
+    "data_1",
+    "data_2",
+    "queries",
+    "items",
+)
+
+_FORMS = "must be a string, a list of strings, a list of token ids or a list of such lists"
+
+_FORMS_OF_ITEM = "must be a string, a token id or a list of token ids"
+_ITEMS: dict[type, str] = {str: "a string", int: "a token id", list: "a list of token ids"}
+
+Prompt = str | list[int]
+
+
+def _prompts(value: object) -> list[Prompt]:
+    """Return the prompts as a list, from any of the four forms."""
+    if isinstance(value, str):
+        return [_checked(value)]
+    if not isinstance(value, list):
+        # Of the two, pydantic takes only ValueError for a fault of the input.
+        raise ValueError(_FORMS)  # noqa: TRY004
+    kinds = set(map(type, value))
+    if kinds == {int}:
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise ValueError(f"must not hold more than {MAX_PROMPTS:,} of them; use more lines")
+    if not value:
+        raise ValueError("must not be empty")
+    first = type(value[0])
+    if first not in _ITEMS:
+        raise fault((0,), _FORMS_OF_ITEM, value[0])
+    _same(value, first)
+    return [_checked(item, index) for index, item in enumerate(value)]
+
+
+def _checked(prompt: Prompt, *places: int) -> Prompt:
+    if not prompt:
+        raise fault(places, "must not be empty", prompt)
+    if isinstance(prompt, list):
+        _same(prompt, int, *places)
+        return prompt
+    try:
+        return encodable(prompt)
+    except ValueError as exc:
+        raise fault(places, str(exc), prompt) from None
+
+
+def _same(items: Sequence[object], kind: type, *places: int) -> None:
+    """Refuse a list with an item of a different type."""
+    if set(map(type, items)) == {kind}:
+        return
+    index = next(index for index, item in enumerate(items) if type(item) is not kind)
+    told = f"must be {_ITEMS[kind]}{', as the first item is' if index else ''}"
+    raise fault((*places, index), told, items[index])
+
+
+def num_sequences(body: Mapping[str, Any]) -> int:
+    """Return an estimate of the number of sequences of a body, valid or not."""
+    count = 1
+    for name in _LISTS:
+        value = body.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], int):
+            count = max(count, len(value))
+    num_choices = body.get("n")
+    if isinstance(num_choices, int) and 0 < num_choices <= MAX_CHOICES:
+        return count * num_choices
+    return count
+
+
+Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]
+
+
+MAX_TOKENS = 2**20
+MAX_TEXT_CHARS = 4 * 2**20
+
+
+class TokenizeTextRequest(BaseModel):
+    """Request to tokenize a text; unknown fields are ignored, null fields are unset."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    prompt: Annotated[Text, Field(max_length=MAX_TEXT_CHARS)]
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatRequest(ChatCompletionRequest):
+    """Request to tokenize a conversation as `/v1/chat/completions` would render it."""
+
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Request to detokenize tokens."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    tokens: Annotated[list[Count], Field(fail_fast=True, max_length=MAX_TOKENS)]

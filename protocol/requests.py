@@ -1,0 +1,105 @@
+"""Request validation, as far as it needs no model: parameters, body and the errors for both.
+
+An engine responds with these errors; a check of a file before the engine is loaded predicts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from .audio import TranscriptionRequest, TranslationRequest
+from .chat import ChatCompletionRequest
+from .completions import CompletionRequest
+from .embeddings import EmbeddingRequest
+from .names import name_of_model
+from .routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    RERANK,
+    SCORE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+    served_route,
+)
+from .scoring import RerankRequest, ScoreRequest
+from .stream import refuse_stream
+from .unsupported import (
+    CHAT,
+    GENERATION,
+    SCORES,
+    TRANSCRIPTION,
+    TRANSLATION,
+    VECTORS,
+    NeutralValues,
+    refuse_unsupported,
+)
+from .validation import parse
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+_REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
+    {
+        CHAT_COMPLETIONS.name: ChatCompletionRequest,
+        COMPLETIONS.name: CompletionRequest,
+        EMBEDDINGS.name: EmbeddingRequest,
+        RERANK.name: RerankRequest,
+        TRANSCRIPTIONS.name: TranscriptionRequest,
+        TRANSLATIONS.name: TranslationRequest,
+    }
+)
+_NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
+    {
+        ChatCompletionRequest: CHAT,
+        EmbeddingRequest: VECTORS,
+        ScoreRequest: SCORES,
+        RerankRequest: SCORES,
+        TranscriptionRequest: TRANSCRIPTION,
+        TranslationRequest: TRANSLATION,
+    }
+)
+
+
+def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
+    """Return a body parsed as a request of its endpoint.
+
+    Raises `RequestError` for a parameter that is not served, or a body that is not valid.
+    """
+    refuse_unsupported(body, _NEUTRAL_VALUES.get(kind, GENERATION))
+    return parse(kind, body)
+
+
+def read_score(body: Mapping[str, Any]) -> ScoreRequest | RerankRequest:
+    """Return a body at `/score` parsed: as a score request, or with a `query` as a rerank request.
+
+    The clients of openai-batch send rankings there.
+    """
+    if "query" in body:
+        return read_body(RerankRequest, body)
+    return read_body(ScoreRequest, body)
+
+
+def check_request(
+    url: str,
+    body: dict[str, Any],
+    served_names: Sequence[str] | None,
+    endpoints: Sequence[str] = ENDPOINTS,
+) -> None:
+    """Raise the `RequestError` that an engine with these served names would respond with, if any.
+
+    Checks are in the engine's order: the url, `stream`, `model` (unless `served_names` is None),
+    the rest of the body.
+    """
+    route = served_route(url, endpoints)
+    refuse_stream(body)
+    if served_names is not None:
+        name_of_model(body, served_names)
+    if route is SCORE:
+        read_score(body)
+    else:
+        read_body(_REQUESTS[route.name], body)

@@ -1,0 +1,120 @@
+"""Routes: URLs of the endpoints, independent of the model that is served.
+
+A URL of a known endpoint that the model does not support gets another error than an unknown URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .errors import RequestError
+from .validation import printable
+
+UNKNOWN_URL = "invalid_url"
+
+_MAX_URL_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """URLs of an endpoint: those listed, or all that end in the suffix.
+
+    `name` is the URL in messages and docs, `needs` the kind of model that the endpoint requires.
+    """
+
+    name: str
+    needs: str
+    exact: frozenset[str] = frozenset()
+    suffix: str | None = None
+
+    def matches(self, url: str) -> bool:
+        """Say whether a line's URL is one of this endpoint."""
+        return url in self.exact or (self.suffix is not None and url.endswith(self.suffix))
+
+
+_WRITES = "a model that writes text"
+_SCORES = "a reranker, or a model that gives vectors"
+_HEARS = "a model that writes down speech"
+
+CHAT_COMPLETIONS = Route(
+    "/v1/chat/completions", _WRITES, exact=frozenset({"/v1/chat/completions", "/chat/completions"})
+)
+COMPLETIONS = Route(
+    "/v1/completions", _WRITES, exact=frozenset({"/v1/completions", "/completions"})
+)
+EMBEDDINGS = Route(
+    "/v1/embeddings",
+    "a model that gives vectors",
+    exact=frozenset({"/v1/embeddings", "/embeddings"}),
+)
+SCORE = Route("/v1/score", _SCORES, suffix="/score")
+RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
+TRANSCRIPTIONS = Route(
+    "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})
+)
+TRANSLATIONS = Route("/v1/audio/translations", _HEARS, exact=frozenset({"/v1/audio/translations"}))
+
+TOKENIZE = Route("/tokenize", _WRITES, exact=frozenset({"/tokenize"}))
+DETOKENIZE = Route("/detokenize", _WRITES, exact=frozenset({"/detokenize"}))
+
+ROUTES: tuple[Route, ...] = (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    SCORE,
+    RERANK,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
+
+ENDPOINTS = (
+    CHAT_COMPLETIONS.name,
+    COMPLETIONS.name,
+    EMBEDDINGS.name,
+    SCORE.name,
+    RERANK.name,
+    TRANSCRIPTIONS.name,
+    TRANSLATIONS.name,
+)
+"""Names of all endpoints that engines support."""
+
+
+def find_route(url: str) -> Route | None:
+    """Return the route of a URL, or None for an unknown URL."""
+    return next((route for route in ROUTES if route.matches(url)), None)
+
+
+def known_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
+    """Return the route of a URL; raises a `RequestError` that lists `endpoints` if unknown."""
+    route = find_route(url)
+    if route is None:
+        raise not_served(url, endpoints)
+    return route
+
+
+def served_route(url: str, endpoints: Collection[str] = ENDPOINTS) -> Route:
+    """Return the route of a URL; raises `RequestError` unless it is one of `endpoints`."""
+    route = find_route(url)
+    if route is None or route.name not in endpoints:
+        raise not_served(url, endpoints)
+    return route
+
+
+def not_served(url: str, endpoints: Collection[str]) -> RequestError:
+    """Return the error for a URL of none of `endpoints`: unknown, or of other models only."""
+    shown = printable(url, _MAX_URL_CHARS)
+    served = ", ".join(endpoints)
+    route = find_route(url)
+    if route is not None:
+        return RequestError(
+            f"Model does not support endpoint: {shown}. It takes {route.needs}; this one serves "
+            f"{served}.",
+            param="url",
+            code="endpoint_not_supported",
+        )
+    return RequestError(
+        f"The url {shown} is not supported. Supported endpoints: {served}.",
+        param="url",
+        code=UNKNOWN_URL,
+    )

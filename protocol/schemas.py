@@ -1,0 +1,279 @@
+"""JSON schemas: the enforceable part of one for constrained decoding; the rest is refused.
+
+The dialect is JSON Schema 2020-12, with equivalent keywords of older drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .automata import MULTIPLYING, check_schema
+from .disjoint import Disjointness, Overlap
+from .errors import RequestError
+from .formats import FORMATS, NARROWER, OTHER_FORMATS
+from .ranges import BOUNDS, RangeError, held_range
+from .sizes import TooLarge
+from .validation import has_open_escape, short_repr
+
+MAX_DEPTH = 50
+MAX_REFERENCES = 1_000
+MAX_PROPERTIES = 2_000
+MAX_PATTERN_CHARS = 5_000
+_TYPES = frozenset("null boolean object array number string integer".split())
+_ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
+_SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
+_NAMED_SCHEMAS = frozenset(["properties", "patternProperties", "$defs", "definitions"])
+_REFUSED = frozenset(
+    "not if then else dependentSchemas dependentRequired dependencies contains minContains"
+    " maxContains propertyNames unevaluatedItems unevaluatedProperties uniqueItems $dynamicRef"
+    " $recursiveRef disallow extends divisibleBy".split()
+)
+_REMARKS = frozenset(
+    "$comment $vocabulary $dynamicAnchor $recursiveAnchor title description default examples"
+    " example deprecated readOnly writeOnly contentEncoding contentMediaType contentSchema nullable"
+    " discriminator xml externalDocs".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRules:
+    """Schema rules: `is_strict` as OpenAI's strict mode, which refuses unknown keywords.
+
+    With `closes_objects`, which strict mode implies, `additionalProperties` defaults to false in an
+    object that lists its properties.
+    """
+
+    is_strict: bool = False
+    closes_objects: bool = False
+
+
+def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, Any]:
+    """Return the schema to enforce: all of it except annotations.
+
+    Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
+    enforced or is invalid.
+    """
+    reading = _Reading(param, rules)
+    served = reading.schema(schema, "", 0)
+    if isinstance(served, bool):
+        if not served:
+            raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
+        return {}
+    reading.check_choices(served)
+    if (rules.is_strict or rules.closes_objects) and not reading.joins:
+        for listing in reading.listings:
+            listing.setdefault("additionalProperties", False)
+    if not reading.multiplies:
+        return served
+    try:
+        check_schema(served)
+    except TooLarge as exc:
+        raise reading.error(exc.place, str(exc)) from None
+    return served
+
+
+class _Reading:
+    """Parser of one schema; `place` is the JSON pointer of a part.
+
+    `listings` are objects that list their properties; if the schema `joins` some by `allOf`, they
+    cannot be closed one by one. A schema that `multiplies` may be too large to compile.
+    """
+
+    def __init__(self, param: str, rules: SchemaRules) -> None:
+        self._param = param
+        self._rules = rules
+        self._num_references = 0
+        self._choices: list[tuple[str, dict[str, Any]]] = []
+        self._has_bases = False
+        self.listings: list[dict[str, Any]] = []
+        self.joins = False
+        self.multiplies = False
+
+    def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
+        """Return the enforceable part of the schema at `place`, nested in `depth` others."""
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self.error(place, f"must be an object or a boolean; got {short_repr(schema)}")
+        if depth > MAX_DEPTH:
+            raise self.error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
+        served: dict[str, Any] = {}
+        for keyword, value in schema.items():
+            served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+        if "properties" in served:
+            self.listings.append(served)
+        self.joins |= "allOf" in served
+        self.multiplies |= not MULTIPLYING.isdisjoint(served)
+        # Names that no schema lists may repeat, so that counting them is not enough.
+        least = served.get("minProperties", 0)
+        if least > 1 and len(set(served.get("required", ()))) < least:
+            raise self.error(f"{place}/minProperties", "above 1 and `required` cannot be held to")
+        if "oneOf" in served:
+            self._choices.append((place, served))
+        self._has_bases |= bool(place) and ("$id" in served or "id" in served)
+        if (narrower := NARROWER.get(served.get("format", ""))) is not None:
+            served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
+        if not served.keys().isdisjoint(BOUNDS):
+            self._hold_range(served, place)
+        return served
+
+    def check_choices(self, root: dict[str, Any]) -> None:
+        """Refuse a `oneOf` with overlapping schemas: a grammar can only express `anyOf`.
+
+        References are not resolved if parts of the schema have an `$id` of their own.
+        """
+        disjointness = Disjointness(root, resolves=not self._has_bases)
+        listings = set(map(id, self.listings))
+        found = []
+        for place, schema in self._choices:
+            try:
+                found.append((schema, disjointness.disjoint(schema)))
+            except Overlap as exc:
+                words = (
+                    f"cannot be held to, as a value may satisfy both {exc.first} and {exc.second}"
+                    " of it: give each a required property with a `const` of its own, or"
+                )
+                if disjointness.is_exhausted:
+                    words = "holds more than is compared, schema by schema:"
+                helps = "write `anyOf` where any of them will do"
+                raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
+        for schema, ways in found:
+            schema["oneOf"] = ways
+        copies = disjointness.fill()
+        self.listings += [copy for model, copy in copies if id(model) in listings]
+
+    def _hold_range(self, served: dict[str, Any], place: str) -> None:
+        try:
+            bounds = held_range(served)
+        except RangeError as exc:
+            raise self.error(f"{place}/{exc.keyword}", str(exc)) from None
+        for keyword in served.keys() & set(BOUNDS):
+            if served[keyword] is not bounds.get(keyword):
+                del served[keyword]
+        served |= bounds
+
+    def _keyword(self, keyword: str, value: object, place: str, depth: int) -> dict[str, Any]:
+        if keyword == "items" and isinstance(value, list):
+            return {"items": self._schemas(value, place, depth)}
+        if keyword in _ONE_SCHEMA:
+            return {keyword: self.schema(value, place, depth + 1)}
+        if keyword in _SCHEMAS:
+            return {keyword: self._schemas(value, place, depth)}
+        if keyword in _NAMED_SCHEMAS:
+            return {keyword: self._named_schemas(value, place, depth)}
+        if keyword in _CHECKS:
+            wanted, is_right = _CHECKS[keyword]
+            if not is_right(value):
+                raise self.error(place, f"must be {wanted}; got {short_repr(value)}")
+            return self._checked(keyword, value, place)
+        if keyword in _REFUSED and not (keyword == "uniqueItems" and value is False):
+            raise self.error(place, "is a keyword that cannot be held to")
+        if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
+            raise self.error(place, "is an unknown keyword, which `strict` does not take")
+        return {}
+
+    def _schemas(self, values: object, place: str, depth: int) -> list[dict[str, Any] | bool]:
+        if not isinstance(values, list) or not values:
+            raise self.error(place, f"must be a list of schemas; got {short_repr(values)}")
+        return [self.schema(one, f"{place}/{i}", depth + 1) for i, one in enumerate(values)]
+
+    def _named_schemas(
+        self, values: object, place: str, depth: int
+    ) -> dict[str, dict[str, Any] | bool]:
+        if not isinstance(values, dict):
+            raise self.error(place, f"must be an object of schemas; got {short_repr(values)}")
+        if len(values) > MAX_PROPERTIES:
+            raise self.error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
+        if place.endswith("/patternProperties") and any(map(has_open_escape, values)):
+            raise self.error(place, "has a name that ends in a backslash, which escapes nothing")
+        return {
+            name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
+            for name, one in values.items()
+        }
+
+    def _checked(self, keyword: str, value: Any, place: str) -> dict[str, Any]:
+        """Return a keyword whose value has the right type, unless it is an annotation."""
+        if _CHECKS[keyword] is _COUNT:
+            return {keyword: int(value)}
+        if keyword == "format" and value not in FORMATS:
+            if value in OTHER_FORMATS:
+                raise self.error(place, f"{short_repr(value)} is a format that cannot be held to")
+            return {}
+        if keyword == "required" and len(value) > MAX_PROPERTIES:
+            raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")
+        if keyword == "pattern" and len(value) > MAX_PATTERN_CHARS:
+            raise self.error(place, f"has more than {MAX_PATTERN_CHARS:,} characters: too many")
+        if keyword == "pattern" and has_open_escape(value):
+            raise self.error(place, "ends in a backslash that escapes nothing")
+        if keyword == "$ref":
+            self._num_references += 1
+            if not value.startswith("#"):
+                raise self.error(place, f"must lie in the schema itself; got {short_repr(value)}")
+            if self._num_references > MAX_REFERENCES:
+                raise self.error(place, f"is one of more than {MAX_REFERENCES:,}: too many")
+        return {keyword: value}
+
+    def error(self, place: str, words: str) -> RequestError:
+        """Return the error for a part of the schema."""
+        where = f"`{place}` of `{self._param}`" if place else f"`{self._param}`"
+        return RequestError(f"{where} {words}.", param=self._param, code="invalid_schema")
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: object) -> bool:
+    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return is_whole and not isinstance(value, bool) and value >= 0  # type: ignore[operator]
+
+
+def _is_step(value: object) -> bool:
+    return _is_number(value) and value > 0  # type: ignore[operator]
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+def _is_type(value: object) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_anything(value: object) -> bool:
+    del value
+    return True
+
+
+_Check = tuple[str, Callable[[object], bool]]
+_NUMBER: _Check = ("a number", _is_number)
+_COUNT: _Check = ("a whole number, 0 or more", _is_count)
+_TEXT: _Check = ("a string", _is_text)
+# Keywords that constrain a value, and the type that each requires.
+_CHECKS: Mapping[str, _Check] = {
+    "type": (f"one of {', '.join(sorted(_TYPES))}, or a list of them", _is_type),
+    "const": ("anything", _is_anything),
+    "enum": ("a list", _is_list),
+    "required": ("a list of strings", _is_names),
+    "multipleOf": ("a number above 0", _is_step),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"), _NUMBER),
+    **dict.fromkeys(
+        ("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"), _COUNT
+    ),
+    **dict.fromkeys(("pattern", "format", "$ref", "$anchor", "$id", "id", "$schema"), _TEXT),
+}

@@ -1,0 +1,168 @@
+"""Scoring and reranking: request bodies and response bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import PlainValidator, model_validator
+
+from .bodies import usage_body
+from .embeddings import PoolingRequest
+from .errors import RequestError
+from .fields import Count, Text, encodable, fault
+
+MAX_TEXTS = 2_048
+
+_FORM = 'must be a string or an object like {"text": "…"}'
+_FORMS = 'must be a string, an object like {"text": "…"}, or a list of either'
+_SIDES = (
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+    ("queries", "documents"),
+    ("queries", "items"),
+)
+
+
+def _text(value: object) -> str:
+    text = value.get("text") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        # Of the two, pydantic takes only ValueError for a fault of the input.
+        raise ValueError(_FORM)  # noqa: TRY004
+    if not text:
+        raise ValueError("must not be empty")
+    return encodable(text)
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str | dict):
+        return [_text(value)]
+    if not isinstance(value, list):
+        raise ValueError(_FORMS)  # noqa: TRY004
+    if not value:
+        raise ValueError("must not be empty")
+    if len(value) > MAX_TEXTS:
+        raise ValueError(f"must not hold more than {MAX_TEXTS:,} texts; use more lines")
+    texts = []
+    for index, item in enumerate(value):
+        try:
+            texts.append(_text(item))
+        except ValueError as exc:
+            raise fault((index,), str(exc), item) from None
+    return texts
+
+
+OneText = Annotated[str, PlainValidator(_text)]
+Texts = Annotated[list[str], PlainValidator(_texts)]
+
+
+class ScoringRequest(PoolingRequest):
+    """Fields of score and rerank requests.
+
+    A document is truncated to `max_tokens_per_doc` tokens, a query to `max_tokens_per_query`; 0 is
+    no limit. `instruction` is for the template of a reranker.
+    """
+
+    max_tokens_per_query: Count | None = None
+    max_tokens_per_doc: Count | None = None
+    instruction: Text | None = None
+
+
+class ScoreRequest(ScoringRequest):
+    """The body of a request to `/v1/score`: two sides, under one of four pairs of names.
+
+    One text is scored against each text of the other side, or equal numbers pairwise.
+    """
+
+    text_1: Texts | None = None
+    text_2: Texts | None = None
+    data_1: Texts | None = None
+    data_2: Texts | None = None
+    queries: Texts | None = None
+    documents: Texts | None = None
+    items: Texts | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse a body without two sides, or with sides of incompatible lengths."""
+        told = {name for pair in _SIDES for name in pair if getattr(self, name) is not None}
+        if told not in map(set, _SIDES):
+            ways = ", ".join(f"`{first}` and `{second}`" for first, second in _SIDES)
+            raise RequestError(f"A score needs two sides: {ways}.", param="text_1")
+        firsts, seconds = self.sides
+        if len(firsts) not in (1, len(seconds)):
+            first, second = self.names
+            raise RequestError(
+                f"`{first}` holds {len(firsts)} texts and `{second}` {len(seconds)}: one is scored"
+                " against each of many, or as many against as many.",
+                param=first,
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of the two sides."""
+        return next(names for names in _SIDES if all(getattr(self, name) for name in names))
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the texts of the two sides."""
+        first, second = self.names
+        return getattr(self, first), getattr(self, second)
+
+
+class RerankRequest(ScoringRequest):
+    """The body of a request to `/v1/rerank` or `/v2/rerank`.
+
+    A `top_n` of 0, or above the number of documents, returns all of them.
+    """
+
+    query: OneText
+    documents: Texts
+    top_n: Count | None = None
+    return_documents: bool | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the names of the two sides."""
+        return "query", "documents"
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """Return the texts of the two sides."""
+        return [self.query], self.documents
+
+
+def score_body(
+    body_id: str, *, created: int, model: str, scores: list[float], num_tokens: int
+) -> dict[str, Any]:
+    """Return the response body, with scores in the order of their pairs."""
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores)
+        ],
+        "usage": usage_body(num_tokens, 0),
+    }
+
+
+def rerank_body(
+    body_id: str, *, model: str, scores: list[float], request: RerankRequest, num_tokens: int
+) -> dict[str, Any]:
+    """Return the response body, with documents by descending score, then by index."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])
+    results: list[dict[str, Any]] = []
+    for index in order[: request.top_n or None]:
+        result: dict[str, Any] = {"index": index}
+        if request.return_documents is not False:
+            result["document"] = {"text": request.documents[index]}
+        results.append({**result, "relevance_score": scores[index]})
+    return {
+        "id": body_id,
+        "model": model,
+        "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+        "results": results,
+    }

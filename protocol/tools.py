@@ -1,0 +1,212 @@
+"""Tools: function definitions, tool choice, and tool calls of earlier messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from .errors import RequestError
+from .fields import Text
+from .schemas import SchemaRules, served_schema
+
+_MAX_NAME_CHARS = 128
+_MAX_TOOLS = 1_024
+_NAME_CHARS = r"^[A-Za-z0-9_.:/-]+$"
+
+ToolName = Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS, pattern=_NAME_CHARS)]
+
+
+def _of_function(kind: str) -> str:
+    if kind != "function":
+        raise ValueError("must be 'function': there are no tools of other types here")
+    return kind
+
+
+_FunctionType = Annotated[str, AfterValidator(_of_function)]
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    kinds = schema.get("type", "object")
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        raise ValueError("must be the schema of an object: arguments have names")
+    return schema
+
+
+class Function(BaseModel):
+    """Function that a model may call; other fields are passed to the template unchanged.
+
+    `parameters` is the JSON schema of its arguments; without one there are no arguments. With
+    `strict` the arguments always follow the schema.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: ToolName
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_of_object)] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """Tool of a request."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: _FunctionType
+    function: Function
+
+    def arguments_schema(self) -> dict[str, Any]:
+        """Return the enforced schema of its arguments: all of it if it is `strict`.
+
+        Otherwise a schema that cannot be enforced is replaced by any object.
+        """
+        said = self.function.parameters
+        if said is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        rules = SchemaRules(is_strict=bool(self.function.strict))
+        try:
+            schema = served_schema(said, "tools", rules)
+        except RequestError:
+            schema = {}
+        return {**schema, "type": "object"}
+
+    def as_template_reads(self) -> dict[str, Any]:
+        """Return the tool as the request has it, as plain JSON."""
+        return self.model_dump(exclude_unset=True)
+
+
+class _Named(BaseModel):
+    """The name of one function."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: ToolName
+
+
+class NamedToolChoice(BaseModel):
+    """Tool choice of one function that must be called."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: _FunctionType
+    function: _Named
+
+
+def _form_of_choice(value: object) -> str | None:
+    if isinstance(value, str):
+        return "<word>" if value in ("none", "auto", "required") else None
+    return "<named>" if isinstance(value, dict) else None
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")]
+    | Annotated[NamedToolChoice, Tag("<named>")],
+    Discriminator(
+        _form_of_choice,
+        custom_error_type="choice_form",
+        custom_error_message="Input should be 'none', 'auto', 'required' or"
+        ' {"type": "function", "function": {"name": …}}',
+    ),
+]
+
+
+class ToolFields(BaseModel):
+    """Fields of a chat request about tools."""
+
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=_MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> Self:
+        """Refuse duplicate tool names, and a choice of an unknown tool."""
+        names = [tool.function.name for tool in self.tools or ()]
+        for place, tool in enumerate(self.tools or ()):
+            if tool.function.strict:
+                served_schema(
+                    tool.function.parameters or {},
+                    f"tools.{place}.function.parameters",
+                    SchemaRules(is_strict=True),
+                )
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                raise RequestError(
+                    f"`tools.{place}.function.name` must not be that of another tool; got"
+                    f" '{name}' twice.",
+                    param=f"tools.{place}.function.name",
+                )
+        choice = self.tool_choice
+        if choice in (None, "auto", "none"):
+            return self
+        if not names:
+            raise RequestError(
+                "`tool_choice` asks for a call, and there are no `tools`.", param="tool_choice"
+            )
+        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+            raise RequestError(
+                f"`tool_choice.function.name` must be that of one of the `tools`; got"
+                f" '{choice.function.name}'.",
+                param="tool_choice.function.name",
+            )
+        return self
+
+    @property
+    def offered_tools(self) -> Sequence[Tool]:
+        """Return the tools in the prompt: none if `tool_choice` is `none`."""
+        return () if self.tool_choice == "none" else self.tools or ()
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        """Return the offered tools that the model may call."""
+        choice = self.tool_choice
+        if not isinstance(choice, NamedToolChoice):
+            return self.offered_tools
+        return [tool for tool in self.offered_tools if tool.function.name == choice.function.name]
+
+    @property
+    def needs_call(self) -> bool:
+        """Say whether the output must be a tool call."""
+        return self.tool_choice not in (None, "auto", "none")
+
+
+def _object_of(arguments: object) -> dict[str, Any]:
+    """Return the arguments of an earlier call; an empty text stands for none."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as exc:
+            raise ValueError("must be a JSON text") from exc
+    if not isinstance(arguments, dict):
+        raise ValueError("must be a JSON text of an object")  # noqa: TRY004 - pydantic reads these
+    return arguments
+
+
+class CalledFunction(BaseModel):
+    """A function call and its arguments: a JSON text of an object, or the object."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    name: Annotated[Text, Field(min_length=1)]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_object_of)]
+
+
+class ToolCall(BaseModel):
+    """Tool call of an assistant's message."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    id: Annotated[Text, Field(min_length=1)] | None = None
+    type: _FunctionType = "function"
+    function: CalledFunction

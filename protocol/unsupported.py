@@ -1,0 +1,146 @@
+"""Unsupported parameters: those of other servers that would change the result.
+
+Ignoring one of them would give a wrong answer that looks right, so each is refused by name unless
+its value is neutral. Fields that are in neither this table nor a request's model
+are unknown or harmless (`user`, `metadata`, `store`, `service_tier`, `priority`, …): accepted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .errors import RequestError
+from .validation import short_repr
+
+_TOOLS: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "web_search_options": (),
+}
+
+_DECODING: dict[str, tuple[object, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "suffix": ("",),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "thinking_token_budget": (-1,),
+    "watermarking": (False,),
+    "verbosity": ("medium",),
+    "vllm_xargs": ({},),
+}
+
+_INPUT: dict[str, tuple[object, ...]] = {
+    "audio": (),
+    "modalities": (["text"], []),
+    "mm_processor_kwargs": ({},),
+    "media_io_kwargs": ({},),
+    "mm_payload": (),
+    "prompt_embeds": (),
+    "chat_template": (),
+    "input_ids": (),
+    "lora_path": (),
+    "lora_request": (),
+    "session_params": ({},),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+}
+
+_OUTPUT: dict[str, tuple[object, ...]] = {
+    "return_hidden_states": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
+    "return_mm_kwargs": (False, True),
+    "return_routed_experts": (False,),
+    "return_meta_info": (False,),
+}
+
+NeutralValues = Mapping[str, tuple[object, ...]]
+
+_VECTORS: dict[str, tuple[object, ...]] = {
+    "embed_dtype": ("float32", "float"),
+    "endianness": ("native", "little"),
+    "padding": ("do_not_pad",),
+    "images": ([],),
+    "input_type": (),
+    "embedding_types": (["float"],),
+    "output_dimension": (),
+    "output_dtype": ("float",),
+}
+
+_SCORES: dict[str, tuple[object, ...]] = {
+    "top_k": (),
+    "rank_fields": (["text"],),
+    "max_chunks_per_doc": (),
+}
+
+GENERATION: NeutralValues = MappingProxyType(_TOOLS | _DECODING | _INPUT | _OUTPUT)
+_OF_CHATS = frozenset({"tools", "tool_choice", "thinking_token_budget"})
+CHAT: NeutralValues = MappingProxyType(
+    {name: GENERATION[name] for name in GENERATION if name not in _OF_CHATS}
+)
+_POOLING = _INPUT | _VECTORS
+VECTORS: NeutralValues = MappingProxyType(_POOLING)
+SCORES: NeutralValues = MappingProxyType(_POOLING | _SCORES)
+
+_LISTS = ("keywords", "languages", "include", "known_speaker_names", "known_speaker_references")
+
+# OpenAI's and vLLM's parameters of transcriptions; lists also by their names in forms.
+TRANSCRIPTION: NeutralValues = MappingProxyType(
+    {
+        **{f"{name}{ending}": ([],) for name in _LISTS for ending in ("", "[]")},
+        "to_language": (),
+        "hotwords": ("", []),
+        "chunking_strategy": ("auto",),
+        "use_beam_search": (False,),
+        "n": (1,),
+        "length_penalty": (1,),
+        "max_completion_tokens": (),
+        "max_tokens": (),
+        "stop": ("", []),
+        "logit_bias": ({},),
+        "logits_processors": ([],),
+        "watermarking": (False,),
+        "vllm_xargs": ({},),
+    }
+)
+TRANSLATION: NeutralValues = MappingProxyType(
+    {
+        **TRANSCRIPTION,
+        "to_language": ("en", "english", "English"),
+        "timestamp_granularities": ([], ["segment"]),
+        "timestamp_granularities[]": ([], ["segment"]),
+    }
+)
+
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: NeutralValues = GENERATION) -> None:
+    """Raise a `RequestError` that names a parameter of the body that is not served yet, if any.
+
+    `neutral` has the values of each that change nothing: they pass, and so does null. `best_of`
+    passes when it equals `n`.
+    """
+    for name in sorted(body.keys() & neutral.keys()):
+        value = body[name]
+        if value is None or value in neutral[name]:
+            continue
+        allowed = " or ".join(json.dumps(item) for item in (None, *neutral[name]))
+        raise _unsupported(name, value, allowed)
+    best_of = body.get("best_of")
+    choices = 1 if body.get("n") is None else body["n"]
+    if best_of is not None and best_of != choices:
+        raise _unsupported("best_of", best_of, "null, or the same as `n`")
+
+
+def _unsupported(name: str, value: object, allowed: str) -> RequestError:
+    return RequestError(
+        f"`{name}` is not supported: leave it out or send {allowed}; got {short_repr(value)}.",
+        param=name,
+        code="unsupported_parameter",
+    )

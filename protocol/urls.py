@@ -1,0 +1,87 @@
+"""Media URLs of requests: http(s) URLs to fetch, and base64 data URLs."""
+
+from __future__ import annotations
+
+import re
+from binascii import Error as NotBase64
+from binascii import a2b_base64
+
+from tidemill.net.public_addresses import is_internal_host
+from tidemill.net.ssrf_guard import UrlRefused, parse_url
+
+MAX_INLINE_BYTES = 25 * 2**20
+"""Maximum size of data in a data URL; fetched media may have a different limit."""
+
+_PIECE_CHARS = 2**18
+
+_DATA = "data:"
+_DATA_URL = re.compile(r"data:[^,]*;base64,", re.IGNORECASE)
+_DATA_FORM = "must be `data:<type>;base64,<data>`, if it is a data URL"
+_FORMS = "must be an http:// or https:// url, or a base64 data URL"
+
+
+def is_inline(url: str) -> bool:
+    """Say whether a URL is a data URL."""
+    return url[: len(_DATA)].lower() == _DATA
+
+
+def inline_bytes(url: str, what: str) -> bytes | None:
+    """Return the data of a data URL, or None for any other URL.
+
+    Raises ValueError if it is malformed or above `MAX_INLINE_BYTES`; `what` names the data in the
+    message.
+    """
+    if not is_inline(url):
+        return None
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise ValueError(_DATA_FORM)
+    # Four characters stand for three bytes.
+    if (len(url) - head.end()) * 3 // 4 > MAX_INLINE_BYTES + 2:
+        raise ValueError(too_large(what, MAX_INLINE_BYTES))
+    try:
+        return _decoded(url, head.end())
+    except (NotBase64, ValueError):
+        raise ValueError("holds no base64 behind its `base64,`") from None
+
+
+def _decoded(text: str, start: int) -> bytes:
+    """Return base64 text decoded from `start` on, whitespace ignored.
+
+    It is decoded in pieces, so that the GIL is held for no longer than one of them.
+    """
+    pieces, rest, is_padded = list[bytes](), "", False
+    for at in range(start, len(text), _PIECE_CHARS):
+        rest += "".join(text[at : at + _PIECE_CHARS].split())
+        if is_padded and rest:
+            raise ValueError("nothing may follow what pads the end")
+        whole = len(rest) - len(rest) % 4
+        is_padded = is_padded or rest[:whole].endswith("=")
+        pieces.append(a2b_base64(rest[:whole], strict_mode=True))
+        rest = rest[whole:]
+    if rest:
+        raise ValueError("the end is missing")
+    return b"".join(pieces)
+
+
+def too_large(what: str, max_bytes: int) -> str:
+    """Return the message for data above its size limit."""
+    return f"names {what} that is larger than {max_bytes:,} bytes"
+
+
+def checked_url(url: str, what: str) -> str:
+    """Return the URL, or raise ValueError if no fetch could succeed; messages do not quote it.
+
+    `what` names the data in messages.
+    """
+    if inline_bytes(url, what) is not None:
+        return url
+    if not url.lower().startswith(("http://", "https://")):
+        raise ValueError(_FORMS)
+    try:
+        host = parse_url(url, ("https", "http")).host
+    except UrlRefused as exc:
+        raise ValueError(f"cannot be fetched: {exc}") from exc
+    if is_internal_host(host):
+        raise ValueError(f"cannot be fetched: {host} is not a public host")
+    return url

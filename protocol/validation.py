@@ -1,0 +1,87 @@
+"""Validation: parses a body as a request, and turns pydantic's errors into one clear message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from .errors import RequestError
+
+_MAX_SHOWN_CHARS = 80
+_MAX_INT_BITS = 128
+_WORDS = {True: "true", False: "false", None: "null"}
+
+_Request = TypeVar("_Request", bound=BaseModel)
+
+
+def parse(request_type: type[_Request], body: Mapping[str, Any]) -> _Request:
+    """Return the body as a `request_type`, or raise `RequestError` for the first invalid field."""
+    try:
+        return request_type.model_validate(body)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+    raise _request_error([dict(fault) for fault in faults])
+
+
+def short_repr(value: object) -> str:
+    """Return a value of a body for an error message: short, and always printable."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool) or value is None:
+        return _WORDS[value]
+    if isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+        return "a very large integer"
+    text = ascii(value[:_MAX_SHOWN_CHARS] if isinstance(value, str) else value)
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
+
+
+def has_open_escape(pattern: str) -> bool:
+    """Say whether a regular expression ends in a backslash that escapes nothing."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
+
+
+def printable(text: str, max_chars: int = 2_000) -> str:
+    """Return the text without lone surrogates and of bounded length, so that it fits in any row."""
+    if len(text) > max_chars:
+        text = f"{text[:max_chars]}…"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _request_error(faults: list[dict[str, Any]]) -> RequestError:
+    first = faults[0]
+    param = _dotted(first)
+    message = f"`{param}` {_predicate(first)}"
+    if first["type"] != "missing":
+        message += f"; got {short_repr(first['input'])}"
+    others = sorted({_dotted(fault) for fault in faults[1:]} - {param})
+    if others:
+        message += f" (also at fault: {', '.join(others[:5])}{', …' if len(others) > 5 else ''})"
+    return RequestError(f"{message}.", param=param)
+
+
+def _dotted(fault: Mapping[str, Any]) -> str:
+    """Return an invalid field's path as `messages.0.content`, without names of union branches."""
+    keys = [str(key) for key in fault["loc"]]
+    branches = ("<", "function-", "list[")
+    return ".".join(key for key in keys if key != "[key]" and not key.startswith(branches))
+
+
+def _predicate(fault: Mapping[str, Any]) -> str:
+    """Return pydantic's or a validator's message, as a predicate that follows the field's name."""
+    match fault["type"]:
+        case "missing":
+            return "is required"
+        case "too_short" | "string_too_short":
+            return "must not be empty"
+        case "too_long" | "string_too_long":
+            # Behind a validator of ours pydantic no longer knows that it measures a string.
+            limit = f"{fault['ctx']['max_length']:,}"
+            if isinstance(fault["input"], str):
+                return f"must not be longer than {limit} characters"
+            return f"must not hold more than {limit} items"
+    message = str(fault["msg"]).removeprefix("Value error, ")
+    return message.replace("Input should ", "must ", 1)

@@ -1,0 +1,143 @@
+"""Inference routes: JSON bodies go to the engine; replies are whole or streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.contract import Reply, StreamedReply
+from tidemill.protocol.prompts import num_sequences
+from tidemill.protocol.stream import is_stream
+
+from .context import ServerContext, new_request_id
+from .disconnect import run_until_disconnect
+from .errors import internal_error, reply_response
+from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_response
+
+_ReplyCoroutine = Coroutine[Any, Any, Reply | StreamedReply]
+_ReplyTask = asyncio.Task[Reply | StreamedReply]
+
+PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+def routes(context: ServerContext) -> list[Route]:
+    """Return the inference routes with JSON bodies."""
+    return [Route(path, InferenceRoute(context), methods=["POST"]) for path in PATHS]
+
+
+class InferenceRoute:
+    """ASGI endpoint that answers one JSON request by the engine's reply."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self.context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, run the request on the engine and send the reply."""
+        async with self.context.body_reader.read_object(scope, receive) as body:
+            await self.answer(scope["path"], body, scope, receive, send)
+
+    async def answer(
+        self,
+        url: str,
+        body: dict[str, Any],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        to_response: Callable[[Reply], Awaitable[Response]] = reply_response,
+    ) -> None:
+        """Send the engine's reply to a body at a url; `to_response` prints a whole reply."""
+        with self.context.admission.admit(num_sequences(body)):
+            coroutine = self.context.engine.answer(url, body, new_request_id(), int(time.time()))
+            reply: Reply | StreamedReply | None
+            if is_stream(body):
+                reply = await self._stream(coroutine, receive, send)
+            else:
+                reply = await run_until_disconnect(receive, coroutine)
+            if isinstance(reply, Reply):
+                await (await to_response(reply))(scope, receive, send)
+
+    async def _stream(
+        self, coroutine: _ReplyCoroutine, receive: Receive, send: Send
+    ) -> Reply | None:
+        """Send the stream; return a reply that turns out whole before the headers are sent."""
+        started, comment_seconds = time.monotonic(), self.context.settings.comment_seconds
+        async with _reply_task(coroutine) as task:
+            await run_until_disconnect(receive, _wait(task, comment_seconds))
+            if task.done() and isinstance(reply := task.result(), Reply):
+                return reply
+            stream = self._events(task, started)
+            await stream_response(
+                stream, MEDIA_TYPE, receive, send, comment_seconds=comment_seconds
+            )
+            task.result()  # raises here what would have been raised before the headers
+        return None
+
+    async def _events(self, task: _ReplyTask, started: float) -> AsyncGenerator[bytes, None]:
+        """Yield the server-sent events; an error after the headers is an event too.
+
+        A stream that is slow to start starts with a keep-alive comment, so its status is 200.
+        """
+        if not task.done():
+            yield COMMENT
+            await asyncio.wait({task})
+        if isinstance(fault := task.exception(), Exception):
+            yield format_event(error_body(internal_error(fault)))
+            yield DONE
+            return
+        if isinstance(reply := task.result(), Reply):
+            yield format_event(reply.body)
+            yield DONE
+            return
+        async with aclosing(sse_events(self._timed(reply.chunks, started))) as stream:
+            async for piece in stream:
+                yield piece
+
+    async def _timed(
+        self, chunks: AsyncGenerator[dict[str, Any], None], started: float
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        metrics, is_first = self.context.metrics, True
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                now = time.monotonic()
+                (metrics.first_chunk if is_first else metrics.between_chunks).observe(now - started)
+                started, is_first = now, False
+                yield chunk
+
+
+@asynccontextmanager
+async def _reply_task(
+    coroutine: _ReplyCoroutine,
+) -> AsyncIterator[_ReplyTask]:
+    """Run the coroutine as a task; on exit cancel it and close its stream."""
+    task = asyncio.create_task(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        [left] = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(left, StreamedReply):
+            await left.chunks.aclose()
+
+
+async def _wait(task: _ReplyTask, seconds: float) -> None:
+    await asyncio.wait({task}, timeout=seconds)

@@ -1,0 +1,86 @@
+"""Info routes: guide, models, health, version and Prometheus metrics."""
+
+from __future__ import annotations
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tidemill.protocol.errors import ModelNotFound
+from tidemill.protocol.names import ANY_MODEL, own_names
+from tidemill.protocol.validation import printable
+
+from .context import ServerContext
+from .errors import json_response, stopping
+from .guide import NO_KEY, YOUR_KEY, guide_text
+
+OPEN_PATHS = frozenset({"/", "/health", "/ping"})
+"""Paths that need no key: load balancers and first-time visitors have none."""
+
+
+def routes(context: ServerContext) -> list[Route]:
+    """Return the routes that run nothing on the engine."""
+
+    async def guide(request: Request) -> Response:
+        # No model name for clients without a key.
+        has_keys = bool(context.settings.api_keys)
+        name = "MODEL" if has_keys else own_names(context.names)[0]
+        key = YOUR_KEY if has_keys else NO_KEY
+        url = printable(str(request.base_url).rstrip("/"), 200)
+        text = guide_text(url, name, context.engine.info().endpoints, key)
+        return Response(text, media_type="text/plain")
+
+    async def models(_: Request) -> Response:
+        own = own_names(context.names)
+        return json_response(
+            {
+                "object": "list",
+                "data": [_model(context, name) for name in _names(context)],
+                "any_model": own[0] if ANY_MODEL in context.names else None,
+            }
+        )
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in _names(context):
+            raise ModelNotFound(printable(name, 200), _names(context))
+        return json_response(_model(context, name))
+
+    async def health(_: Request) -> Response:
+        if context.admission.is_closed:
+            raise stopping(1)
+        return json_response({"status": "ok"})
+
+    async def version(_: Request) -> Response:
+        return json_response({"version": context.engine.info().engine_version})
+
+    async def metrics(_: Request) -> Response:
+        return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return [
+        Route("/", guide),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/health", health),
+        Route("/ping", health, methods=["GET", "POST"]),
+        Route("/version", version),
+        Route("/metrics", metrics),
+    ]
+
+
+def _names(context: ServerContext) -> tuple[str, ...]:
+    return (*own_names(context.names), *context.engine.info().adapters)
+
+
+def _model(context: ServerContext, name: str) -> dict[str, object]:
+    """Return OpenAI's model object; the parent of an adapter is its base model."""
+    is_adapter = name in context.engine.info().adapters
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.started,
+        "owned_by": "tidemill",
+        "root": own_names(context.names)[0],
+        "parent": own_names(context.names)[0] if is_adapter else None,
+    }

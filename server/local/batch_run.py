@@ -1,0 +1,144 @@
+"""Batch run: lines without a row go through the engine, finished rows become durable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
+from tidemill.batch.file.lines import RawLine, read_lines
+from tidemill.batch.file.run_line import run_line
+from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.parts import FinishedRow
+from tidemill.protocol.contract import Responder, Usage
+from tidemill.protocol.in_flight import InFlightLimiter
+from tidemill.protocol.json_bodies import unfolded_bytes
+
+from .rows import Rows
+
+FLUSH_SECONDS = 2.0
+_FLUSH_BYTES = 4 * 2**20
+_READ_LINES = 32
+
+
+class BatchRun:
+    """Runs one batch through the engine. Every reply carries `created`."""
+
+    def __init__(
+        self, path: Path, rows: Rows, engine: Responder, in_flight: InFlightLimiter, created: int
+    ) -> None:
+        self._path = path
+        self._rows = rows
+        self._engine = engine
+        self._in_flight = in_flight
+        self._created = created
+        self._unflushed: list[FinishedRow] = []
+        self._unflushed_bytes = 0
+        self._not_durable: dict[int, None] = {}  # lines, in their order
+        self._last_line = 0
+        self._has_many = asyncio.Event()
+        self._flush_lock = asyncio.Lock()
+        self.pace = RateWindow(time.monotonic)
+
+    @property
+    def complete_through(self) -> int:
+        """Return the last line up to which every line has its durable row, or never gets one."""
+        return next(iter(self._not_durable), self._last_line + 1) - 1
+
+    async def run(self) -> None:
+        """Run every line that has no row; a cancel leaves no request in flight.
+
+        `flush` makes the rows finished by then durable. Raises EngineError, FormatError, OSError.
+        """
+        try:
+            # Closed here, even while a thread still reads from it.
+            with open_input(self._path) as file:
+                await self._run_lines(lines_without_row(file, self._rows))
+        except ExceptionGroup as exc:
+            raise exc.exceptions[0] from None
+
+    async def _run_lines(self, lines: Iterator[RawLine]) -> None:
+        async with asyncio.TaskGroup() as group:
+            # In the thread, too: weighing a long line takes a while.
+            weighed = ((raw, _held_bytes(raw)) for raw in lines)
+            while some := await asyncio.to_thread(list, islice(weighed, _READ_LINES)):
+                for raw, held in some:
+                    self._not_durable[raw.number] = None
+                    self._last_line = raw.number
+                    await self._in_flight.acquire(held)
+                    group.create_task(self._run_line(raw, held))
+                    await asyncio.sleep(0)  # lets other batches and interactive requests run
+
+    async def wait_until_due(self) -> None:
+        """Wait until the next flush: a few seconds, or until many bytes are unflushed."""
+        self._has_many.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_SECONDS):
+                await self._has_many.wait()
+
+    async def flush(self) -> None:
+        """Make finished rows durable; an exception means that nothing changed.
+
+        Cancelling the caller does not cancel the write.
+        """
+        await asyncio.shield(asyncio.ensure_future(self._flush()))
+
+    async def _flush(self) -> None:
+        async with self._flush_lock:
+            rows = self._unflushed[:]
+            if not rows:
+                return
+            await asyncio.to_thread(self._rows.append, rows)
+            del self._unflushed[: len(rows)]
+            for row in rows:
+                del self._not_durable[row.line]
+            self._release_bytes(sum(len(row.row) for row in rows))
+            self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
+
+    def discard_unflushed(self) -> None:
+        """Discard finished rows that are not durable."""
+        self._unflushed.clear()
+        self._release_bytes(self._unflushed_bytes)
+
+    def _release_bytes(self, num_bytes: int) -> None:
+        self._unflushed_bytes -= num_bytes
+        self._in_flight.release_bytes(num_bytes)
+
+    async def _run_line(self, raw: RawLine, held: int) -> None:
+        try:
+            answer = await run_line(raw, self._engine, created=self._created)
+            row = FinishedRow(raw.number, answer.row, answer.is_success, answer.usage or Usage())
+            held -= len(row.row)
+            self._unflushed.append(row)
+            self._unflushed_bytes += len(row.row)
+        finally:
+            self._in_flight.release(held)
+        if self._unflushed_bytes >= _FLUSH_BYTES:
+            self._has_many.set()
+
+
+def _held_bytes(raw: RawLine) -> int:
+    """Return about how many bytes a line holds while its request runs."""
+    return len(raw.data) + unfolded_bytes(raw.data)
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open the input file of a batch; raises OSError."""
+    return path.open("rb")
+
+
+def lines_without_row(file: BinaryIO, rows: Rows) -> Iterator[RawLine]:
+    """Yield the lines of a file without a row, for a resumed batch; memory stays flat."""
+    answered = rows.lines()
+    next_answered = next(answered, None)
+    form = detect_format(file.read(HEAD_BYTES))
+    for raw in read_lines(open_lines(form, file)):
+        if raw.number == next_answered:
+            next_answered = next(answered, None)
+        else:
+            yield raw

@@ -1,0 +1,76 @@
+"""Publishing a batch: its rows, in line order, become the output and error files."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from tidemill.batch.model import Batch, File, Progress
+from tidemill.batch.parts import EXPIRED, row_not_run
+from tidemill.batch.result_kinds import ERRORS, KINDS, ResultKind
+from tidemill.batch.states import Status
+
+from .batch_run import lines_without_row, open_input
+from .folder import sync_folder
+from .rows import Rows
+from .store import Store
+
+_FILLED_AT_ONCE = 1000
+
+
+def fill_expired(store: Store, batch: Batch) -> None:
+    """Write the `expired` row of each line that was not run in time; may be repeated."""
+    rows = store.rows_of(batch.id)
+    rows.open()
+    with open_input(store.input_path(batch.id)) as file:
+        lines = lines_without_row(file, rows)
+        while some := list(islice(lines, _FILLED_AT_ONCE)):
+            filled = [row_not_run(raw, EXPIRED) for raw in some]
+            num_failures = sum(is_failure for _, is_failure in filled)
+            rows.append([row for row, _ in filled], Progress(failed=num_failures))
+
+
+def publish(store: Store, batch: Batch, status: Status, now: float, **changes: object) -> Batch:
+    """Create the result files of a batch, end it in this status, delete its work; repeatable.
+
+    Raises OSError, sqlite3.Error, and RowsGone for rows that are no longer there.
+    """
+    rows = store.rows_of(batch.id)
+    made = {
+        kind: file for kind in KINDS if (file := _make_file(store, batch, kind, rows)) is not None
+    }
+    sync_folder(store.folder.files)
+    stored = store.batches.get(batch.id)
+    assert stored is not None, batch.id
+    ids = {f"{kind.name}_file_id": file.id for kind, file in made.items()}
+    with store.database.writing() as connection:
+        for file in made.values():
+            store.files.put_by(connection, file)
+        ended = store.batches.move_by(
+            connection, batch.id, status, now, final=stored.progress.without_rates, **ids, **changes
+        )
+        rows.publish_by(connection)
+    store.delete_work(batch.id)
+    return ended
+
+
+def _make_file(store: Store, batch: Batch, kind: ResultKind, rows: Rows) -> File | None:
+    """Write the result file of one kind and return it; None when it would be empty."""
+    file_id = kind.file_id_of(batch)
+    path, whole = store.folder.work_path(batch.id) / kind.name, store.folder.file(file_id)
+    path.parent.mkdir(exist_ok=True)
+    num_bytes = rows.copy(path, successes=kind is not ERRORS)
+    if not num_bytes:
+        return None
+    path.rename(whole)
+    created_at = batch.winds_up_since or batch.created_at
+    seconds = batch.options.output_expires_seconds
+    return File(
+        id=file_id,
+        tenant=batch.tenant,
+        key=file_id,
+        num_bytes=num_bytes,
+        created_at=created_at,
+        filename=kind.key_of(batch).rpartition("/")[2],
+        purpose="batch_output",
+        expires=None if seconds is None else created_at + seconds,
+    )

@@ -1,0 +1,40 @@
+"""Setup of the Files and Batches API: its routes and its batch runner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from starlette.routing import Route
+
+from tidemill.protocol.contract import Online
+from tidemill.protocol.names import own_names
+
+from .batch_routes import BatchRoutes
+from .file_routes import MAX_FILE_BYTES, FileRoutes
+from .runner import Runner
+from .store import Store
+from .upload_routes import UploadRoutes
+
+
+@dataclass(frozen=True, slots=True)
+class LocalBatches:
+    """Routes of files and batches; batches run while `running` is entered."""
+
+    routes: Sequence[Route]
+    running: Callable[[], AbstractAsyncContextManager[None]]
+
+
+def make_local_batches(
+    store: Store, engine: Online, names: Sequence[str], max_file_bytes: int | None = None
+) -> LocalBatches:
+    """Return the API over a store; `names` are the served model names.
+
+    `max_file_bytes` bounds an uploaded file.
+    """
+    model = own_names(names)[0]
+    runner = Runner(store, engine, dict.fromkeys((*names, *engine.info().adapters), model))
+    most = MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes
+    apis = (FileRoutes(store, most), UploadRoutes(store, most), BatchRoutes(store, runner))
+    return LocalBatches([route for api in apis for route in api.routes()], runner.running)

@@ -1,0 +1,50 @@
+"""Validation of an input file before any of it runs: its errors and number of rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
+from tidemill.batch.file.lines import FormatError, read_lines
+from tidemill.batch.model import OnInvalidLine
+from tidemill.batch.validation import NOT_JSON, Findings, LineChecker, Verdict, judge, refuse
+
+# Model threads wait for the GIL no longer than this many lines take.
+_LINES_PER_CHECKPOINT = 32
+
+
+def check_file(
+    path: Path,
+    models: Mapping[str, str],
+    on_invalid_line: OnInvalidLine,
+    checkpoint: Callable[[], None],
+) -> tuple[Verdict, Findings]:
+    """Return the verdict on a file and its findings.
+
+    `checkpoint` is called every few lines; its exceptions pass through.
+    """
+    findings = Findings()
+    with path.open("rb") as file, DuplicateFinder(path.parent) as finder:
+        try:
+            form = detect_format(file.read(HEAD_BYTES))
+            checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
+            for raw in read_lines(open_lines(form, file)):
+                checker.check(raw)
+                if findings.num_rows % _LINES_PER_CHECKPOINT == 0:
+                    time.sleep(0)  # yields the GIL to other threads
+                    checkpoint()
+        except FormatError as exc:
+            return refuse(NOT_JSON, exc.message), findings
+        duplicates = finder.find(MAX_LISTED_ERRORS, checkpoint)
+    verdict = judge(
+        findings,
+        duplicates,
+        mistake=form.suspicion,
+        on_invalid_line=on_invalid_line,
+        unit=form.unit,
+    )
+    return verdict, findings

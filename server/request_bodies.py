@@ -1,0 +1,166 @@
+"""Request bodies: read within limits of bytes, time and total memory (backpressure)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+from starlette.types import Receive, Scope
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.json_bodies import TooManyValues, load_json, unfolded_bytes
+
+from .disconnect import ClientDisconnected
+from .errors import Refused, busy, too_large
+
+MAX_HELD_BYTES = 512 * 2**20
+_LONG_BYTES = 100_000  # larger bodies are parsed in a thread
+_ValueT = TypeVar("_ValueT")
+
+
+class BodyReader:
+    """Reads bodies of up to `max_bytes` within `seconds`, `max_held_bytes` of them at once.
+
+    A body counts until its response is sent, together with the memory of its parsed values. So
+    memory stays bounded under a thousand slow uploads, and under a full queue.
+    """
+
+    def __init__(
+        self, max_bytes: int, seconds: float, *, max_held_bytes: int = MAX_HELD_BYTES
+    ) -> None:
+        self._max_bytes = max_bytes
+        self._seconds = seconds
+        self._max_held_bytes = max(max_bytes, max_held_bytes)
+        self._held_bytes = 0
+
+    @asynccontextmanager
+    async def read(
+        self,
+        scope: Scope,
+        receive: Receive,
+        parse: Callable[[bytes], Awaitable[_ValueT]],
+        *,
+        is_json: bool = True,
+    ) -> AsyncIterator[_ValueT]:
+        """Yield the parsed body of a request; it counts as held until this is left.
+
+        Raises `Refused` for a body that is too large, too slow or over the limit of held bytes,
+        `ClientDisconnected` when it breaks off, and what `parse` raises.
+        """
+        if (length := header(scope, b"content-length")) and int(length) > self._max_bytes:
+            raise too_large(self._max_bytes)
+        data = await self._read_all(receive)
+        num_bytes = len(data)
+        try:
+            unfolded = await _run(unfolded_bytes, data) if is_json else 0
+            num_bytes += unfolded
+            self._held_bytes += unfolded
+            if self._held_bytes > max(self._max_held_bytes, num_bytes):
+                raise busy(1)
+            value = await parse(data)
+            del data
+            yield value
+        finally:
+            self._held_bytes -= num_bytes
+
+    def read_object(
+        self, scope: Scope, receive: Receive
+    ) -> AbstractAsyncContextManager[dict[str, Any]]:
+        """Yield the body as a JSON object; raises as `read`, and `RequestError` if it is none."""
+        check_content_type(scope, "application/json")
+        return self.read(scope, receive, parse_object)
+
+    async def _read_all(self, receive: Receive) -> bytes:
+        data = bytearray()
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for chunk in body_chunks(receive):
+                    data += chunk
+                    self._held_bytes += len(chunk)
+                    self._check(len(data))
+        except BaseException as exc:
+            self._held_bytes -= len(data)
+            if isinstance(exc, TimeoutError):
+                raise body_timeout(self._seconds) from None
+            raise
+        return bytes(data)
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise too_large(self._max_bytes)
+        if self._held_bytes > self._max_held_bytes:
+            raise busy(1)
+
+
+async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the chunks of a body; raises `ClientDisconnected` when it breaks off."""
+    is_open = True
+    while is_open:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        is_open = message.get("more_body", False)
+        yield message.get("body", b"")
+
+
+def body_timeout(seconds: float) -> Refused:
+    """Return the 408 for a body that did not arrive in time."""
+    return Refused(
+        f"The body did not come within {seconds:g} s.", status_code=408, code="body_timeout"
+    )
+
+
+async def parse_object(data: bytes) -> dict[str, Any]:
+    """Return the JSON object in these bytes; raises `RequestError`."""
+    try:
+        body = await _run(load_json, data)
+    except TooManyValues as exc:
+        raise Refused(
+            f"The body {exc}: send less in one request.", status_code=413, code="body_too_large"
+        ) from None
+    except ValueError as exc:
+        raise RequestError(f"The body is not JSON: {exc}.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_json")
+    return body
+
+
+async def _run(function: Callable[[bytes], _ValueT], data: bytes) -> _ValueT:
+    """Apply a function to bytes, in a thread when they are many."""
+    if len(data) > _LONG_BYTES:
+        return await asyncio.to_thread(function, data)
+    return function(data)
+
+
+def check_content_type(scope: Scope, *wanted: str) -> None:
+    """Raise `Refused` (415) for another content type or an encoded body; none is fine."""
+    packed = (header(scope, b"content-encoding") or "identity").strip().lower()
+    if packed != "identity":
+        raise Refused(
+            f"The body must not be packed, and Content-Encoding is {packed[:100]}: send it plain.",
+            status_code=415,
+            code="unsupported_media_type",
+        )
+    given = media_type(scope)
+    if given and given not in wanted:
+        raise Refused(
+            f"The body must be {' or '.join(wanted)}, not {given[:100]}.",
+            status_code=415,
+            code="unsupported_media_type",
+        )
+
+
+def media_type(scope: Scope) -> str:
+    """Return the media type of a body without its parameters; empty when it has none."""
+    value = header(scope, b"content-type") or ""
+    return value.partition(";")[0].strip().lower()
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a header of a request."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value.decode("latin-1"))
+    return None

@@ -1,0 +1,182 @@
+"""Rows as other people's clients read them, in both dialects."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.batch.file.lines import Line, LineError
+from tidemill.batch.file.rows import (
+    RowError,
+    RowHead,
+    parse_row_head,
+    print_malformed,
+    print_not_run,
+    print_reply,
+    row_error_message,
+)
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.errors import ModelNotFound
+
+DIGEST = "0123456789abcdef01234567"
+LINE = Line(3, "a", "/v1/completions", {}, DIGEST)
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+
+
+def loads(row: bytes) -> dict[str, Any]:
+    """Return the row, which must be one line of strict JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert row.endswith(b"\n")
+    assert row.count(b"\n") == 1
+    parsed: dict[str, Any] = json.loads(row, parse_constant=refuse)
+    return parsed
+
+
+@pytest.mark.parametrize("dialect", ["openai", "vllm"])
+def test_a_success_is_the_same_in_both_dialects(dialect: Any) -> None:
+    """Keys in this order, nulls written, compact."""
+    assert (
+        print_reply(LINE, 200, {"x": "é"}, dialect=dialect)
+        == (
+            f'{{"id":"batch_req_{DIGEST}","custom_id":"a","response":{{"status_code":200,'
+            f'"request_id":"req_{DIGEST}","body":{{"x":"é"}}}},"error":null}}\n'
+        ).encode()
+    )
+
+
+def test_a_failure_is_a_response_with_an_error_body() -> None:
+    """The OpenAI dialect keeps `error` null and puts the error where the body goes."""
+    body = error_body(ModelNotFound("m", ["a", "b"]))
+    assert loads(print_reply(LINE, 404, body)) == {
+        "id": f"batch_req_{DIGEST}",
+        "custom_id": "a",
+        "response": {
+            "status_code": 404,
+            "request_id": f"req_{DIGEST}",
+            "body": {
+                "error": {
+                    "message": "The model `m` does not exist. Served: a, b.",
+                    "type": "not_found_error",
+                    "param": "model",
+                    "code": "model_not_found",
+                }
+            },
+        },
+        "error": None,
+    }
+
+
+def test_a_failure_in_the_dialect_of_vllm_has_no_body() -> None:
+    """Its error object stands beside the response."""
+    body = error_body(ModelNotFound("m", ["a", "b"]))
+    row = loads(print_reply(LINE, 404, body, dialect="vllm"))
+    assert row["response"] == {"status_code": 404, "request_id": f"req_{DIGEST}", "body": None}
+    assert row["error"] == body
+
+
+def test_two_failures_of_vllm_are_plain_messages() -> None:
+    """Stream mode and unknown urls have a string for an error."""
+    body = {"error": {"message": "Request must not be sent in stream mode"}}
+    row = loads(print_reply(LINE, 400, body, dialect="vllm", bare_message=True))
+    assert row["error"] == "Request must not be sent in stream mode"
+    assert row["response"]["body"] is None
+    assert loads(print_reply(LINE, 400, body, bare_message=True))["response"]["body"] == body
+
+
+def test_a_line_that_was_never_run_has_no_response() -> None:
+    """Code and message say why."""
+    assert loads(print_not_run(DIGEST, "a", code="batch_expired", message="Too late.")) == {
+        "id": f"batch_req_{DIGEST}",
+        "custom_id": "a",
+        "response": None,
+        "error": {"code": "batch_expired", "message": "Too late."},
+    }
+
+
+def test_a_malformed_line_is_told_by_its_number() -> None:
+    """One code for all of them; the custom_id is null when the line had none."""
+    error = LineError("`url` is missing", line=9, code="missing_required_parameter", param="url")
+    assert loads(print_malformed(DIGEST, error)) == {
+        "id": f"batch_req_{DIGEST}",
+        "custom_id": None,
+        "response": None,
+        "error": {
+            "code": "invalid_json_line",
+            "message": "Line 9: `url` is missing",
+            "param": "url",
+            "line": 9,
+        },
+    }
+
+
+@given(st.dictionaries(st.text(), JSON_VALUES))
+def test_any_body_prints_as_one_line_of_strict_json(body: dict[str, Any]) -> None:
+    """What comes back is what went in, with null for what JSON has no number for."""
+
+    def mended(value: Any) -> Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            return None
+        if isinstance(value, list):
+            return [mended(item) for item in value]
+        if isinstance(value, dict):
+            return {key: mended(item) for key, item in value.items()}
+        return value
+
+    assert loads(print_reply(LINE, 200, body))["response"]["body"] == mended(body)
+
+
+@pytest.mark.parametrize("value", ["\ud800", object()])
+def test_what_json_cannot_hold_is_an_error(value: object) -> None:
+    """A lone surrogate and a strange object never reach the file."""
+    with pytest.raises(RowError):
+        print_reply(LINE, 200, {"x": value})
+
+
+def test_a_row_tells_its_head() -> None:
+    """What a resume needs comes back from each kind of row."""
+    row_id = f"batch_req_{DIGEST}"
+    success = print_reply(LINE, 200, {"created": 12})
+    assert parse_row_head(success) == RowHead(row_id, "a", 200, 12)
+    failure = print_reply(LINE, 404, error_body(ModelNotFound("m", ["a", "b"])), dialect="vllm")
+    assert parse_row_head(failure) == RowHead(row_id, "a", 404, None)
+    not_run = print_not_run(DIGEST, None, code="c", message="m")
+    assert parse_row_head(not_run) == RowHead(row_id, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"7", b'{"id":"x"', b'{"id":1,"custom_id":"a","response":7}']
+)
+def test_what_is_no_row_is_an_error(data: bytes) -> None:
+    """Other people's files are told from ours."""
+    with pytest.raises(RowError):
+        parse_row_head(data)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"response": {"body": {"error": {"message": "a"}}}, "error": None}, "a"),
+        ({"response": None, "error": {"code": "batch_expired", "message": "b"}}, "b"),
+        ({"response": {"body": None}, "error": {"error": {"message": "c"}}}, "c"),
+        ({"response": {"body": None}, "error": "d"}, "d"),
+        ({"response": {"body": {"choices": []}}, "error": None}, None),
+        ({}, None),
+    ],
+)
+def test_why_a_row_failed_is_read_in_either_dialect(
+    row: dict[str, Any], message: str | None
+) -> None:
+    """A success has no reason."""
+    assert row_error_message(row) == message

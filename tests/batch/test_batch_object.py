@@ -1,0 +1,92 @@
+"""The Batch object: OpenAI's, whole, and null where nothing is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from openai.types import Batch as OpenAIBatch
+
+from tests.batch.test_states import NEW
+from tidemill.batch.batch_object import batch_object, cost_of
+from tidemill.batch.model import BatchError, EngineInfo, Options, Progress
+from tidemill.batch.states import Status
+
+PROGRESS = Progress(7, 3, 70, 20, 21, gpu_seconds=1800.0)
+
+
+def test_every_field_of_the_sdk_is_there() -> None:
+    """A field that the SDK's next version adds fails here."""
+    wire = batch_object(NEW, Progress(), now=0).model_dump(mode="json")
+    assert set(OpenAIBatch.model_fields) <= set(wire)
+    OpenAIBatch.model_validate(wire)
+    known = {name for name, value in wire.items() if value is not None}
+    assert {"id", "status", "endpoint", "created_at", "request_counts", "usage"} <= known
+    assert wire["output_file_id"] is wire["errors"] is wire["metadata"] is None
+
+
+def test_a_batch_that_has_ended_tells_all() -> None:
+    """Counts, tokens, errors with their lines, and the final sums once there are some."""
+    batch = replace(
+        NEW,
+        status=Status.FAILED,
+        errors=(BatchError("invalid_json_line", "no", None, 3),),
+        options=Options(metadata={"team": "search"}),
+        num_rows=11,
+        final=PROGRESS,
+    )
+    wire = batch_object(batch, Progress(1), now=0).model_dump(mode="json")
+    parsed = OpenAIBatch.model_validate(wire)
+    assert wire["request_counts"] == {"total": 11, "completed": 7, "failed": 3}
+    assert parsed.usage is not None
+    assert parsed.usage.total_tokens == 91
+    assert parsed.usage.input_tokens_details.cached_tokens == 20
+    assert parsed.errors is not None
+    assert parsed.errors.data is not None
+    assert parsed.errors.data[0].line == 3
+    assert parsed.metadata == {"team": "search"}
+
+
+def test_what_it_cost_is_told_beside_it() -> None:
+    """Half an hour of a GPU at 4 an hour is 2; without a price there is no cost."""
+    batch = replace(
+        NEW,
+        status=Status.COMPLETED,
+        in_progress_at=100,
+        completed_at=160,
+        engine=EngineInfo("r1", "1.2"),
+    )
+    beyond = batch_object(batch, PROGRESS, now=999, price_per_gpu_hour=4.0).tidemill
+    assert beyond.seconds == 60
+    assert beyond.gpu_seconds == 1800.0
+    assert beyond.cost == 2.0
+    assert (beyond.model_revision, beyond.engine_version) == ("r1", "1.2")
+    assert cost_of(PROGRESS, None) is None
+
+
+def test_a_batch_that_runs_says_when_it_will_be_through() -> None:
+    """What is left at the present rate, rounded up; without a rate nobody knows."""
+    batch = replace(NEW, status=Status.IN_PROGRESS, in_progress_at=100, num_rows=31)
+    running = replace(PROGRESS, rows_per_second=2.0, tokens_per_second=40.0)
+    beyond = batch_object(batch, running, now=150.2).tidemill
+    assert (beyond.seconds, beyond.rows_per_second, beyond.tokens_per_second) == (50, 2.0, 40.0)
+    assert beyond.eta_at == 161  # 21 rows: 10.5 s
+    assert batch_object(batch, PROGRESS, now=150).tidemill.eta_at is None
+    assert batch_object(replace(batch, num_rows=10), running, now=150).tidemill.eta_at is None
+
+
+def test_a_batch_that_has_ended_has_no_rate() -> None:
+    """Whatever its shards said last."""
+    batch = replace(NEW, status=Status.CANCELLING, num_rows=31)
+    running = replace(PROGRESS, rows_per_second=2.0, tokens_per_second=40.0)
+    beyond = batch_object(batch, running, now=150).tidemill
+    assert (beyond.rows_per_second, beyond.tokens_per_second, beyond.eta_at) == (0, 0, None)
+
+
+def test_lists_show_fewer_errors_and_say_how_many_there_are() -> None:
+    """An answer of many batches has a bound."""
+    errors = tuple(BatchError("invalid_json_line", "no", None, line) for line in range(100))
+    batch = replace(NEW, status=Status.FAILED, errors=errors, num_errors=7000)
+    wire = batch_object(batch, Progress(), now=0, max_errors=5)
+    assert wire.errors is not None
+    assert [error.line for error in wire.errors.data] == [0, 1, 2, 3, 4]
+    assert wire.tidemill.num_errors == 7000

@@ -1,0 +1,244 @@
+"""What clients may ask of a batch, and what they are told when they may not."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from email.header import Header
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.net.inside import HOSTS, NAMES, in_url
+from tidemill.batch.batch_request import (
+    MAX_WINDOW_SECONDS,
+    MIN_WINDOW_SECONDS,
+    options_of_request,
+    parse_options,
+    window_seconds,
+)
+from tidemill.batch.errors import InvalidOption
+from tidemill.batch.model import Options
+
+UNITS = {"m": 60, "h": 3600, "d": 86400}
+GOOD_URL = "https://bucket.s3.amazonaws.com/out.jsonl?X-Amz-Signature=ab%2Fcd&x=1"
+BAD_URLS = [
+    "",
+    "http://example.com/",
+    "ftp://example.com/",
+    "example.com/out",
+    "https:///out",
+    "https://:443/out",
+    "https://example.com:0/",
+    "https://example.com:99999/",
+    "https://user@example.com/",
+    "https://user:secret@example.com/",
+    "https://@example.com/",
+    r"https://example.com\@10.0.0.1/",
+    "https://example.com/a b",
+    "https://example.com/\n",
+    "https://exämple.com/",
+    "https://[::1/",
+    "https://example.com/" + "x" * 8192,
+    "https://127.1:8443/",
+    *(f"https://{in_url(host)}/latest/" for host in [*HOSTS, *NAMES]),
+]
+
+
+def test_an_upload_without_metadata_has_the_defaults() -> None:
+    """24 hours or what a deployment says, no urls, every wrong line fails the file."""
+    assert parse_options({}) == Options("24h", None, None, "fail", {})
+    assert parse_options({}, "2d") == Options("2d", None, None, "fail", {})
+    assert parse_options({"completion-window": "30m"}, "2d").completion_window == "30m"
+
+
+def test_an_upload_says_everything_in_its_metadata() -> None:
+    """Names with dashes, in any case, are options; all others are metadata."""
+    asked = {
+        "Completion-Window": "30m",
+        "output-url": GOOD_URL,
+        "error-url": "https://example.com:8443/e",
+        "webhook-url": f"{GOOD_URL}/hook",
+        "on-invalid-line": "skip",
+        "project": "tides",
+        "completion_window": "left alone",
+    }
+    assert parse_options(asked) == Options(
+        "30m",
+        GOOD_URL,
+        "https://example.com:8443/e",
+        "skip",
+        {"project": "tides", "completion_window": "left alone"},
+        webhook_url=f"{GOOD_URL}/hook",
+    )
+
+
+def test_a_request_says_the_same_with_underscores() -> None:
+    """Null means not there; what other people's clients send besides is not looked at."""
+    asked = {
+        "completion_window": "14d",
+        "output_url": None,
+        "error_url": GOOD_URL,
+        "webhook_url": GOOD_URL,
+        "on_invalid_line": None,
+        "metadata": {"a": "ü"},
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    }
+    assert options_of_request(asked) == Options(
+        "14d", None, GOOD_URL, "fail", {"a": "ü"}, 3600, GOOD_URL
+    )
+    assert options_of_request({"metadata": None}) == Options()
+
+
+@given(st.integers(1, 999_999), st.sampled_from("mhd"))
+def test_a_window_is_a_number_and_a_unit(number: int, unit: str) -> None:
+    """Whatever lies from 30 minutes to 14 days is taken, nothing else."""
+    seconds = number * UNITS[unit]
+    if MIN_WINDOW_SECONDS <= seconds <= MAX_WINDOW_SECONDS:
+        assert window_seconds(f"{number}{unit}") == seconds
+    else:
+        with pytest.raises(InvalidOption, match="from 30m to 14d"):
+            window_seconds(f"{number}{unit}")
+
+
+@given(st.one_of(st.text(), st.none(), st.integers(), st.floats(), st.lists(st.text())))
+def test_no_window_whatever_is_more_than_an_invalid_option(value: object) -> None:
+    """Any value is either a number of seconds in the bounds or refused by name."""
+    with suppress(InvalidOption):
+        assert MIN_WINDOW_SECONDS <= window_seconds(value) <= MAX_WINDOW_SECONDS
+
+
+@pytest.mark.parametrize(
+    "window", ["29m", "15d", "0h", "024h", "24", "24H", "24 h", "٢٤h", "1.5h", "24h\n", "-24h"]
+)
+def test_a_window_is_taken_by_the_letter(window: str) -> None:
+    """No zeros before it, no other digits, no space, nothing outside the bounds."""
+    with pytest.raises(InvalidOption) as caught:
+        parse_options({"completion-window": window})
+    assert caught.value.param == "completion-window"
+    assert "`completion-window`" in caught.value.message
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+@pytest.mark.parametrize("name", ["output", "error"])
+def test_a_url_is_https_with_a_host_and_no_user(name: str, url: str) -> None:
+    """Others are refused, in words that never show the url: it may be a secret."""
+    with pytest.raises(InvalidOption) as caught:
+        parse_options({f"{name}-url": url})
+    assert caught.value.param == f"{name}-url"
+    assert not url or url not in caught.value.message
+    with pytest.raises(InvalidOption) as caught:
+        options_of_request({f"{name}_url": url})
+    assert caught.value.param == f"{name}_url"
+
+
+@pytest.mark.parametrize("url", ["https://example.com:SECRET/x", "https://[SECRET]/x"])
+def test_nothing_of_a_url_is_shown(url: str) -> None:
+    """Where it cannot be read the reason would quote it."""
+    with pytest.raises(InvalidOption) as caught:
+        options_of_request({"output_url": url})
+    assert "SECRET" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "words"),
+    [
+        ({f"k{number}": "v" for number in range(17)}, "17 pairs; the limit is 16"),
+        ({"": "v"}, "an empty key"),
+        ({"k" * 65: "v"}, "key of 65 characters; the limit is 64"),
+        ({"k": "v" * 513}, "513 characters at 'k'; the limit is 512"),
+        ({"k": 1}, "strings only"),
+        ({"k": None}, "strings only"),
+        ({"k": "\ud800"}, "strings only"),
+        (["k"], "an object of strings"),
+        ("k", "an object of strings"),
+    ],
+)
+def test_metadata_has_the_limits_of_openai(metadata: object, words: str) -> None:
+    """16 pairs of strings, keys of 64 and values of 512 characters."""
+    with pytest.raises(InvalidOption, match=words) as caught:
+        options_of_request({"metadata": metadata})
+    assert caught.value.param == "metadata"
+
+
+def test_metadata_at_its_limits_is_kept() -> None:
+    """16 pairs with the longest keys and values there may be."""
+    metadata = {f"{number:064}": "ü" * 512 for number in range(16)}
+    assert options_of_request({"metadata": metadata}).metadata == metadata
+    assert parse_options(metadata).metadata == metadata
+
+
+def test_an_upload_has_the_limits_too() -> None:
+    """What is left of the user metadata is counted as metadata."""
+    with pytest.raises(InvalidOption, match="17 pairs"):
+        parse_options({f"k{number}": "v" for number in range(17)} | {"on-invalid-line": "fail"})
+
+
+@pytest.mark.parametrize("value", ["Skip", "", "ignore", 1, True, []])
+def test_on_invalid_line_is_fail_or_skip(value: object) -> None:
+    """Another word is refused, whatever its type."""
+    with pytest.raises(InvalidOption, match="on_invalid_line") as caught:
+        options_of_request({"on_invalid_line": value})
+    assert caught.value.param == "on_invalid_line"
+
+
+@given(st.text(st.characters(codec="utf-8", categories=["L", "N", "Zs", "P"]), max_size=100))
+def test_encoded_values_are_decoded(text: str) -> None:
+    """What S3 gives back for a value that is not ASCII means the value again."""
+    encoded = Header(text, "utf-8", maxlinelen=10_000).encode()
+    assert parse_options({"note": encoded}).metadata == {"note": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["=?nonsense?B?w6k=?=", "=?UTF-8?B?w6?=", "=?UTF-8?B?/w==?=", "=?", "a =?UTF-8?", "=?é?q?x?="],
+)
+def test_values_that_are_encoded_wrongly_stay_as_they_are(text: str) -> None:
+    """Metadata that cannot be decoded is no reason to refuse a file."""
+    assert parse_options({"note": text}).metadata == {"note": text}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["completion_window", "output_url", "webhook_url", "on_invalid_line", "x"]),
+        st.one_of(
+            st.none(), st.text(), st.integers(), st.lists(st.none()), st.sampled_from(["4h"])
+        ),
+    )
+)
+def test_any_request_gives_options_or_names_what_is_wrong(fields: dict[str, Any]) -> None:
+    """Nothing that a client may send ends in another error than InvalidOption."""
+    with suppress(InvalidOption):
+        options = options_of_request(fields)
+        assert options.completion_window == (fields.get("completion_window") or "24h")
+        assert options.output_url == fields.get("output_url")
+
+
+@pytest.mark.parametrize("seconds", [3600, 2_592_000])
+def test_results_may_be_forgotten_after_an_hour_to_thirty_days(seconds: int) -> None:
+    """As OpenAI has it."""
+    policy = {"anchor": "created_at", "seconds": seconds}
+    options = options_of_request({"output_expires_after": policy})
+    assert options.output_expires_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("policy", "param"),
+    [
+        ([], "output_expires_after"),
+        ({}, "output_expires_after"),
+        ({"anchor": "now", "seconds": 3600}, "output_expires_after"),
+        ({"anchor": "created_at"}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 3599}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 2_592_001}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": True}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": "3600"}, "output_expires_after.seconds"),
+        ({"anchor": "created_at", "seconds": 1e9}, "output_expires_after.seconds"),
+    ],
+)
+def test_an_expiry_that_cannot_be_is_refused(policy: object, param: str) -> None:
+    """The parameter is named."""
+    with pytest.raises(InvalidOption) as caught:
+        options_of_request({"output_expires_after": policy})
+    assert caught.value.param == param

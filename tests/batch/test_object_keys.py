@@ -1,0 +1,154 @@
+"""Keys: each result beside its upload, and nothing that a request says becomes a path."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from itertools import combinations, product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.batch.errors import InvalidOption
+from tidemill.batch.object_keys import (
+    batch_id_of_drop,
+    batch_id_of_request,
+    check_tenant,
+    file_key,
+    invalid_key_reason,
+    is_drop,
+    is_folder,
+    outputs_of_drop,
+    outputs_of_request,
+    part_key,
+    part_prefix,
+    results_name,
+    segment_key,
+    work_prefix,
+)
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_results_stand_beside_each_other_under_output(stem: str) -> None:
+    """Any name keeps its path, dots and all: keys are no paths to S3."""
+    outputs = outputs_of_drop(f"input/{stem}.jsonl")
+    if "\ud800" <= max(stem) <= "\udfff":
+        return
+    assert outputs is not None
+    assert outputs.output_key == f"output/{stem}.jsonl"
+    assert outputs.error_key == f"output/{stem}.errors.jsonl"
+    assert outputs.report_key == f"output/{stem}.batch.json"
+
+
+@pytest.mark.parametrize("key", ["x.jsonl", "output/x.jsonl", "input/", "", "inputx.jsonl"])
+def test_other_keys_are_no_uploads(key: str) -> None:
+    """What the rules of the notification let through by mistake makes no batch."""
+    assert outputs_of_drop(key) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "stem"),
+    [
+        ("x.jsonl", "x"),
+        ("x.jsonl.gz", "x.jsonl.gz"),
+        ("X.JSONL", "X.JSONL"),
+        ("a/data.csv", "a/data.csv"),
+        ("x", "x"),
+        (".jsonl", ".jsonl"),
+        ("a/", "a/"),
+    ],
+)
+def test_results_of_any_name_are_named(name: str, stem: str) -> None:
+    """A file in another form keeps its whole name, so that it never shares its results."""
+    outputs = outputs_of_drop(f"input/{name}")
+    assert outputs is not None
+    assert outputs.output_key == f"output/{stem}.jsonl"
+    assert outputs.report_key == f"output/{stem}.batch.json"
+    assert results_name(outputs) == f"input/{stem}.jsonl"
+    assert is_drop(outputs)
+    assert invalid_key_reason(f"input/{name}") is None
+
+
+NAMES = [
+    "x",
+    "x.jsonl",
+    "x.jsonl.gz",
+    "x.json",
+    "x.batch",
+    "x.jsonl.jsonl",
+    "X.JSONL",
+]
+
+
+@pytest.mark.parametrize(("one", "other"), list(combinations(NAMES, 2)))
+def test_two_uploads_share_all_their_results_or_none(one: str, other: str) -> None:
+    """And only those do that count as one name: `NAME` and `NAME.jsonl`."""
+    keys = [outputs_of_drop(f"input/{name}") for name in (one, other)]
+    first, second = ({*map(str, astuple(outputs))} for outputs in keys if outputs is not None)
+    is_one = (one, other) == ("x", "x.jsonl")
+    assert (first == second) == is_one
+    assert first.isdisjoint(second) != is_one
+
+
+@pytest.mark.parametrize("name", ["x.errors.jsonl", "x.errors", "a/.errors"])
+def test_no_upload_can_have_the_name_of_errors(name: str) -> None:
+    """Its rows would be written over the errors of another file."""
+    assert "give the upload another name" in (invalid_key_reason(f"input/{name}") or "")
+
+
+def test_names_end_where_s3_says() -> None:
+    """1,024 bytes for the longest of the results' names, counted in UTF-8."""
+    room = 1024 - len("output/.errors.jsonl")
+    for short in (f"{'x' * room}.jsonl", "x" * room):
+        assert invalid_key_reason(f"input/{short}") is None
+    for long in (f"{'x' * (room + 1)}.jsonl", f"{'é' * (room // 2 + 1)}.jsonl", "x" * 1018):
+        assert "The name is too long" in (invalid_key_reason(f"input/{long}") or "")
+        outputs = outputs_of_drop(f"input/{long}")
+        assert outputs is not None
+        assert len(outputs.error_key) < 100
+
+
+def test_folders_are_marks_without_bytes() -> None:
+    """As consoles make them."""
+    assert is_folder("input/a/", 0)
+    assert not is_folder("input/a/", 1)
+    assert not is_folder("input/a", 0)
+
+
+def test_an_id_is_of_one_upload_alone() -> None:
+    """The same for the same upload; no two ways to put the same letters together meet."""
+    words = ["", "a", "b", "ab", "a/b"]
+    ids = [batch_id_of_drop(*each) for each in product(words, repeat=3)]
+    ids += [batch_id_of_request(*each) for each in product(words, repeat=2)]
+    assert len(set(ids)) == len(ids)
+    assert batch_id_of_drop("a", "b", "c") == batch_id_of_drop("a", "b", "c")
+
+
+def test_work_lies_under_its_batch_in_order() -> None:
+    """Parts list in the order of fences and numbers, apart from other shards' and segments."""
+    keys = [part_key("b", 1, fence, number) for fence in (1, 2, 10) for number in (0, 9, 10)]
+    assert keys == sorted(keys)
+    assert all(key.startswith(part_prefix("b", 1)) for key in keys)
+    assert not part_key("b", 10, 1, 0).startswith(part_prefix("b", 1))
+    assert not segment_key("b", 1, 1, "output", 0).startswith(part_prefix("b", 1))
+    assert part_prefix("b", 1).startswith(work_prefix("b"))
+    assert outputs_of_request("lab", "batch_1").output_key == "files/lab/batch_1.jsonl"
+
+
+@pytest.mark.parametrize("name", ["a", "Z9", "ana@lab.example", "a.b_c-d", "x" * 64])
+def test_a_tenants_files_lie_under_its_name(name: str) -> None:
+    """Its own prefix, which no other tenant's begins with."""
+    assert check_tenant(name) == name
+    assert file_key(name, "file-1") == f"files/{name}/file-1"
+    assert outputs_of_request(name, "batch_1").error_key == f"files/{name}/batch_1.errors.jsonl"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "-a", "_a", "@a", "a/b", "a b", "a\n", "ä", "a%2fb", "a#b", "x" * 65]
+)
+def test_other_names_are_no_tenants(name: str) -> None:
+    """None can leave its prefix, hide in a list or be taken for another's."""
+    for make in (check_tenant, lambda each: file_key(each, "file-1")):
+        with pytest.raises(InvalidOption) as caught:
+            make(name)
+        assert caught.value.param == "tenant"

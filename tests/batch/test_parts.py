@@ -1,0 +1,168 @@
+"""Parts and seals: what is durable, and the order in which it comes out."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import to_json
+
+from tidemill.batch.errors import BadPart
+from tidemill.batch.parts import (
+    FinishedRow,
+    PartIndex,
+    decode_index,
+    decode_seal,
+    encode_part,
+    encode_seal,
+)
+from tidemill.protocol.contract import Usage
+
+ROWS = st.builds(
+    FinishedRow,
+    line=st.integers(1, 60),
+    row=st.binary(max_size=40).map(lambda data: data.replace(b"\n", b" ") + b"\n"),
+    is_success=st.booleans(),
+    usage=st.builds(
+        Usage,
+        prompt_tokens=st.integers(0, 10**9),
+        cached_tokens=st.integers(0, 9),
+        completion_tokens=st.integers(0, 9),
+        audio_seconds=st.floats(0, 36_000),
+        reasoning_tokens=st.integers(0, 9),
+    ),
+)
+PARTS = st.lists(
+    st.lists(ROWS, min_size=1, max_size=12, unique_by=lambda row: row.line), max_size=6
+)
+
+
+def index_of(parts: list[list[FinishedRow]]) -> tuple[PartIndex, dict[str, bytes]]:
+    """Return the index of parts under the keys a, b, …, and their bytes."""
+    objects = {chr(ord("a") + number): encode_part(rows) for number, rows in enumerate(parts)}
+    index = PartIndex()
+    for key, data in objects.items():
+        index.add(key, decode_index(data))
+    return index, objects
+
+
+@given(st.lists(ROWS, max_size=12, unique_by=lambda row: row.line))
+def test_a_part_tells_where_each_row_is(rows: list[FinishedRow]) -> None:
+    """In the order of lines, with what each row cost."""
+    data = encode_part(rows)
+    places = decode_index(data)
+    found = [
+        FinishedRow(place.line, data[place.start : place.end], place.is_success, *place[4:])
+        for place in places
+    ]
+    assert found == sorted(rows, key=lambda row: row.line)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda row: row.line), st.data())
+def test_a_torn_part_is_none(rows: list[FinishedRow], data: st.DataObject) -> None:
+    """Cut anywhere it is refused, and with more behind it too."""
+    part = encode_part(rows)
+    with pytest.raises(BadPart):
+        decode_index(part[: data.draw(st.integers(0, len(part) - 1))])
+    with pytest.raises(BadPart):
+        decode_index(part + b"x")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"x", b"[]", b"{}", b'{"rows": 7}\n', b'{"rows": [[1]]}\n', b"\xff\n"]
+)
+def test_foreign_bytes_are_no_part(data: bytes) -> None:
+    """Whatever stands under a part's key."""
+    with pytest.raises(BadPart):
+        decode_index(data)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [None],
+        [[]],
+        [[7, 8, 1, 0, 0]],
+        [[7, 8, 1, 0, 0, 0, 0]],
+        [[[7], 8, 1, 0, 0, 0]],
+        [["7", 8, 1, 0, 0, 0]],
+        [[7, 8.0, 1, 0, 0, 0]],
+        [[7, 8, 2, 0, 0, 0]],
+        [[7, 8, 1, 0, None, 0]],
+        [[7, 8, 1, 0, 0, 0.5]],
+        [[6, -8, 1, 0, 0, 0], [7, 16, 1, 0, 0, 0]],
+    ],
+)
+def test_a_head_of_another_shape_is_no_part(rows: object) -> None:
+    """Though it is JSON, names this format, and may add up to the bytes that are there."""
+    with pytest.raises(BadPart):
+        decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
+
+
+@pytest.mark.parametrize("name", [2, "1", None])
+def test_a_part_of_another_format_is_not_guessed_at(name: object) -> None:
+    """What a later version wrote counts as not there: its lines are run again."""
+    rows = [[7, 8, 1, 0, 0, 0]]
+    assert decode_index(to_json({"format": 1, "rows": rows}) + b'\n{"a":1}\n')
+    with pytest.raises(BadPart):
+        decode_index(to_json({"format": name, "rows": rows}) + b'\n{"a":1}\n')
+
+
+@given(PARTS, st.integers(1, 200))
+def test_a_seal_holds_each_line_once_and_in_order(
+    parts: list[list[FinishedRow]], segment_bytes: int
+) -> None:
+    """Of rows of one line the first part's counts; successes and others come apart."""
+    index, objects = index_of(parts)
+    first: dict[int, FinishedRow] = {}
+    for rows in parts:
+        for row in rows:
+            first.setdefault(row.line, row)
+    seal = index.seal(segment_bytes)
+    for segments, is_success in ((seal.output, True), (seal.errors, False)):
+        bodies = [
+            b"".join(objects[key][start:end] for key, start, end in segment.slices)
+            for segment in segments
+        ]
+        expected = [
+            first[line].row for line in sorted(first) if first[line].is_success == is_success
+        ]
+        assert b"".join(bodies) == b"".join(expected)
+        assert [len(body) for body in bodies] == [segment.num_bytes for segment in segments]
+        assert all(len(body) >= segment_bytes for body in bodies[:-1])
+        told = [pair for segment in segments for pair in segment.rows]
+        assert [line for line, _ in told] == [
+            line for line in sorted(first) if first[line].is_success == is_success
+        ]
+        assert [size for _, size in told] == [len(row) for row in expected]
+        assert all(
+            sum(size for _, size in segment.rows) == segment.num_bytes for segment in segments
+        )
+    assert index.lines == set(first)
+    assert len(index) == len(first)
+
+
+@given(PARTS, st.integers(1, 200))
+def test_what_a_seal_has_is_told_by_an_object_of_its_own(
+    parts: list[list[FinishedRow]], segment_bytes: int
+) -> None:
+    """Segment by segment; other bytes are not guessed at."""
+    seal = index_of(parts)[0].seal(segment_bytes)
+    told = decode_seal(encode_seal(seal))
+    for segments, rows in ((seal.output, told.output), (seal.errors, told.errors)):
+        assert [list(segment.rows) for segment in segments] == rows
+    for other in (encode_seal(seal)[:-1], b"", b"{}", encode_part(parts[0] if parts else [])):
+        with pytest.raises(BadPart):
+            decode_seal(other)
+
+
+@given(PARTS)
+def test_counts_are_those_of_the_rows_that_count(parts: list[list[FinishedRow]]) -> None:
+    """They never fall when a part is added, and a line that is there twice is counted once."""
+    index, before = PartIndex(), 0
+    for number, rows in enumerate(parts):
+        index.add(str(number), decode_index(encode_part(rows)))
+        progress = index.progress()
+        assert progress.num_rows == len(index) >= before
+        before = progress.num_rows
+    assert index.progress().num_rows == len({row.line for rows in parts for row in rows})

@@ -1,0 +1,252 @@
+"""What is wrong with the lines of a file, and with a file as a whole."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidemill.batch.file.duplicate_ids import Duplicate, Duplicates
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.model import BatchError
+from tidemill.batch.validation import (
+    Findings,
+    LineChecker,
+    _route_of_short,
+    judge,
+)
+
+NO_DUPLICATES = Duplicates(0, ())
+CHAT = "/v1/chat/completions"
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    """Return a good request for model `m`; a change to None leaves the field out."""
+    fields = {"custom_id": "c", "method": "POST", "url": CHAT, "body": {"model": "m"}} | changes
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def check(
+    *lines: dict[str, Any] | bytes,
+    models: tuple[str, ...] = ("m",),
+    aliases: dict[str, str] | None = None,
+    endpoint: str | None = None,
+) -> Findings:
+    """Return what is found in these lines."""
+    findings = Findings()
+    named = {**(aliases or {}), **{model: model for model in models}}
+    checker = LineChecker(findings, models=named, endpoint=endpoint, add_id=lambda _id, _line: None)
+    for number, line in enumerate(lines, start=1):
+        data = line if isinstance(line, bytes) else json.dumps(line).encode()
+        checker.check(RawLine(number, data))
+    return findings
+
+
+def codes(findings: Findings) -> list[str]:
+    """Return the codes of what was found."""
+    return [error.code for error in findings.errors]
+
+
+def test_good_lines_are_counted_and_tell_what_the_file_is_for() -> None:
+    """Model and endpoint are those of the first line; other endpoints may follow."""
+    findings = check(request(url="/chat/completions"), request(url="/v1/completions"))
+    assert findings == Findings(num_rows=2, model="m", endpoint=CHAT)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "param"),
+    [
+        (b"{", "invalid_json_line", None),
+        (b"[]", "invalid_json_line", None),
+        (b"\xff", "invalid_json_line", None),
+        (request(custom_id=None), "missing_required_parameter", "custom_id"),
+        (request(custom_id=5), "missing_required_parameter", "custom_id"),
+        (request(body=None), "missing_required_parameter", "body"),
+        (request(url=None), "missing_required_parameter", "url"),
+        (request(url=[]), "invalid_url", "url"),
+        (request(url="/v1/scorecard"), "invalid_url", "url"),
+        (request(method="GET"), "invalid_method", "method"),
+        (request(body={"model": "other"}), "model_not_found", "body.model"),
+        (request(body={"model": 7}), "missing_required_parameter", "body.model"),
+        (request(body={"model": "m", "stream": True}), "stream_not_supported", "body.stream"),
+        (request(body={"model": "m", "stream": "True"}), "stream_not_supported", "body.stream"),
+    ],
+)
+def test_each_mistake_has_its_code_and_line(
+    line: dict[str, Any] | bytes, code: str, param: str | None
+) -> None:
+    """The lines around it are good."""
+    findings = check(request(), line, request())
+    [error] = findings.errors
+    assert (error.code, error.param, error.line) == (code, param, 2)
+    assert findings.num_rows == 3
+    assert findings.num_errors == 1
+
+
+def test_a_model_may_be_left_out_where_there_is_one() -> None:
+    """It is that one; where there are two the line must say which."""
+    assert check(request(body={})).model == "m"
+    [error] = check(request(body={}), models=("m", "n")).errors
+    assert error.code == "missing_required_parameter"
+    assert "Served: m, n." in error.message
+
+
+def test_one_model_a_file() -> None:
+    """The first line whose model is served decides; the others are told so."""
+    lines = [request(body={"model": model}) for model in ("x", "n", "m", "n")]
+    findings = check(*lines, models=("m", "n"))
+    assert findings.model == "n"
+    assert [(error.code, error.line) for error in findings.errors] == [
+        ("model_not_found", 1),
+        ("model_mismatch", 3),
+    ]
+
+
+def test_without_a_model_served_none_is_found() -> None:
+    """Also when the line names none."""
+    lines = [request(), request(body={})]
+    findings = check(*lines, models=())
+    assert codes(findings) == ["model_not_found", "missing_required_parameter"]
+    assert all("Served: none." in error.message for error in findings.errors)
+
+
+def asking(*models: str) -> list[dict[str, Any]]:
+    """Return a good line for each of these names."""
+    return [request(body={"model": model}) for model in models]
+
+
+def test_lines_may_mix_the_names_of_one_model() -> None:
+    """The file is for the model that they mean."""
+    findings = check(*asking("gpt", "m", "gpt-mini"), aliases={"gpt": "m", "gpt-mini": "m"})
+    assert (findings.model, findings.errors) == ("m", [])
+
+
+def test_lines_may_mix_a_model_and_its_adapters() -> None:
+    """The file is for the model, whose workers run them all; another model's adapter is not."""
+    adapters = {"sql": "m", "tone": "m", "other": "n"}
+    findings = check(*asking("sql", "m", "tone"), models=("m", "n"), aliases=adapters)
+    assert (findings.model, findings.errors) == ("m", [])
+    mixed = check(*asking("sql", "other"), models=("m", "n"), aliases=adapters)
+    assert codes(mixed) == ["model_mismatch"]
+
+
+def test_names_of_two_models_do_not_mix() -> None:
+    """Even if neither line says the model's own name."""
+    aliases = {"a": "m", "b": "n"}
+    findings = check(*asking("a", "b"), models=("m", "n"), aliases=aliases)
+    assert codes(findings) == ["model_mismatch"]
+    assert "the model is 'n', but the file began with 'm'" in findings.errors[0].message
+
+
+def test_a_star_takes_every_name_that_is_no_models() -> None:
+    """Exact names win over it, and a line without a model cannot mean one of two."""
+    aliases = {"*": "n"}
+    assert (
+        check(*asking("gpt-4o", "n", "whatever"), models=("m", "n"), aliases=aliases).model == "n"
+    )
+    assert check(*asking("m"), models=("m", "n"), aliases=aliases).model == "m"
+    assert codes(check(*asking("m", "gpt-4o"), models=("m", "n"), aliases=aliases)) == [
+        "model_mismatch"
+    ]
+    nameless = check(request(body={}), models=("m", "n"), aliases=aliases)
+    assert nameless.errors[0].message == "`model` is missing. Served: m, n."
+    assert check(request(body={}), aliases={"gpt": "m", "*": "m"}).model == "m"
+
+
+def test_all_urls_must_agree_only_where_that_was_asked_for() -> None:
+    """Any spelling of the endpoint does."""
+    lines = [request(url="/chat/completions"), request(url="/v1/completions")]
+    assert codes(check(*lines)) == []
+    assert codes(check(*lines, endpoint=CHAT)) == ["url_mismatch"]
+
+
+def test_ids_of_bad_lines_count_too() -> None:
+    """They get a row, and two rows of one id could not be told apart."""
+    found: list[tuple[str, int]] = []
+    checker = LineChecker(
+        Findings(), models={"m": "m"}, endpoint=None, add_id=lambda *each: found.append(each)
+    )
+    lines = [request(url=None), request(custom_id=None), request(body={"stream": True})]
+    for number, line in enumerate(lines, start=1):
+        checker.check(RawLine(number, json.dumps(line).encode()))
+    assert found == [("c", 1), ("c", 3)]
+
+
+def test_what_a_line_says_is_shown_in_part_only() -> None:
+    """A batch has room for a hundred messages, whatever is in the file."""
+    findings = check(
+        request(url="/" + "u" * 9999),
+        request(body={"model": "m" * 9999}),
+        request(method="P" * 9999),
+        b'"' + b"s" * 9999,
+    )
+    assert all(len(error.message) < 400 for error in findings.errors)
+
+
+def test_a_hundred_errors_are_listed_and_all_are_counted() -> None:
+    """The last entry says how many more there are."""
+    findings = check(*[b"{"] * 250)
+    verdict = judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="fail")
+    assert verdict.num_errors == 250
+    assert [error.line for error in verdict.errors] == [*range(1, 101), None]
+    assert verdict.errors[-1].message == "There are 150 more errors."
+
+
+def test_repeated_ids_stand_among_the_others_in_the_order_of_lines() -> None:
+    """Both kinds count together, and the first hundred of both are listed."""
+    findings = Findings(
+        num_rows=1000,
+        model="m",
+        endpoint=CHAT,
+        num_errors=60,
+        errors=[BatchError("invalid_json_line", "x", None, 10 * n) for n in range(1, 61)],
+    )
+    duplicates = Duplicates(500, tuple(Duplicate(10 * n + 5, 1) for n in range(1, 101)))
+    verdict = judge(findings, duplicates, mistake=None, on_invalid_line="fail")
+    assert verdict.num_errors == 560
+    lines = [error.line for error in verdict.errors[:-1]]
+    assert lines == sorted([*range(10, 510, 10), *range(15, 515, 10)])
+    assert verdict.errors[-1].message == "There are 460 more errors."
+
+
+def test_a_good_file_has_no_errors() -> None:
+    """The verdict says so by their number."""
+    verdict = judge(check(request()), NO_DUPLICATES, mistake="odd", on_invalid_line="fail")
+    assert verdict.num_errors == 0
+    assert verdict.errors == ()
+
+
+def test_skipped_lines_do_not_fail_a_file() -> None:
+    """Unless its ids are repeated, or no line could be run at all."""
+    findings = check(b"{", request())
+    assert judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="skip").num_errors == 0
+    duplicates = Duplicates(1, (Duplicate(9, 2),))
+    [error] = judge(findings, duplicates, mistake=None, on_invalid_line="skip").errors
+    assert (error.code, error.line) == ("duplicate_custom_id", 9)
+    findings = check(b"{", b"}")
+    verdict = judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line="skip")
+    assert [error.line for error in verdict.errors] == [1, 2]
+
+
+def test_a_file_without_lines_is_empty() -> None:
+    """Whatever is to be done with invalid ones."""
+    for choice in ("fail", "skip"):
+        verdict = judge(Findings(), NO_DUPLICATES, mistake=None, on_invalid_line=choice)
+        assert [error.code for error in verdict.errors] == ["empty_file"]
+
+
+def test_a_file_of_another_kind_gets_one_clear_message() -> None:
+    """What its beginning looks like replaces what each of its lines lacks."""
+    findings = check(b"custom_id,url", b"a,b")
+    verdict = judge(findings, NO_DUPLICATES, mistake="This is CSV.", on_invalid_line="fail")
+    assert verdict.num_errors == 2
+    assert verdict.errors == (BatchError("invalid_json_line", "This is CSV."),)
+
+
+def test_urls_as_long_as_lines_are_not_kept() -> None:
+    """What is remembered of urls stays in a Lambda for hours: short ones only."""
+    _route_of_short.cache_clear()
+    findings = check(request(url="/x" * 1_000_000), request(url="/completions"))
+    assert [error.code for error in findings.errors] == ["invalid_url"]
+    assert _route_of_short.cache_info().currsize == 1

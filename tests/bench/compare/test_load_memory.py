@@ -1,0 +1,36 @@
+"""How much memory loading takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from bench.compare.load_memory import Peak, peak_of
+
+MEGABYTES = 64
+
+
+def held(megabytes: int) -> Callable[[], object]:
+    """Return what takes so much memory, gives it back, and keeps a little."""
+
+    def load() -> object:
+        passing = bytearray(b"x") * (megabytes << 20)
+        return passing[:1]
+
+    return load
+
+
+def peaks() -> tuple[Peak, Peak]:
+    """Return the peaks of a large load and, behind it, of a small one."""
+    return peak_of(held(MEGABYTES)), peak_of(held(1))
+
+
+def test_what_was_given_back_counts() -> None:
+    """The peak is what was resident at most, not at the end, and not of an earlier load."""
+    # In a process that holds nothing else: what others have left here may go at any moment.
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        first, second = pool.submit(peaks).result()
+    # Half of it tells enough: the system may take other pages of the process back meanwhile.
+    assert first.most_bytes - first.before_bytes > (MEGABYTES // 2) << 20
+    assert second.most_bytes - second.before_bytes < (MEGABYTES // 2) << 20

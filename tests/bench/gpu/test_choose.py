@@ -1,0 +1,63 @@
+"""What the script that chooses tiles does with what a card says, without one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bench.gpu.choose import best_of, changed, main, merged, printed
+from tidemill.engine.kernels.triton.tuned_tiles import FILE, KernelConfig, parse_configs
+
+FIRST = KernelConfig({"ROWS": 16, "PLACES": 32}, 4, 2)
+
+
+def test_one_number_is_changed_after_the_other_and_what_is_quicker_stays() -> None:
+    """What does not run is passed over, however quick it might be."""
+    tried: list[KernelConfig] = []
+
+    def times(choice: KernelConfig) -> float | None:
+        tried.append(choice)
+        if choice.num_stages > 3:
+            return None
+        return 100 / choice.sizes["ROWS"] + abs(choice.num_warps - 8) + 1 / choice.num_stages
+
+    found = best_of(FIRST, times)
+    assert found is not None
+    assert found.choice == KernelConfig({"ROWS": 32, "PLACES": 32}, 8, 3)
+    assert (found.before, found.took) == (100 / 16 + 4 + 1 / 2, 100 / 32 + 1 / 3)
+    assert len(tried) == 1 + sum(map(len, changed(FIRST)))
+    assert best_of(FIRST, lambda _: None) is None
+
+
+def test_what_is_found_is_written_for_what_was_asked() -> None:
+    """In place of what stood there for the same; all else stays, and it can be read."""
+    data = json.loads(FILE.read_text(encoding="utf-8"))
+    kernel = min(data)
+    shape = frozenset({("arch", "sm_90"), ("width", 96)})
+    once = merged(data, (kernel, shape), KernelConfig({"BLOCK": 8}, 2, 1))
+    twice = merged(once, (kernel, shape), FIRST)
+    [*before, added] = json.loads(printed(twice))[kernel]
+    assert before == data[kernel]
+    assert added == {
+        "where": {"arch": "sm_90", "width": 96},
+        "sizes": dict(FIRST.sizes),
+        "num_warps": 4,
+        "num_stages": 2,
+    }
+    assert parse_configs(json.loads(printed(twice))).keys() == data.keys()
+
+
+def test_the_file_stands_as_the_script_prints_it() -> None:
+    """So that what it writes differs in what it found alone."""
+    text = FILE.read_text(encoding="utf-8")
+    assert printed(json.loads(text)) == text
+
+
+def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each kernel and shape; and refuses to try it."""
+    assert main(["--dry-run", "--models", "Qwen3-0.6B"]) == 0
+    assert 'Qwen3-0.6B: norm {"arch": "sm_90", "width": 1024}: ' in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--models", "Llama-9"])
+    assert "Llama-3-8B" in capsys.readouterr().err

@@ -1,0 +1,30 @@
+"""What a step costs in Python, in each of the situations that it is measured in."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.kernels import scheduler_cost
+from bench.kernels.scheduler_cost import SITUATIONS, table
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_every_situation_lasts_as_long_as_it_is_timed(
+    steps_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None runs out of sequences, whose steps would then cost nothing."""
+    running = []
+
+    class Watched(scheduler_cost.Situation):
+        """A situation that tells how many sequences run when all is timed."""
+
+        def time(self, *args: object) -> scheduler_cost.Times:
+            times = super().time(*args)
+            running.append(self.core.stats().running)
+            return times
+
+    monkeypatch.setattr(scheduler_cost, "Situation", Watched)
+    lines = list(table([32], steps_ahead))
+    assert len(lines) == 2 + len(SITUATIONS) == 2 + len(running)
+    assert all(count > 10 for count in running)
+    assert all("| 0.00 |" not in line for line in lines)

@@ -1,0 +1,48 @@
+"""The counter of files on each way: what it counts, and that the ways can be run."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bench.ways import Recorder, main, record_row, record_step
+from tidemill.batch import object_keys
+from tidemill.protocol import names
+
+
+def test_files_count_while_recorded_on_every_thread() -> None:
+    """Neither what ran before nor what other packages do."""
+    recorder = Recorder()
+    with recorder.installed():
+        names.own_names(["x"])
+        with recorder.recording():
+            thread = threading.Thread(target=object_keys.batch_id_of_drop, args=("b", "k", "1"))
+            thread.start()
+            thread.join()
+    assert recorder.files == {"batch/object_keys.py"}
+    assert recorder.main_thread_files == set()
+
+
+def test_a_step_stays_within_the_engine() -> None:
+    """The host's part and the kernels' are counted apart."""
+    way = record_step()
+    assert all(name.startswith("engine/") for name in way.files)
+    assert {"engine/model/decoder.py", "engine/scheduling/scheduler.py"} < way.files
+    assert way.remark.startswith("host ")
+
+
+def test_a_row_needs_no_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes through the feed to the output, and nothing of the engine or the cloud is asked."""
+    way = record_row()
+    capsys.readouterr()
+    assert {"cli/run/feed.py", "cli/files/output.py"} < way.files
+    assert not [name for name in way.files if name.startswith(("engine/", "handler/", "server/"))]
+
+
+def test_the_table_has_a_line_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """And lists the files where that is asked for."""
+    main(["row", "--files"])
+    shown = capsys.readouterr().out
+    assert "| a row: engine to output |" in shown
+    assert "  cli/run/feed.py" in shown

@@ -1,0 +1,83 @@
+"""What a worker that ends badly leaves behind, where SageMaker looks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tidemill.cli.commands.worker import write_failure_file
+from tidemill.cli.console.errors import CliError, Refused
+from tidemill.handler.observability import logger
+
+
+def said(status: int, *words: str) -> Callable[[], int]:
+    """Return a command that logs errors and ends with this status."""
+
+    def command() -> int:
+        for word in words:
+            logger.error(word, reason="no device" if word == "engine died" else None)
+        logger.warning("message left behind")
+        return status
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (said(1, "one", "engine died"), "engine died: no device"),
+        (said(1, "engine died", "other"), "other"),
+        (said(3), "ended with status 3"),
+    ],
+    ids=["with a reason", "the last", "without a word"],
+)
+def test_the_last_error_is_left(tmp_path: Path, command: Callable[[], int], words: str) -> None:
+    """Of a bad end; warnings are none."""
+    assert write_failure_file(command, tmp_path) == command()
+    assert (tmp_path / "failure").read_text() == words
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [(Refused("--queue is missing"), "--queue is missing"), (ValueError("x" * 9999), "ValueError")],
+    ids=["a setting", "a fault of ours"],
+)
+def test_what_ends_a_command_is_left(tmp_path: Path, failure: Exception, words: str) -> None:
+    """It goes on to whoever called, too; SageMaker shows the first thousand characters."""
+
+    def command() -> int:
+        raise failure
+
+    with pytest.raises(type(failure)):
+        write_failure_file(command, tmp_path)
+    left = (tmp_path / "failure").read_text()
+    assert words in left
+    assert len(left) <= 1000
+
+
+def test_a_good_end_leaves_nothing(tmp_path: Path) -> None:
+    """Whatever was logged on the way."""
+    assert write_failure_file(said(0, "engine died"), tmp_path) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    """The worker ends as it would have."""
+    (tmp_path / "failure").mkdir()
+    assert write_failure_file(said(1, "one"), tmp_path) == 1
+
+
+def test_where_nobody_looks_nothing_is_written(tmp_path: Path) -> None:
+    """Nor is a folder made."""
+    folder = tmp_path / "output"
+    assert write_failure_file(said(1, "one"), folder) == 1
+    with pytest.raises(CliError):
+        write_failure_file(raising, folder)
+    assert not folder.exists()
+
+
+def raising() -> int:
+    """Fail."""
+    raise CliError("it fails")

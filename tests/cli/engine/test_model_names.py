@@ -1,0 +1,41 @@
+"""What `--model` can be is looked at before any library of models is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidemill.cli.console.errors import Refused
+from tidemill.cli.engine.engine import engine_config
+from tidemill.cli.engine.options import EngineOptions
+
+GGUF = "GGUF is not read; name the folder, or the hub id, of the model in transformers' format"
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it is written; what may be the hub's is left to the hub."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("./nothere", str(tmp_path / "none"), "../x", "~/models/x", "a/b/c", "models/"):
+        with pytest.raises(Refused, match=f"--model {name}: there is no such folder"):
+            engine_config(EngineOptions(model=name))
+    for name in ("gpt2", "Qwen/Qwen3-0.6B", str(tmp_path)):
+        assert engine_config(EngineOptions(model=name)).model == name
+
+
+def test_gguf_is_named_as_what_is_not_read(tmp_path: Path) -> None:
+    """A file of it, a name on the hub, and a folder that holds nothing else."""
+    (tmp_path / "model-Q4_K_M.gguf").touch()
+    for name in (str(tmp_path), str(tmp_path / "model-Q4_K_M.gguf"), "x.GGUF"):
+        with pytest.raises(Refused, match=GGUF):
+            engine_config(EngineOptions(model=name))
+    (tmp_path / "config.json").touch()
+    engine_config(EngineOptions(model=str(tmp_path)))
+
+
+def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:
+    """Config and tokenizer lie beside it."""
+    file = tmp_path / "model.safetensors"
+    file.touch()
+    with pytest.raises(Refused, match="is a file: name the folder that it lies in"):
+        engine_config(EngineOptions(model=str(file)))

@@ -1,0 +1,481 @@
+"""The front of the engine: whatever comes in, one reply in OpenAI's form goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.scripted_model import (
+    INFO,
+    METADATA,
+    Scene,
+    ScriptedGenerator,
+    TextEndpoint,
+    text_model,
+)
+from tidemill.engine.endpoints import text_endpoints
+from tidemill.engine.endpoints.backpressure import MAX_BYTES_AT_ONCE
+from tidemill.engine.endpoints.chat import ChatCompletions
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.endpoints.logprob_bodies import prompt_logprobs
+from tidemill.engine.scheduling.sequence import SequenceResult
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.completions import CompletionRequest
+from tidemill.protocol.contract import EngineStats, Reply, StreamedReply
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.unsupported import GENERATION
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+async def reply_to(url: str, body: dict[str, Any]) -> Reply:
+    """Return the reply of a fresh engine."""
+    return await Scene().served.respond(url, body, "req_1", 0)
+
+
+async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
+    """vLLM's dialect prints this failure as a bare message."""
+    reply = await reply_to("/v1/responses", {"stream": True, "model": "other"})
+    assert reply.status_code == 400
+    assert reply.bare_message
+    message = reply.body["error"]["message"]
+    assert "/v1/responses" in message
+    assert "/v1/chat/completions, /v1/completions" in message
+
+
+@pytest.mark.parametrize(
+    ("url", "needs"),
+    [
+        ("/v1/embeddings", "a model that gives vectors"),
+        ("/score", "a reranker, or a model that gives vectors"),
+        ("/v2/rerank", "a reranker, or a model that gives vectors"),
+        ("/v1/audio/translations", "a model that writes down speech"),
+    ],
+)
+async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, needs: str) -> None:
+    """The message names the url as it came, which model would answer it, and what this one does."""
+    reply = await reply_to(url, {"input": "x"})
+    assert reply.status_code == 400
+    assert not reply.bare_message
+    assert reply.body["error"]["message"] == (
+        f"Model does not support endpoint: {url}. It takes {needs}; this one serves "
+        "/v1/chat/completions, /v1/completions."
+    )
+
+
+@pytest.mark.parametrize("value", [True, "True", "true", 1])
+async def test_a_stream_is_refused_before_anything_else_of_the_body(value: object) -> None:
+    """The wording is vLLM's, which clients look for."""
+    reply = await reply_to(CHAT, {"stream": value, "model": "other"})
+    assert reply.status_code == 400
+    assert reply.bare_message
+    assert reply.body["error"]["message"] == "Request must not be sent in stream mode"
+    assert reply.body["error"]["param"] == "stream"
+
+
+@pytest.mark.parametrize("value", [False, "False", None, 0])
+async def test_no_stream_may_be_said_aloud(value: object) -> None:
+    """Clients write out the default."""
+    assert (await reply_to(CHAT, {"stream": value, "messages": MESSAGES})).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["maybe", 2, [], {}, 0.5])
+async def test_a_stream_of_another_kind_is_refused_by_name(value: object) -> None:
+    """It is neither yes nor no."""
+    reply = await reply_to(CHAT, {"stream": value, "messages": MESSAGES})
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "stream")
+
+
+async def test_a_model_that_is_not_served_is_not_found() -> None:
+    """404 in OpenAI's form, before the rest of the body is looked at."""
+    reply = await reply_to(CHAT, {"model": "gpt-4o"})
+    assert reply.status_code == 404
+    assert reply.body["error"]["code"] == "model_not_found"
+    message = "The model `gpt-4o` does not exist. Served: tiny, tiny-alias."
+    assert reply.body["error"]["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"), [("gpt-4o-mini", "gpt-4o-mini"), ("tiny", "tiny"), ("", ""), (None, "tiny")]
+)
+async def test_a_star_among_the_names_runs_every_line(asked: str | None, told: str) -> None:
+    """The reply shows the line's name; where it has none, a name that is one."""
+    scene = Scene(model_names=["*", "tiny"])
+    reply = await scene.served.respond(CHAT, {"model": asked, "messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["model"]) == (200, told)
+
+
+async def test_under_a_star_a_model_must_still_be_a_name() -> None:
+    """Any name is not anything."""
+    scene = Scene(model_names=["tiny", "*"])
+    reply = await scene.served.respond(CHAT, {"model": 5, "messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("asked", "adapter"),
+    [("loud", 1), ("terse", 2), ("tiny", 0), (None, 0), ("whatever", 0)],
+)
+async def test_an_adapter_is_asked_for_by_its_name(asked: str | None, adapter: int) -> None:
+    """Every other name, where any will do, is the model's own; the row shows it."""
+    scene = Scene(model_names=["tiny", "*"], adapters=["loud", "terse"])
+    body = {"model": asked, "messages": MESSAGES, "prompt": "Hi", "n": 2}
+    for url in (CHAT, "/v1/completions"):
+        reply = await scene.served.respond(url, body, "req_1", 0)
+        assert (reply.status_code, reply.body["model"]) == (200, asked or "tiny")
+        assert [request.adapter for request in scene.generator.requests[-2:]] == [adapter] * 2
+
+
+async def test_a_name_that_is_neither_the_models_nor_an_adapters_is_refused() -> None:
+    """With all that there are."""
+    scene = Scene(adapters=["loud"])
+    reply = await scene.served.respond(CHAT, {"model": "x", "messages": MESSAGES}, "req_1", 0)
+    assert reply.status_code == 404
+    assert "Served: tiny, tiny-alias, loud." in reply.body["error"]["message"]
+
+
+def test_a_star_alone_names_no_model() -> None:
+    """A reply must show a name where its line has none."""
+    with pytest.raises(ValueError, match="needs the name"):
+        Scene(model_names=["*"])
+
+
+@pytest.mark.parametrize(("asked", "told"), [("tiny-alias", "tiny-alias"), (None, "tiny")])
+async def test_the_reply_names_the_model_that_was_asked_for(asked: str | None, told: str) -> None:
+    """Any of the served names will do; without one it is the first of them."""
+    reply = await reply_to(CHAT, {"model": asked, "messages": MESSAGES})
+    assert reply.body["model"] == told
+
+
+async def test_the_reply_says_when_it_was_asked_for_in_every_request() -> None:
+    """One engine answers the lines of many batches, each with a time of its own."""
+    served = Scene().served
+    for url, body in ((CHAT, {"messages": MESSAGES}), ("/v1/completions", {"prompt": "Hi"})):
+        replies = [await served.respond(url, body, "req_1", created) for created in (7, 8, 7)]
+        assert [reply.body["created"] for reply in replies] == [7, 8, 7]
+        assert replies[0] == replies[2]
+
+
+async def test_a_model_that_is_no_name_is_refused() -> None:
+    """A number is no model."""
+    reply = await reply_to(CHAT, {"model": 5, "messages": MESSAGES})
+    assert (reply.status_code, reply.body["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "x" * 10**6])
+async def test_any_name_can_be_answered(name: str) -> None:
+    """An error's message is valid UTF-8 of bounded length."""
+    for body in ({"model": name}, {"logit_bias": {name: 1}, "messages": MESSAGES}):
+        reply = await reply_to(CHAT, body)
+        assert reply.status_code in {400, 404}
+        assert len(json.dumps(reply.body, ensure_ascii=False).encode()) < 5_000
+
+
+async def test_what_the_generator_refuses_is_the_requests_fault() -> None:
+    """A request that can never fit the cache gets its own error, with its own status."""
+    scene = Scene()
+    scene.generator.failure = RequestError("needs more KV cache than there is", code="too_large")
+    reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
+    assert (reply.status_code, reply.body["error"]["code"]) == (400, "too_large")
+
+
+async def test_a_fault_of_ours_is_a_500_with_its_traceback_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The row says little, the log says all, and the engine goes on."""
+    scene = Scene()
+    scene.generator.failure = ZeroDivisionError("inside the engine")
+    with caplog.at_level(logging.ERROR):
+        reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_7", 0)
+    error = reply.body["error"]
+    assert reply.status_code == 500
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert "ZeroDivisionError" in error["message"]
+    assert "req_7" in caplog.text
+    assert "inside the engine" in caplog.text
+    scene.generator.failure = None
+    assert (await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_8", 0)).status_code == 200
+
+
+async def test_cancelling_a_request_is_no_failure() -> None:
+    """A job that stops must not turn its last requests into error rows."""
+
+    class Endless(ScriptedGenerator):
+        """A generator that never ends."""
+
+        async def generate(self, requests: object) -> list[Any]:
+            """Wait for ever."""
+            del requests
+            await asyncio.Event().wait()
+            return []
+
+    endpoints = text_endpoints(text_model(), seed=0)
+    served = Dispatcher(endpoints, Endless([]), INFO, model_names=["tiny"])
+    task = asyncio.create_task(served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class SlowScene(Scene):
+    """A scene in which a text of `z` is tokenized once it is let, and as a single token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun = asyncio.Event()
+        self.go_on = threading.Event()
+        self.now = self.most = 0
+        self._loop = asyncio.get_running_loop()
+        self._encode = self.tokenizer.encode
+        self.tokenizer.encode = self._slowly  # type: ignore[method-assign]
+        self.tokenizer.least_tokens = lambda _: 0  # type: ignore[method-assign]
+
+    def long(self, num_bytes: int) -> asyncio.Task[Reply]:
+        """Ask for the completion of a text of that many bytes."""
+        body = {"prompt": "z" * num_bytes}
+        return asyncio.create_task(self.served.respond("/v1/completions", body, "req_1", 0))
+
+    def _slowly(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if not text.startswith("z"):
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        self._loop.call_soon_threadsafe(self.has_begun.set)
+        self.go_on.wait()
+        self.now -= 1
+        return [5]
+
+
+async def test_a_long_text_does_not_hold_up_the_others() -> None:
+    """Short requests come and go while it is tokenized, and it gets its answer in the end."""
+    scene = SlowScene()
+    task = scene.long(30_000)
+    await scene.has_begun.wait()
+    for _ in range(3):
+        reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_2", 0)
+        assert reply.status_code == 200
+    assert not task.done()
+    scene.go_on.set()
+    assert (await task).body["choices"][0]["text"] == " Paris."
+
+
+async def test_texts_that_memory_does_not_hold_together_take_turns() -> None:
+    """Each of two above the bound is tokenized alone; one that is cancelled while it waits, never.
+
+    Memory is what a tokenizer needs: 160 bytes for each byte of text.
+    """
+    scene = SlowScene()
+    first, second, third = [scene.long(MAX_BYTES_AT_ONCE) for _ in range(3)]
+    await scene.has_begun.wait()
+    second.cancel()
+    scene.go_on.set()
+    replies = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert isinstance(replies[1], asyncio.CancelledError)
+    assert [isinstance(reply, Reply) for reply in replies] == [True, False, True]
+    assert scene.most == 1
+    assert len(scene.generator.requests) == 2
+
+
+@pytest.mark.parametrize(("num_tokens", "is_elsewhere"), [(100, False), (1_001, True)])
+async def test_a_long_result_is_printed_beside_the_loop(
+    num_tokens: int, *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of tokens with the likeliest beside each take half a second to make a body of."""
+    scene = Scene()
+    scene.generator.results = lambda _: [SequenceResult([5] * num_tokens, "length")]  # type: ignore[method-assign]
+    finish, threads = ChatCompletions.finish, []
+
+    def noted(*arguments: Any) -> Reply:
+        threads.append(threading.get_ident())
+        return finish(*arguments)
+
+    monkeypatch.setattr(ChatCompletions, "finish", noted)
+    reply = await scene.served.respond(CHAT, {"messages": MESSAGES}, "req_1", 0)
+    assert reply.usage.completion_tokens == num_tokens
+    assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere]
+    assert reply.is_long == is_elsewhere
+
+
+@pytest.mark.parametrize(
+    ("said", "is_elsewhere"),
+    [
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"stop_regex": ["a+"]}, True),
+        ({"guided_regex": None}, False),
+        ({}, False),
+    ],
+    ids=range(4),
+)
+async def test_a_constraint_is_compiled_beside_the_loop_however_short_its_body(
+    said: dict[str, Any], *, is_elsewhere: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hundred bytes may be an automaton of a million states."""
+    prepare, threads = ChatCompletions.prepare, list[int]()
+
+    def noted(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return prepare(*arguments)
+
+    monkeypatch.setattr(ChatCompletions, "prepare", noted)
+    scene = Scene()
+    for answer in (scene.served.respond, scene.served.answer):
+        await answer(CHAT, {"messages": MESSAGES, **said}, "req_1", 0)
+    assert [thread != threading.get_ident() for thread in threads] == [is_elsewhere] * 2
+
+
+async def test_the_scores_of_a_long_prompt_are_streamed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They come all at once, with the first token."""
+    threads: list[int] = []
+
+    def noted(*arguments: Any) -> list[Any]:
+        threads.append(threading.get_ident())
+        return prompt_logprobs(*arguments)
+
+    monkeypatch.setattr("tidemill.engine.endpoints.completions.prompt_logprobs", noted)
+    for num_tokens in (2, 60):
+        body = {"prompt": [5] * num_tokens, "prompt_logprobs": 1, "max_tokens": 1, "stream": True}
+        reply = await Scene().served.answer("/v1/completions", body, "req_1", 0)
+        assert isinstance(reply, StreamedReply)
+        first, *_ = [chunk async for chunk in reply.chunks]
+        assert len(first["choices"][0]["prompt_logprobs"]) == num_tokens
+    assert [thread != threading.get_ident() for thread in threads] == [False, True]
+
+
+def test_it_tells_of_the_engine_below_and_closes_it() -> None:
+    """Whoever holds it needs to hold nothing else."""
+    scene = Scene()
+    assert scene.served.info() is INFO
+    scene.chat()
+    assert scene.served.stats() == scene.generator.stats() != EngineStats()
+    scene.served.close()
+    assert scene.generator.is_closed
+
+
+def test_an_engine_needs_a_name() -> None:
+    """Without one no request could be answered."""
+    with pytest.raises(ValueError, match="name"):
+        Dispatcher([], ScriptedGenerator([]), INFO, model_names=[])
+
+
+JSON_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-3, 40)
+    | st.floats()
+    | st.text(st.characters(), max_size=8)
+    | st.sampled_from(["user", "text", "\ud800", "Hi", "<|im_end|>", "strftime_now"])
+)
+JSON_VALUES = st.recursive(
+    JSON_SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=6) | st.just("content"), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
+SERVED = sorted(
+    ChatCompletionRequest.model_fields.keys()
+    | CompletionRequest.model_fields.keys()
+    | {"best_of", "stream", "user", "metadata"}
+)
+LIKELY = {
+    "messages": st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "role": st.sampled_from(["user", "assistant", "system", "developer", "x"]),
+                "content": st.text(max_size=8)
+                | st.lists(
+                    st.fixed_dictionaries({"type": st.just("text"), "text": st.text(max_size=4)}),
+                    max_size=3,
+                ),
+                "name": JSON_VALUES,
+            },
+        ),
+        max_size=3,
+    ),
+    "prompt": st.text(max_size=8) | st.lists(st.integers(-1, 301), max_size=5),
+    "logit_bias": st.dictionaries(st.integers(-1, 301).map(str), st.floats(-101, 101), max_size=3),
+    "stop": st.text(max_size=3) | st.lists(st.text(max_size=3), max_size=3),
+    "stop_token_ids": st.lists(st.integers(-1, 301), max_size=3),
+    "model": st.sampled_from(["tiny", "tiny-alias", "other", None]),
+    "n": st.integers(-1, 4),
+    "temperature": st.floats(0, 3),
+    "top_p": st.floats(0, 1),
+    "top_k": st.integers(-2, 400),
+    "logprobs": st.booleans() | st.integers(0, 4),
+    "top_logprobs": st.integers(0, 4),
+    "prompt_logprobs": st.integers(0, 4),
+    "max_tokens": st.integers(0, 20),
+    "min_tokens": st.integers(0, 20),
+    "seed": st.integers(),
+    "echo": st.booleans(),
+    "ignore_eos": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "continue_final_message": st.booleans(),
+    "add_generation_prompt": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "return_token_ids": st.booleans(),
+    "chat_template_kwargs": st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=2),
+}
+SCENE = Scene(" Paris. é€")
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a body with a few known fields over one that is right: most sensible, some not."""
+    body: dict[str, Any] = {"messages": MESSAGES, "prompt": "Hi"}
+    for name in draw(st.lists(st.sampled_from(sorted(LIKELY)), max_size=5)):
+        body[name] = draw(LIKELY[name])
+    if draw(st.integers(0, 3)) == 3:
+        body[draw(st.sampled_from(SERVED))] = draw(JSON_VALUES)
+    if draw(st.integers(0, 9)) == 9:
+        body[draw(st.sampled_from(sorted(GENERATION)))] = draw(JSON_VALUES)
+    return body
+
+
+@given(endpoint=st.sampled_from([SCENE.chats, SCENE.completions]), body=bodies())
+def test_an_endpoint_is_a_function_of_what_it_is_given(
+    endpoint: TextEndpoint, body: dict[str, Any]
+) -> None:
+    """Asked twice, either side says the same, and what it was given is as it was."""
+    before = repr(body)
+    try:
+        prepared = endpoint.prepare(body, METADATA)
+    except RequestError as error:
+        with pytest.raises(RequestError, match=f"^{re.escape(error.message)}$"):
+            endpoint.prepare(body, METADATA)
+        assert repr(body) == before
+        return
+    asked = repr(prepared)
+    assert repr(endpoint.prepare(body, METADATA)) == asked
+    results = SCENE.generator.results(prepared.requests)
+    given = repr(results)
+    assert endpoint.finish(prepared, results) == endpoint.finish(prepared, results)
+    assert (repr(body), repr(prepared), repr(results)) == (before, asked, given)
+
+
+@given(url=st.sampled_from([CHAT, "/v1/completions"]), body=bodies())
+def test_no_body_breaks_it(url: str, body: dict[str, Any]) -> None:
+    """Any JSON gets 200 or a 4xx in OpenAI's form that any row can hold, and never a 500."""
+    reply = asyncio.run(SCENE.served.respond(url, body, "req_1", 0))
+    text = json.dumps(reply.body, ensure_ascii=False, allow_nan=False)
+    assert text.encode()
+    if reply.status_code != 200:
+        assert 400 <= reply.status_code < 500, reply.body
+        assert reply.body["error"].keys() == {"message", "type", "param", "code"}
+        assert reply.body["error"]["message"]
+        assert not reply.usage.completion_tokens

@@ -1,0 +1,235 @@
+"""What both endpoints make of a request: seeds, and what reaches every sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.scripted_model import (
+    MAX_MODEL_LEN,
+    TURN,
+    TURN_END,
+    Scene,
+    sentencepiece_tokenizer,
+    text_model_of,
+)
+from tidemill.engine.endpoints.generation_requests import seed_of_choice
+from tidemill.engine.scheduling.repetition import Repetition
+from tidemill.engine.structured_output.constraint import GrammarConstraint
+from tidemill.engine.structured_output.token_constraints import AllOf, AllowedTokens, BadWords
+
+
+def seed(request_seed: int | None = None, **changes: object) -> int:
+    """Return the seed of the first choice of a request, but for the changes."""
+    asked = {"engine_seed": 0, "request_id": "req_1", "prompt": 0, "choice": 0} | changes
+    return seed_of_choice(request_seed, **asked)  # type: ignore[arg-type]
+
+
+def test_a_requests_seed_and_the_number_of_the_choice_alone_decide() -> None:
+    """Neither the line, nor the engine's seed, nor the place in a list of prompts matters."""
+    assert seed(5) == seed(5, engine_seed=1, request_id="req_2", prompt=3)
+    assert seed(5) != seed(6)
+    assert seed(5) != seed(5, choice=1)
+
+
+def test_without_a_seed_each_choice_draws_its_own() -> None:
+    """The same line of the same job draws the same again, and everything else differs."""
+    changes: list[dict[str, object]] = [
+        {},
+        {"engine_seed": 1},
+        {"request_id": "req_2"},
+        {"prompt": 1},
+        {"choice": 1},
+    ]
+    assert len({seed(**change) for change in changes}) == len(changes)
+    assert seed() == seed()
+
+
+def test_a_seed_fits_a_signed_integer_of_64_bits() -> None:
+    """Whatever the client's seed, negative ones too."""
+    for request_seed in (-(2**63), -1, 0, 2**63 - 1, None):
+        assert 0 <= seed(request_seed) < 2**63
+
+
+def test_a_salt_reaches_every_sequence_of_its_request() -> None:
+    """Of both endpoints; without one, and with null, all share."""
+    scene = Scene()
+    scene.chat(cache_salt="one", n=2)
+    scene.complete(["a", "b"], cache_salt="two")
+    scene.chat(cache_salt=None)
+    scene.complete()
+    salts = [request.cache_salt for request in scene.generator.requests]
+    assert salts == ["one", "one", "two", "two", "", ""]
+
+
+def test_a_prompt_is_cut_at_its_beginning_unless_it_is_said() -> None:
+    """Text and token ids alike, to so many tokens; what is shorter stays as it is."""
+    scene = Scene()
+    whole = scene.tokenizer.encode("The capital of France", add_special_tokens=True)
+    for prompt in ("The capital of France", whole):
+        scene.complete(prompt, truncate_prompt_tokens=3)
+        assert scene.last().prompt_ids == whole[-3:]
+        scene.complete(prompt, truncate_prompt_tokens=3, truncation_side="right")
+        assert scene.last().prompt_ids == whole[:3]
+        scene.complete(prompt, truncate_prompt_tokens=60)
+        assert scene.last().prompt_ids == whole
+    scene.chat("Hi " * 30, truncate_prompt_tokens=7)
+    told = scene.tokenizer.text(scene.last().prompt_ids, skip_special_tokens=False)
+    assert len(scene.last().prompt_ids) == 7
+    assert told.endswith(f"{TURN_END}\n{TURN}assistant\n")
+
+
+def test_special_tokens_around_a_text_are_not_cut_off() -> None:
+    """The token that begins every text of a model still begins it."""
+    scene = Scene(model=text_model_of(sentencepiece_tokenizer()))
+    scene.complete("ab b a", truncate_prompt_tokens=3)
+    begin, *rest = scene.last().prompt_ids
+    assert begin == 1
+    assert rest == scene.tokenizer.encode("ab b a", add_special_tokens=False)[-2:]
+
+
+def test_a_prompt_is_cut_to_what_its_context_has_room_for() -> None:
+    """-1 leaves room for what is to be generated, however long the text is."""
+    scene = Scene()
+    scene.complete("the capital " * 10_000, truncate_prompt_tokens=-1, max_tokens=10)
+    assert len(scene.last().prompt_ids) == MAX_MODEL_LEN - 10
+    scene.chat("the capital " * 1_000, truncate_prompt_tokens=-1)
+    assert (len(scene.last().prompt_ids), scene.last().max_tokens) == (MAX_MODEL_LEN - 1, 1)
+
+
+def test_an_echo_shows_what_was_read_of_a_prompt() -> None:
+    """Its text is that of the tokens which are left."""
+    choice = Scene().complete("The capital of France", truncate_prompt_tokens=3, echo=True)
+    text = choice["choices"][0]["text"]
+    assert text.endswith(" Paris.")
+    assert "The capital of France".endswith(text.removesuffix(" Paris."))
+    assert not text.startswith("The capital")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN + 1}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": MAX_MODEL_LEN}, "prompt"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"repetition_detection": {"max_pattern_size": 3}}, "repetition_detection"),
+        (
+            {"repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 2}},
+            "repetition_detection",
+        ),
+        ({"repetition_detection": {"size": 3}}, "repetition_detection.size"),
+        ({"repetition_detection": 3}, "repetition_detection"),
+    ],
+)
+def test_what_cannot_be_cut_or_detected_is_named(fields: dict[str, Any], param: str) -> None:
+    """The fault says which parameter it is of."""
+    assert Scene().completion_fault(**{"prompt": "the capital " * 99, **fields}).param == param
+
+
+def test_copies_that_nobody_could_count_end_nothing() -> None:
+    """A number that no context has room for is as good as any other."""
+    scene = Scene()
+    scene.complete(repetition_detection={"max_pattern_size": 1_000, "min_count": 10**30})
+    asked = scene.last().repetition
+    assert asked is not None
+    watch = asked.watch()
+    assert not any(watch.push(1) for _ in range(100))
+
+
+def test_where_a_repetition_ends_a_sequence_reaches_it() -> None:
+    """In the numbers of the request; none, and a pattern of 0 tokens, detect nothing."""
+    scene = Scene()
+    asked = {"max_pattern_size": 4, "min_count": 3}
+    scene.chat(repetition_detection=asked)
+    assert scene.last().repetition == Repetition(1, 4, 3)
+    scene.complete(repetition_detection={**asked, "min_pattern_size": 2})
+    assert scene.last().repetition == Repetition(2, 4, 3)
+    for nothing in (None, {}, {"max_pattern_size": 0, "min_count": 3}):
+        scene.chat(repetition_detection=nothing)
+        assert scene.last().repetition is None
+
+
+def test_tokens_are_shown_as_ids_where_it_is_asked() -> None:
+    """In the words of vLLM, in either form; the bytes are the token's own."""
+    scene = Scene()
+    first = scene.generator.token_ids[0]
+    chat = scene.chat(logprobs=True, top_logprobs=1, return_tokens_as_token_ids=True)
+    shown = chat["choices"][0]["logprobs"]["content"][0]
+    assert shown["token"] == f"token_id:{first}"
+    assert bytes(shown["bytes"]) == scene.tokenizer.piece(first)
+    assert shown["top_logprobs"][0]["token"] == "token_id:0"
+    text = scene.complete(logprobs=1, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
+    assert text["tokens"][0] == f"token_id:{first}"
+    assert set(text["top_logprobs"][0]) == {f"token_id:{first}", "token_id:0"}
+
+
+def test_tokens_that_are_named_take_the_place_of_the_likeliest() -> None:
+    """In either form, however many likeliest ones are asked for; each but once."""
+    scene = Scene()
+    asked = {"logprob_token_ids": [9, 5, 9], "return_tokens_as_token_ids": True}
+    chat = scene.chat(logprobs=True, top_logprobs=3, **asked)["choices"][0]
+    top = chat["logprobs"]["content"][0]["top_logprobs"]
+    assert [(one["token"], one["logprob"]) for one in top] == [
+        ("token_id:5", -0.05),
+        ("token_id:9", -0.09),
+    ]
+    text = scene.complete(logprobs=3, **asked)["choices"][0]["logprobs"]
+    came = scene.generator.token_ids[0]
+    assert set(text["top_logprobs"][0]) == {f"token_id:{i}" for i in (came, 5, 9)}
+
+
+@pytest.mark.parametrize("ids", [[10**6], [-1], list(range(129)), [5]])
+def test_tokens_that_cannot_be_scored_are_refused(ids: list[int]) -> None:
+    """Those that the model does not have, too many, and any where no scores are asked for."""
+    asks = ids != [5]
+    scene = Scene()
+    chat_fault = scene.chat_fault(logprobs=asks, logprob_token_ids=ids)
+    fault = scene.completion_fault(logprobs=0 if asks else None, logprob_token_ids=ids)
+    assert (chat_fault.param or "").startswith("logprob_token_ids")
+    assert (fault.param or "").startswith("logprob_token_ids")
+
+
+def test_tokens_and_words_that_are_named_hold_an_output() -> None:
+    """Each by itself, and both together as one constraint; nothing named holds nothing."""
+    scene = Scene()
+    [paris] = [scene.tokenizer.encode(" Paris", add_special_tokens=False)]
+    bare = scene.tokenizer.encode("Paris", add_special_tokens=False)
+    scene.chat(allowed_token_ids=[5, 9, 5])
+    assert scene.last().constraint == AllowedTokens(frozenset({5, 9}))
+    scene.complete(bad_words=["Paris"])
+    words = BadWords(frozenset({tuple(bare), *([tuple(paris)] if len(paris) == len(bare) else [])}))
+    assert scene.last().constraint == words
+    scene.chat(allowed_token_ids=[5, 9], bad_words=["Paris"], n=2)
+    assert scene.last().constraint == AllOf((AllowedTokens(frozenset({5, 9})), words))
+    for nothing in (None, []):
+        scene.chat(allowed_token_ids=nothing, bad_words=nothing)
+        assert scene.last().constraint is None
+
+
+def test_a_form_goes_before_the_tokens_that_are_named() -> None:
+    """Where both leave no token, the answer still has its form."""
+    scene = Scene()
+    scene.chat(regex="[ab]+", bad_words=["a"])
+    held = scene.last().constraint
+    assert isinstance(held, AllOf)
+    assert isinstance(held.constraints[0], GrammarConstraint)
+    assert isinstance(held.constraints[1], BadWords)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+        ({"allowed_token_ids": "a"}, "allowed_token_ids"),
+        ({"bad_words": [""]}, "bad_words.0"),
+        ({"bad_words": ["  "]}, "bad_words"),
+        ({"bad_words": ["a"] * 1_001}, "bad_words"),
+    ],
+)
+def test_what_cannot_be_held_is_named(fields: dict[str, Any], param: str) -> None:
+    """Tokens that there are not, and words that are none."""
+    assert Scene().chat_fault(**fields).param == param

@@ -1,0 +1,53 @@
+"""The forms of log-probabilities, apart from any endpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
+from tidemill.engine.endpoints.logprob_bodies import TextOffsets, chat_logprobs, completion_logprobs
+from tidemill.engine.scheduling.sequence import TokenLogprob
+from tidemill.engine.text.tokenizer import Tokenizer
+from tidemill.engine.text.vocabulary import vocabulary_of
+
+TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
+
+
+def test_a_token_that_cannot_come_has_a_number() -> None:
+    """JSON knows no infinity; OpenAI and vLLM write -9999."""
+    entry = TokenLogprob(5, -math.inf, ((6, -math.inf),))
+    chat = chat_logprobs([entry], TOKENIZER)
+    text = completion_logprobs([entry], [5], [0], TOKENIZER)
+    assert chat["content"][0]["top_logprobs"][0]["logprob"] == -9999
+    assert text["token_logprobs"] == [-9999]
+    json.dumps([chat, text], allow_nan=False)
+
+
+@given(st.text(alphabet="ab é€😀", max_size=20))
+def test_offsets_point_at_characters(text: str) -> None:
+    """Walking the offsets, the characters between two of them are those of the tokens between."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).next_offsets(ids)
+    for number, offset in enumerate(offsets):
+        head = TOKENIZER.text_bytes(ids[:number])
+        assert offset == len(head.decode("utf-8", "ignore"))
+
+
+@given(st.lists(st.integers(0, 299), max_size=20))
+def test_offsets_stay_inside_the_text_for_any_tokens(ids: list[int]) -> None:
+    """Bytes that are no UTF-8 count as the text shows them; offsets never go back."""
+    offsets = TextOffsets(TOKENIZER, skip_special_tokens=True).next_offsets(ids)
+    assert offsets == sorted(offsets)
+    assert all(offset <= len(TOKENIZER.text(ids)) for offset in offsets)
+
+
+def test_markup_takes_room_only_where_it_is_shown() -> None:
+    """Offsets follow the text, with special tokens or without."""
+    ids = TOKENIZER.encode(f"a{TURN_END}b", add_special_tokens=False)
+    assert TextOffsets(TOKENIZER, start=3, skip_special_tokens=True).next_offsets(ids) == [3, 4, 4]
+    shown = TextOffsets(TOKENIZER, start=3, skip_special_tokens=False).next_offsets(ids)
+    assert shown == [3, 4, 4 + len(TURN_END)]

@@ -1,0 +1,121 @@
+"""Where the machine code of kernels is kept, and what it was compiled with."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numba
+import pytest
+
+from tidemill.engine.kernels.cpu import (
+    elementwise,
+    jit_cache,
+    linear,
+    qkv,
+    sampling,
+    scalars,
+    thread_pool,
+    tile_plan,
+    tiles,
+    top_p,
+)
+from tidemill.engine.storage.disk_cache import folder_digest
+
+NAME = folder_digest(Path(jit_cache.__file__).parent)
+
+
+def test_machine_code_is_kept_under_a_digest_of_all_the_kernels_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the user's cache folder, or where `NUMBA_CACHE_DIR` says; an image may bring some."""
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "TIDEMILL_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert jit_cache.cache_folders() == [tmp_path / ".cache/tidemill/kernels" / NAME]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert jit_cache.cache_folders() == [tmp_path / "xdg/tidemill/kernels" / NAME]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert jit_cache.cache_folders() == [tmp_path / ".cache/tidemill/kernels" / NAME]
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "numba"))
+    monkeypatch.setenv("TIDEMILL_KERNELS", str(tmp_path / "image"))
+    assert jit_cache.cache_folders() == [tmp_path / "numba" / NAME, tmp_path / "image" / NAME]
+
+
+def test_this_very_process_uses_it() -> None:
+    """All kernels are kept there."""
+    for kernel in kernels():
+        assert Path(kernel.stats.cache_path).name == NAME
+
+
+def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    """A file stands where the folder should be: no cache, and no error."""
+    (tmp_path / "file").touch()
+    code = (
+        "import torch; from tidemill.engine.kernels.cpu import elementwise as blocks; "
+        "print(blocks.rms_norm(torch.zeros(1, 2), torch.ones(2), 1e-6).tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NUMBA_CACHE_DIR": str(tmp_path / "file"), "NUMBA_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "[[0.0, 0.0]]\n"
+
+
+def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
+    """A full disk takes small files, but not the machine code."""
+    code = (
+        "import resource as r; _, most = r.getrlimit(r.RLIMIT_FSIZE); "
+        "r.setrlimit(r.RLIMIT_FSIZE, (1000, most)); "
+        "import torch; from tidemill.engine.kernels.cpu import elementwise as blocks; "
+        "print(blocks.rms_norm(torch.zeros(1, 2), torch.ones(2), 1e-6).tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stdout == "[[0.0, 0.0]]\n", ran.stderr
+
+
+def test_no_kernel_may_take_it_that_there_is_no_nan() -> None:
+    """What is not finite must come out: a compiler that may assume otherwise need not keep it."""
+    for kernel in (*kernels(), *inlined()):
+        assert isinstance(kernel.targetoptions["fastmath"], set)
+        assert not kernel.targetoptions["fastmath"] & {"fast", "nnan", "ninf"}
+
+
+def kernels() -> list[numba.core.dispatcher.Dispatcher]:
+    """Return all kernels that are kept."""
+    modules = (elementwise, qkv, linear, sampling, tile_plan, thread_pool, top_p, tiles)
+    found = [kernel for module in modules for kernel in compiled(module) if not is_inlined(kernel)]
+    assert {kernel.__module__ for kernel in found} == {module.__name__ for module in modules}
+    return found
+
+
+def inlined() -> list[numba.core.dispatcher.Dispatcher]:
+    """Return what becomes part of others."""
+    found = [kernel for module in (scalars, tiles) for kernel in compiled(module)]
+    return [kernel for kernel in found if is_inlined(kernel)]
+
+
+def compiled(module: ModuleType) -> list[numba.core.dispatcher.Dispatcher]:
+    """Return what a module gives to numba."""
+    return [
+        value
+        for value in vars(module).values()
+        if hasattr(value, "targetoptions") and value.__module__ == module.__name__
+    ]
+
+
+def is_inlined(kernel: numba.core.dispatcher.Dispatcher) -> bool:
+    """Say whether it has no machine code of its own."""
+    return bool(kernel.targetoptions.get("inline") == "always")

@@ -1,0 +1,67 @@
+"""All kernels compile for the cards that are served, where none of them is, and spill nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+FOLDER = ROOT / "engine/kernels/triton"
+COMPILE = """
+import sys, torch
+from tidemill.engine.kernels.triton.compile_all import compile_all
+compile_all(int(sys.argv[1]), [getattr(torch, name) for name in sys.argv[2:]])
+"""
+# All other forms of a kernel are as good as compiled.
+ONCE = """
+from triton import knobs
+met = set()
+def is_met(fn, **_):
+    name = fn.module, fn.name
+    return name in met or met.add(name)
+knobs.runtime.jit_cache_hook = is_met
+"""
+
+
+def python(folder: Path, *words: str) -> str:
+    """Run Python in a process of its own, where nothing is interpreted; return what it says."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env={**environment, "TRITON_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_every_kernel_compiles(tmp_path: Path) -> None:
+    """For Hopper, in one form of each; those that are hot compile for Ampere below."""
+    python(tmp_path, "-c", ONCE + COMPILE, "90", "bfloat16")
+    sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
+    launched = set(re.findall(r"\blaunch\(\s*(?:\*\()?(_\w+)", sources))
+    assert {path.stem for path in tmp_path.glob("*/*.cubin")} == launched
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["80", "89", "90"])
+def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
+    """In the dtypes that models are served in."""
+    python(tmp_path, "-c", COMPILE, arch, "bfloat16", "float16")
+
+
+@pytest.mark.parametrize(
+    "arch", ["80", *(pytest.param(it, marks=pytest.mark.long) for it in ("89", "90"))]
+)
+def test_what_is_hot_spills_nothing_and_is_told_as_it_is(arch: str, tmp_path: Path) -> None:
+    """In docs/kernels.md: the kernels and constants that hot models ask for, and which choice."""
+    table = ("-m", "bench.gpu.kernel_table", "--check", "docs/kernels.md", "--architectures", arch)
+    assert python(tmp_path, *table) == ""

@@ -1,0 +1,238 @@
+"""The GPU's products with quantised weights, each against its reference in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tidemill.engine.kernels import elementwise
+from tidemill.engine.kernels.linear import LinearFactory
+from tidemill.engine.kernels.quantised import FP8, FP8_MAX, Quantised, pack_int4, quantise_rows_fp8
+from tidemill.engine.kernels.triton import fp8, fp8_bits, linear
+
+BOUND = {torch.float32: 1e-5, torch.float16: 4e-3}
+# Outputs, inputs and the size of a group: ends within tiles and at them, groups within a block,
+# larger ones of inputs that programs share, a whole row.
+SHAPES = [(66, 136, 32), (3, 560, 256), (17, 40, 40)]
+
+
+def of_four_bits(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> Quantised:
+    """Return a weight of random numbers of four bits."""
+    groups = -(-inputs // group)
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    zeros = torch.randint(0, 16, (outputs, groups), dtype=torch.uint8)
+    scales = torch.rand(outputs, groups) + 0.5
+    return Quantised(pack_int4(numbers), scales, zeros, inputs, group, dtype)
+
+
+def of_eight_bits(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> Quantised:
+    """Return a weight of random fp8 numbers, among them the smallest and the largest."""
+    numbers = torch.randn(outputs, inputs)
+    numbers[:, :4] = torch.tensor([0.0, 2**-9, -FP8_MAX, 2**-6])
+    scales = torch.rand(outputs, -(-inputs // group)) * 0.01 + 0.01
+    return Quantised(numbers.to(FP8), scales, None, inputs, group, dtype)
+
+
+Makes = Callable[[int, int, int, torch.dtype], Quantised]
+WEIGHTS: list[tuple[Makes, tuple[int, int, int]]] = [
+    (make, shape) for shape in SHAPES for make in (of_four_bits, of_eight_bits)
+]
+
+
+def exactly(weight: Quantised) -> Tensor:
+    """Return what a weight stands for in float64."""
+    return replace(weight, dtype=torch.float64).dequantised()
+
+
+def assert_near(got: Tensor, expected: Tensor) -> None:
+    """Hold a kernel's numbers to exact ones, relative to the largest."""
+    bound = BOUND[got.dtype] * float(expected.abs().max())
+    torch.testing.assert_close(got.double(), expected, atol=bound, rtol=0.0)
+
+
+def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
+    """Hold few rows to torch's product with what the weight stands for, biased or not."""
+    for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2], WEIGHTS, strict=True):
+        weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
+        x = torch.randn(rows, shape[1]).to(dtype)
+        expected = functional.linear(x.double(), exactly(weight))
+        if rows % 2:
+            assert_near(module.multiply(x, weight, None), expected)
+        else:
+            assert_near(module.multiply(x, weight, bias), expected + bias.double())
+
+
+def check_dequantised(module: ModuleType) -> None:
+    """Hold every number to the reference's, rounded once."""
+    for make, shape in WEIGHTS:
+        for dtype in (torch.float32, torch.float16):
+            weight = make(*shape, dtype)
+            assert torch.equal(module.dequantised(weight), weight.dequantised())
+
+
+def check_halves(module: ModuleType) -> None:
+    """Hold every number of eight bits but NaN to torch's."""
+    bits = torch.arange(256, dtype=torch.uint8)
+    numbers = bits[bits & 127 != 127].view(2, -1).view(FP8)
+    weight = Quantised(numbers, torch.ones(2, 1), None, 127, 127, torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "halves_of_e4m3", module.halves_of_e4m3)
+        assert torch.equal(linear.dequantised(weight), numbers.float())
+
+
+def check_to_fp8(module: ModuleType) -> None:
+    """Hold numbers and scales to the reference's, bit by bit, from tiny rows to large ones."""
+    x = torch.randn(6, 2500) * torch.tensor([0.1, 1e4, 1e-3, 0.0, 1e-20, 3.0])[:, None]
+    x[5, 100:] *= 1e-4  # most of it subnormal
+    x[0, :5] = torch.tensor([FP8_MAX, 17.0, 19.0, -21.0, 3 * 2**-10])  # halfway
+    for width, group in ((2500, 2500), (2048, 2048), (300, 128), (1024, 128)):
+        got = module.quantise_fp8(x[:, :width], group)
+        expected = quantise_rows_fp8(x[:, :width], group)
+        for tensors in zip(got, expected, strict=True):
+            assert torch.equal(*(tensor.float() for tensor in tensors))
+
+
+def check_multiply_fp8(module: ModuleType) -> None:
+    """Hold rows that become fp8 to the same in float64."""
+    for rows, shape in ((3, (17, 40, 40)), (17, (66, 300, 128)), (2, (5, 384, 256))):
+        weight = of_eight_bits(*shape, torch.float32)
+        x, bias = torch.randn(rows, shape[1]), torch.randn(shape[0])
+        numbers, scales = quantise_rows_fp8(x, shape[2])
+        spread = scales.repeat_interleave(shape[2], 1)[:, : shape[1]]
+        expected = (numbers.double() * spread) @ exactly(weight).T
+        assert_near(module.multiply(x, weight, None), expected)
+        assert_near(module.multiply(x, weight, bias), expected + bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_few_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
+    """Of four and of eight, whatever shares a scale."""
+    check_multiply(linear, dtype)
+
+
+def test_a_weight_is_dequantised() -> None:
+    """Of four bits and of eight."""
+    check_dequantised(linear)
+
+
+def test_rows_become_fp8_as_torch_rounds_them() -> None:
+    """By rows and by groups."""
+    check_to_fp8(fp8)
+
+
+@pytest.mark.parametrize("group", [256, 128])
+def test_what_is_no_number_becomes_none(group: int) -> None:
+    """Whoever chooses tokens must hear of it; others beside it are what they were."""
+    x = torch.randn(2, 256)
+    x[0, 200] = torch.nan
+    numbers, _ = fp8.quantise_fp8(x, group)
+    assert torch.equal(numbers.float().isnan(), x.isnan())
+
+
+def test_rows_of_fp8_are_multiplied_by_fp8() -> None:
+    """By rows and by groups."""
+    check_multiply_fp8(fp8)
+
+
+MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
+    (linear, check_multiply, Mutation("row < rows,", "row < rows - 1,")),
+    (
+        linear,
+        check_multiply,
+        Mutation(
+            "has_row[None, :] & (column < inputs)", "has_row[None, :] & (column < inputs - 1)"
+        ),
+    ),
+    (
+        linear,
+        check_multiply,
+        Mutation("min(first + steps_each, tl", "min(first + steps_each - 1, tl"),
+    ),
+    (linear, check_multiply, Mutation("place < count", "place < count - 1")),
+    (linear, check_multiply, Mutation("in range(shares)", "in range(shares - 1)")),
+    (linear, check_multiply, Mutation("place % outputs", "place % (outputs - 1)")),
+    (linear, check_multiply, Mutation("1), max(BLOCK //", "1), max(64 //")),
+    (
+        linear,
+        check_multiply,
+        Mutation("(words >> (4 * place)) & 15", "(words >> (4 * place)) & 7"),
+    ),
+    (fp8_bits, check_halves, Mutation("(bits & 0x80) << 8", "(bits & 0) << 8")),
+    (fp8_bits, check_halves, Mutation("(bits & 0x7F) << 7", "(bits & 0x3F) << 7")),
+    (
+        linear,
+        check_dequantised,
+        Mutation(
+            "has_output[:, None] & (column < inputs)[None, :]\n    tl.store",
+            "has_output[:, None] & (column < inputs - 1)[None, :]\n    tl.store",
+        ),
+    ),
+    (
+        fp8,
+        check_to_fp8,
+        Mutation(
+            "other=0.0).to(tl.float32)\n        largest",
+            "other=9e9).to(tl.float32)\n        largest",
+        ),
+    ),
+    (fp8, check_to_fp8, Mutation("group < groups", "group < groups - 1")),
+    (
+        fp8,
+        check_to_fp8,
+        Mutation(
+            "as_e4m3(value / scale[:, None]), column < width",
+            "as_e4m3(value / scale[:, None]), column < width - 1",
+        ),
+    ),
+    (fp8, check_multiply_fp8, Mutation("row < rows,", "row < rows - 1,")),
+    (fp8, check_multiply_fp8, Mutation(", output < outputs", ", output < outputs - 1")),
+    (fp8, check_multiply_fp8, Mutation("column < inputs", "column < inputs - 1")),
+    (fp8, check_multiply_fp8, Mutation("step // steps_a_group", "step")),
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "check", "mistake"), MISTAKES, ids=[mistake.wrong for _, _, mistake in MISTAKES]
+)
+def test_a_mistake_is_found(
+    module: ModuleType, check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
+) -> None:
+    """A bound that is off by one, a bit that is another's."""
+    assert_found(check, module, mistake, tmp_path)
+
+
+def test_every_way_is_held_to_what_a_weight_stands_for() -> None:
+    """By rows in fp8, by few bits, and, for many rows, by the whole; sorted inputs are sorted."""
+    ways = [linear.prepare_scaled, linear.prepare_fp8, linear.prepare]
+    makes = LinearFactory(elementwise, [], quantised=ways)
+    for make, shape in ((of_eight_bits, (32, 64, 64)), (of_four_bits, (20, 64, 32))):
+        weight = make(*shape, torch.float16)
+        if make is of_four_bits:
+            weight = replace(weight, order=torch.randperm(64))
+        bias = torch.randn(shape[0]).half()
+        product = makes.make(weight, bias)
+        assert product.__module__ == linear.__name__
+        for rows in (2, linear.FEW_ROWS + 1):
+            x = torch.randn(rows, 64).half()
+            expected = functional.linear(x.double(), exactly(weight), bias.double())
+            apart = torch.linalg.vector_norm(product(x) - expected)
+            assert apart <= 0.05 * torch.linalg.vector_norm(expected)
+
+
+def test_a_way_that_gives_something_else_is_not_used() -> None:
+    """The weight is dequantised for each product then."""
+    weight = of_four_bits(4, 32, 32, torch.float32)
+    makes = LinearFactory(
+        elementwise, [], quantised=[lambda _, __: lambda x: x.new_zeros(len(x), 4)]
+    )
+    x = torch.randn(2, 32)
+    assert torch.equal(makes.make(weight)(x), functional.linear(x, weight.dequantised()))
+    assert makes.needs_torch

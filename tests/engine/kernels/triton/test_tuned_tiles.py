@@ -1,0 +1,80 @@
+"""The file of choices: what is in it, which of it counts, and what is wrong with a broken one."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.engine.kernels.triton import tuned_tiles
+from tidemill.engine.kernels.triton.tuned_tiles import (
+    KernelConfig,
+    config_for,
+    override_configs,
+    parse_configs,
+)
+
+FOLDER = Path(tuned_tiles.__file__).parent
+ANY = {"sizes": {}, "num_warps": 4, "num_stages": 1}
+
+
+def test_the_file_is_sound_and_of_the_kernels_that_there_are() -> None:
+    """Each that asks is in it, and none besides."""
+    entries = parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py"))
+    assert set(re.findall(r'config_for\(\s*"(\w+)"', sources)) == entries.keys()
+
+
+def test_the_entry_counts_that_says_most(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of those that fit; of equals the last."""
+    listed = [
+        {**ANY, "num_warps": 1},
+        {**ANY, "num_warps": 2, "where": {"width": 8}},
+        {**ANY, "num_warps": 4, "where": {"arch": "sm_90"}},
+        {**ANY, "num_warps": 8, "where": {"arch": "sm_90", "width": 16}},
+    ]
+    file = tmp_path / "choices.json"
+    file.write_text(json.dumps({"norm": listed}))
+    monkeypatch.setattr(tuned_tiles, "FILE", file)
+    tuned_tiles._tuned_configs.cache_clear()
+    with override_configs({}):
+        found = [
+            config_for("norm", arch, width=width).num_warps
+            for arch in ("sm_80", "sm_90")
+            for width in (4, 8, 16)
+        ]
+    tuned_tiles._tuned_configs.cache_clear()
+    assert found == [1, 2, 1, 4, 4, 8]
+
+
+def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
+    """Whatever the file says."""
+    kernel = min(parse_configs(json.loads(tuned_tiles.FILE.read_text(encoding="utf-8"))))
+    before = config_for(kernel, "sm_90", width=1)
+    tried, shape = KernelConfig({"BLOCK": 2}, 16, 7), frozenset({("arch", "sm_90"), ("width", 1)})
+    with override_configs({(kernel, shape): tried}) as asked:
+        assert config_for(kernel, "sm_90", width=1) == tried
+        assert asked == {(kernel, shape)}
+        assert config_for(kernel, "sm_90", width=3) == before
+    assert config_for(kernel, "sm_90", width=1) == before
+
+
+BROKEN: dict[str, list[dict[str, Any]]] = {
+    "norm: no entry fits always": [{**ANY, "where": {"width": 8}}],
+    "norm: two entries": [ANY, ANY],
+    "norm[1]: num_warps is 3": [ANY, {**ANY, "where": {"width": 8}, "num_warps": 3}],
+    "norm[0]: num_warps is 64": [{**ANY, "num_warps": 64}],
+    "norm[0]: BLOCK is 48": [{**ANY, "sizes": {"BLOCK": 48}}],
+    "norm[0]: num_stages is 0": [{**ANY, "num_stages": 0}],
+    "norm[0]: unknown warps": [{**ANY, "warps": 4}],
+}
+
+
+@pytest.mark.parametrize("said", BROKEN)
+def test_what_is_wrong_is_said_with_its_place(said: str) -> None:
+    """Before a kernel is compiled by it."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        parse_configs({"norm": BROKEN[said]})

@@ -1,0 +1,168 @@
+"""Generation over a scripted model, requests for it, and what each must come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.engine.paged_model import LogitsOf, PagedModel, Tokens, spread_logits
+from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.loop.generation import GenerationCore
+from tidemill.engine.loop.runner import Runner
+from tidemill.engine.scheduling.admission import ArrivalOrder
+from tidemill.engine.scheduling.pages import PagePool
+from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.sequence import (
+    Sampling,
+    Sequence,
+    SequenceRequest,
+    SequenceResult,
+    TokenLogprob,
+)
+from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.protocol.errors import RequestError
+
+VOCABULARY = 11
+GREEDY = Sampling(temperature=0)
+logits_of = spread_logits(VOCABULARY)
+
+
+def request(
+    prompt: list[int] | None = None, max_tokens: int = 8, sampling: Sampling = GREEDY, **other: Any
+) -> SequenceRequest:
+    """Return a greedy request, but for what is said."""
+    return SequenceRequest(prompt or [1, 2, 3], max_tokens, sampling, **other)
+
+
+def greedy(prompt: list[int], count: int) -> list[int]:
+    """Return what the scripted model says greedily."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(np.argmax(logits_of(tuple(tokens)))))
+    return tokens[len(prompt) :]
+
+
+def only(rig: Rig, asked: SequenceRequest) -> SequenceResult:
+    """Run one request that must not fail."""
+    (answer,) = rig.run(asked)
+    assert isinstance(answer, SequenceResult), answer
+    return answer
+
+
+def logprobs_of(tokens: Tokens) -> NDArray[np.float64]:
+    """Return the log-probabilities of what follows some tokens."""
+    logits = np.asarray(logits_of(tokens), np.float64)
+    return logits - np.log(np.exp(logits).sum())
+
+
+@dataclass(eq=False)
+class Watch:
+    """A `StopText` of one sequence, met once that has seen so many tokens."""
+
+    after: int
+    seen: list[int] = field(default_factory=list)
+
+    def watch(self) -> Watch:
+        """Watch the only sequence that it is given to."""
+        return self
+
+    def push(self, token_id: int) -> str | None:
+        """Note a token."""
+        self.seen.append(token_id)
+        return "END" if len(self.seen) >= self.after else None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A `StopText` for any number of sequences, each watched anew."""
+
+    after: int
+
+    def watch(self) -> Watch:
+        """Begin to watch a sequence."""
+        return Watch(self.after)
+
+
+def check_scores(
+    scores: list[TokenLogprob] | list[TokenLogprob | None], tokens: list[int], top: int
+) -> None:
+    """Hold scores to the softmax of the raw logits; they are those of the last of `tokens`."""
+    start = len(tokens) - len(scores)
+    for place, score in enumerate(scores, start=start):
+        expected = logprobs_of(tuple(tokens[:place]))
+        assert score is not None
+        assert score.token_id == tokens[place]
+        assert score.logprob == pytest.approx(expected[tokens[place]], abs=1e-5)
+        best = np.argsort(-expected)[:top].tolist()
+        assert [token for token, _ in score.top] == best
+        assert [value for _, value in score.top] == pytest.approx(expected[best], abs=1e-5)
+
+
+class Rig:
+    """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long.
+
+    A test that uses the fixture `steps_ahead` runs with either number of steps in flight, one that
+    uses `is_late` with failures that show at launch or at collect.
+    """
+
+    steps_ahead = 0
+    is_late = False
+
+    def __init__(
+        self,
+        logits_of: LogitsOf,
+        *,
+        num_pages: int = 64,
+        max_num_seqs: int = 8,
+        max_model_len: int = 64,
+        budget: int = 32,
+        steps_ahead: int | None = None,
+    ) -> None:
+        if steps_ahead is not None:
+            self.steps_ahead = steps_ahead
+        self.table = SequenceTable(max_num_seqs, max_model_len, 4)
+        self.pool = PagePool(num_pages)
+        self.model = PagedModel(self.table, logits_of)
+        self.model.is_late = self.is_late
+        self.scheduler = Scheduler(self.table, self.pool, ArrivalOrder(), budget)
+        # A scripted model stands in for the runner: nothing else of it is asked for.
+        runner = cast("Runner", self.model)
+        vocabulary = len(logits_of((0,)))
+        self.work = GenerationCore(self.scheduler, runner, vocabulary, self.steps_ahead)
+
+    def run(self, *requests: SequenceRequest) -> list[SequenceResult | Exception]:
+        """Run requests to their end and return what each came to."""
+        sequences = [self.work.add(request) for request in requests]
+        self.finish()
+        return [outcome(sequence) for sequence in sequences]
+
+    def finish(self, max_steps: int = 3000) -> list[StepOutput[SequenceResult]]:
+        """Step until nothing is left to do; return what came out, and leave no page behind."""
+        events: list[StepOutput[SequenceResult]] = []
+        for _ in range(max_steps):
+            brought = self.work.step()
+            if brought is None:
+                break
+            events += brought
+        assert self.work.step() is None
+        assert not self.model.violations
+        assert self.pool.num_free == self.pool.num_pages
+        assert len(self.table.free_slots) == len(self.table.sequences)
+        return events
+
+
+def finished_in(events: list[StepOutput[SequenceResult]]) -> list[Sequence]:
+    """Return the sequences that some events finish."""
+    return [cast("Sequence", event.request) for event in events if event.is_finished]
+
+
+def outcome(sequence: Sequence) -> SequenceResult | Exception:
+    """Return the result of a finished sequence, or the error that it ended with."""
+    try:
+        return sequence.result()
+    except RequestError as exc:
+        return exc

@@ -1,0 +1,260 @@
+"""Sequences under a constraint: what they may come to, what ends them, and that they stay alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.engine.loop.generation_rig import (
+    GREEDY,
+    VOCABULARY,
+    Ending,
+    Rig,
+    greedy,
+    logits_of,
+    only,
+    outcome,
+    request,
+)
+from tests.engine.paged_model import Tokens
+from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceResult
+from tidemill.protocol.errors import InternalError, RequestError
+
+END = 9
+
+
+@dataclass(frozen=True)
+class Places:
+    """A constraint by place: the ids that may come there (none of them: any), whole behind all."""
+
+    ids: tuple[tuple[int, ...], ...]
+
+    def start_state(self) -> PlacesWatch:
+        """Begin to hold one sequence to it."""
+        return PlacesWatch(self.ids)
+
+
+@dataclass(eq=False)
+class PlacesWatch:
+    """Holds one sequence to its places."""
+
+    ids: tuple[tuple[int, ...], ...]
+    seen: list[int] = field(default_factory=list)
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Allow what may come next."""
+        allowed = self.ids[len(self.seen)]
+        if not allowed:
+            return False
+        mask[:] = 0
+        for token_id in allowed:
+            mask[token_id // 32] |= np.uint32(1 << token_id % 32)
+        return True
+
+    def push(self, token_id: int) -> bool:
+        """Hold a token to its place."""
+        allowed = self.ids[len(self.seen)]
+        assert not allowed or token_id in allowed
+        self.seen.append(token_id)
+        return len(self.seen) == len(self.ids)
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A constraint that cannot be held to from one place on."""
+
+    error: Exception
+    place: int = 2
+    fails_at_push: bool = False
+
+    def start_state(self) -> BrokenWatch:
+        """Begin to hold one sequence to it."""
+        return BrokenWatch(self)
+
+
+@dataclass(eq=False)
+class BrokenWatch:
+    """Fails at its place."""
+
+    asked: Broken
+    num_seen: int = 0
+
+    def fill(self, mask: NDArray[np.uint32]) -> bool:
+        """Allow all, or fail."""
+        del mask
+        if not self.asked.fails_at_push and self.num_seen == self.asked.place:
+            raise self.asked.error
+        return False
+
+    def push(self, token_id: int) -> bool:
+        """Count a token, or fail."""
+        del token_id
+        self.num_seen += 1
+        if self.asked.fails_at_push and self.num_seen == self.asked.place:
+            raise self.asked.error
+        return False
+
+
+def best_of(places: Several[Several[int]], prompt: list[int] | None = None) -> list[int]:
+    """Return what the scripted model says greedily of what may come in each place."""
+    tokens = list(prompt or [1, 2, 3])
+    start = len(tokens)
+    for allowed in places:
+        logits = np.asarray(logits_of(tuple(tokens)))
+        tokens.append(max(allowed or range(VOCABULARY), key=lambda token: float(logits[token])))
+    return tokens[start:]
+
+
+THREE = Places(((4, 7), (2, 5, 8), (6,)))
+
+
+@pytest.mark.usefixtures("steps_ahead")
+def test_each_token_is_the_likeliest_of_those_allowed() -> None:
+    """And the sequence ends when nothing may follow, without a token that says so."""
+    answer = only(Rig(logits_of), request(constraint=THREE))
+    assert answer == SequenceResult(best_of(THREE.ids), "stop")
+
+
+@pytest.mark.usefixtures("steps_ahead")
+def test_neighbours_under_other_constraints_and_none_change_nothing() -> None:
+    """Each row is what it is alone, in whatever company it runs."""
+    asked = [
+        request([1, 2, 3], constraint=THREE),
+        request([3, 3]),
+        request([4], constraint=Places(((), (1, 2), ()))),
+        request([5, 6], constraint=Places(((0,),) * 5), max_tokens=3),
+        request([2, 2], sampling=Sampling(temperature=2.0, seed=5), constraint=THREE),
+    ]
+    together = Rig(logits_of).run(*asked)
+    assert together == [only(Rig(logits_of), one) for one in asked]
+    assert isinstance(together[3], SequenceResult)
+    assert (together[3].token_ids, together[3].finish_reason) == ([0, 0, 0], "length")
+
+
+@pytest.mark.usefixtures("steps_ahead")
+def test_a_sequence_that_gave_way_goes_on_where_its_constraint_was() -> None:
+    """Preempted again and again, it comes to what it would have come to in peace."""
+    long = Places(tuple((token % VOCABULARY, (token + 3) % VOCABULARY) for token in range(20)))
+    prompts = [[n, n + 1, n + 2] for n in range(1, 6)]
+    rig = Rig(logits_of, num_pages=12)
+    sequences = [rig.work.add(request(one, 20, constraint=long)) for one in prompts]
+    rig.finish()
+    assert rig.work.stats().preemptions
+    for prompt, sequence in zip(prompts, sequences, strict=True):
+        assert outcome(sequence) == SequenceResult(
+            best_of(long.ids, prompt), "stop", num_cached_tokens=sequence.num_cached_tokens
+        )
+
+
+@pytest.mark.usefixtures("is_late", "steps_ahead")
+def test_a_step_that_failed_asks_the_constraint_again() -> None:
+    """What it was asked before the failure is no token yet."""
+    steps = count()
+
+    def fails(_: list[Sequence]) -> Exception | None:
+        return RuntimeError("a passing failure") if next(steps) in (0, 2) else None
+
+    rig = Rig(logits_of)
+    rig.model.fails = fails
+    assert only(rig, request(constraint=THREE)).token_ids == best_of(THREE.ids)
+    assert next(steps) > 4
+
+
+@pytest.mark.usefixtures("steps_ahead")
+def test_an_end_that_alone_is_allowed_may_come_early() -> None:
+    """What is whole ends before `min_tokens`; where more may come, no stop token does."""
+    ends = frozenset({END})
+    early = Places(((4,), (END,)))
+    answer = only(Rig(logits_of), request(constraint=early, min_tokens=6, stop_token_ids=ends))
+    assert answer == SequenceResult([4, END], "stop", stop_reason=END)
+    later = Places(((END, 1), (END, 2), (END, 3), (END, 4), (5,)))
+    answer = only(Rig(logits_of), request(constraint=later, min_tokens=4, stop_token_ids=ends))
+    assert answer.token_ids[:3] == [1, 2, 3]
+    whole = only(Rig(logits_of), request(constraint=THREE, min_tokens=6))
+    assert whole == SequenceResult(best_of(THREE.ids), "stop")
+
+
+def test_what_stops_a_sequence_stops_it_inside_of_its_constraint() -> None:
+    """A stop text has its reason, and so has a length."""
+    stopped = only(Rig(logits_of), request(constraint=THREE, stop_text=Ending(2)))
+    assert (len(stopped.token_ids), stopped.stop_reason) == (2, "END")
+    short = only(Rig(logits_of), request(constraint=THREE, max_tokens=2))
+    assert (len(short.token_ids), short.finish_reason) == (2, "length")
+    just = only(Rig(logits_of), request(constraint=THREE, max_tokens=3))
+    assert just == SequenceResult(best_of(THREE.ids), "stop")
+
+
+def test_penalties_bias_and_cuts_choose_among_what_is_allowed() -> None:
+    """None of them brings a token that is not."""
+    shaped = Sampling(
+        temperature=1.5,
+        top_p=0.5,
+        top_k=2,
+        min_p=0.2,
+        presence_penalty=2.0,
+        repetition_penalty=1.5,
+        logit_bias={0: 100.0, 8: 50.0},
+        seed=3,
+    )
+    answer = only(Rig(logits_of), request(sampling=shaped, constraint=THREE))
+    assert all(token in may for token, may in zip(answer.token_ids, THREE.ids, strict=True))
+    biased = replace(GREEDY, logit_bias={0: 100.0, 8: 50.0})
+    assert only(Rig(logits_of), request(sampling=biased, constraint=THREE)).token_ids[1] == 8
+
+
+def test_scores_are_of_the_model_and_not_of_what_was_allowed() -> None:
+    """The token that came need not be among the likeliest."""
+    scored = replace(GREEDY, logprobs=1)
+    answer = only(Rig(logits_of), request(sampling=scored, constraint=THREE))
+    assert answer.logprobs is not None
+    free = greedy([1, 2, 3], 1)[0]
+    assert answer.logprobs[0].top[0][0] == free
+    assert [score.token_id for score in answer.logprobs] == answer.token_ids
+
+
+@pytest.mark.usefixtures("steps_ahead")
+@pytest.mark.parametrize("fails_at_push", [False, True], ids=["asked", "told"])
+def test_a_constraint_that_cannot_be_held_to_ends_its_own_row_alone(*, fails_at_push: bool) -> None:
+    """With its own words; the others go on."""
+    error = RequestError("nothing more", param="regex")
+    broken = request([7, 7], constraint=Broken(error, fails_at_push=fails_at_push))
+    failed, fine, free = Rig(logits_of).run(broken, request(constraint=THREE), request([4, 4]))
+    assert failed is error
+    assert fine == SequenceResult(best_of(THREE.ids), "stop")
+    assert free == only(Rig(logits_of), request([4, 4]))
+
+
+@pytest.mark.parametrize("fails_at_push", [False, True], ids=["asked", "told"])
+def test_a_failure_of_ours_inside_a_constraint_is_a_500_of_its_row(*, fails_at_push: bool) -> None:
+    """It blames nobody else."""
+    broken = Broken(ValueError("a fault"), fails_at_push=fails_at_push)
+    failed, fine = Rig(logits_of).run(request([7], constraint=broken), request(constraint=THREE))
+    assert isinstance(failed, InternalError)
+    assert "a fault" in failed.message
+    assert isinstance(fine, SequenceResult)
+
+
+def test_equal_constraints_repeat_and_others_do_not() -> None:
+    """A value decides, not which object it is."""
+    rig = Rig(logits_of)
+    same = [request(constraint=Places(((4, 7), (2, 5)))) for _ in range(2)]
+    for one in (*same, request(constraint=Places(((4, 7), (2, 6)))), request()):
+        rig.work.add(one)
+    assert rig.work.stats().waiting == 1 + 3
+    assert len(rig.work._duplicates) == 1
+
+
+def test_a_plain_step_asks_no_thread() -> None:
+    """Files without constraints pay nothing for those that have some."""
+
+    def logits(tokens: Tokens) -> list[float]:
+        return list(logits_of(tokens))
+
+    rig = Rig(logits)
+    rig.run(request())
+    assert not rig.work._masks._threads._threads

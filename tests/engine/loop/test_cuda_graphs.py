@@ -1,0 +1,442 @@
+"""Steps as graphs, by a stand-in that computes again: the rows are the same, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.families import FAMILIES, VOCAB, build
+from tests.engine.test_parity import run_by_ours
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels import sampling
+from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.kernels.reference import ReferenceAttention
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop import cuda_graphs, sampler
+from tidemill.engine.loop.cuda_graphs import buckets
+from tidemill.engine.loop.device_tokens import DeviceTokens
+from tidemill.engine.loop.generation import GenerationCore
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel, Network
+from tidemill.engine.model.weight_map import weights_of
+from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.tasks.generation import make_core
+from tidemill.protocol.errors import RequestError
+
+CPU = torch.device("cpu")
+NUM_PAGES = 9
+
+
+class CapturableReference(ReferenceAttention):
+    """The reference with a page for tokens of no sequence; its pages are small."""
+
+    page_size = 4
+
+    def __init__(
+        self,
+        shapes: tuple[AttentionShape, ...],
+        num_pages: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(shapes, num_pages + 1, dtype, device)
+        self.trash_slot = num_pages * self.page_size
+        self.num_capturing: int | None = None
+
+    def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Launch as ever."""
+        assert num_tokens
+        return nullcontext()
+
+
+@dataclass
+class Again:
+    """A graph that calls what it has captured again, and spoils what other graphs came to."""
+
+    captures: CapturesByCallingAgain
+    compute: Callable[[], Tensor]
+    result: Tensor
+
+    def replay(self) -> None:
+        """Compute from what lies in the arrays now."""
+        self.captures.num_replays += 1
+        if len(self.result) > 8 and (failure := self.captures.next_failure):
+            self.captures.next_failure = None
+            raise failure
+        for other in self.captures.graphs:
+            other.result.fill_(torch.nan)
+        self.result.copy_(self.compute())
+
+
+class CapturesByCallingAgain:
+    """What a device's captures are for the runner: the memory of graphs is one, nothing runs yet.
+
+    The first replay of a graph of more than 8 tokens raises `next_failure`; with `none_after` so
+    many captures the next one fails.
+    """
+
+    def __init__(
+        self, next_failure: Exception | None = None, none_after: int | None = None
+    ) -> None:
+        self.next_failure = next_failure
+        self.none_after = none_after
+        self.num_replays = 0
+        self.graphs: list[Again] = []
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+        """Capture; what was launched for it comes to nothing."""
+        if len(self.graphs) == self.none_after:
+            raise torch.OutOfMemoryError("no room for a graph")
+        graph = Again(self, compute, torch.full_like(compute(), torch.nan))
+        self.graphs.append(graph)
+        return graph, graph.result
+
+
+@pytest.fixture(name="model", scope="module")
+def fixture_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A small random decoder of our own, over pages of the reference; it passes for a wider one.
+
+    So that steps of more than 24 tokens are launched plainly.
+    """
+    folder: Path = tmp_path_factory.mktemp("model")
+    build("Qwen3Config").save_pretrained(folder)
+    loaded = run_by_ours(folder, torch.float32)
+    wide = replace(
+        loaded, backend=CapturableReference, hidden_size=2**15, max_intermediate_size=2**15
+    )
+    assert cuda_graphs.max_graph_tokens(wide) == 24
+    return wide
+
+
+def work_over(
+    model: LoadedModel,
+    captures: CapturesByCallingAgain | None,
+    steps_ahead: int = 0,
+    *,
+    keeps_ids: bool | None = None,
+) -> GenerationCore:
+    """Return work of few pages and small steps, some of them larger than any graph."""
+    config = EngineConfig(
+        "tiny", max_num_seqs=6, max_num_batched_tokens=40, steps_ahead=steps_ahead
+    )
+    room = KVCacheSize(NUM_PAGES, model.max_model_len)
+    return make_core(model, room, config, captures, keeps_ids=keeps_ids)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """Requests by the step that they come before, and those that are called off, by the same."""
+
+    arrivals: dict[int, list[SequenceRequest]]
+    leaves: dict[int, int]
+
+    def run(self, work: GenerationCore) -> list[object]:
+        """Run all of it; what was called off came to nothing that counts."""
+        sequences: list[Sequence] = []
+        for tick in range(400):
+            sequences += map(work.add, self.arrivals.get(tick, []))
+            if tick in self.leaves:
+                work.abort({sequences[self.leaves[tick]]})
+            if work.step() is None and tick > max(self.arrivals):
+                break
+        left = set(self.leaves.values())
+        return [outcome(one) for place, one in enumerate(sequences) if place not in left]
+
+
+def outcome(sequence: Sequence) -> object:
+    """Return what a sequence came to."""
+    try:
+        result = sequence.result()
+    except RequestError as error:
+        return str(error)
+    return result.token_ids, result.finish_reason
+
+
+def storm(seed: int) -> Storm:
+    """Return short and long prompts, some that begin alike, greedy or drawn, stopped or not."""
+    rng = random.Random(seed)
+    common = rng.choices(range(3, VOCAB), k=9)
+    arrivals: dict[int, list[SequenceRequest]] = {}
+    for index in range(12):
+        prompt = (common if index % 3 else []) + rng.choices(range(3, VOCAB), k=rng.randint(1, 9))
+        asked = SequenceRequest(
+            prompt,
+            rng.randint(1, 12),
+            Sampling(
+                temperature=rng.choice([0.0, 1.0]),
+                seed=index,
+                presence_penalty=rng.choice([0.0, 0.0, 1.0]),
+            ),
+            stop_token_ids=frozenset(rng.sample(range(VOCAB), 8)),
+        )
+        arrivals.setdefault(rng.randint(0, 20), []).append(asked)
+    return Storm(arrivals, {rng.randint(21, 25): rng.randrange(12)})
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_ahead: int) -> None:
+    """However sequences come, stop, give way to others and are called off."""
+    expected = storm(seed).run(work_over(model, None))
+    captures = CapturesByCallingAgain()
+    work = work_over(model, captures, steps_ahead)
+    assert storm(seed).run(work) == expected
+    assert captures.num_replays > len(captures.graphs) > 1
+    assert work.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_step_of_more_pages_than_graphs_have_room_for_is_launched(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, steps_ahead: int
+) -> None:
+    """Between replays of others, prompts that are scored among them."""
+    monkeypatch.setattr(cuda_graphs, "MOST_PAGES", 5)
+    packed: list[int] = []
+    pack = cuda_graphs.CudaGraphs.pack
+
+    def noted(self: cuda_graphs.CudaGraphs, num_decodes: int, arrays: cuda_graphs.Arrays) -> Step:
+        packed.append(len(arrays["pages"]))
+        return pack(self, num_decodes, arrays)
+
+    monkeypatch.setattr(cuda_graphs.CudaGraphs, "pack", noted)
+    asked = storm(3)
+    for requests in asked.arrivals.values():
+        requests[:] = [replace(one, prompt_logprobs=2) for one in requests]
+    expected = asked.run(work_over(model, None))
+    captures = CapturesByCallingAgain()
+    work = work_over(model, captures, steps_ahead)
+    assert asked.run(work) == expected
+    assert max(packed) <= 5
+    assert 0 < captures.num_replays < len(packed) < work.stats().steps
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_the_same_where_the_device_keeps_ids(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, seed: int, *, is_graphed: bool
+) -> None:
+    """Penalties are reckoned from them, of tokens that the host does not know yet, too."""
+    monkeypatch.setattr(sampler, "choose_sampling", lambda *_: sampling)
+    asked = penalised(storm(seed))
+    expected = asked.run(work_over(model, None, keeps_ids=False))
+    assert expected != storm(seed).run(work_over(model, None))
+    captures = CapturesByCallingAgain() if is_graphed else None
+    work = work_over(model, captures, steps_ahead=1, keeps_ids=True)
+    assert penalised(storm(seed)).run(work) == expected
+    assert work.stats().preemptions > 0
+
+
+def penalised(storm: Storm) -> Storm:
+    """Return a storm whose rows are all greedy, and penalised in one way or another."""
+    kinds = ("repetition_penalty", 3.0), ("presence_penalty", 2.0), ("frequency_penalty", 1.5)
+    arrivals = {
+        tick: [
+            replace(one, sampling=Sampling(temperature=0, **dict([kinds[len(one.prompt_ids) % 3]])))
+            for one in requests
+        ]
+        for tick, requests in storm.arrivals.items()
+    }
+    return replace(storm, arrivals=arrivals)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_a_replay_that_fails_costs_no_row(model: LoadedModel, steps_ahead: int) -> None:
+    """Its sequences start over, as those of any step."""
+    expected = storm(0).run(work_over(model, None))
+    captures = CapturesByCallingAgain(RuntimeError("no"))
+    assert storm(0).run(work_over(model, captures, steps_ahead)) == expected
+    assert captures.next_failure is None
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_out_of_memory_there_are_no_graphs_any_more(model: LoadedModel, steps_ahead: int) -> None:
+    """What they held is given back, and no row is lost."""
+    expected = storm(0).run(work_over(model, None))
+    captures = CapturesByCallingAgain(torch.OutOfMemoryError("no"))
+    work = work_over(model, captures, steps_ahead)
+    rest = storm(0).run(work)
+    assert rest == expected
+    assert captures.next_failure is None
+    num_replays = captures.num_replays
+    assert storm(1).run(work) == storm(1).run(work_over(model, None))
+    assert captures.num_replays == num_replays
+
+
+@pytest.mark.parametrize("none_after", [0, 1])
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_what_cannot_be_captured_is_launched(
+    model: LoadedModel, none_after: int, steps_ahead: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of it from then on, with a word; the step itself was computed before."""
+    expected = storm(1).run(work_over(model, None))
+    captures = CapturesByCallingAgain(none_after=none_after)
+    assert storm(1).run(work_over(model, captures, steps_ahead)) == expected
+    assert len(captures.graphs) == none_after
+    assert [record.getMessage() for record in caplog.records] == [
+        "steps are launched without graphs from now on: no room for a graph"
+    ]
+
+
+def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> None:
+    """On the device, at the same addresses each time; the host knows what was asked for."""
+    attention = model.attention(7)
+    table = SequenceTable(6, 64, attention.page_size)
+    packer = cuda_graphs.make_graphs(model, attention, table, 24, CapturesByCallingAgain())
+    assert packer is not None
+    arrays = {
+        "token_ids": np.array([5, 6, 7]),
+        "positions": np.array([4, 0, 1]),
+        "slots": np.array([8, 12, 13]),
+        "query_starts": np.array([0, 1, 3]),
+        "context_lengths": np.array([4, 0]),
+        "page_starts": np.array([0, 2, 3]),
+        "pages": np.array([1, 2, 3]),
+        "logit_rows": np.array([0, 2]),
+        "adapters": np.zeros(2, np.int64),
+        "sampled_slots": np.array([1]),
+    }
+    first, step = packer.pack(1, arrays), packer.pack(1, arrays)
+    fillings = {"slots": 28, "query_starts": 3, "page_starts": 3}
+    for name in arrays.keys() - {"adapters", "pages"}:
+        asked = arrays[name]
+        numbers: Tensor = getattr(step, name)
+        assert numbers.data_ptr() == getattr(first, name).data_ptr()
+        assert getattr(step.host, name).tolist() == asked.tolist()
+        left = len(numbers) - len(asked)
+        assert numbers.tolist() == [*asked, *[fillings.get(name, 0)] * left]
+    assert (step.num_tokens, len(step.query_starts)) == (8, 9)
+    assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
+    with torch.inference_mode():
+        logits = packer.run(step, DeviceTokens.for_table(table, CPU))
+    assert logits.shape == (2, model.vocab_size)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_any_storm_ends_as_without_graphs(model: LoadedModel, seed: int) -> None:
+    """Whatever fails in it, and when."""
+    rng = random.Random(seed)
+    failure = rng.choice([None, RuntimeError("no"), torch.OutOfMemoryError("no")])
+    captures = CapturesByCallingAgain(failure, rng.choice([None, None, 0, 1, 2]))
+    expected = storm(seed).run(work_over(model, None))
+    assert storm(seed).run(work_over(model, captures, seed % 2)) == expected
+
+
+def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own means it would not: what is launched next would overtake what came before."""
+    streams = ["the engine's"]
+
+    @contextmanager
+    def capture(_graph: object, **_: object) -> Iterator[None]:
+        streams.append("of captures")
+        yield
+        raise AssertionError("a capture that fails does not come to its end")
+
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    captures = cuda_graphs.CudaCapture()
+    with pytest.raises(torch.OutOfMemoryError):
+        captures(no_room)
+    assert streams == ["the engine's", "of captures", "the engine's"]
+
+
+def no_room() -> Tensor:
+    """Fail as a device without memory does."""
+    raise torch.OutOfMemoryError
+
+
+def test_a_graph_is_worth_it_while_the_host_is_slower() -> None:
+    """By arithmetic: 362 tokens of a model of 8B, some 5,000 of one of 0.6B."""
+    llama = sized(
+        AttentionShape(32, 8, 128, 128, 1.0), hidden_size=4096, max_intermediate_size=14336
+    )
+    assert cuda_graphs.max_graph_tokens(llama) == 362
+    qwen = sized(AttentionShape(16, 8, 128, 128, 1.0), hidden_size=1024, max_intermediate_size=3072)
+    assert cuda_graphs.max_graph_tokens(qwen) == 5023
+
+
+def sized(shape: AttentionShape, **widths: int) -> LoadedModel:
+    """Return a model of which only the sizes matter."""
+    network = cast("Network", None)
+    return LoadedModel(
+        network, (shape,), ReferenceAttention, torch.bfloat16, CPU, 1000, 1000, **widths
+    )
+
+
+def test_buckets_leave_little_room_empty() -> None:
+    """An eighth at most, above the smallest; the last holds the largest step that is asked for."""
+    assert list(buckets(1)) == [8]
+    assert list(buckets(64)) == list(range(8, 65, 8))
+    sizes = list(buckets(1000))
+    assert sizes[-2] < 1000 <= sizes[-1]
+    assert all(8 * (upper - lower - 1) < max(lower, 64) for lower, upper in pairwise(sizes))
+
+
+class Unseen:
+    """A backend of shapes alone."""
+
+    page_size, trash_slot = 4, 0
+
+    def __init__(self, shapes: Several[AttentionShape]) -> None:
+        self._shapes = shapes
+
+    def prepare(self, step: Step) -> None:
+        """Take in nothing."""
+
+    def store_qkv(self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: object) -> Tensor:
+        """Return queries."""
+        del cos_sin, norms
+        shape = self._shapes[layer]
+        return qkv.new_empty(len(qkv), shape.num_query_heads, shape.key_dim)
+
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Store nothing."""
+
+    def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
+        """Return as much as attention does."""
+        del sinks
+        shape = self._shapes[layer]
+        return query.new_empty(len(query), shape.num_query_heads, shape.value_dim)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_captured_asks_the_device_for_no_number(family: str, tmp_path: Path) -> None:
+    """A device without any would refuse: no size depends on what a step's numbers are."""
+    build(family).config.save_pretrained(tmp_path)  # type: ignore[operator]
+    architecture = architecture_of(read_hf_config(str(tmp_path)))
+    nowhere = torch.device("meta")
+    weights = {
+        weight.role: torch.empty(weight.shape, dtype=torch.bfloat16, device=nowhere)
+        for weight in weights_of(architecture)
+    }
+    each, all_of_them = np.zeros(8, np.int64), np.arange(9)
+    step = Step.pack(
+        8,
+        nowhere,
+        **dict.fromkeys(["token_ids", "positions", "slots", "context_lengths", "pages"], each),
+        **dict.fromkeys(["query_starts", "page_starts"], all_of_them),
+        logit_rows=all_of_them[:8],
+    )
+    attention = Unseen([block.attention for block in architecture.blocks])
+    with torch.inference_mode():
+        step = step.with_ids(torch.zeros(4, dtype=torch.int32, device=nowhere))
+        hidden = Decoder(architecture, weights).hidden_states(step, attention)
+    assert hidden.shape == (8, architecture.hidden_size)

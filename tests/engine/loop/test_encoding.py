@@ -1,0 +1,305 @@
+"""Encoding step by step, over a model that is a sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tidemill.engine.errors import DeviceFailed
+from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape
+from tidemill.engine.kernels.reference import ReferenceAttention
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop.encoding import EncodingCore, RunningEncoding
+from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.pooler import Pooler
+from tidemill.engine.scheduling.encoding import EncodingRequest
+from tidemill.protocol.errors import InternalError, RequestError
+
+LONGEST = 40
+Check = Callable[[list[list[int]]], None]
+
+
+class Sums:
+    """A network whose hidden states are a token's id and its segment; `check` sees each step."""
+
+    needs_torch = False
+
+    def __init__(self, check: Check) -> None:
+        self.num_layers_started = 0
+        self.steps: list[list[list[int]]] = []
+        self.bias = 0.0
+        self._check = check
+
+    def encode(self, step: Step, type_ids: Tensor | None, attention: AttentionBackend) -> Tensor:
+        """Note the step's sequences and return `[N, 2]`."""
+        del attention
+        self.num_layers_started += 1
+        starts = step.query_starts.tolist()
+        ids = step.token_ids.tolist()
+        self.steps.append([ids[start:stop] for start, stop in pairwise(starts)])
+        self._check(self.steps[-1])
+        types = torch.zeros_like(step.token_ids) if type_ids is None else type_ids
+        hidden = torch.stack([step.token_ids, types], dim=1).float()[step.logit_rows]
+        return hidden + self.bias
+
+
+def made(
+    check: Check = lambda _: None, max_tokens: int = 20, **others: Any
+) -> tuple[EncodingCore, Sums]:
+    """Return work over such a network that pools by the mean."""
+    network = Sums(check)
+    model = LoadedEncoder(
+        network=network,
+        pooler=Pooler(("mean",)),
+        shapes=(AttentionShape(1, 1, 2, 2, 1.0, is_causal=False),),
+        backend=ReferenceAttention,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        vocab_size=100,
+        num_types=2,
+        max_model_len=LONGEST,
+        hidden_size=2,
+        **others,
+    )
+    return EncodingCore(model, max_tokens, max_sequences=8), network
+
+
+def added(work: EncodingCore, *ids: Sequence[int]) -> list[RunningEncoding]:
+    """Add a request for each sequence of ids."""
+    return [work.add(EncodingRequest(list(own))) for own in ids]
+
+
+def finished(work: EncodingCore) -> list[Any]:
+    """Run all there is and return the items in the order in which they ended, each once."""
+    ended = []
+    while (events := work.step()) is not None:
+        assert all(event.is_finished and not event.new_token_ids for event in events)
+        ended += [event.request for event in events]
+    assert len(set(ended)) == len(ended)
+    return ended
+
+
+def test_each_request_gets_what_its_own_tokens_come_to() -> None:
+    """Whatever runs beside it, in steps of like lengths."""
+    work, network = made()
+    ids = [[5] * 3, [1, 2], [9], [4] * 18, [7] * 2]
+    items = added(work, *ids)
+    assert set(finished(work)) == set(items)
+    for item, own in zip(items, ids, strict=True):
+        assert item.result().values.tolist() == [np.mean(own), 0]
+        assert item.result().num_tokens == len(own)
+    assert [list(map(len, step)) for step in network.steps] == [[18], [3, 2, 2, 1]]
+
+
+def test_segments_and_what_is_left_out_are_heeded() -> None:
+    """One request tells segments, another skips its first tokens, a third does neither."""
+    work, _ = made()
+    items = [
+        work.add(EncodingRequest([2, 4], type_ids=[0, 1])),
+        work.add(EncodingRequest([2, 4], num_skipped=1)),
+        work.add(EncodingRequest([2, 4])),
+    ]
+    finished(work)
+    assert [item.result().values.tolist() for item in items] == [[3, 0.5], [4, 0], [3, 0]]
+
+
+@pytest.mark.parametrize("ids", [[], [1] * (LONGEST + 1)])
+def test_what_no_step_can_hold_is_refused(ids: list[int]) -> None:
+    """By its number of tokens and how many can be served."""
+    work, _ = made()
+    with pytest.raises(RequestError, match=f"{len(ids)} tokens; between 1 and {LONGEST}"):
+        added(work, ids)
+
+
+def test_a_prompt_that_leaves_nothing_to_pool_is_refused() -> None:
+    """It would come to no number."""
+    work, _ = made()
+    with pytest.raises(RequestError, match="nothing to make a vector of"):
+        work.add(EncodingRequest([1, 2], num_skipped=2))
+
+
+def test_a_sequence_longer_than_a_step_runs_alone() -> None:
+    """The bound on tokens is for company."""
+    work, network = made(max_tokens=4)
+    added(work, [1] * LONGEST, [2], [3])
+    assert len(finished(work)) == 3
+    assert [len(step) for step in network.steps] == [1, 2]
+
+
+def test_repeats_are_computed_once() -> None:
+    """Each of them gets its result, and all but one count as cached."""
+    work, network = made()
+    items = added(work, [1, 2], [3], [1, 2], [1, 2])
+    assert len(finished(work)) == 4
+    assert network.steps == [[[1, 2], [3]]]
+    assert [item.result().values[0] for item in items] == [1.5, 3, 1.5, 1.5]
+    stats = work.stats()
+    assert (stats.prompt_tokens, stats.cached_tokens, stats.steps) == (7, 4, 1)
+
+
+def test_who_breaks_a_step_is_alone_to_blame() -> None:
+    """The others get what they would have got."""
+
+    def check(step: list[list[int]]) -> None:
+        if [13] in step:
+            raise RuntimeError("unlucky")
+
+    work, _ = made(check)
+    items = added(work, *([n] for n in range(10, 18)))
+    assert set(finished(work)) == set(items)
+    with pytest.raises(InternalError, match="unlucky") as caught:
+        items[3].result()
+    assert caught.value.status_code == 500
+    assert [item.result().values[0] for item in items if item is not items[3]] == [
+        *(10, 11, 12, 14, 15, 16, 17)
+    ]
+
+
+def test_a_failure_that_passes_costs_one_step() -> None:
+    """The step runs again as it was."""
+    failures = [RuntimeError("once")]
+
+    def check(_: list[list[int]]) -> None:
+        if failures:
+            raise failures.pop()
+
+    work, network = made(check)
+    items = added(work, *([n] for n in range(10, 18)))
+    assert set(finished(work)) == set(items)
+    assert [len(step) for step in network.steps] == [8, 8]
+    assert work.stats().failures == 1
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error"), torch.OutOfMemoryError(), OSError(28, "No space left")]
+)
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(error: Exception) -> None:
+    """No item has an error, since a step of ours fails as well."""
+
+    def check(_: list[list[int]]) -> None:
+        raise error
+
+    work, _ = made(check)
+    items = added(work, *([n] for n in range(10, 18)))
+    with pytest.raises(DeviceFailed):
+        finished(work)
+    assert not any(item.error for item in items)
+
+
+def test_a_device_that_fails_every_second_step_is_given_up() -> None:
+    """Each passes, so that nobody is to blame; but its numbers are not to be relied on."""
+    number = count()
+
+    def check(_: list[list[int]]) -> None:
+        if next(number) % 2 == 0:
+            raise RuntimeError("flaky")
+
+    work, _ = made(check)
+    items = added(work, *([n] * LONGEST for n in range(40)))
+    with pytest.raises(DeviceFailed, match="cannot be relied on"):
+        finished(work)
+    assert not any(item.error for item in items)
+
+
+def test_a_model_that_gives_no_finite_number_ends_the_engine() -> None:
+    """As it does for a token of ours."""
+    work, network = made()
+    network.bias = math.nan
+    added(work, [1], [2])
+    with pytest.raises(DeviceFailed, match="not finite"):
+        finished(work)
+
+
+def test_a_step_that_does_not_fit_is_followed_by_smaller_ones() -> None:
+    """Down to what fits, for as long as needed."""
+
+    def check(step: list[list[int]]) -> None:
+        if sum(map(len, step)) > 6:
+            raise torch.OutOfMemoryError
+
+    work, network = made(check)
+    items = added(work, *([n, n] for n in range(12)))
+    assert set(finished(work)) == set(items)
+    assert [item.result().values[0] for item in items] == list(range(12))
+    assert [sum(map(len, step)) for step in network.steps][:4] == [16, 8, 4, 4]
+
+
+def test_what_does_not_fit_alone_fails_alone() -> None:
+    """With the code that says why; the bound is then again what it was."""
+
+    def check(step: list[list[int]]) -> None:
+        if any(len(ids) > 8 for ids in step):
+            raise torch.OutOfMemoryError
+
+    work, network = made(check)
+    long, *others = added(work, [1] * 9, *([n, n] for n in range(8)))
+    finished(work)
+    with pytest.raises(InternalError) as caught:
+        long.result()
+    assert caught.value.code == "out_of_memory"
+    assert [item.result().values[0] for item in others] == list(range(8))
+    added(work, *([n, 1, 1] for n in range(6)))
+    finished(work)
+    assert sum(map(len, network.steps[-1])) == 18
+
+
+def test_what_is_not_finite_is_an_error_of_its_own_request() -> None:
+    """The rows beside it are as ever."""
+    work, _ = made()
+    good, bad = added(work, [1], [2])
+
+    class Broken(Sums):
+        def encode(self, step: Step, type_ids: Tensor | None, attention: Any) -> Tensor:
+            hidden = super().encode(step, type_ids, attention)
+            hidden[hidden == 2] = torch.nan
+            return hidden
+
+    work._model = replace(work._model, network=Broken(lambda _: None))
+    finished(work)
+    assert good.result().values[0] == 1
+    with pytest.raises(InternalError, match="not finite"):
+        bad.result()
+
+
+def test_what_was_dropped_is_not_computed() -> None:
+    """Whether it waits, or its window was begun, or another asks for the same."""
+    work, network = made(max_tokens=2)
+    items = added(work, [1, 1], [2, 2], [3], [3], [4])
+    work.step()
+    assert work.stats().running == 4
+    work.abort({items[1], items[2]})
+    assert work.stats().running == 2
+    waiting = added(work, [5])
+    work.abort(set(waiting))
+    assert set(finished(work)) == {items[3], items[4]}
+    assert network.steps == [[[1, 1]], [[3], [4]]]
+    assert work.stats().waiting == work.stats().running == 0
+
+
+def test_who_is_waited_for_is_encoded_before_lines_that_came_earlier() -> None:
+    """Also before those whose steps are packed already, but not before a step that runs."""
+    work, network = made(max_tokens=4)
+    added(work, [1, 1, 1], [2, 2, 2], [3, 3, 3])
+    work.step()
+    work.add(EncodingRequest([7, 7], priority=1))
+    work.add(EncodingRequest([8], priority=1))
+    assert work.stats().waiting == 2
+    finished(work)
+    assert network.steps == [[[1, 1, 1]], [[7, 7], [8]], [[2, 2, 2]], [[3, 3, 3]]]
+
+
+def test_who_is_waited_for_may_leave_before_it_runs() -> None:
+    """Nothing is left of it."""
+    work, network = made()
+    urgent = work.add(EncodingRequest([7], priority=1))
+    work.abort({urgent})
+    assert finished(work) == []
+    assert network.steps == []

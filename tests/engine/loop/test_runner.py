@@ -1,0 +1,112 @@
+"""A plan becomes flat arrays: what each token is, where it lies, and whose pages are read."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.paged_model import spans_of
+from tidemill.engine.errors import RankFailed
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.loop.runner import Readout, copy_to_host, step_arrays
+from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
+from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
+
+GREEDY = Sampling(temperature=0)
+
+
+def test_what_arrives_is_not_taken_where_it_is_worthless() -> None:
+    """Whoever waits for a step hears what made it so."""
+
+    def check() -> None:
+        raise RankFailed("rank 1: it ended")
+
+    assert Readout([torch.tensor([3])]).wait()[0].tolist() == [3]
+    with pytest.raises(RankFailed):
+        Readout([torch.tensor([3])], check).wait()
+
+
+def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceTable]:
+    """Return some decodes and longer spans of sequences of a full table, whose pages are random."""
+    table = SequenceTable(8, 50, page_size)
+    for index in range(8):
+        prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 50))]
+        pages = rng.sample(range(1000), -(-len(prompt) // page_size))
+        table.place(Sequence(SequenceRequest(prompt, 5, GREEDY), index), pages, 0)
+    slots = rng.sample(range(8), rng.randint(1, 8))
+    num_decodes = rng.randint(0, len(slots))
+    spans = []
+    for index, slot in enumerate(slots):
+        total = int(table.num_tokens[slot])
+        start = total - 1 if index < num_decodes else rng.randrange(total)
+        stop = rng.randint(start + 1, total)
+        spans.append((slot, start, stop, rng.randint(0, stop - start)))
+    columns = np.array(spans, np.int64).T
+    no = np.zeros(len(slots), np.bool_)
+    return StepPlan(num_decodes, *columns, samples=no, is_scored=no, starts_anew=no), table
+
+
+def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
+    """As a number below zero, in whose place the device puts what the slot sampled last."""
+    table = SequenceTable(4, 50, 16)
+    for index in range(3):
+        table.place(Sequence(SequenceRequest([7, 8, 9], 5, GREEDY), index), [index], 2)
+    slots = np.array([3, 1, 2])
+    table.num_tokens[slots[:2]] += 1
+    one, no = np.ones(3, np.int64), np.zeros(3, np.bool_)
+    stops = table.num_tokens[slots]
+    plan = StepPlan(3, slots, stops - 1, stops, one, ~no, no, no)
+    step = Step.pack(plan.num_decodes, torch.device("cpu"), **step_arrays(plan, table))
+    assert step.token_ids.tolist() == [-4, -2, 9]
+
+
+@given(seed=st.integers(0, 2**32), page_size=st.sampled_from([1, 3, 16]))
+def test_a_step_says_of_each_span_what_the_plan_says(seed: int, page_size: int) -> None:
+    """Its tokens with their positions and slots, its context, the pages of both, its last rows."""
+    plan, table = random_plan(random.Random(seed), page_size)
+    step = Step.pack(plan.num_decodes, torch.device("cpu"), **step_arrays(plan, table))
+    spans = spans_of(plan)
+    assert step.num_decodes == plan.num_decodes
+    assert step.num_tokens == plan.num_tokens
+    assert len(step.context_lengths) == len(spans)
+    starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
+    assert (starts[0], starts[-1]) == (0, step.num_tokens)
+    assert (page_starts[0], page_starts[-1]) == (0, len(step.pages))
+    for index, (slot, start, stop) in enumerate(spans):
+        tokens = slice(starts[index], starts[index + 1])
+        pages = step.pages[page_starts[index] : page_starts[index + 1]].tolist()
+        assert step.context_lengths[index] == start
+        assert step.token_ids[tokens].tolist() == table.tokens[slot, start:stop].tolist()
+        assert step.positions[tokens].tolist() == list(range(start, stop))
+        assert pages == table.pages[slot, : -(-stop // page_size)].tolist()
+        assert step.slots[tokens].tolist() == [
+            pages[at // page_size] * page_size + at % page_size for at in range(start, stop)
+        ]
+    rows = [
+        row
+        for end, count in zip(starts[1:], plan.num_logits.tolist(), strict=True)
+        for row in range(end - count, end)
+    ]
+    assert step.logit_rows.tolist() == rows
+
+
+def test_what_a_step_came_to_travels_as_one() -> None:
+    """Bytes of any width beside each other, empty ones too, and each comes out as it was."""
+    tensors = [
+        torch.tensor([True, False, True]),
+        torch.arange(5),
+        torch.rand(2, 3),
+        torch.zeros(0, 4),
+        torch.rand(3).to(torch.bfloat16),
+    ]
+    arrived = copy_to_host(tensors)
+    assert len({tensor.untyped_storage().data_ptr() for tensor in arrived}) == 1
+    for tensor, got in zip(tensors, arrived, strict=True):
+        assert got.dtype == tensor.dtype
+        assert torch.equal(got, tensor)

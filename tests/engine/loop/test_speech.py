@@ -1,0 +1,253 @@
+"""Speech: what is written is token for token what transformers' `generate` writes, and when.
+
+The models are random, in fp32; every comparison is of whole sequences.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
+from tidemill.engine.loop.core import StepOutput
+from tidemill.engine.scheduling.sequence import Sampling
+from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
+from tidemill.protocol.errors import RequestError
+
+Samples = NDArray[np.float32]
+
+
+def features_of(shape: str, samples: Samples) -> torch.Tensor:
+    """Return transformers' features `[1, mels, frames]`, of any length."""
+    extractor = extractor_of(shape)
+    is_long = len(samples) > extractor.n_samples
+    options = {"truncation": False, "padding": "longest"} if is_long else {}
+    return extractor(samples, sampling_rate=RATE, return_tensors="pt", **options).input_features
+
+
+def first_window(model: Any, shape: str, samples: Samples, **asked: Any) -> list[int]:
+    """Return all tokens that transformers has for a first window, the prompt among them."""
+    features = features_of(shape, samples)
+    made = model.generate(features, force_unique_generate_call=True, **asked)
+    return [int(token) for token in made[0]]
+
+
+def said_of(shape: str) -> dict[str, Any]:
+    """Return what both are asked for where a model has languages."""
+    return {"language": "de", "task": "translate"} if SHAPES[shape][2] else {}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("prompt", [(), (5, 9, 11)])
+@pytest.mark.parametrize("has_times", [False, True])
+def test_windows_side_by_side_come_to_what_each_does_alone(
+    tmp_path: Path, shape: str, *, has_times: bool, prompt: tuple[int, ...]
+) -> None:
+    """More than run at once, with and without times and what was said before."""
+    model = save(tmp_path, shape)
+    window = SHAPES[shape][1]
+    clips = [clip(window * share, seed) for seed, share in enumerate((0.1, 1.0, 0.6, 0.9, 0.3))]
+    asked = said_of(shape)
+    recordings = run(
+        work_of(tmp_path),
+        *(
+            SpeechRequest(one, prompt_ids=prompt, wants_segments=has_times, **asked)
+            for one in clips
+        ),
+    )
+    said = model.generation_config
+    before = {"prompt_ids": torch.tensor([said.prev_sot_token_id, *prompt])} if prompt else {}
+    options = {"return_timestamps": has_times, **before, **asked}
+    expected = [first_window(model, shape, samples, **options) for samples in clips]
+    assert [one.windows[0].tokens for one in recordings] == expected
+    assert len(set(map(tuple, expected))) == len(clips)
+    assert len({token for tokens in expected for token in tokens}) > 20
+
+
+def times_of(pieces: list[dict[str, Any]]) -> list[tuple[float, float, list[int]]]:
+    """Return the start, end and text of transformers' segments that say something."""
+    told = [
+        (float(one["start"]), float(one["end"]), [t for t in one["tokens"].tolist() if t < END])
+        for one in pieces
+    ]
+    return [one for one in told if one[2]]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("share", [1.0, 1.02, 2.5])
+def test_a_long_recording_is_heard_window_by_window(
+    tmp_path: Path, shape: str, share: float
+) -> None:
+    """Its segments, their times and those of its tokens are transformers', its language too."""
+    model = save(tmp_path, shape, seed=1)
+    samples = clip(SHAPES[shape][1] * share, seed=3)
+    (recording,) = run(work_of(tmp_path), SpeechRequest(samples, wants_words=True))
+    features = features_of(shape, samples)
+    task = {"task": "transcribe"} if SHAPES[shape][2] else {}
+    made = model.generate(
+        features,
+        attention_mask=torch.ones(1, features.shape[-1], dtype=torch.long),
+        return_timestamps=True,
+        return_segments=True,
+        return_token_timestamps=True,
+        **task,
+    )
+    pieces = made["segments"][0]
+    expected = times_of(pieces)
+    got = recording.result().segments
+    assert [list(one.token_ids) for one in got] == [text for *_, text in expected]
+    np.testing.assert_allclose([one.start for one in got], [start for start, *_ in expected])
+    np.testing.assert_allclose([one.end for one in got], [end for _, end, _ in expected])
+    if share > 1:
+        assert len(recording.windows) > 1
+    ends = [float(end) for piece in pieces for end in piece["token_timestamps"]]
+    tokens = [int(token) for piece in pieces for token in piece["tokens"]]
+    words = [(ends[i - 1], ends[i]) for i, token in enumerate(tokens) if token < END]
+    assert words
+    np.testing.assert_allclose(words_of(got), words, atol=1e-5)
+    if task:
+        language = tokens_of_language(model)[recording.result().language or ""]
+        assert recording.windows[0].tokens[1] == language
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_recording_that_is_streamed_is_told_window_by_window(tmp_path: Path, shape: str) -> None:
+    """Each part has the segments that are new; together they are the result."""
+    save(tmp_path, shape, seed=1)
+    samples = clip(SHAPES[shape][1] * 2.5, seed=3)
+    work = work_of(tmp_path)
+    whole, streamed = (
+        work.add(SpeechRequest(samples, is_streamed=is_it)) for is_it in (False, True)
+    )
+    events: list[StepOutput[SpeechResult]] = []
+    while (some := work.step()) is not None:
+        events += some
+    assert [event.part for event in events if event.request is whole] == [None]
+    told = [event for event in events if event.request is streamed]
+    assert [event.is_finished for event in told] == [False] * (len(told) - 1) + [True]
+    assert len(told) == len(streamed.windows) > 1
+    parts = [event.part for event in told if event.part is not None]
+    assert [one for part in parts for one in part.segments] == list(whole.result().segments)
+    assert parts[-1].num_output_tokens == whole.result().num_output_tokens
+
+
+def words_of(segments: tuple[SpeechSegment, ...]) -> list[tuple[float, float]]:
+    """Return the times of all tokens."""
+    return [times for one in segments for times in one.token_times or ()]
+
+
+def tokens_of_language(model: Any) -> dict[str, int]:
+    """Return a model's languages by their codes."""
+    return {name[2:-2]: token for name, token in model.generation_config.lang_to_id.items()}
+
+
+def test_the_language_is_that_which_transformers_detects(tmp_path: Path) -> None:
+    """For each of some recordings that run side by side."""
+    shape = "many languages"
+    model = save(tmp_path, shape, seed=5)
+    clips = [clip(2.0, seed) for seed in range(6)]
+    recordings = run(work_of(tmp_path), *(SpeechRequest(one) for one in clips))
+    features = torch.cat([features_of(shape, one) for one in clips])
+    code_of = {token: code for code, token in tokens_of_language(model).items()}
+    expected = [code_of[int(token)] for token in model.detect_language(features)]
+    assert [one.result().language for one in recordings] == expected
+    assert len(set(expected)) > 1
+
+
+def test_a_draw_depends_on_its_seed_and_on_no_neighbour(tmp_path: Path) -> None:
+    """Alone or among others a seed says the same, another one something else."""
+    save(tmp_path, "English alone")
+    samples = clip(3.0, seed=1)
+    asked = [
+        SpeechRequest(samples, sampling=Sampling(temperature=0.8, seed=seed)) for seed in (1, 2)
+    ]
+    alone = [run(work_of(tmp_path), one)[0].result().segments for one in asked]
+    greedy = SpeechRequest(clip(2.0, seed=2))
+    together = run(work_of(tmp_path), greedy, *asked)
+    assert [one.result().segments for one in together[1:]] == alone
+    assert alone[0] != alone[1]
+
+
+def test_silence_is_an_empty_text(tmp_path: Path) -> None:
+    """Where the model holds that nobody speaks, and is unsure of what it wrote."""
+    model = save(tmp_path, "English alone")
+    silence = model.generation_config.no_timestamps_token_id - 1
+    with torch.no_grad():
+        # The row of the first place: whatever begins a text tells silence.
+        table = model.model.decoder.embed_tokens.weight
+        table[silence] = 0
+        states = model.model.encoder(
+            features_of("English alone", np.zeros(RATE, np.float32))
+        ).last_hidden_state
+        start = torch.tensor([[model.generation_config.decoder_start_token_id]])
+        outputs = model.model.decoder(start, encoder_hidden_states=states).last_hidden_state
+        table[silence] = 0.6 * outputs[0, 0]
+    model.save_pretrained(tmp_path)
+    (quiet,) = run(work_of(tmp_path), SpeechRequest(np.zeros(RATE, np.float32)))
+    assert quiet.windows[0].no_speech_prob > 0.6
+    assert quiet.windows[0].avg_logprob < -1
+    assert quiet.result().segments == ()
+    assert quiet.result().num_output_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "wrong"),
+    [
+        ("English alone", {"language": "de"}),
+        ("English alone", {"task": "translate"}),
+        ("many languages", {"language": "xx"}),
+        ("many languages", {"prompt_ids": (END,)}),
+        ("many languages", {"samples": np.zeros(0, np.float32)}),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused(
+    tmp_path: Path, shape: str, wrong: dict[str, Any]
+) -> None:
+    """At once, and the others go on."""
+    save(tmp_path, shape)
+    work = work_of(tmp_path)
+    good = work.add(SpeechRequest(clip(1.0, seed=1)))
+    with pytest.raises(RequestError):
+        work.add(SpeechRequest(**{"samples": clip(1.0, seed=1), **wrong}))
+    while work.step() is not None:
+        pass
+    assert good.result().num_output_tokens > 0
+
+
+def test_what_nobody_wants_any_more_leaves(tmp_path: Path) -> None:
+    """Waiting or running; the others come to what they would have."""
+    save(tmp_path, "English alone")
+    clips = [clip(2.0 + seed / 4, seed) for seed in range(5)]
+    expected = [one.result() for one in run(work_of(tmp_path), *map(SpeechRequest, clips))]
+    work = work_of(tmp_path, num_slots=2)
+    recordings = [work.add(SpeechRequest(one)) for one in clips]
+    work.step()
+    work.abort({recordings[0], recordings[4]})
+    finished = []
+    while (events := work.step()) is not None:
+        finished += [event.request for event in events if event.is_finished]
+    assert set(finished) == set(recordings[1:4])
+    assert [one.result() for one in recordings[1:4]] == expected[1:4]
+    stats = work.stats()
+    assert stats.running == stats.waiting == 0
+    assert stats.output_tokens == sum(one.num_output_tokens for one in expected[1:4])
+    assert stats.layers > stats.steps > 0
+
+
+def test_who_is_waited_for_is_heard_before_lines_that_came_earlier(tmp_path: Path) -> None:
+    """Once there is room for another window."""
+    shape = next(iter(SHAPES))
+    save(tmp_path, shape)
+    work = work_of(tmp_path, num_slots=1)
+    asked = said_of(shape)
+    lines = [work.add(SpeechRequest(clip(1.0, seed), **asked)) for seed in range(2)]
+    urgent = work.add(SpeechRequest(clip(1.0, 9), priority=1, **asked))
+    ended = []
+    while (events := work.step()) is not None:
+        ended += [event.request for event in events if event.is_finished]
+    assert ended == [urgent, *lines]

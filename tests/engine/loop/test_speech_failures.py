@@ -1,0 +1,167 @@
+"""A step of windows that fails: every recording but the culprit comes to what it would have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.speech_models import clip, run, save, work_of
+from tidemill.engine.errors import DeviceFailed
+from tidemill.engine.loop.speech import SpeechCore
+from tidemill.engine.model.speech.runner import SpeechRunner, TextStep
+from tidemill.engine.scheduling.sequence import Sampling
+from tidemill.engine.scheduling.speech import SpeechRequest
+from tidemill.protocol.errors import InternalError
+
+CLIPS = [clip(1.0 + seed / 2, seed) for seed in range(5)]
+BAD = 2
+
+
+@pytest.fixture(name="folder")
+def fixture_folder(tmp_path: Path) -> Path:
+    """Return a folder with a tiny model."""
+    save(tmp_path, "English alone")
+    return tmp_path
+
+
+def features_of(work: SpeechCore, index: int) -> Tensor:
+    """Return what the model hears of a clip's first window."""
+    extractor = work._extractor
+    return extractor.features(CLIPS[index])[:, : extractor.settings.window_frames]
+
+
+def fail_on_bad(monkeypatch: pytest.MonkeyPatch, work: SpeechCore, error: Exception) -> None:
+    """Let whatever holds the bad recording fail when it is encoded."""
+    bad, hear = features_of(work, BAD), SpeechRunner.encode
+
+    def heard(own: SpeechRunner, slots: Sequence[int], features: Tensor) -> Tensor:
+        if any(torch.equal(one, bad) for one in features):
+            raise error
+        return hear(own, slots, features)
+
+    monkeypatch.setattr(SpeechRunner, "encode", heard)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(RuntimeError("boom"), "internal_error"), (torch.OutOfMemoryError(), "out_of_memory")],
+)
+def test_a_recording_that_cannot_be_encoded_fails_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
+) -> None:
+    """With a 500 of its own; those that were encoded with it are written all the same."""
+    expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
+    work = work_of(folder)
+    fail_on_bad(monkeypatch, work, error)
+    recordings = run(work, *map(SpeechRequest, CLIPS))
+    for index, recording in enumerate(recordings):
+        if index == BAD:
+            with pytest.raises(InternalError) as raised:
+                recording.result()
+            assert raised.value.code == code
+        else:
+            assert recording.result() == expected[index]
+    assert work.stats().running == work.stats().waiting == 0
+
+
+def test_a_step_that_fails_once_costs_nobody_anything(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of texts: all of them are written again."""
+    asked = [
+        SpeechRequest(samples, sampling=Sampling(temperature=0.7, seed=3)) for samples in CLIPS
+    ]
+    expected = [one.result() for one in run(work_of(folder), *asked)]
+    write, calls = SpeechRunner.decode, 0
+
+    def fail_once(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise RuntimeError("boom")
+        return write(own, step, *more)
+
+    work = work_of(folder)
+    monkeypatch.setattr(SpeechRunner, "decode", fail_once)
+    assert [one.result() for one in run(work, *asked)] == expected
+
+
+def test_logits_that_are_no_numbers_fail_their_own_recording(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others of the step go on, not even once more."""
+    expected = [one.result() for one in run(work_of(folder), *map(SpeechRequest, CLIPS))]
+    work = work_of(folder, num_slots=5)
+    write, is_broken = SpeechRunner.decode, False
+
+    def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
+        nonlocal is_broken
+        logits = write(own, step, *more).clone()
+        if not is_broken and (step.starts > 6).any():
+            is_broken = True
+            logits[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(SpeechRunner, "decode", broken)
+    recordings = run(work, *map(SpeechRequest, CLIPS))
+    failed = [one for one in recordings if one.error is not None]
+    assert len(failed) == 1
+    with pytest.raises(InternalError, match="not finite"):
+        failed[0].result()
+    for recording, wanted in zip(recordings, expected, strict=True):
+        assert recording in failed or recording.result() == wanted
+
+
+def test_what_leaves_while_it_is_suspected_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no event, and nobody waits for it."""
+    work = work_of(folder)
+    fail_on_bad(monkeypatch, work, RuntimeError("boom"))
+    recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
+    work.step()  # the first three fail together
+    assert work.stats().waiting == len(CLIPS)
+    work.abort({recordings[BAD], recordings[0]})
+    finished = []
+    while (events := work.step()) is not None:
+        finished += [event.request for event in events]
+    assert set(finished) == {recordings[1], *recordings[3:]}
+    assert all(one.result().num_output_tokens for one in finished)
+
+
+def test_a_device_that_fails_every_step_ends_the_engine_and_fails_nobody(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No recording has an error, since silence cannot be heard either."""
+
+    def failing(*_: object) -> Tensor:
+        raise RuntimeError("CUDA error")
+
+    work = work_of(folder)
+    monkeypatch.setattr(SpeechRunner, "encode", failing)
+    recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
+    with pytest.raises(DeviceFailed, match="a step of one token fails as well"):
+        run(work)
+    assert not any(recording.error for recording in recordings)
+
+
+def test_a_device_without_finite_numbers_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of silence are none either."""
+    write = SpeechRunner.decode
+
+    def broken(own: SpeechRunner, step: TextStep, *more: Any) -> Tensor:
+        return write(own, step, *more) * float("nan")
+
+    work = work_of(folder)
+    monkeypatch.setattr(SpeechRunner, "decode", broken)
+    recordings = [work.add(SpeechRequest(samples)) for samples in CLIPS]
+    with pytest.raises(DeviceFailed, match="not finite"):
+        work.step()
+    assert not any(recording.error for recording in recordings)

@@ -1,0 +1,151 @@
+"""Models of transformers' own classes, against sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder, SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+from tests.engine.model.encoders.small_encoders import (
+    FAMILIES,
+    SIZES,
+    TEXTS,
+    cosines,
+    loaded,
+    requests,
+    save,
+    values,
+)
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
+from tidemill.engine.model.encoders.transformers_model import TransformersEncoder
+from tidemill.engine.scheduling.encoding import EncodingRequest
+
+_T5 = {"d_model": 48, "d_kv": 16, "d_ff": 80, "num_layers": 3, "num_heads": 3}
+T5 = {"T5": _T5, "MT5": _T5, "UMT5": _T5, "LongT5": {**_T5, "local_radius": 20}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "Albert": {"embedding_size": 16},
+    "Electra": {"embedding_size": 16},
+    "MPNet": {},
+    **T5,
+}
+# Those whose tables of positions begin behind padding, where ours has something that it lacks.
+OFFSET = ("Roberta", "XLMRoberta", "Camembert", "MPNet")
+
+
+@pytest.fixture(name="families", autouse=True)
+def fixture_families(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let them be saved as encoders are."""
+    for family, changes in OTHERS.items():
+        monkeypatch.setitem(FAMILIES, family, changes)
+
+
+def sentence_transformer(folder: Path) -> SentenceTransformer:
+    """Return the model of a folder with a pooling of its own, saved back to it."""
+    network = Transformer(str(folder), max_seq_length=300)
+    model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
+    model.save(str(folder))
+    return model
+
+
+def count_calls(ours: LoadedEncoder) -> list[int]:
+    """Return what tells how many sequences each call of a model's module has had."""
+    assert isinstance(ours.network, TransformersEncoder)
+    calls: list[int] = []
+
+    def note(module: object, args: object, told: dict[str, Any]) -> None:
+        del module, args
+        calls.append(len(told["input_ids"]))
+
+    ours.network._module.register_forward_pre_hook(note, with_kwargs=True)
+    return calls
+
+
+def test_mpnet_is_run_as_sentence_transformers_does(tmp_path: Path) -> None:
+    """The model that is most used: many texts of few lengths are few batches, in any order."""
+    save(tmp_path, "MPNet")
+    model = sentence_transformer(tmp_path)
+    ours = loaded(tmp_path)
+    calls = count_calls(ours)
+    few = [f"The mill has {i} stones." for i in range(9)]
+    texts = [*few[:5], *TEXTS, *few[5:]]
+    asked = requests(model.tokenizer, texts)
+    got = values(ours, asked)
+    assert cosines(got, model.encode(texts)).min() >= 0.9999
+    np.testing.assert_allclose(got, model.encode(texts), atol=2e-5)
+    assert sum(calls) == len(texts)
+    assert len(calls) == len({len(request.token_ids) for request in asked}) < len(texts)
+
+
+@pytest.mark.parametrize("family", T5)
+@pytest.mark.parametrize("is_saved_whole", [False, True])
+def test_the_encoder_of_a_t5_gives_vectors(
+    tmp_path: Path, family: str, *, is_saved_whole: bool
+) -> None:
+    """As sentence-t5 is published, without a decoder, and of weights that have one."""
+    save(tmp_path, family, "Model" if is_saved_whole else "EncoderModel")
+    model = sentence_transformer(tmp_path)
+    if is_saved_whole:
+        save(tmp_path, family)  # sentence-transformers has kept the encoder alone
+    ours = loaded(tmp_path)
+    asked = requests(model.tokenizer, TEXTS)
+    got = values(ours, [EncodingRequest(request.token_ids) for request in asked])
+    assert cosines(got, model.encode(TEXTS)).min() >= 0.9999
+    np.testing.assert_allclose(got, model.encode(TEXTS), atol=5e-5)
+
+
+def test_scores_of_a_t5_are_refused(tmp_path: Path) -> None:
+    """Its classifier reads both halves."""
+    save(tmp_path, "T5", "ForSequenceClassification", num_labels=1)
+    with pytest.raises(ModelRefused, match="'t5' is an encoder-decoder"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize("family", OFFSET)
+def test_the_row_of_padding_is_no_position(tmp_path: Path, family: str) -> None:
+    """A text of the context's length is read to its end."""
+    save(tmp_path, family, hidden_act="quick_gelu")
+    ours = loaded(tmp_path)
+    assert isinstance(ours.network, TransformersEncoder)
+    assert ours.max_model_len == SIZES["max_position_embeddings"] - 2
+    got = values(ours, [EncodingRequest([5] * ours.max_model_len)])
+    assert np.isfinite(got).all()
+
+
+def test_a_curve_that_nobody_knows_is_named(tmp_path: Path) -> None:
+    """With the field that says it."""
+    save(tmp_path, "Bert")
+    said = json.loads((tmp_path / "config.json").read_bytes())
+    (tmp_path / "config.json").write_text(json.dumps({**said, "hidden_act": "wobble"}))
+    with pytest.raises(ModelRefused, match=r"config\.json says 'wobble' for hidden_act, which"):
+        loaded(tmp_path)
+
+
+def test_what_neither_of_ours_knows_is_run_by_transformers(tmp_path: Path) -> None:
+    """Sequence by sequence, and said so."""
+    save(tmp_path, "Albert")
+    network = Transformer(str(tmp_path), max_seq_length=300)
+    model = SentenceTransformer(modules=[network, Pooling(48)], device="cpu")
+    model.save(str(tmp_path))
+    ours = loaded(tmp_path)
+    (note,) = ours.notes
+    assert note.startswith("transformers runs this model, sequences of one length together")
+    assert "'albert' is no family that it knows" in note
+    got = values(ours, requests(model.tokenizer, TEXTS))
+    np.testing.assert_allclose(got, model.encode(TEXTS), atol=2e-5)
+
+
+def test_a_classifier_of_transformers_gives_its_own_scores(tmp_path: Path) -> None:
+    """Whatever its head is made of."""
+    save(tmp_path, "Electra", "ForSequenceClassification", num_labels=1)
+    model = CrossEncoder(str(tmp_path), device="cpu", max_length=300)
+    pairs = list(zip(TEXTS, reversed(TEXTS), strict=True))
+    got = values(loaded(tmp_path), requests(model.tokenizer, pairs))[:, 0]
+    expected = model.predict(pairs, activation_fn=torch.nn.Identity())
+    np.testing.assert_allclose(got, expected, atol=1e-4)

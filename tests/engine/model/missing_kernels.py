@@ -1,0 +1,162 @@
+"""`python -m tests.engine.model.missing_kernels`: kernels of runs that are not precompiled.
+
+Tiny models run on the CPU; their steps and rules are kept, and gone through again on tensors of no
+memory as if these were a GPU's. A line for each kernel and form that the same model, compiled
+beforehand, did not ask for. Nothing is compiled: it is enough to know what would be.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from triton import knobs
+
+from tests.engine.families import build
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.attention import AttentionBackend
+from tidemill.engine.kernels.sampling import Logprobs, Sampled, SamplingMetadata
+from tidemill.engine.kernels.step import Step
+from tidemill.engine.kernels.triton.launch import compile_only
+from tidemill.engine.loop import logprobs, sampler
+from tidemill.engine.model import compile_kernels, native
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.compile_kernels import META, USUAL_MODELS, without_memory
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.kv_cache_size import KVCacheSize
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.tasks.generation import make_core
+
+CPU = torch.device("cpu")
+# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts.
+FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig")
+SAMPLINGS = (
+    Sampling(temperature=0),
+    Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
+    Sampling(temperature=1, seed=2, top_k=5, top_p=0.9, min_p=0.01, logprobs=0),
+)
+Form = tuple[str, str]
+
+
+class Kept:
+    """A network whose steps, or functions whose calls, are kept on their way."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.steps: list[Step] = []
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Be what it stands for."""
+        return getattr(self._inner, name)
+
+    def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
+        """Keep the step."""
+        self.steps.append(step)
+        logits: Tensor = self._inner.forward(step, attention)
+        return logits
+
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Sampled:
+        """Keep what is chosen by."""
+        self.calls.append(("sample", (logits, metadata)))
+        sampled: Sampled = self._inner.sample(logits, metadata)
+        return sampled
+
+    def compute_logprobs(
+        self, logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int
+    ) -> Logprobs:
+        """Keep what is scored."""
+        self.calls.append(("compute_logprobs", (logits, rows, chosen, top)))
+        found: Logprobs = self._inner.compute_logprobs(logits, rows, chosen, top)
+        return found
+
+
+def asked(go: Callable[[], None]) -> set[Form]:
+    """Return the kernels that this would have compiled, each with its types, sizes and options."""
+    found: set[Form] = set()
+
+    def note(*, key: str, fn: Any, **_: object) -> bool:
+        found.add((fn.name, key))
+        return True  # as good as compiled
+
+    with knobs.runtime.scope(), compile_only(90), without_memory():
+        knobs.runtime.jit_cache_hook = note
+        go()
+    return found
+
+
+def tiny(family: str, folder: str) -> tuple[Architecture, LoadedModel]:
+    """Return a model of a family as our decoder runs it, and what it is made of."""
+    build(family).save_pretrained(folder)
+    hf_config = read_hf_config(folder)
+    architecture = architecture_of(hf_config)
+    checkpoint = find_checkpoint(folder)
+    model = native.load(checkpoint, hf_config, architecture, torch.float32, CPU)
+    return architecture, model
+
+
+def run(model: LoadedModel) -> tuple[Kept, Kept]:
+    """Run sequences that share a beginning, in mixed steps; return what was kept of it."""
+    network, functions = Kept(model.network), Kept(sampler.choose_sampling(torch.float32, CPU))
+    for module in (sampler, logprobs):
+        module.choose_sampling = lambda *_: functions  # type: ignore[attr-defined]
+    config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
+    work = make_core(replace(model, network=network), KVCacheSize(64, model.max_model_len), config)
+    for number, sampling in enumerate(SAMPLINGS):
+        for ids in ([*[7] * 100, 10 + number], [30 + number, 31]):
+            work.add(SequenceRequest(ids, 4, sampling, prompt_logprobs=number % 2))
+    while work.step() is not None:
+        pass
+    return network, functions
+
+
+@torch.inference_mode()
+def replay(architecture: Architecture, network: Kept, functions: Kept) -> None:
+    """Go through what was kept, on tensors that have no memory."""
+    decoder, attention = compile_kernels.make_meta_decoder(architecture, torch.float32)
+    for step in network.steps:
+        host = {
+            field.name: value.numpy()
+            for field in fields(step)
+            if isinstance(value := getattr(step, field.name), Tensor)
+        }
+        on_meta = Step.pack(step.num_decodes, META, **host)
+        attention.prepare(on_meta)
+        decoder.forward(on_meta, attention)
+    sampling = backends.choose_sampling(torch.float32, META)
+    for name, arguments in functions.calls:
+        moved = [part.to(META) if isinstance(part, Tensor) else part for part in arguments]
+        getattr(sampling, name)(*moved)
+
+
+def main() -> int:
+    """Print what is not compiled beforehand, and what of the usual models cannot be."""
+    for family in FAMILIES:
+        with TemporaryDirectory() as folder:
+            architecture, model = tiny(family, folder)
+        kept = run(model)
+        compiled = asked(lambda made=architecture: compile_kernels.run(made, torch.float32))  # type: ignore[misc]
+        of_run = asked(lambda made=architecture, kept=kept: replay(made, *kept))  # type: ignore[misc]
+        for form in sorted(of_run - compiled):
+            sys.stdout.write(f"{family}: {form}\n")
+        assert of_run, "no kernel of the GPU's was asked for"
+        sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
+    for name in ("Gemma-2-9B", "gpt-oss-20b"):
+        forms = asked(lambda name=name: compile_kernels.run(USUAL_MODELS[name], torch.bfloat16))  # type: ignore[misc]
+        sys.stderr.write(f"{name}: {len(forms)} forms\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

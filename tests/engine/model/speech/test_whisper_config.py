@@ -1,0 +1,118 @@
+"""What a speech model's files say, and which of them are refused, by what they say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.speech_models import CODES, END, SHAPES, build, save
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.model.speech.whisper_config import read_speech
+
+
+def edit(folder: Path, file: str, **said: Any) -> None:
+    """Let a file of a folder say something else."""
+    path = folder / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+
+
+def test_a_model_of_languages_says_what_it_hears(tmp_path: Path) -> None:
+    """By its codes, its windows and what a prompt may have."""
+    save(tmp_path, "many languages")
+    hearing = read_speech(str(tmp_path)).hearing
+    assert set(hearing.languages) == set(CODES)
+    assert hearing.tasks == ("transcribe", "translate")
+    assert (hearing.sampling_rate, hearing.window_seconds) == (16_000, 3.0)
+    assert hearing.max_prompt_tokens == 48 // 2 - 1
+    assert hearing.has_timestamps
+    assert hearing.has_word_times
+
+
+def test_a_model_of_english_has_no_languages(tmp_path: Path) -> None:
+    """What it is begun with is what its file forces."""
+    model = save(tmp_path, "English alone")
+    hf_config = read_speech(str(tmp_path))
+    assert hf_config.hearing.languages == ()
+    assert hf_config.hearing.tasks == ("transcribe",)
+    assert hf_config.whisper_tokens.forced == (model.generation_config.no_timestamps_token_id,)
+
+
+def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None:
+    """It tells no times, and then neither words nor long recordings can be had."""
+    model = save(tmp_path, "English alone")
+    (tmp_path / "generation_config.json").unlink()
+    hf_config = read_speech(str(tmp_path))
+    assert hf_config.whisper_tokens.end == END
+    assert hf_config.whisper_tokens.start == model.config.decoder_start_token_id
+    assert not hf_config.hearing.has_timestamps
+    assert not hf_config.hearing.has_word_times
+
+
+def test_without_alignment_heads_the_upper_half_looks(tmp_path: Path) -> None:
+    """As in openai-whisper."""
+    save(tmp_path, "English alone")
+    edit(tmp_path, "generation_config.json", alignment_heads=None)
+    assert read_speech(str(tmp_path)).whisper_tokens.alignment_heads == (
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    )
+
+
+def test_a_processor_of_transformers_5_is_read_too(tmp_path: Path) -> None:
+    """Which keeps the same within a file of its own."""
+    save(tmp_path, "many languages")
+    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": said}))
+    assert read_speech(str(tmp_path)).features.window_frames == 300
+
+
+@pytest.mark.parametrize(
+    ("file", "said", "words"),
+    [
+        ("config.json", {"model_type": "moonshine"}, "only the Whisper family"),
+        ("config.json", {"quantization_config": {"bits": 4}}, "quantised"),
+        ("config.json", {"activation_function": "relu"}, "activation_function"),
+        ("config.json", {"encoder_attention_heads": 7}, "encoder_attention_heads"),
+        ("config.json", {"decoder_layers": 10**6}, "decoder_layers"),
+        ("config.json", {"vocab_size": 10}, "no token"),
+        ("config.json", {"max_source_positions": 7}, "another model's"),
+        ("generation_config.json", {"eos_token_id": "x"}, "eos_token_id"),
+        ("generation_config.json", {"lang_to_id": [1]}, "lang_to_id"),
+        ("generation_config.json", {"alignment_heads": [[9, 9]]}, "alignment_heads"),
+        ("generation_config.json", {"alignment_heads": 3}, "alignment_heads"),
+        ("generation_config.json", {"forced_decoder_ids": [[1, -4]]}, "forced_decoder_ids"),
+        ("generation_config.json", {"max_length": -5}, "max_length"),
+        ("generation_config.json", {"max_initial_timestamp_index": -5}, "max_initial_timestamp"),
+        ("generation_config.json", {"no_timestamps_token_id": 0}, "201 times"),
+        ("generation_config.json", {"no_timestamps_token_id": 308}, "another model's"),
+        ("preprocessor_config.json", {"feature_size": 128}, "another model's"),
+        ("preprocessor_config.json", {"n_fft": 159}, "n_fft 159"),
+        ("preprocessor_config.json", {"n_fft": 10**9}, "n_fft 1000000000"),
+    ],
+)
+def test_what_no_model_of_the_family_says_is_refused(
+    tmp_path: Path, file: str, said: dict[str, Any], words: str
+) -> None:
+    """With the name of the file or the field."""
+    save(tmp_path, "English alone")
+    edit(tmp_path, file, **said)
+    with pytest.raises(ModelRefused, match=words):
+        read_speech(str(tmp_path))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_what_its_config_says(tmp_path: Path, shape: str) -> None:
+    """Mels, window and text."""
+    mels, seconds, _, targets = SHAPES[shape]
+    save(tmp_path, shape)
+    architecture = read_speech(str(tmp_path)).architecture
+    assert architecture.num_mels == mels
+    assert architecture.window_frames == 100 * seconds
+    assert architecture.max_target_positions == targets
+    assert architecture.vocab_size == build(shape).config.vocab_size

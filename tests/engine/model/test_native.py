@@ -1,0 +1,230 @@
+"""The proof of our decoder: what it compares, and that it says no where it should."""
+
+from __future__ import annotations
+
+import gc
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.engine.families import FAMILIES, VARIANTS, build
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.kernels import elementwise as reference
+from tidemill.engine.kernels.reference import ReferenceAttention
+from tidemill.engine.model import decoder, families, native
+from tidemill.engine.model.architecture import Architecture
+from tidemill.engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
+from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.families import Family, architecture_of
+from tidemill.engine.model.hf_config import HFConfig, read_hf_config
+from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.transformers_forward import TransformersNetwork
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(name="folder")
+def fixture_folder(tmp_path: Path) -> Path:
+    """Return a folder with a tiny Qwen3, whose layers are all alike."""
+    build("Qwen3Config").save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    return tmp_path / "model"
+
+
+def parts_of(folder: Path) -> tuple[Checkpoint, HFConfig, Architecture]:
+    """Return what a folder holds."""
+    hf_config = read_hf_config(str(folder))
+    return find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
+
+
+def check_parity(folder: Path, dtype: torch.dtype = torch.float32) -> ParityResult:
+    """Prove the model in a folder."""
+    parts = parts_of(folder)
+    return native.check_parity(*parts, native.load(*parts, dtype, CPU))
+
+
+def settings(folder: Path, dtype: Any = "bfloat16") -> EngineConfig:
+    """Return settings that run a folder's model on the CPU."""
+    return EngineConfig(str(folder), dtype=dtype, device="cpu")
+
+
+def test_a_model_in_bf16_is_proved_in_fp32(folder: Path) -> None:
+    """As a function, not within rounding; the distance that it tells is that of bf16."""
+    exact, rounded = check_parity(folder), check_parity(folder, torch.bfloat16)
+    assert exact.holds
+    assert exact.distance < 1e-5
+    assert rounded.holds
+    assert 1e-3 < rounded.distance < 0.1
+
+
+def test_halves_that_no_kernel_of_the_cpus_takes_are_run_by_the_reference(folder: Path) -> None:
+    """Slow, and right."""
+    parity = check_parity(folder, torch.float16)
+    assert parity.holds
+    assert 1e-5 < parity.distance < 0.02
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_with_the_reference_in_place_of_kernels_it_is_the_same_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As on any device that has none of its own."""
+    monkeypatch.setattr(decoder, "choose_elementwise", lambda *_: reference)
+    monkeypatch.setattr(native, "choose_backend", lambda *_: ReferenceAttention)
+    build(name).save_pretrained(tmp_path)  # type: ignore[operator]
+    assert check_parity(tmp_path).holds
+
+
+def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
+    folder: Path,
+) -> None:
+    """A kernel may be broken for one type of number on one machine."""
+    checkpoint, hf_config, architecture = parts_of(folder)
+    wrong = replace(architecture, embedding_scale=50.0)
+    loaded = native.load(checkpoint, hf_config, wrong, torch.bfloat16, CPU)
+    assert not native.check_parity(checkpoint, hf_config, architecture, loaded).holds
+
+
+@pytest.mark.parametrize(
+    ("family", "num_layers"), [("Qwen3Config", 2), ("Qwen2, some layers sliding", 3)]
+)
+def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, num_layers: int
+) -> None:
+    """Two at least, and the note says how many of how many."""
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    parity = check_parity(tmp_path)
+    assert parity.holds
+    assert parity.num_layers == num_layers
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, Decoder)
+    (note,) = loaded.notes
+    assert f"the first {num_layers} of 4 layers" in note
+
+
+def test_its_first_layers_are_enough_to_find_a_wrong_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers of one kind differ by their weights alone."""
+    checkpoint, hf_config, architecture = parts_of(folder)
+    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    wrong = replace(architecture, rms_norm_eps=1e-3)
+    loaded = native.load(checkpoint, hf_config, wrong, torch.float32, CPU)
+    parity = native.check_parity(checkpoint, hf_config, wrong, loaded)
+    assert not parity.holds
+    assert parity.num_layers == 2
+
+
+def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is served all the same, and the note tells by how much the two differ."""
+
+    def wrong(*args: Any) -> Architecture:
+        return replace(families._qwen3(*args), rms_norm_eps=0.1)
+
+    monkeypatch.setitem(families.FAMILIES, "qwen3", Family("Qwen3ForCausalLM", wrong))
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    (note,) = loaded.notes
+    assert "transformers runs this model" in note
+    assert "relative distance 1.1" in note
+
+
+@pytest.mark.parametrize(
+    ("differs", "words"),
+    [
+        ({"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({"new_trick": 7}, "says new_trick"),
+    ],
+)
+def test_what_our_decoder_does_not_know_transformers_runs(
+    folder: Path, differs: dict[str, Any], words: str
+) -> None:
+    """In one line it is said, and why."""
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | differs))
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    (note,) = loaded.notes
+    assert words in note
+    assert "\n" not in note
+
+
+def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> None:
+    """By its name."""
+    import transformers
+
+    config = transformers.Olmo2Config(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, TransformersNetwork)
+    assert "'olmo2' is no family" in loaded.notes[0]
+
+
+def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:
+    """A model as most are has no notes."""
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, Decoder)
+    assert loaded.notes == ()
+    assert loaded.max_model_len == 512
+    assert load_model(replace(settings(folder), max_model_len=77)).max_model_len == 77
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, value: float) -> None:
+    """Whoever would run them: it is no fault of our decoder's."""
+    tensors = load_file(folder / WHOLE)
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = value
+    save_file(tensors, folder / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=r"down_proj\.weight holds NaN or infinity"):
+        load_model(settings(folder))
+
+
+def test_near_ties_of_experts_are_no_other_function() -> None:
+    """A token in ten may be given to another expert; the rest must be the same."""
+    expected = torch.ones(40, 8)
+    few, many = (expected.repeat(2, 1, 1) for _ in range(2))
+    few[:, 3] *= 1.05
+    many[:, :8] *= 1.05
+    assert native.is_within_tolerance(native.token_distances(few, expected), has_experts=True)
+    assert not native.is_within_tolerance(native.token_distances(few, expected), has_experts=False)
+    assert not native.is_within_tolerance(native.token_distances(many, expected), has_experts=True)
+    few[1, -1] = 5
+    assert not native.is_within_tolerance(native.token_distances(few, expected), has_experts=True)
+
+
+def test_the_network_of_the_proof_is_gone_after_it(folder: Path) -> None:
+    """One at a time must fit: nothing holds it until the collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        check_parity(folder, torch.bfloat16)
+        left = [found for found in gc.get_objects() if type(found).__name__ == "Qwen3ForCausalLM"]
+        assert not left
+    finally:
+        gc.enable()
+
+
+def test_a_decoder_that_fails_gives_way_to_transformers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it could not compute, they may."""
+
+    def fail(*_args: object) -> torch.Tensor:
+        raise RuntimeError("no kernel for this")
+
+    monkeypatch.setattr(Decoder, "forward", fail)
+    loaded = load_model(settings(folder))
+    assert isinstance(loaded.network, TransformersNetwork)
+    assert "no kernel for this" in loaded.notes[0]

@@ -1,0 +1,139 @@
+"""Ranks replay steps together: threads here, over a stand-in for what a device captures."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.engine.loop.test_cuda_graphs import (
+    CapturableReference,
+    CapturesByCallingAgain,
+    storm,
+    work_over,
+)
+from tests.engine.rank_threads import Board, ThreadGroup
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import RankFailed
+from tidemill.engine.kernels.communicator import Shard
+from tidemill.engine.loop.cuda_graphs import Capture, Graph
+from tidemill.engine.model import native
+from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.hf_config import read_hf_config
+from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.parallel import leader as leading
+from tidemill.engine.parallel.leader import Leader
+from tidemill.engine.parallel.messages import Answer, Command, Done, Failed, Init, InitProcessGroup
+from tidemill.engine.parallel.rank import Rank
+
+CPU = torch.device("cpu")
+
+
+class ThreadRankProcess:
+    """A `RankProcess` that is a thread."""
+
+    board: Board
+    captures: Capture
+
+    def __init__(
+        self, rank: int, environment: Mapping[str, str], lost: Callable[[Failed], None]
+    ) -> None:
+        del environment
+        self.rank, self._lost = rank, lost
+        self.answers: SimpleQueue[Answer | None] = SimpleQueue()
+        self._told: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def send(self, message: memoryview) -> None:
+        """Take in what it shall do."""
+        self._told.put(bytes(message))
+
+    def kill(self) -> None:
+        """End after what it does now."""
+        self._told.put(None)
+
+    def close(self) -> None:
+        """End, and wait for that."""
+        self.kill()
+        self.board.met.abort()
+        self._thread.join()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        rank: Rank | None = None
+        while (data := self._told.get()) is not None:
+            told: Command = pickle.loads(data)  # noqa: S301 - of this process
+            try:
+                if isinstance(told.message, Init):
+                    group = ThreadGroup(self.board, told.message.shard)
+                    rank = Rank(told.message.settings, group, CPU, self.captures)
+                elif isinstance(told.message, InitProcessGroup):
+                    self.answers.put(Done())
+                elif rank is not None and (answer := rank.execute(told)) is not None:
+                    self.answers.put(answer)
+            except Exception as exc:  # noqa: BLE001 - as a process does
+                self._lost(Failed(f"rank {self.rank}: {exc}"))
+                break
+        self.answers.put(None)
+
+
+@contextmanager
+def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
+    """Yield a model that two threads share; the second captures by these."""
+    board = Board(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ThreadRankProcess, "board", board, raising=False)
+        patch.setattr(ThreadRankProcess, "captures", staticmethod(captures), raising=False)
+        patch.setattr(leading, "RankProcess", ThreadRankProcess)
+        patch.setattr(native, "choose_backend", lambda *_: CapturableReference)
+        leader = Leader(EngineConfig(str(folder), tensor_parallel_size=2), CPU)
+        patch.setattr(leader, "_group", ThreadGroup(board, Shard(0, 2)))
+        description = read_hf_config(str(folder))
+        parts = find_checkpoint(str(folder)), description, architecture_of(description)
+        with closing(leader):
+            model = native.load(*parts, torch.float32, CPU, leader=leader)
+            yield replace(model, hidden_size=2**15, max_intermediate_size=2**15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_are_those_of_the_plain_loop(folder: Path, seed: int) -> None:
+    """Steps of both kinds follow each other, with one in flight, and the others replay as many."""
+    captures, others = CapturesByCallingAgain(), CapturesByCallingAgain()
+    with led(folder, others) as model:
+        expected = storm(seed).run(work_over(model, None))
+        work = work_over(model, captures, steps_ahead=1)
+        assert storm(seed).run(work) == expected
+    assert captures.num_replays == others.num_replays > len(captures.graphs) > 1
+    assert work.stats().preemptions > 0
+
+
+def test_what_no_rank_captures_is_launched(folder: Path) -> None:
+    """All of it from then on."""
+    captures, others = (CapturesByCallingAgain(none_after=1) for _ in "ab")
+    with led(folder, others) as model:
+        expected = storm(1).run(work_over(model, None))
+        assert storm(1).run(work_over(model, captures)) == expected
+    assert len(captures.graphs) == len(others.graphs) == 1
+
+
+def test_a_rank_that_cannot_replay_ends_all(folder: Path) -> None:
+    """The others would wait for it."""
+
+    def fails(compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+        compute()  # what ranks add up is captured by all, or not there
+        raise RuntimeError("no room")
+
+    with led(folder, fails) as model:
+        work = work_over(model, CapturesByCallingAgain())
+        with pytest.raises(RankFailed, match="rank 1: it has no graph for a step that others"):
+            storm(1).run(work)

@@ -1,0 +1,38 @@
+"""Answers of a model that has three tools, read in any form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidemill.engine.parsers.output_parser import ModelOutputParser
+from tidemill.engine.parsers.parsed_output import ParsedMessage, parse_text
+from tidemill.engine.parsers.registry import select_parsers
+
+TOOLS: dict[str, dict[str, Any]] = {
+    "weather": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "add": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "number"}, "why": {}},
+    },
+    "time.now": {"type": "object"},
+}
+PARIS = '{"city": "Paris"}'
+TIME = '{"name": "time.now", "arguments": {}}'
+
+
+def reading(
+    calls: str = "none", thinking: str = "none", *, is_open: bool = False, **options: Any
+) -> ModelOutputParser:
+    """Return how answers in these forms are read."""
+    parsers = select_parsers(None, tool_calls=calls, reasoning=thinking)
+    return ModelOutputParser(parsers, "req_1", is_open=is_open, tools=TOOLS, **options)
+
+
+def said(text: str, calls: str = "none", thinking: str = "none", **options: Any) -> ParsedMessage:
+    """Return what a text says in these forms."""
+    return parse_text(reading(calls, thinking, **options).for_choice(0), text)
+
+
+def calls_of(answer: ParsedMessage) -> list[tuple[str, str]]:
+    """Return names and arguments."""
+    return [(call.name, call.arguments) for call in answer.calls]

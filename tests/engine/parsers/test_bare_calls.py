@@ -1,0 +1,171 @@
+"""Calls without marks: they name tools and have arguments; all else is an answer, as it comes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.parsers.parsing import PARIS, TOOLS, calls_of, reading, said
+from tidemill.engine.parsers.parsed_output import merge_deltas, parse_text
+from tidemill.engine.parsers.tool_calls import UNREAD
+
+CALL = f'{{"name": "weather", "parameters": {PARIS}}}'
+
+
+@pytest.mark.parametrize("form", ["llama3_json", "llama4_json", "pythonic", "llama4_pythonic"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Maria", "age": 34}',
+        '\n[{"name": "Maria", "age": 34}, {"name": "João"}]',
+        '{"name": "time.zone", "offset": 1}',
+        '{"type": "person", "name": "Maria"}',
+        '{"function": "f(x)", "name": null}',
+        '{"id": 5, "name": "Maria", "args": null, "x": [',
+        '{"name": {"name": "weather", "parameters": {}}}',
+        '{"steps": [{"name": "weather", "parameters": {}}]}',
+        '{"name": "Maria',
+        '[1, 2, ["a"]] is a list, {x} is a set, and {"a" is nothing.',
+        "```python\nprint([f(x) for x in y], {'a': 1}, [g(1)])\n```",
+    ],
+    ids=range(11),
+)
+def test_an_answer_that_only_looks_like_a_call_is_content(form: str, text: str) -> None:
+    """People have names, too; nothing is lost, and nothing is said of it."""
+    answer = said(text, form)
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), ())
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("llama3_json", '{"name": "weather", "age": 34}'),
+        ("llama3_json", '{"name": "sing", "parameters": {}}'),
+        ("llama3_json", '{"type": "function", "name": "sing", "arguments": {}}'),
+        ("llama3_json", 'I look. {"name": "weather", "parameters": {"city": "Par'),
+        ("llama3_json", 'I look. {"type": "function", "function": {"name": "weather", "para'),
+        ("llama3_json", '[{"name": "weather", "parameters": {}}, {"name": "weather"}]'),
+        ("pythonic", "[sing(song='x')]"),
+        ("pythonic", "I look: [weather('Paris')]"),
+        ("pythonic", '[{"name": "weather"}]'),
+    ],
+)
+def test_what_was_meant_as_a_call_stays_content_with_a_warning(form: str, text: str) -> None:
+    """A tool without arguments, a function that is no tool, a call that was cut off."""
+    answer = said(text, form)
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "content"),
+    [
+        ("llama3_json", f"I look.\n\n{CALL}", "I look."),
+        ("llama3_json", f"For {{x}}: {CALL} Done.", "For {x}:Done."),
+        ("llama3_json", f"[{CALL}]", ""),
+        ("llama3_json", f'{{"type": "function", "function": {CALL}}}', ""),
+        ("llama3_json", f'{{"parameters": {PARIS}, "name": "weather"}}', ""),
+        ("llama3_json", f'{CALL}; {{"name": "Maria"}}', '; {"name": "Maria"}'),
+        ("pythonic", "I look. [weather(city='Paris')]", "I look."),
+        ("pythonic", f"See [1]: [{CALL}]", "See [1]:"),
+    ],
+)
+def test_prose_may_stand_before_a_call(form: str, text: str, content: str) -> None:
+    """Small models say what they do before they do it."""
+    answer = said(text, form)
+    assert calls_of(answer) == [("weather", PARIS)]
+    assert (answer.content, answer.warnings) == (content, ())
+
+
+def test_python_calls_a_tool_without_arguments() -> None:
+    """Its parentheses say that it is a call."""
+    assert calls_of(said("[time.now()]", "pythonic")) == [("time.now", "{}")]
+    assert calls_of(said("[now()]", "pythonic")) == []
+
+
+def test_behind_a_mark_any_call_is_one() -> None:
+    """The model has said that it calls: a name that is no tool's is told."""
+    answer = said('<|python_tag|>{"name": "sing"}', "llama3_json")
+    assert calls_of(answer) == [("sing", "{}")]
+    assert "sing" in answer.warnings[0]
+
+
+def test_where_a_grammar_holds_calls_those_alone_are_read_that_come_first() -> None:
+    """In prose the arguments would follow no schema."""
+    held = said(f"I look. {CALL}", "llama3_json", is_constrained=True)
+    assert (held.content, held.calls) == (f"I look. {CALL}", ())
+    assert (
+        calls_of(said(f" {CALL}; {CALL}", "llama3_json", is_constrained=True))
+        == [("weather", PARIS)] * 2
+    )
+    listed = said(f"[{CALL}]", "llama3_json", is_constrained=True)
+    assert (listed.content, listed.calls) == (f"[{CALL}]", ())
+    answer = said(' {"name": "Maria"}', "llama3_json", is_constrained=True)
+    assert (answer.content, answer.calls) == (' {"name": "Maria"}', ())
+
+
+def test_an_answer_in_json_is_streamed_as_it_comes() -> None:
+    """It is held back only as long as it may be a call."""
+    reader = reading("llama3_json").for_choice(0)
+    assert reader.push('{"name": "Mar') == []
+    streamed = [*reader.push('ia", "a'), *reader.push('ge": 3'), *reader.push("4, ")]
+    assert "".join(piece.content for piece in streamed) == '{"name": "Maria", "age": 34,'
+    assert "".join(piece.content for piece in reader.push('"of": [1')) == ' "of": ['
+
+
+PARTS = [
+    *('{"name": ', '"weather"', '"Maria"', ', "parameters": ', "{}", "}", "[", "]", "{", '"', "; "),
+    *(CALL, "[weather(city=1)]", "weather(", "city=", ")", " ", "\n", "text", "1", "null", ","),
+    *("<|python_tag|>", "<|python_start|>", "<|python_end|>", '{"type": "function", '),
+]
+
+
+@given(
+    form=st.sampled_from(["llama3_json", "pythonic"]),
+    parts=st.lists(st.sampled_from(PARTS), max_size=14),
+    cuts=st.lists(st.integers(0, 300), max_size=6),
+    is_constrained=st.booleans(),
+)
+def test_however_it_is_cut_what_is_no_call_is_streamed_as_content(
+    form: str, parts: list[str], cuts: list[int], *, is_constrained: bool
+) -> None:
+    """The stream is the whole answer, and the content all of the text where nothing was called."""
+    text = "".join(parts)
+    made = reading(form, is_constrained=is_constrained)
+    whole = parse_text(made.for_choice(0), text)
+    bounds = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    for stream in ([text[i:j] for i, j in pairwise(bounds)], list(text)):
+        reader = made.for_choice(0)
+        pieces = [piece for stretch in stream for piece in reader.push(stretch)]
+        streamed = merge_deltas([*pieces, *reader.end()])
+        assert (streamed.content, streamed.calls) == (whole.content, whole.calls)
+        assert set(streamed.warnings) == set(whole.warnings)
+    if not whole.calls:
+        assert whole.content == text
+    for call in whole.calls:
+        assert isinstance(json.loads(call.arguments), dict)
+        assert call.name in TOOLS or "<|python" in text
+
+
+@pytest.mark.parametrize("form", ["llama3_json", "pythonic"])
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        '{"name": "weather", "parameters": {"a": ',
+        '{"type": "function", "x": ',
+        "[weather(a=",
+        "[",
+        '{"a":',
+        "<|python_start|>x",
+        "<|python_start|>[x",
+        "[{",
+    ],
+)
+def test_a_text_of_many_beginnings_is_read_through_once(form: str, beginning: str) -> None:
+    """Were each looked for to the text's end, this would take minutes."""
+    text = beginning * (60_000 // len(beginning))
+    answer = said(text, form)
+    assert (answer.content, answer.calls) == (text, ())

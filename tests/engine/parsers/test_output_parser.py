@@ -1,0 +1,446 @@
+"""Answers in the forms that models write: thinking, calls and text told apart, however it comes."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.engine.parsers.parsing import PARIS, TIME, TOOLS, calls_of, reading, said
+from tidemill.engine.parsers.output_parser import ModelOutputParser
+from tidemill.engine.parsers.parsed_output import merge_deltas, parse_text
+from tidemill.engine.parsers.registry import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    ParserSet,
+    select_parsers,
+)
+from tidemill.engine.parsers.tool_calls import UNREAD
+from tidemill.protocol.contract import EngineError
+
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>'
+    "time.now\n"
+    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}'
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>time.now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+    "<｜tool▁calls▁end｜>"
+)
+CODER = (
+    "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=why>\nto see\nif"
+    "\n</parameter>\n</function>\n</tool_call>"
+)
+HARMONY = (
+    "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary"
+    "<|message|>Looking it up.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    '<|constrain|>json<|message|>{"city": "Paris"}<|call|>'
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'),
+        ("hermes", f'<tool_call>{{"arguments":{PARIS},"name":"weather"}}'),
+        (
+            "glm45",
+            "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        ),
+        ("llama3_json", f'{{"name": "weather", "parameters": {PARIS}}}'),
+        (
+            "llama4_json",
+            f'<|python_start|>{{"name": "weather", "parameters": {PARIS}}}<|python_end|>',
+        ),
+        ("llama3_json", f'\n{{"type": "function", "name": "weather", "parameters": {PARIS}}}'),
+        ("llama3_json", f'<|python_tag|>{{"name": "weather", "parameters": {PARIS}}}'),
+        ("mistral", f'[TOOL_CALLS] [{{"name": "weather", "arguments": {PARIS}}}]'),
+        ("mistral", f"[TOOL_CALLS]weather[ARGS]{PARIS}"),
+        ("mistral", f"[TOOL_CALLS]weather{PARIS}"),
+        ("pythonic", "[weather(city='Paris')]"),
+        ("pythonic", '<|python_start|>[weather(city="Paris")]<|python_end|>'),
+        ("granite", f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]'),
+        ("deepseek_v3", DEEPSEEK.split("\n<｜tool▁call▁begin｜>", maxsplit=1)[0]),
+        ("deepseek_v31", DEEPSEEK_31.split("<｜tool▁call▁begin｜>time", maxsplit=1)[0]),
+        (
+            "openai",
+            "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + PARIS,
+        ),
+        ("openai", "<|start|>assistant to=functions.weather<|channel|>commentary json<|message|>"
+         + PARIS + "<|call|>"),
+    ],
+)  # fmt: skip
+def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
+    """The arguments are the JSON text that the model wrote, and nothing is left as content."""
+    answer = said(text, form)
+    assert calls_of(answer) == [("weather", PARIS)]
+    assert (answer.content, answer.warnings) == ("", ())
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (
+            "hermes",
+            (
+                '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>\n'
+                '<tool_call>{"name": "time.now", "arguments": {}}</tool_call>'
+            ),
+        ),
+        (
+            "llama3_json",
+            f'{{"name": "weather", "parameters": {PARIS}}}; {TIME}',
+        ),
+        (
+            "mistral",
+            (
+                '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris"}},'
+                ' {"name": "time.now", "arguments": null}]'
+            ),
+        ),
+        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]time.now[ARGS]{}'),
+        ("pythonic", "[weather(city='Paris'), time.now()]"),
+        ("deepseek_v3", DEEPSEEK),
+        ("deepseek_v31", DEEPSEEK_31),
+        (
+            "openai",
+            (
+                '<|channel|>commentary to=functions.weather<|message|>{"city": "Paris"}<|call|>'
+                "<|start|>assistant<|channel|>commentary to=functions.time.now<|message|>{}<|call|>"
+            ),
+        ),
+    ],
+)
+def test_several_calls_are_read_in_their_order(form: str, text: str) -> None:
+    """Each has an id of its own; a call without arguments has an empty object."""
+    answer = said(text, form)
+    assert calls_of(answer) == [("weather", PARIS), ("time.now", "{}")]
+    assert len({call.call_id for call in answer.calls}) == 2
+    assert answer.content == ""
+
+
+def test_text_around_calls_is_content_without_the_space_between() -> None:
+    """What stands before a call and behind it is told, white space at the call is not."""
+    call = '<tool_call>{"name": "time.now", "arguments": {}}</tool_call>'
+    answer = said(f" I look. \n{call}\n\n{call}\nDone. ", "hermes")
+    assert answer.content == " I look.Done. "
+    assert len(answer.calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Par</tool_call>'),
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"'),
+        ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "weather", "arguments": {"a": NaN}}</tool_call>'),
+        ("hermes", "<tool_call>weather(Paris)</tool_call>"),
+        ("hermes", "<tool_call><function=weather><parameter=city>Paris"),
+        ("hermes", "<tool_call>" + "[" * 300),
+        ("glm45", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris"),
+        ("glm45", "<tool_call>weather is what I ask for</tool_call>"),
+        ("llama3_json", '{"name": "weather", "parameters": {"city": "Paris'),
+        ("llama3_json", "<|python_tag|>brave_search.call(query='x')"),
+        ("mistral", "[TOOL_CALLS]weather[ARGS]Paris"),
+        ("mistral", "[TOOL_CALLS][]"),
+        ("pythonic", "[weather('Paris')]"),
+        ("pythonic", "[weather(city='Paris'"),
+        ("pythonic", "[weather(city=1 + 1)]"),
+        ("pythonic", "[weather(city=float('nan'))]"),
+        ("deepseek_v3", DEEPSEEK[:90]),
+        ("granite", "<|tool_call|>[{]"),
+    ],
+)
+def test_a_call_that_cannot_be_read_stays_content_and_is_told(form: str, text: str) -> None:
+    """Nothing that a model wrote is lost."""
+    answer = said(text, form)
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
+
+
+def test_a_broken_call_of_a_channel_is_told_without_its_marks() -> None:
+    """What it would have been called with is content."""
+    answer = said("<|channel|>commentary to=functions.weather<|message|>Paris<|call|>", "openai")
+    assert (answer.content, answer.calls, answer.warnings) == ("Paris", (), (UNREAD,))
+
+
+def test_a_call_after_a_broken_one_is_read() -> None:
+    """One mistake costs one call."""
+    text = '<tool_call>{"a"}</tool_call> <tool_call>{"name": "time.now"}</tool_call>'
+    answer = said(text, "hermes")
+    assert calls_of(answer) == [("time.now", "{}")]
+    assert answer.content == '<tool_call>{"a"}</tool_call>'
+    assert answer.warnings == (UNREAD,)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("llama3_json", '{"answer": 5}'),
+        ("llama3_json", '{"answer": 5'),
+        ("pythonic", "[1, 2] is a list"),
+        ("pythonic", "[see here](https://example.com)"),
+        ("hermes", "a < b, and <tool is no mark"),
+        ("mistral", "[TOOL is none either"),
+        ("openai", "Plain text."),
+    ],
+)
+def test_what_only_looks_a_little_like_a_call_is_content(form: str, text: str) -> None:
+    """JSON, lists and links are answers; nothing is said of them."""
+    answer = said(text, form)
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), ())
+
+
+def test_values_between_tags_have_the_types_of_their_schema() -> None:
+    """Qwen3-Coder writes bare texts; a value that the schema does not type stays one."""
+    assert calls_of(said(CODER, "qwen3_coder")) == [("add", '{"a": 2, "why": "to see\\nif"}')]
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>"
+        for key, value in (("a", "2"), ("b", "x"), ("why", "3"))
+    )
+    text = f"<tool_call>add\n{pairs}</tool_call><tool_call>time.now</tool_call>"
+    assert calls_of(said(text, "glm45")) == [
+        ("add", '{"a": 2, "b": "x", "why": "3"}'),
+        ("time.now", "{}"),
+    ]
+
+
+def test_python_values_become_json() -> None:
+    """Python's constants, JSON's words, tuples and nested values."""
+    text = "[add(a=-2, b=1.5, why={'k': [True, null, None, false, (1, \"x'é\")]})]"
+    [(name, arguments)] = calls_of(said(text, "pythonic"))
+    assert name == "add"
+    assert json.loads(arguments) == {
+        "a": -2,
+        "b": 1.5,
+        "why": {"k": [True, None, None, False, [1, "x'é"]]},
+    }
+
+
+def test_arguments_written_as_a_text_of_json_are_unfolded() -> None:
+    """Some models write OpenAI's own form."""
+    text = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
+    assert calls_of(said(text, "hermes")) == [("weather", PARIS)]
+
+
+def test_arguments_keep_their_own_spelling() -> None:
+    """Digits, escapes and white space are not written anew."""
+    arguments = '{"a":1.50,  "why":"\\u00e9 </tool_call>"}'
+    text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+    assert calls_of(said(text, "hermes")) == [("add", arguments)]
+
+
+def test_one_call_stands_where_only_one_is_asked_for() -> None:
+    """The others are told to be left out."""
+    call = '<tool_call>{"name": "time.now"}</tool_call>'
+    answer = said(call * 3, "hermes", is_single=True)
+    assert len(answer.calls) == 1
+    assert len(answer.warnings) == 1
+    assert "parallel_tool_calls" in answer.warnings[0]
+
+
+def test_a_call_of_no_tool_is_a_call_and_is_told() -> None:
+    """Whoever asked decides what to do with it."""
+    answer = said('<tool_call>{"name": "sing"}</tool_call>', "hermes")
+    assert calls_of(answer) == [("sing", "{}")]
+    assert "sing" in answer.warnings[0]
+
+
+def test_ids_hang_on_line_choice_and_place_alone() -> None:
+    """Mistral's have nine characters, since its templates take no others; its own ids are kept."""
+    call = '<tool_call>{"name": "time.now"}</tool_call>'
+    hermes = reading("hermes")
+    first, again, other = (parse_text(hermes.for_choice(choice), call * 2) for choice in (0, 0, 1))
+    assert first == again
+    assert len({call.call_id for answer in (first, other) for call in answer.calls}) == 4
+    [mistral] = said("[TOOL_CALLS]time.now[ARGS]{}", "mistral").calls
+    assert len(mistral.call_id) == 9
+    assert mistral.call_id.isalnum()
+    [own] = said("[TOOL_CALLS]time.now[CALL_ID]abc123XYZ[ARGS]{}", "mistral").calls
+    assert own.call_id == "abc123XYZ"
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "is_open", "reasoning", "content"),
+    [
+        ("qwen3", "<think>\nHm.\n</think>\n\n Yes. ", False, "Hm.", " Yes. "),
+        ("qwen3", "Hm.\n</think>\n\nYes.", True, "Hm.", "Yes."),
+        ("qwen3", "\n<think>Hm.</think>Yes.", True, "Hm.", "Yes."),
+        ("qwen3", "Hm, and no end", True, "Hm, and no end", ""),
+        ("qwen3", " Yes, <think> is a mark.", False, "", " Yes, <think> is a mark."),
+        ("qwen3", "<think></think>Yes.", False, "", "Yes."),
+        ("mistral", "[THINK]Hm.[/THINK]Yes.", False, "Hm.", "Yes."),
+        (
+            "granite",
+            "Here is my thought process: Hm.\n\nHere is my response: Yes.",
+            False,
+            " Hm.",
+            " Yes.",
+        ),
+    ],
+)
+def test_thinking_is_told_apart(
+    form: str, text: str, is_open: int, reasoning: str, content: str
+) -> None:
+    """It stands before the answer, opened by the model or by its prompt; lines around it go."""
+    answer = said(text, thinking=form, is_open=bool(is_open))
+    assert (answer.reasoning, answer.content) == (reasoning, content)
+    if not reasoning and "</think>" not in text:
+        assert answer.reasoning_spans == ()
+
+
+def test_calls_may_follow_thinking() -> None:
+    """A call inside the thinking is a thought."""
+    text = '<think>Call <tool_call>x</think>\n<tool_call>{"name": "time.now"}</tool_call>'
+    answer = said(text, "hermes", "qwen3")
+    assert answer.reasoning == "Call <tool_call>x"
+    assert calls_of(answer) == [("time.now", "{}")]
+    [(start, end)] = answer.reasoning_spans
+    assert text[start:end] == "<think>Call <tool_call>x</think>"
+
+
+def test_channels_are_thinking_calls_and_answer() -> None:
+    """What is said before a call is content, and so is the final message."""
+    answer = said(HARMONY, "openai")
+    assert (answer.reasoning, answer.content) == ("Need the weather.", "Looking it up.")
+    assert calls_of(answer) == [("weather", PARIS)]
+    [(start, end)] = answer.reasoning_spans
+    assert HARMONY[start:end].startswith("<|channel|>analysis")
+    final = said(
+        "<|channel|>analysis<|message|>A<|end|><|start|>assistant<|channel|>analysis<|message|>B"
+        "<|start|>assistant<|channel|>final<|message|>Yes. <|return|>",
+        "openai",
+    )
+    assert (final.reasoning, final.content) == ("A\nB", "Yes. ")
+    assert len(final.reasoning_spans) == 2
+
+
+TEXTS = {
+    "hermes": f'x <tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call> {CODER}',
+    "llama3_json": f'{{"name": "weather", "parameters": {PARIS}}}; {{"name": "add"}}<|python_tag|>',
+    "mistral": f'[TOOL_CALLS]weather[CALL_ID]a[ARGS]{PARIS} y [TOOL_CALLS][{{"name": "add"}}]',
+    "pythonic": "[weather(city='it\\'s'), add(a=[1, {'b': \"]\"}])]<|python_start|>[add()]",
+    "deepseek_v3": DEEPSEEK + DEEPSEEK_31,
+    "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]',
+    "openai": HARMONY + "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
+}
+PARTS = [
+    *("<think>", "</think>", "[THINK]", "\n", " ", "text", "é", "{", "}", "[", "]", '"', "\\"),
+    *("'", ",", ":", ";", "(", ")", "=", '{"name": "add"}', "[add()]", "null", "-1.5e3", "\x01"),
+    *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "<tool_call>add"),
+    *("<function=add>", "<parameter=a>", "</parameter>", "</function>", "</tool_call>", "```json"),
+    *{mark for form in TOOL_CALL_PARSERS.values() for mark in form.marks},
+]
+THINKING = ["none", *REASONING_PARSERS]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[ModelOutputParser, list[str]]:
+    """Draw a reading and a text in stretches: one of its form, cut or broken, or of any parts."""
+    form = draw(st.sampled_from(sorted(TEXTS)))
+    parsers = select_parsers(None, tool_calls=form, reasoning=draw(st.sampled_from(THINKING)))
+    made = ModelOutputParser(
+        parsers, "r", is_open=draw(st.booleans()), tools=TOOLS, is_single=draw(st.booleans())
+    )
+    parts = "".join(draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=12)))
+    own = TEXTS[form][: draw(st.integers(0, len(TEXTS[form])))]
+    place = draw(st.integers(0, len(own)))
+    text = own[:place] + parts + own[place:]
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    bounds = [0, *cuts, len(text)]
+    return made, [text[i:j] for i, j in pairwise(bounds)]
+
+
+@given(case=cases())
+def test_however_a_text_is_cut_its_answer_is_the_same(
+    case: tuple[ModelOutputParser, list[str]],
+) -> None:
+    """In stretches, by characters, or whole: the pieces put together are one answer."""
+    made, stretches = case
+    text = "".join(stretches)
+    whole = parse_text(made.for_choice(0), text)
+    for stream in (stretches, list(text)):
+        reader = made.for_choice(0)
+        pieces = [piece for stretch in stream for piece in reader.push(stretch)]
+        streamed = merge_deltas([*pieces, *reader.end()])
+        assert (streamed.reasoning, streamed.content) == (whole.reasoning, whole.content)
+        assert (streamed.calls, streamed.warnings) == (whole.calls, whole.warnings)
+        assert tuple(reader.reasoning_spans) == whole.reasoning_spans
+    for call in whole.calls:
+        assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
+    """Text and thinking are not held back, but for what may be a mark or end in white space."""
+    reader = reading("hermes", "qwen3", is_open=True).for_choice(0)
+    assert [piece.reasoning for piece in reader.push("I think")] == ["I think"]
+    assert [piece.reasoning for piece in reader.push(" so.</th")] == [" so."]
+    assert [piece.content for piece in reader.push("ink>\nYes")] == ["Yes"]
+    assert reader.push(" <tool") == []
+    assert [piece.content for piece in reader.push("box>")] == [" <toolbox>"]
+
+
+@pytest.mark.parametrize(
+    ("template", "calls", "thinking"),
+    [
+        ("{{ '<tool_call>' }}", "hermes", None),
+        ("{{ '<tool_call><think></think>' }}", "hermes", "qwen3"),
+        ("{{ '[TOOL_CALLS]' }}", "mistral", None),
+        ("{{ '<|python_tag|>' }}", "llama3_json", None),
+        ("{{ '<|python_start|>' }}", "pythonic", None),
+        ("{{ '[func_name1(param1=value1)] <|python_tag|>' }}", "pythonic", None),
+        ("{{ '<｜tool▁calls▁begin｜></think>' }}", "deepseek_v3", "deepseek_v3"),
+        ("{{ '<|start|>assistant<|channel|>final<|message|>' }}", "openai", None),
+        ("{{ 'plain' }}", None, None),
+    ],
+)
+def test_a_template_shows_its_forms(template: str, calls: str | None, thinking: str | None) -> None:
+    """Models are read by what their templates write."""
+    assert select_parsers(template) == ParserSet(
+        None if calls is None else TOOL_CALL_PARSERS[calls],
+        None if thinking is None else REASONING_PARSERS[thinking],
+    )
+
+
+def test_a_form_may_be_named() -> None:
+    """Names are vLLM's and SGLang's; `none` is none; others are refused with those that are."""
+    template = "{{ '<tool_call></think>' }}"
+    assert select_parsers(template, tool_calls="none", reasoning="none") == ParserSet()
+    assert (
+        select_parsers(template, tool_calls="llama3").tool_calls is TOOL_CALL_PARSERS["llama3_json"]
+    )
+    assert select_parsers(template, tool_calls="qwen25").tool_calls is TOOL_CALL_PARSERS["hermes"]
+    assert (
+        select_parsers(template, reasoning="deepseek-r1").reasoning
+        is REASONING_PARSERS["deepseek_r1"]
+    )
+    assert select_parsers(template, reasoning="openai_gptoss").has_channels
+    assert select_parsers(template, reasoning="gpt-oss").has_channels
+    with pytest.raises(EngineError, match=r"--tool-call-parser x is none of deepseek_v3"):
+        select_parsers(template, tool_calls="x")
+    with pytest.raises(EngineError, match=r"--reasoning-parser x is none of deepseek_r1"):
+        select_parsers(template, reasoning="x")
+
+
+@pytest.mark.parametrize(
+    "beginning",
+    [
+        '<tool_call>{"a":"',
+        '<tool_call>["",',
+        "<tool_call>[",
+        "<tool_call>add<arg_key>",
+        "<tool_call><function=add><parameter=a>",
+        "<function=add><parameter=a>",
+        "<function=add>x",
+    ],
+)
+def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:
+    """None of them is a call; were each looked for to the text's end, this would take minutes."""
+    text = beginning * (60_000 // len(beginning))
+    answer = said(text, "hermes")
+    assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))

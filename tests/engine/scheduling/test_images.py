@@ -1,0 +1,92 @@
+"""Images in a prompt: where chunks may end, what turns their tokens, what tells prompts apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tidemill.engine.scheduling.images import (
+    PromptImage,
+    axes_of,
+    image_digests,
+    image_span,
+    prompt_key,
+    whole_stop,
+)
+
+
+def image(start: int, rows: int, columns: int, *, is_whole: bool = True) -> PromptImage:
+    """Return an image whose digest is its place."""
+    pixels = np.zeros((rows, columns, 3), np.uint8)
+    return PromptImage(pixels, bytes([start]), start, rows, columns, is_whole)
+
+
+TWO = (image(4, 2, 3), image(12, 1, 4))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "allowed"),
+    [
+        (0, 3, 3),
+        (0, 4, 4),
+        (0, 5, 4),
+        (0, 9, 4),
+        (0, 10, 10),
+        (4, 5, 10),
+        (4, 10, 10),
+        (7, 8, 10),
+        (4, 14, 12),
+        (12, 13, 16),
+        (16, 20, 20),
+    ],
+)
+def test_a_chunk_stops_before_an_image_or_behind_it(start: int, stop: int, allowed: int) -> None:
+    """Behind it where it would else be empty; so every chunk brings its sequence on."""
+    assert whole_stop(TWO, start, stop) == allowed
+
+
+def test_an_image_that_is_seen_in_order_may_be_cut() -> None:
+    """Its tokens see what lies before them alone."""
+    assert whole_stop((image(4, 2, 3, is_whole=False),), 0, 6) == 6
+
+
+def test_tokens_of_an_image_are_turned_by_row_and_column() -> None:
+    """Text goes on behind its longer side."""
+    axes = axes_of((image(2, 2, 3), image(9, 3, 1)), 14)
+    assert axes.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5, 6, 6, 6, 9, 10],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5, 6, 7, 8, 9, 10],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6, 6, 9, 10],
+    ]
+
+
+def test_a_span_shows_what_of_its_images_lies_in_it() -> None:
+    """Whose tokens see all of their image; what is written after the prompt goes on from it."""
+    axes = axes_of(TWO, 18)
+    shown = image_span(TWO, axes, 6, 14)
+    assert shown.rows.tolist() == [0, 1, 2, 3, 6, 7]
+    assert [(one.start, begin, end) for one, begin, end in shown.parts] == [(4, 2, 6), (12, 0, 2)]
+    assert shown.ends.tolist() == [10, 10, 10, 10, 11, 12, 16, 16]
+    assert shown.axes.tolist() == axes[:, 6:14].tolist()
+    behind = image_span(TWO, axes, 17, 20)
+    assert behind.parts == []
+    assert behind.rows.tolist() == []
+    assert behind.ends.tolist() == [18, 19, 20]
+    last = int(axes[0, 17])
+    assert behind.axes.tolist() == [[last, last + 1, last + 2]] * 3
+
+
+def test_tokens_that_stand_for_other_images_are_told_apart() -> None:
+    """Those of text are not."""
+    assert image_digests(TWO, 0, 4) == b""
+    assert image_digests(TWO, 0, 5) == b"\x04"
+    assert image_digests(TWO, 9, 13) == b"\x04\x0c"
+    assert image_digests(TWO, 10, 12) == b""
+
+
+def test_prompts_are_named_by_their_images() -> None:
+    """In the place of the tokens that stand for them."""
+    prompt = np.arange(18, dtype=np.int32)
+    expected = [prompt[:4].tobytes(), b"\x04", prompt[10:12].tobytes(), b"\x0c"]
+    assert prompt_key(prompt, TWO) == b"".join([*expected, prompt[16:].tobytes()])
+    assert prompt_key(prompt, ()) == prompt.tobytes()

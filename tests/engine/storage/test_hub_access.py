@@ -1,0 +1,116 @@
+"""The hub of models: one that cannot be reached is told at once, with the cause."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from huggingface_hub import constants
+
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.storage.hub import check_hub, local_folder
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def _online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hub that may be asked, and a cache with `org/cached`."""
+    repository = tmp_path / "hub/models--org--cached"
+    snapshot = repository / "snapshots" / COMMIT
+    for folder in (snapshot, repository / "refs"):
+        folder.mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    (snapshot / "config.json").write_text("{}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+
+@pytest.fixture
+def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Be a hub that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", url)
+        yield server
+
+
+@pytest.fixture
+def closed(listening: socket.socket) -> None:
+    """Be a port that nobody listens at."""
+    listening.close()
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_hub_that_cannot_be_reached_is_told_with_the_cause() -> None:
+    """And with what can be done about it, for a model that is nowhere here."""
+    with pytest.raises(ModelRefused) as refused:
+        check_hub(["org/cached", "org/other"])
+    assert str(refused.value) == (
+        "org/other is neither a folder here nor in the cache of the hub, and the hub at "
+        f"{constants.ENDPOINT} cannot be reached ([Errno 111] Connection refused); HTTPS_PROXY "
+        "names a proxy and HF_ENDPOINT a mirror. A folder that was copied from another machine "
+        "can be named instead"
+    )
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_hub_that_does_not_answer_is_waited_for_once() -> None:
+    """Not file by file, and not again and again."""
+    with pytest.raises(ModelRefused, match=r"cannot be reached \(no answer within 0.1 s\)"):
+        check_hub(["org/other"], seconds=0.1)
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_model_in_the_cache_runs_without_the_hub() -> None:
+    """With a note; nothing asks the hub again, in the processes of other ranks neither."""
+    note = check_hub(["org/cached"])
+    assert note is not None
+    assert note.endswith(" Connection refused): org/cached is taken from the cache")
+    assert constants.HF_HUB_OFFLINE
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
+
+def test_a_hub_that_answers_is_not_spoken_of(listening: socket.socket) -> None:
+    """Whatever it answers: what it says of a model is for others to tell."""
+
+    def refuse() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")
+
+    thread = Thread(target=refuse)
+    thread.start()
+    assert check_hub(["org/other"]) is None
+    thread.join()
+    assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.usefixtures("closed")
+def test_folders_and_addresses_need_no_hub(tmp_path: Path) -> None:
+    """Nobody asks one for them."""
+    assert check_hub([str(tmp_path), "s3://bucket/model"]) is None
+
+
+def test_offline_is_named_where_a_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in the cache needs no word."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert check_hub(["org/cached"]) is None
+    with pytest.raises(ModelRefused, match="and HF_HUB_OFFLINE keeps it from being fetched"):
+        check_hub(["org/other"])
+
+
+@pytest.mark.parametrize("name", ["org/other", "no id", "a/b/c", "", "x" * 5000])
+def test_what_is_not_on_this_machine_has_no_folder(name: str, tmp_path: Path) -> None:
+    """Nothing is asked for it."""
+    assert local_folder(name) is None
+    assert local_folder(str(tmp_path)) == tmp_path
+    snapshot = local_folder("org/cached")
+    assert snapshot is not None
+    assert snapshot.name == COMMIT

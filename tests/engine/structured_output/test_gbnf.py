@@ -1,0 +1,130 @@
+"""Grammars as GBNF: what they mean, judged by a parser that knows no masks, and what is wrong."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from lark import Lark, UnexpectedInput
+
+from tests.engine.structured_output.constrained import asked, lets_through
+from tidemill.engine.structured_output.gbnf import MAX_NESTING, GrammarError, is_gbnf, lark_of
+
+ARITHMETIC = """
+# llama.cpp's example, as its documents have it
+root  ::= (expr "=" ws term "\\n")+
+expr  ::= term ([-+*/] term)*   # left to right
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \\t\\n]*
+"""
+# The same language where lexemes may overlap, in another parser's own form.
+SAME = r"""
+start: (expr "=" ws term "\n")+
+expr: term (/[-+*\/]/ term)*
+term: ident | num | "(" ws expr ")" ws
+ident: /[a-z]/ /[a-z0-9_]/* ws
+num: /[0-9]/+ ws
+ws: /[ \t\n]/*
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "good", "bad"),
+    [
+        ('root ::= w " " w\nw ::= [a-z ]+', ["a b", "a b c d"], ["ab", "a "]),
+        ('root ::= "a" | "b" |\n  "c" # end', ["a", "b", "c"], ["d", ""]),
+        (r'root ::= "\x41\u00e9\n\t\"\\\U0001F642"', ['Aé\n\t"\\🙂'], ["Aé"]),
+        (r"root ::= [\]\-^a] [^\]x-z] .", ["]a\n", "-é🙂", "^ z"], ["b  ", "a] ", "ay."]),
+        (r"root ::= [-a] [a-] [a\-c]", ["--a", "aac", "-a-"], ["aab"]),
+        (
+            'root ::= ("a" | b){2,3} "c"{2} d{0,1} e{1,}\nb ::= "b"\nd ::= "d"\ne ::= "e"',
+            ["abcce", "abaccdee"],
+            ["acce", "abce", "abcc"],
+        ),
+        ('root ::= "x"? ("y" | )* [z]*', ["", "x", "yyzz", "xyz"], ["zx"]),
+        ('root ::= item-1 item_2\nitem-1 ::= "1"\nitem_2::="2"', ["12"], ["1", "21"]),
+        ('root ::= "(" root ")" | root root | "a"', ["a", "(a)a", "((aa))"], ["(a", ""]),
+        ('Root ::= "r"\nroot ::= Root Root', ["rr"], ["r"]),
+    ],
+    ids=range(10),
+)
+def test_a_rule_means_all_texts_that_it_tells(source: str, good: list[str], bad: list[str]) -> None:
+    """However they may be divided among its parts."""
+    wanted = asked("grammar", source)
+    assert [text for text in good if not lets_through(wanted, text)] == []
+    assert [text for text in bad if lets_through(wanted, text)] == []
+
+
+def test_short_texts_go_through_exactly_where_another_parser_takes_them() -> None:
+    """All of up to four characters of an alphabet in which parts overlap, and some longer ones."""
+    parser = Lark(SAME, parser="earley", lexer="dynamic_complete")
+    wanted = asked("grammar", ARITHMETIC)
+    texts = ["".join(chars) for n in range(5) for chars in product("a1=\n(", repeat=n)]
+    texts += [
+        "a+1=a\n",
+        "a =1 \n",
+        "(a)=1\n",
+        "(a=1)\n",
+        "a=1\na=1\n",
+        "a==1\n",
+        "a=1+1\n",
+        "a=(a+1)\n",
+    ]
+    for text in texts:
+        try:
+            parser.parse(text)
+        except UnexpectedInput:
+            is_one = False
+        else:
+            is_one = True
+        assert lets_through(wanted, text) == is_one, text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('x ::= "a"', "no rule `root`"),
+        ("root ::= y", "no rule `y`; line 1, column 10"),
+        ('root ::= "a"\nroot ::= "b"', "comes twice; line 2, column 1"),
+        ('root ::= "a', "line 1, column 10"),
+        ('root ::= "a\nb"', "line 1, column 10"),
+        ("root ::= [a", "line 1, column 10"),
+        ("root ::= []", "without characters"),
+        ("root ::= [z-a]", "ends before it begins"),
+        ('root ::= ("a"', "wanted `)`"),
+        ('root ::= "a" )', "wanted a rule"),
+        ('root ::= "a"**', "repeated again"),
+        ('root ::= "a"{2}?', "repeated again"),
+        (r'root ::= "\q"', "no escape"),
+        (r'root ::= "\ud800"', "no character's number"),
+        (r'root ::= "\uzzzz"', "no character's number"),
+        (r'root ::= "\UFFFFFFFF"', "no character's number"),
+        ('root ::= (= "a")', "column 11"),
+        ('root ::= "a" ; x ::= "b"', "column 14"),
+        ('root ::= "a"{9999999999}', "column 13"),
+        ("root ::= " + "(" * (MAX_NESTING + 1) + '"a"' + ")" * (MAX_NESTING + 1), "in one another"),
+    ],
+    ids=range(20),
+)
+def test_what_is_wrong_is_told_with_its_place(source: str, words: str) -> None:
+    """By line and column."""
+    with pytest.raises(GrammarError) as caught:
+        lark_of(source)
+    assert words in str(caught.value)
+
+
+def test_long_sources_are_read_in_time_that_grows_as_they_do() -> None:
+    """No part of one is read again and again."""
+    for source in ("#" * 1_000_000, "\n" * 1_000_000, '"' + "a" * 1_000_000, "a" * 1_000_000):
+        with pytest.raises(GrammarError):
+            lark_of(source)
+    assert lark_of('root ::= "' + "a" * 1_000_000 + '"')
+    assert lark_of("root ::= [" + "a" * 200_000 + "]" + "\n# x\n" * 100_000)
+
+
+def test_the_form_is_told_by_its_sign() -> None:
+    """Lark has another one."""
+    assert is_gbnf("root ::= x")
+    assert not is_gbnf("start: x")

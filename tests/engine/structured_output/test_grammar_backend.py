@@ -1,0 +1,466 @@
+"""What is asked of an output, as masks of tokens: which texts go through, and how that ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+from llguidance import LLTokenizer
+
+from tests.engine.scripted_model import sentencepiece_tokenizer, text_model_of
+from tests.engine.structured_output.constrained import (
+    GRAMMARS,
+    MODEL,
+    allowed,
+    asked,
+    grammars_of,
+    ids_of,
+    lets_through,
+)
+from tidemill.engine.structured_output import grammar_backend as module
+from tidemill.engine.structured_output.compiler import Compiled, compiled
+from tidemill.engine.structured_output.grammar_backend import GrammarBackend
+from tidemill.engine.structured_output.vocabulary import grammar_vocabulary
+from tidemill.engine.text.text_model import TextModel
+from tidemill.protocol.constraints import Kind
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.schemas import SchemaRules, served_schema
+
+LIST = {"type": "array", "items": {"enum": ["a", "é\n", 3, None]}, "minItems": 1}
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> TextModel:
+    """Return the text side of a model with a vocabulary of Llama 2's kind."""
+    return text_model_of(sentencepiece_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (
+            "json_schema",
+            LIST,
+            ['["a"]', '["a", 3,\n  null]'],
+            ["[]", '["a"] ', '["b"]', '["a",  3]'],
+        ),
+        ("json_schema", {}, ["1", '{"a": [true]}', '"x"'], ["", "tru", "{a: 1}"]),
+        ("regex", r"a+(b|é)\d?", ["ab", "aaé7"], ["b", "ab77", "aé "]),
+        ("regex", "", [""], ["a"]),
+        ("choice", ["Paris", "Pa", 'é"\\\n'], ["Paris", "Pa", 'é"\\\n'], ["P", "Par", "Paris "]),
+        ("lark", 'start: "a" x\nx: /[0-9]/ | "(" x ")"', ["a1", "a((2))"], ["a", "a((2)"]),
+        ("grammar", 'start: "::" ', ["::"], [":"]),
+        ("grammar", 'root ::= "a" x\nx ::= [0-9] | "(" x ")"', ["a1", "a((2))"], ["a((2)"]),
+    ],
+    ids=range(8),
+)
+def test_texts_of_the_form_go_through_and_others_do_not(
+    kind: Kind, source: Any, good: list[str], bad: list[str], sentencepiece: TextModel
+) -> None:
+    """In vocabularies of either kind."""
+    for model in (MODEL, sentencepiece):
+        wanted = asked(kind, source)
+        assert [text for text in good if not lets_through(wanted, text, model)] == []
+        assert [text for text in bad if lets_through(wanted, text, model)] == []
+
+
+def test_white_space_is_bounded_where_none_is_asked_for() -> None:
+    """And is what is asked for otherwise: none of it, or any pattern."""
+    pair = {"type": "array", "items": {"type": "integer"}}
+    for text in ("[1,2]", "[1, 2]", "[\n  1,\r\n\t2\n]"):
+        assert lets_through(asked("json_schema", pair), text)
+    for text in ("[1,  2]", "[1,\n\n2]", "[1, \n2]", " [1]", "[1] ", "[\n" + " " * 41 + "1]"):
+        assert not lets_through(asked("json_schema", pair), text)
+    assert lets_through(asked("json_schema", pair, ""), "[1,2]")
+    assert not lets_through(asked("json_schema", pair, ""), "[1, 2]")
+    assert lets_through(asked("json_schema", pair, "_{2}"), "[1,__2]")
+
+
+def test_special_tokens_are_no_text_though_they_are_written_like_it() -> None:
+    """What a text must hold that looks like one comes in other tokens."""
+    wanted = asked("choice", ["<|im_start|>"])
+    watch = GRAMMARS.constraint(wanted).start_state()
+    special = MODEL.tokenizer.special_id("<|im_start|>")
+    assert special is not None
+    written = []
+    while not MODEL.eos_token_ids & set(allowed(watch)):
+        token_id = max(allowed(watch), key=lambda i: len(MODEL.tokenizer.piece(i)))
+        assert not MODEL.tokenizer.is_special(token_id)
+        written.append(token_id)
+        watch.push(token_id)
+    assert MODEL.tokenizer.text(written, skip_special_tokens=False) == "<|im_start|>"
+
+
+def test_a_text_that_must_come_comes_as_the_model_would_write_it() -> None:
+    """In the tokens of its own tokenizer, however long the text is."""
+    text = "The capital of France is Paris. " * 20 + "é"
+    watch = GRAMMARS.constraint(asked("choice", [text])).start_state()
+    written: list[int] = []
+    is_whole = False
+    while not is_whole:
+        (only,) = allowed(watch)
+        written.append(only)
+        is_whole = watch.push(only)
+    assert written == ids_of(text)
+
+
+def test_what_is_whole_says_so_at_once_and_what_may_go_on_does_not() -> None:
+    """The end token ends either."""
+    (end,) = MODEL.eos_token_ids
+    (yes,) = ids_of("a")
+    assert GRAMMARS.constraint(asked("choice", ["a"])).start_state().fill(np.zeros(10, np.uint32))
+    watch = GRAMMARS.constraint(asked("choice", ["a"])).start_state()
+    allowed(watch)
+    assert watch.push(yes)
+    assert allowed(watch) == [end]
+    watch = GRAMMARS.constraint(asked("regex", "a+")).start_state()
+    allowed(watch)
+    assert not watch.push(yes)
+    assert set(allowed(watch)) >= {yes, end}
+    assert watch.push(end)
+
+
+def test_a_model_without_an_end_token_ends_where_nothing_may_follow() -> None:
+    """A token that is no part of a text stands for it, and ends the text if it comes."""
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, frozenset())
+    watch = grammars.constraint(asked("regex", "a+")).start_state()
+    allowed(watch)
+    watch.push(ids_of("a")[0])
+    (stand_in,) = [i for i in allowed(watch) if set(MODEL.tokenizer.piece(i)) != {ord("a")}]
+    assert MODEL.tokenizer.is_special(stand_in)
+    assert watch.push(stand_in)
+
+
+def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> None:
+    """Models pad their logits."""
+    padded = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size + 70, MODEL.eos_token_ids)
+    mask = np.zeros(-(-(MODEL.vocab_size + 70) // 32), np.uint32)
+    padded.constraint(asked("regex", "(?s:.)*")).start_state().fill(mask)
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert bits[: MODEL.vocab_size].any()
+    assert not bits[MODEL.vocab_size :].any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "a" * 10_001, "10,000"),
+        ("regex", "(" * 5_000 + "a" + ")" * 5_000, ""),
+        ("regex", "[^\\s\\S]", ""),
+        ("lark", "start: nothing", "nothing"),
+        ("grammar", "start: " + "(" * 100 + '"a"' + ")" * 100, "nested"),
+        ("grammar", "x: /a/", "start"),
+        ("grammar", 'root ::= "a', "line 1, column 10"),
+        ("grammar", "root ::= root", ""),
+        (
+            "grammar",
+            "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(5_000)) + 'r5000: "a"',
+            "5,002 rules",
+        ),
+        ("grammar", "start: T\nT: " + '"a"? ' * 20_000, "100,0"),
+        ("json_schema", {"$ref": "#"}, ""),
+        ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, ""),
+        ("json_schema", {"$ref": "#/$defs/b", "$defs": {"a": {}}}, "b"),
+        ("json_schema", {"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
+        ("json_schema", {"type": "string", "pattern": "(?!a)b"}, "look-around"),
+        ("json_schema", {"enum": []}, "empty"),
+    ],
+    ids=range(19),
+)
+def test_what_no_text_is_of_is_refused_at_once(kind: Kind, source: Any, words: str) -> None:
+    """Before anything is generated; words of the library are told, its insides are not."""
+    with pytest.raises(RequestError) as caught:
+        GRAMMARS.constraint(asked(kind, source))
+    assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
+    assert words in caught.value.message
+    assert "<state>" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        ("regex", "(a+)+(a|aa)*(.*a.*){20}b"),
+        ("regex", "a?" * 25 + "a" * 25),
+        ("grammar", "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(900)) + 'r900: "a"'),
+        ("grammar", 'root ::= root root | "a" | root root root'),
+        (
+            "json_schema",
+            {
+                "$ref": "#/$defs/d0",
+                "$defs": {
+                    **{f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)},
+                    "d900": {"type": "string"},
+                },
+            },
+        ),
+        ("choice", [f"choice number {i}" for i in range(10_000)]),
+    ],
+    ids=range(6),
+)
+def test_what_is_large_or_would_be_slow_elsewhere_goes_through(kind: Kind, source: Any) -> None:
+    """No expression goes back over a text, and a chain of rules ends no process."""
+    watch = GRAMMARS.constraint(asked(kind, source)).start_state()
+    assert allowed(watch)
+    assert watch.push(allowed(watch)[0]) in (True, False)
+
+
+def test_a_schema_as_deep_as_is_served_with_as_many_references_ends_no_process() -> None:
+    """Each link of the chain lies in many lists: no usual stack would bear to look at it."""
+
+    def nested(inner: dict[str, Any], depth: int) -> dict[str, Any]:
+        for _ in range(depth):
+            inner = {"items": inner}
+        return inner
+
+    chain = {f"d{i}": nested({"$ref": f"#/$defs/d{i + 1}"}, 45) for i in range(900)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**chain, "d900": {"type": "string"}}}
+    served = served_schema(schema, "field", SchemaRules())
+    with pytest.raises(RequestError, match="too large"):
+        GRAMMARS.constraint(asked("json_schema", served))
+
+
+def test_what_cannot_be_gone_on_with_is_an_error_of_that_row() -> None:
+    """A token that was never allowed, or a grammar that takes too much at a step."""
+    endless = GRAMMARS.constraint(asked("regex", "(a{1000}){1000}")).start_state()
+    (first, *_) = allowed(endless)
+    with pytest.raises(RequestError, match="too many"):
+        endless.push(first)
+    watch = GRAMMARS.constraint(asked("choice", ["abc"])).start_state()
+    allowed(watch)
+    with pytest.raises(RequestError, match="allows nothing more after 1 tokens") as caught:
+        watch.push(ids_of("x")[0])
+    assert caught.value.code == "constraint_cannot_be_held"
+    with pytest.raises(RequestError, match="allows nothing more"):
+        allowed(watch)
+
+
+def test_a_row_does_not_suffer_from_what_others_have_used_up() -> None:
+    """Where the copies of a grammar fail, a fresh one takes over at the same place."""
+    constraint = GRAMMARS.constraint(asked("regex", "[ab]{3}"))
+    watch = constraint.start_state()
+    first, second = ids_of("a") + ids_of("b")
+    allowed(watch)
+    watch.push(first)
+    expected = allowed(watch)
+    assert watch._matcher is not None
+    watch._matcher.consume_token(ids_of("x")[0])  # which ends it for good
+    assert watch._matcher.is_error()
+    assert allowed(watch) == expected
+    assert not watch.push(second)
+
+
+def test_equal_ones_are_equal_values_whoever_asked() -> None:
+    """So that those who ask alike are computed once."""
+    one, same = (GRAMMARS.constraint(asked("regex", "a+")) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    other = GRAMMARS.constraint(asked("regex", "a*"))
+    later = GRAMMARS.constraint(asked("regex", "a+"), begins_after="x")
+    assert len({one, same, other, later}) == 3
+
+
+def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they take, which how long they took tells; one that was let go is made again."""
+    seconds = 0.0
+
+    def timed(tokens: LLTokenizer, grammar: str) -> Compiled:
+        return Compiled(compiled(tokens, grammar).matcher, seconds)
+
+    monkeypatch.setattr(module, "compiled", timed)
+    monkeypatch.setattr(module, "_MAX_CACHE_BYTES", 40 * module._BYTES_EACH)
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    first = grammars.constraint(asked("regex", "a0+"))
+    for number in range(1, 60):
+        grammars.constraint(asked("regex", f"a{number}+"))
+    assert len(grammars._cache) == 39
+    assert first.grammar not in grammars._cache
+    assert allowed(first.start_state()) == ids_of("a")
+    seconds = 9 * module._BYTES_EACH / module._BYTES_A_SECOND
+    for number in range(9):
+        grammars.constraint(asked("regex", f"b{number}+"))
+    assert len(grammars._cache) == 3
+    assert grammars._num_cache_bytes == sum(kept.num_bytes for kept in grammars._cache.values())
+
+
+def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that asks compiles, the others wait for that; so it is with what is refused."""
+    made: list[str] = []
+    first, is_asked = threading.Event(), threading.Barrier(8)
+
+    def counted(tokens: LLTokenizer, grammar: str) -> Compiled:
+        made.append(grammar)
+        first.wait(5)
+        return compiled(tokens, grammar)
+
+    monkeypatch.setattr(module, "compiled", counted)
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+
+    def ask(source: str) -> str:
+        is_asked.wait(5)
+        try:
+            return grammars.constraint(asked("regex", source)).grammar
+        except RequestError as exc:
+            return exc.message
+
+    with ThreadPoolExecutor(8) as threads:
+        answers = [threads.submit(ask, "ab+" if number % 2 else "(?!a)b") for number in range(8)]
+        first.set()
+        said = {answer.result() for answer in answers}
+    assert len(made) == len(said) == 2
+    with pytest.raises(RequestError, match="look-around"):
+        grammars.constraint(asked("regex", "(?!a)b"))
+    assert len(made) == 2
+
+
+def test_one_that_fails_for_another_reason_is_not_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where there is no memory: the next that asks tries again."""
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+
+    def fail(*_: object) -> Compiled:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "compiled", fail)
+    with pytest.raises(MemoryError):
+        grammars.constraint(asked("regex", "ab+"))
+    monkeypatch.setattr(module, "compiled", compiled)
+    assert allowed(grammars.constraint(asked("regex", "ab+")).start_state()) == ids_of("a")
+    assert grammars._num_cache_bytes == sum(kept.num_bytes for kept in grammars._cache.values())
+
+
+def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the protocol has not foretold it."""
+
+    def endless(*_: object) -> Compiled:
+        raise TimeoutError
+
+    monkeypatch.setattr(module, "compiled", endless)
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    with pytest.raises(RequestError, match="more than 10 seconds to compile") as caught:
+        grammars.constraint(asked("regex", "ab+"))
+    assert (caught.value.param, caught.value.code) == ("field", "invalid_constraint")
+
+
+def test_threads_make_and_fill_beside_each_other() -> None:
+    """The same schemas asked for from many threads at once come to the same masks."""
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    schemas = [{**LIST, "minItems": 1 + number % 5} for number in range(40)]
+
+    def first_steps(schema: dict[str, Any]) -> list[list[int]]:
+        watch = grammars.constraint(asked("json_schema", schema)).start_state()
+        steps = []
+        for token_id in ids_of('["a", 3'):
+            steps.append(allowed(watch))
+            watch.push(token_id)
+        return [*steps, allowed(watch)]
+
+    with ThreadPoolExecutor(8) as threads:
+        together = list(threads.map(first_steps, schemas))
+    assert together == [first_steps(schema) for schema in schemas]
+
+
+def test_the_vocabulary_is_made_when_first_asked_for() -> None:
+    """Most files ask for no constraint."""
+    grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
+    assert grammars._vocabulary is None
+    grammars.constraint(asked("regex", "a"))
+    assert grammars._vocabulary is not None
+
+
+def test_texts_that_must_come_are_told_in_tokens_that_say_them(sentencepiece: TextModel) -> None:
+    """Where the tokenizer would add a space or take markup for a token, others are taken."""
+    known = grammar_vocabulary(sentencepiece.tokenizer, sentencepiece.vocab_size, frozenset())
+    wrapped: Any = sys.modules["tidemill.engine.structured_output.vocabulary"]._Wrapped(
+        sentencepiece.tokenizer, sentencepiece.vocab_size
+    )
+    wrapped.llguidance_tokenizer = known.llguidance_tokenizer
+    for text in ("ab", " ab", "</s>", "é a"):
+        pieces = [sentencepiece.tokenizer.piece(i) for i in wrapped(text)]
+        assert text.encode().startswith(b"".join(pieces))
+        assert pieces
+        assert not any(map(sentencepiece.tokenizer.is_special, wrapped(text)))
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "good"),
+    [
+        ("</think>", "I think so.</think>[1]", True),
+        ("</think>", "</think>\n\n[1]", False),
+        ("</think>", "[1]", False),
+        ("</think>", "a</think>a", False),
+        ("</think>", "a</think>[1]</think>", False),
+        ("</think>", "a</thin</think>[1]", True),
+    ],
+)
+def test_a_grammar_begins_behind_what_ends_the_beginning(
+    before: str, text: str, *, good: bool
+) -> None:
+    """Before that anything may come but an end; behind it nothing but the form."""
+    wanted = asked("json_schema", {"type": "array", "items": {"type": "integer"}})
+    assert lets_through(wanted, text, begins_after=before) == good
+
+
+def test_no_token_ends_the_beginning_and_says_more_at_once(sentencepiece: TextModel) -> None:
+    """Such tokens are kept from coming just where they would; white space alone may follow."""
+    grammars = grammars_of(sentencepiece)
+    watch = grammars.constraint(asked("regex", "a"), begins_after="b ").start_state()
+    pieces = {sentencepiece.tokenizer.piece(i): i for i in range(sentencepiece.vocab_size)}
+    assert pieces[b" a"] in allowed(watch, sentencepiece)
+    watch.push(pieces[b"b"])
+    now = allowed(watch, sentencepiece)
+    assert pieces[b" a"] not in now
+    assert pieces[b" ab"] not in now
+    assert {pieces[b" "], pieces[b"a"]} <= set(now)
+    watch.push(pieces[b" "])
+    assert allowed(watch, sentencepiece) == [pieces[b"a"]]
+
+
+def test_random_texts_under_a_schema_are_valid_json() -> None:
+    """Whatever is drawn of what is allowed: judged by a validator that knows no masks."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "id": {"type": "integer", "minimum": -5, "exclusiveMaximum": 100},
+            "name": {"type": "string", "maxLength": 6},
+            "kind": {"enum": ["x", "y", 1.5, None]},
+            "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "maxItems": 2},
+        },
+        "required": ["id", "kind"],
+        "additionalProperties": False,
+        "$defs": {
+            "part": {
+                "type": "object",
+                "patternProperties": {"^p[0-9]$": {"type": "null"}},
+                "additionalProperties": False,
+                "maxProperties": 2,
+            }
+        },
+    }
+    rng = np.random.default_rng(5)
+    validator = Draft202012Validator(schema)
+    constraint = GRAMMARS.constraint(asked("json_schema", schema))
+    for _ in range(30):
+        watch, written = constraint.start_state(), []
+        for _ in range(400):
+            may = allowed(watch)
+            ends = MODEL.eos_token_ids & set(may)
+            if ends and (len(ends) == len(may) or rng.random() < 0.3):
+                break
+            # Numbers and strings would else go on and on.
+            closing = [i for i in may if MODEL.tokenizer.piece(i) in (b'"', b"}", b"]", b",")]
+            pick = closing if closing and rng.random() < 0.4 else sorted(set(may) - ends)
+            written.append(int(rng.choice(pick)))
+            watch.push(written[-1])
+        else:
+            continue
+        validator.validate(json.loads(MODEL.tokenizer.text(written)))

@@ -1,0 +1,67 @@
+"""What is asked of models of vectors and scores, and how their folders are made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.engine.scripted_encoder import minilm
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.protocol.contract import Reply
+
+TEXTS = [
+    "The capital of France is Paris.",
+    "a",
+    "What is the capital of Norway? " * 12,
+    "Émile naïve 北京 🙂",
+]
+Serve = Callable[..., Dispatcher]
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "num_labels": 1,
+    "initializer_range": 0.5,
+}
+
+
+def minilm_with(folder: Path, files: dict[str, Any]) -> Path:
+    """Return a folder of MiniLM in which some files say something else."""
+    for source in minilm().rglob("*"):
+        if source.is_file():
+            target = folder / source.relative_to(minilm())
+            target.parent.mkdir(exist_ok=True, parents=True)
+            shutil.copy(source, target)
+    for name, said in files.items():
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.unlink(missing_ok=True)
+        target.write_text(json.dumps(said))
+    return folder
+
+
+def with_files(folder: Path, target: Path, files: dict[str, Any]) -> Path:
+    """Return a copy of a folder with further files."""
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    for name, said in files.items():
+        (target / name).parent.mkdir(exist_ok=True)
+        (target / name).write_text(said if isinstance(said, str) else json.dumps(said))
+    return target
+
+
+async def answer(served: Dispatcher, url: str, **body: Any) -> dict[str, Any]:
+    """Return a body that must be one."""
+    reply = await served.respond(url, body, "req_1", 0)
+    assert reply.status_code == 200, reply.body
+    return reply.body
+
+
+async def refusal(served: Dispatcher, url: str, **body: Any) -> Reply:
+    """Return a reply that must be none."""
+    reply = await served.respond(url, body, "req_1", 0)
+    assert reply.status_code == 400
+    return reply

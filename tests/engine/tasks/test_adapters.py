@@ -1,0 +1,96 @@
+"""Adapters beside a model that writes text; and what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from tests.engine import vision_models
+from tests.engine.adapters import ALL, halves, write_adapter
+from tests.engine.scripted_encoder import minilm
+from tidemill import demo
+from tidemill.engine.config import EngineConfig, LoraModule
+from tidemill.engine.errors import ModelRefused
+from tidemill.engine.load import load_served
+from tidemill.engine.model.loading import load_model
+from tidemill.handler.worker.engine_process.frames import Ready
+from tidemill.protocol.contract import EngineError
+
+LOUD = (LoraModule("loud", "nowhere"),)
+
+
+async def test_a_line_asks_for_an_adapter_by_its_name(tmp_path: Path) -> None:
+    """One adapter whose B is zero says what the model says; another does not."""
+    network = AutoModelForCausalLM.from_pretrained(demo.MODEL_PATH)
+    modules = halves(network, size=0.4)
+    still = {name: (down, 0 * up) for name, (down, up) in modules.items()}
+    paths = [write_adapter(tmp_path / "loud", modules), write_adapter(tmp_path / "still", still)]
+    adapters = tuple(LoraModule(path.name, str(path)) for path in paths)
+    config = EngineConfig(str(demo.MODEL_PATH), device="cpu", lora_modules=adapters)
+    served = load_served(config, served_names=("tiny",))
+    try:
+        assert served.info().adapters == ("loud", "still")
+        assert Ready.unpack(Ready(served.info()).pack()).info == served.info()
+        said = {}
+        for name in ("tiny", "loud", "still"):
+            body = {"model": name, "prompt": "The capital of France is", "temperature": 0}
+            reply = await served.respond("/v1/completions", body, "req", 0)
+            assert (reply.status_code, reply.body["model"]) == (200, name)
+            said[name] = reply.body["choices"][0]["text"]
+        assert said["still"] == said["tiny"] != said["loud"]
+    finally:
+        served.close()
+
+
+def test_only_models_that_write_text_have_adapters() -> None:
+    """Others say so by the adapter's name, before they are loaded."""
+    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+        with pytest.raises(ModelRefused, match=rf"{words}.*adapters \(loud\)"):
+            load_served(EngineConfig(str(model), lora_modules=LOUD))
+
+
+def test_only_models_that_write_text_have_a_cache_of_a_type() -> None:
+    """Others keep no keys and values beyond a step, or those of slots of their own."""
+    for model, words in ((minilm(), "gives vectors or scores"), (demo.SPEECH_PATH, "gives what")):
+        with pytest.raises(ModelRefused, match=f"{words}.*--kv-cache-dtype fp8 "):
+            load_served(EngineConfig(str(model), kv_cache_dtype="fp8"))
+
+
+def test_only_models_that_write_text_are_made_of_fewer_bits() -> None:
+    """Others say what to leave out."""
+    for model in (minilm(), demo.SPEECH_PATH):
+        with pytest.raises(ModelRefused, match="leave out --quantization"):
+            load_served(EngineConfig(str(model), quantization="fp8"), served_names=("m",))
+
+
+def test_settings_that_name_an_adapter_twice_or_too_many_are_refused() -> None:
+    """A name must mean one thing."""
+    with pytest.raises(EngineError, match="an adapter and its model are both called loud"):
+        load_served(EngineConfig("nowhere", lora_modules=LOUD), served_names=("loud",))
+    with pytest.raises(EngineError, match="two adapters are called loud"):
+        EngineConfig("nowhere", lora_modules=LOUD * 2)
+    with pytest.raises(EngineError, match="max_loras is 1, but there are 2 adapters"):
+        EngineConfig("nowhere", lora_modules=(*LOUD, LoraModule("b", "x")), max_loras=1)
+
+
+def test_a_model_that_sees_has_adapters_where_its_text_can_be_proved(tmp_path: Path) -> None:
+    """By the names of the whole model, which PEFT writes; Qwen2.5-VL's text is no class alone."""
+    pattern = rf".*language_model.*\.({'|'.join(ALL)})"
+    for kind in ("gemma3", "qwen2_5_vl"):
+        network = vision_models.build(kind)
+        vision_models.save(network, tmp_path / kind)
+        modules = {name: pair for name, pair in halves(network).items() if "language_model" in name}
+        path = write_adapter(tmp_path / f"{kind}-own", modules, target_modules=pattern)
+        config = EngineConfig(
+            str(tmp_path / kind),
+            dtype="float32",
+            device="cpu",
+            lora_modules=(LoraModule("own", str(path)),),
+        )
+        if kind == "gemma3":
+            assert load_model(config).vision_encoder is not None
+        else:
+            with pytest.raises(ModelRefused, match="adapters of qwen2_5_vl_text cannot be proved"):
+                load_model(config)

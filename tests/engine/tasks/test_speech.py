@@ -1,0 +1,178 @@
+"""A model that hears, from its folder to the bodies of its urls."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.speech_models import RATE, clip, extractor_of
+from tidemill.demo.speech_tokenizer import build_tokenizer
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.load import load_served
+from tidemill.engine.tasks import find_task
+from tidemill.engine.tasks.speech import SpeechTask
+from tidemill.protocol.contract import EngineError, Reply
+
+SHAPE = "many languages"
+WINDOW = 3
+TARGETS = 64
+
+
+@pytest.fixture(name="folder", scope="module")
+def fixture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a random model and a vocabulary of its own."""
+    import torch
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    folder = tmp_path_factory.mktemp("heard")
+    tokenizer = build_tokenizer(WINDOW, TARGETS)
+    ids = tokenizer.convert_tokens_to_ids
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        max_source_positions=50 * WINDOW,
+        max_target_positions=TARGETS,
+        vocab_size=len(tokenizer),
+        pad_token_id=ids("<|endoftext|>"),
+        bos_token_id=ids("<|endoftext|>"),
+        eos_token_id=ids("<|endoftext|>"),
+        decoder_start_token_id=ids("<|startoftranscript|>"),
+        init_std=0.3,
+    )
+    model = WhisperForConditionalGeneration(config)
+    said = model.generation_config
+    said.no_timestamps_token_id = ids("<|notimestamps|>")
+    said.prev_sot_token_id = ids("<|startofprev|>")
+    said.suppress_tokens, said.begin_suppress_tokens = None, None
+    said.lang_to_id = {"<|en|>": ids("<|en|>")}
+    said.task_to_id = {task: ids(f"<|{task}|>") for task in ("transcribe", "translate")}
+    said.max_length = TARGETS
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    extractor_of(SHAPE).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(name="served", scope="module")
+def fixture_served(folder: Path) -> Iterator[Dispatcher]:
+    """Return the model, served."""
+    engine = load_served(EngineConfig(str(folder), device="cpu", max_num_seqs=2))
+    yield engine
+    engine.close()
+
+
+def url_of(seconds: float) -> str:
+    """Return a recording as a data url."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes((clip(seconds, seed=1) * 32_000).astype(np.int16).tobytes())
+    return "data:audio/wav;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+async def ask(served: Dispatcher, url: str, seconds: float, **said: Any) -> Reply:
+    """Ask for what a recording says."""
+    body = {"model": served.info().model, "file_url": url_of(seconds), **said}
+    return await served.respond(url, body, "r", 0)
+
+
+async def test_both_urls_answer(served: Dispatcher) -> None:
+    """With a text, and with what was heard in seconds."""
+    for task in ("transcriptions", "translations"):
+        reply = await ask(served, f"/v1/audio/{task}", 2.5, language="en")
+        assert reply.status_code == 200, reply.body
+        assert isinstance(reply.body["text"], str)
+        assert reply.usage.audio_seconds == pytest.approx(2.5)
+        assert reply.usage.completion_tokens > 0
+
+
+async def test_a_long_recording_has_segments_and_words(served: Dispatcher) -> None:
+    """Whose times go on from window to window, and end with the recording."""
+    reply = await ask(
+        served,
+        "/v1/audio/transcriptions",
+        7.0,
+        response_format="verbose_json",
+        timestamp_granularities=["segment", "word"],
+    )
+    assert reply.status_code == 200, reply.body
+    segments = reply.body["segments"]
+    assert {one["seek"] for one in segments} > {0}
+    assert all(0 <= one["start"] <= one["end"] <= 7.0 + WINDOW for one in segments)
+    starts = [one["start"] for one in segments]
+    assert starts == sorted(starts)
+    assert reply.body["words"]
+    assert reply.body["language"] == "english"
+
+
+async def test_another_kinds_url_is_none_of_this_model(served: Dispatcher) -> None:
+    """And the row says so."""
+    body = {"model": served.info().model, "messages": [{"role": "user", "content": "?"}]}
+    reply = await served.respond("/v1/chat/completions", body, "r", 0)
+    assert reply.status_code == 400
+    assert "does not support" in json.dumps(reply.body)
+
+
+def test_a_folder_of_the_family_is_of_this_kind(folder: Path) -> None:
+    """Whatever else it holds."""
+    assert isinstance(find_task(folder, EngineConfig(str(folder))), SpeechTask)
+
+
+def test_a_chat_template_is_of_no_use(folder: Path) -> None:
+    """Whoever gives one means another model."""
+    with pytest.raises(EngineError, match="no use for a chat template"):
+        load_served(EngineConfig(str(folder), device="cpu"), chat_template="{{ messages }}")
+
+
+@pytest.mark.parametrize("field", ["hf_overrides", "pooler_config"])
+def test_what_other_kinds_are_told_is_refused(folder: Path, field: str) -> None:
+    """It would change nothing."""
+    said: dict[str, Any] = {field: {"a": 1}}
+    flag = f"--{field.replace('_', '-')}"
+    with pytest.raises(EngineError, match=f"hears recordings: {flag} is for models that"):
+        load_served(EngineConfig(str(folder), device="cpu", **said))
+
+
+def test_a_model_that_nobody_tells_how_to_begin_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Without its generation config it would write noise, in good form."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "generation_config.json").unlink()
+    with pytest.raises(EngineError, match=r"how a text begins.*generation_config\.json"):
+        load_served(EngineConfig(str(copy), device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"decoder_start_token_id": 5},
+        {"lang_to_id": {"<|en|>": 7}},
+        {"task_to_id": {"translate": 9}},
+    ],
+)
+def test_marks_of_another_vocabulary_are_refused(
+    folder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """By the first that differs."""
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(EngineError, match=r"<\|.*\|>, but its vocabulary.*another model's"):
+        load_served(EngineConfig(str(copy), device="cpu"))

@@ -1,0 +1,130 @@
+"""Models of vectors, from their folder to a body: held to sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from base64 import b64decode
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+)
+
+from tests.engine.scripted_encoder import minilm
+from tests.engine.tasks.pooled import SMALL, TEXTS, Serve, answer, minilm_with, refusal
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.protocol.contract import EngineError
+
+
+async def test_vectors_are_those_of_sentence_transformers(served: Dispatcher) -> None:
+    """Of every length and script, in either form."""
+    body = await answer(served, "/v1/embeddings", input=TEXTS)
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(TEXTS)
+    vectors = np.array([entry["embedding"] for entry in body["data"]], dtype=np.float32)
+    assert np.abs(vectors - expected).max() < 1e-5
+    assert ((vectors * expected).sum(axis=1) > 0.9999).all()
+    packed = await answer(served, "/v1/embeddings", input=TEXTS, encoding_format="base64")
+    read = [np.frombuffer(b64decode(entry["embedding"]), "<f4") for entry in packed["data"]]
+    assert np.array_equal(read, vectors)
+
+
+async def test_scores_of_vectors_are_their_cosines(served: Dispatcher) -> None:
+    """Within 1e-4 of what sentence-transformers says, and the ranking follows."""
+    reference = SentenceTransformer(str(minilm()), device="cpu")
+    query, *documents = TEXTS
+    expected = reference.similarity(reference.encode([query]), reference.encode(documents))[0]
+    body = await answer(served, "/v1/score", text_1=query, text_2=documents)
+    scores = [entry["score"] for entry in body["data"]]
+    assert np.allclose(scores, expected, atol=1e-5)
+    ranked = await answer(served, "/rerank", query=query, documents=documents)
+    order = [result["index"] for result in ranked["results"]]
+    assert order == sorted(range(3), key=lambda i: -scores[i])
+
+
+async def test_a_texts_limit_is_the_folders(served: Dispatcher) -> None:
+    """256 of its 512 positions; on request a text is cut to it as sentence-transformers does."""
+    text = "word " * 300
+    reply = await refusal(served, "/v1/embeddings", input=text)
+    assert "maximum context length is 256 tokens" in reply.body["error"]["message"]
+    assert "has 302 tokens" in reply.body["error"]["message"]
+    body = await answer(served, "/v1/embeddings", input=text, truncate_prompt_tokens=-1)
+    expected = SentenceTransformer(str(minilm()), device="cpu").encode(text)
+    assert np.abs(np.array(body["data"][0]["embedding"]) - expected).max() < 1e-5
+    assert body["usage"]["prompt_tokens"] == 256
+
+
+async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -> None:
+    """Above what the folder says, but never above its positions."""
+    longer = serve(minilm(), max_model_len=400)
+    body = await answer(longer, "/v1/embeddings", input="word " * 300)
+    assert body["usage"]["prompt_tokens"] == 302
+    with pytest.raises(EngineError, match="512"):
+        serve(minilm(), max_model_len=513)
+
+
+async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """All that stands beside a network, in one folder."""
+    from safetensors.torch import save_file
+
+    modules = json.loads((minilm() / "modules.json").read_bytes())
+    dense = {"name": "d", "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
+    folder = minilm_with(
+        tmp_path,
+        {
+            "modules.json": [*modules[:2], dense, modules[2]],
+            "1_Pooling/config.json": {
+                "word_embedding_dimension": 384,
+                "pooling_mode": ["cls", "mean"],
+                "include_prompt": False,
+            },
+            "3_Dense/config.json": {"in_features": 768, "out_features": 32},
+            "sentence_bert_config.json": {"max_seq_length": 64, "do_lower_case": True},
+            "config_sentence_transformers.json": {
+                "prompts": {"query": "Find this: ", "plain": ""},
+                "default_prompt_name": "query",
+            },
+        },
+    )
+    torch.manual_seed(3)
+    weights = {"linear.weight": torch.randn(32, 768), "linear.bias": torch.randn(32)}
+    save_file(weights, folder / "3_Dense/model.safetensors")
+    reference = SentenceTransformer(str(folder), device="cpu")
+    served = serve(folder, hf_overrides={"is_matryoshka": True})
+    texts = ["The Capital of France", "a"]
+    for asked, told in (({}, {}), ({"prompt_name": "plain"}, {"prompt_name": "plain"})):
+        body = await answer(served, "/v1/embeddings", input=texts, **asked)
+        vectors = [entry["embedding"] for entry in body["data"]]
+        assert np.abs(np.array(vectors) - reference.encode(texts, **told)).max() < 1e-5
+    cut = await answer(served, "/v1/embeddings", input=texts, dimensions=8)
+    expected = reference.encode(texts, truncate_dim=8, normalize_embeddings=True)
+    assert np.abs(np.array([e["embedding"] for e in cut["data"]]) - expected).max() < 1e-5
+
+
+def test_a_model_that_no_file_says_how_to_pool_says_so(serve: Serve, tmp_path: Path) -> None:
+    """As one that was trained to fill in words; one with files of its own says nothing."""
+    config = BertConfig(**SMALL, vocab_size=30_522, max_position_embeddings=64)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        shutil.copy(minilm() / name, tmp_path)
+    [note] = serve(tmp_path).info().notes
+    assert "its first token's" in note
+    assert not any("vectors are made" in note for note in serve(minilm()).info().notes)
+
+
+@pytest.mark.parametrize("kind", [["bert"], {}, 5])
+def test_a_model_type_that_is_no_name_is_refused(
+    kind: object, serve: Serve, tmp_path: Path
+) -> None:
+    """By a sentence, wherever it is looked up."""
+    config = json.loads((minilm() / "config.json").read_bytes())
+    folder = minilm_with(tmp_path, {"config.json": {**config, "model_type": kind}})
+    with pytest.raises(EngineError, match="model"):
+        serve(folder)

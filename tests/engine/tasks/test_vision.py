@@ -1,0 +1,354 @@
+"""Models that see, loaded from a folder behind their endpoints: images in, what is written out."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.engine.tasks.pooled import Serve
+from tests.engine.vision_models import (
+    BEGIN,
+    END,
+    IMAGE,
+    build,
+    config_of,
+    save_with_vocabulary,
+)
+from tidemill.engine.config import ImageLimits
+from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed
+from tidemill.protocol.contract import Reply, StreamedReply
+
+KINDS = ["gemma3", "qwen2_5_vl"]
+URL = "/v1/chat/completions"
+PLACE = "https://files.example.com/images/"
+
+
+def picture(width: int, height: int, seed: int = 1) -> Image.Image:
+    """Return an image of noise with a gradient, so that no two pixels are alike."""
+    levels = np.random.default_rng(seed).integers(0, 200, (height, width, 3))
+    return Image.fromarray((levels + np.arange(width)[:, None] % 56).astype(np.uint8))
+
+
+def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
+    """Return an image's bytes."""
+    buffer = BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def inline(data: bytes, kind: str = "image/png") -> str:
+    """Return a data URL."""
+    return f"data:{kind};base64,{b64encode(data).decode()}"
+
+
+def shown(url: str, **fields: Any) -> dict[str, Any]:
+    """Return a part that is an image."""
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def said(text: str) -> dict[str, Any]:
+    """Return a part that is a text."""
+    return {"type": "text", "text": text}
+
+
+def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a conversation of one turn."""
+    return [{"role": "user", "content": list(parts)}]
+
+
+class Judge:
+    """What transformers makes of the same conversation."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.network = build(kind)
+        self.tokenizer = save_with_vocabulary(self.network, folder)
+        self.folder = folder
+
+    @torch.inference_mode()
+    def answer(
+        self, messages: list[dict[str, Any]], images: list[Image.Image], max_tokens: int
+    ) -> tuple[list[int], str]:
+        """Return the prompt's tokens, images spelled out, and the answer's text."""
+        from transformers import AutoImageProcessor
+
+        told = [
+            {
+                **message,
+                "content": [
+                    {"type": "image"} if part["type"] == "image_url" else part
+                    for part in message["content"]
+                ],
+            }
+            for message in messages
+        ]
+        text = self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+        processor = AutoImageProcessor.from_pretrained(self.folder, use_fast=False)
+        inputs = dict(processor(images, return_tensors="pt"))
+        counts = [16] * len(images)
+        if self.kind == "qwen2_5_vl":
+            counts = (inputs["image_grid_thw"].prod(-1) // 4).tolist()
+        else:
+            inputs.pop("num_crops")
+        for count in counts:
+            begin, image = self.tokenizer.convert_ids_to_tokens([BEGIN, IMAGE])
+            if self.kind == "gemma3":
+                text = text.replace(begin, f"\n\n<B>{'<I>' * count}<E>\n\n", 1)
+            else:
+                text = text.replace(image, "<I>" * count, 1)
+        for short, token in (("<B>", BEGIN), ("<I>", IMAGE), ("<E>", END)):
+            text = text.replace(short, self.tokenizer.convert_ids_to_tokens(token))
+        ids = torch.tensor([self.tokenizer.encode(text)])
+        name = "mm_token_type_ids" if self.kind == "qwen2_5_vl" else "token_type_ids"
+        written = self.network.generate(
+            **{**inputs, "input_ids": ids, name: (ids == IMAGE).long()},
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=0,
+        )
+        return ids[0].tolist(), self.tokenizer.decode(
+            written[0, ids.shape[1] :], skip_special_tokens=True
+        )
+
+
+@pytest.fixture(name="judge", scope="module", params=KINDS)
+def fixture_judge(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Judge:
+    """Return transformers' model of a kind, and the folder that ours is loaded from."""
+    return Judge(request.param, tmp_path_factory.mktemp(request.param))
+
+
+class Host:
+    """What lies at urls: one image, or a reason why it does not come."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.answer: bytes | FetchFailed = b""
+
+    async def fetch(self, url: str, _: ByteBudget | None = None) -> bytes:
+        """Bring what lies there."""
+        self.asked.append(url)
+        if isinstance(self.answer, FetchFailed):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture(name="host", scope="module")
+def fixture_host() -> Iterator[Host]:
+    """Return what stands in for the internet."""
+    host = Host()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Fetcher, "fetch", lambda _, url, allowance: host.fetch(url, allowance))
+        yield host
+
+
+@pytest.fixture(name="served", scope="module")
+def fixture_served(judge: Judge, serve: Serve, host: Host) -> Dispatcher:
+    """Return the model of that folder behind its endpoints; four images a request at most."""
+    del host  # which must be there first
+    limits = ImageLimits(max_bytes=2**18, max_pixels=2**20, max_per_prompt=4)
+    return serve(judge.folder, images=limits, max_num_batched_tokens=32, max_num_seqs=8)
+
+
+async def ask(served: Dispatcher, messages: list[dict[str, Any]], **fields: Any) -> Reply:
+    """Return the answer to a conversation, greedily."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": 12, **fields}
+    return await served.respond(URL, body, "req_1", 0)
+
+
+async def refused(served: Dispatcher, *parts: dict[str, Any], **fields: Any) -> tuple[str, str]:
+    """Return the field and the words of a 400."""
+    reply = await ask(served, user(*parts), **fields)
+    assert reply.status_code == 400, reply.body
+    return reply.body["error"]["param"], reply.body["error"]["message"]
+
+
+async def test_images_are_read_as_transformers_reads_them(judge: Judge, served: Dispatcher) -> None:
+    """One or several, of any size, in any turn; prompt and answer are its own."""
+    small, wide, tall = picture(60, 40), picture(300, 100, 2), picture(50, 170, 3)
+    first = user(said("What is in "), shown(inline(encoded(wide))), said(" this?"))
+    asked: list[tuple[list[dict[str, Any]], list[Image.Image]]] = [
+        (first, [wide]),
+        (user(shown(inline(encoded(small))), shown(inline(encoded(tall)))), [small, tall]),
+        (
+            [
+                *first,
+                {"role": "assistant", "content": [said("Paris.")]},
+                *user(said("And "), shown(inline(encoded(wide)), detail="low"), said("here?")),
+            ],
+            [wide, wide],
+        ),
+    ]
+    for messages, images in asked:
+        ids, text = judge.answer(messages, images, 12)
+        reply = await ask(served, messages, return_token_ids=True)
+        assert reply.status_code == 200, reply.body
+        assert reply.body["prompt_token_ids"] == ids
+        assert reply.body["choices"][0]["message"]["content"] == text
+        assert reply.body["usage"]["prompt_tokens"] == len(ids)
+
+
+async def test_what_is_shown_decides_what_is_written(served: Dispatcher) -> None:
+    """The same words with another image are another prompt, however much of it is cached."""
+    texts = []
+    for seed in (1, 2, 3, 1):
+        part = shown(inline(encoded(picture(60, 60, seed))))
+        reply = await ask(served, user(said("What is this? " * 4), part), logprobs=True)
+        tokens = reply.body["choices"][0]["logprobs"]["content"]
+        texts.append([entry["logprob"] for entry in tokens])
+    assert texts[0] == texts[3]
+    assert texts[0] != texts[1] != texts[2] != texts[0]
+
+
+async def test_choices_of_one_image_differ_and_repeat(served: Dispatcher) -> None:
+    """By their seeds; the first is what it is alone."""
+    messages = user(shown(inline(encoded(picture(60, 60)))), said("Well?"))
+    several, again, alone = [
+        [
+            choice["message"]["content"]
+            for choice in (await ask(served, messages, n=n, seed=5, temperature=1.0)).body[
+                "choices"
+            ]
+        ]
+        for n in (3, 3, 1)
+    ]
+    assert several == again
+    assert several[0] == alone[0]
+    assert len(set(several)) > 1
+
+
+async def test_an_answer_about_an_image_is_streamed(served: Dispatcher) -> None:
+    """In the same words."""
+    messages = user(shown(inline(encoded(picture(60, 60)))), said("Well?"))
+    whole = await ask(served, messages)
+    body = {"messages": messages, "temperature": 0, "max_tokens": 12, "stream": True}
+    reply = await served.answer(URL, body, "req_1", 0)
+    assert isinstance(reply, StreamedReply)
+    chunks = [chunk async for chunk in reply.chunks]
+    text = "".join(
+        choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+    )
+    assert text == whole.body["choices"][0]["message"]["content"]
+
+
+async def test_images_are_fetched_each_once(judge: Judge, served: Dispatcher, host: Host) -> None:
+    """A url may stand there by itself, and twice; what is wrong else is told before."""
+    image = picture(80, 60)
+    host.answer = encoded(image)
+    host.asked.clear()
+    part = {"type": "image_url", "image_url": f"{PLACE}a.png"}
+    messages = user(part, said("and "), shown(f"{PLACE}a.png"), shown(f"{PLACE}b.png"))
+    _, text = judge.answer(messages, [image] * 3, 12)
+    reply = await ask(served, messages)
+    assert reply.body["choices"][0]["message"]["content"] == text
+    assert sorted(host.asked) == [f"{PLACE}a.png", f"{PLACE}b.png"]
+    assert (await refused(served, part, top_p=5))[0] == "top_p"
+    assert len(host.asked) == 2
+
+
+async def test_what_cannot_be_fetched_is_told_with_its_place(
+    served: Dispatcher, host: Host
+) -> None:
+    """And in the words of whoever tried."""
+    host.answer = FetchFailed("its host answers 404")
+    param, words = await refused(served, said("Look: "), shown(f"{PLACE}a.png"))
+    assert param == "messages.0.content.1"
+    assert words == "`messages.0.content.1` could not be fetched: its host answers 404."
+
+
+BAD: dict[str, tuple[Callable[[], bytes], str]] = {
+    "an SVG": (lambda: b'<?xml version="1.0"?><svg/>', "an SVG"),
+    "no image": (lambda: b"GIF, or what?", "no PNG, JPEG, WebP, GIF or BMP"),
+    "empty": (lambda: b"", "empty"),
+    "cut off": (lambda: encoded(picture(90, 90))[:-900], "broken, or was cut off"),
+    "a bomb": (lambda: encoded(Image.new("1", (20_000, 20_000))), "20,000 x 20,000 pixels"),
+    "too large": (lambda: encoded(picture(400, 400)), "larger than 262,144 bytes"),
+    "of another form": (lambda: encoded(picture(9, 9), "TIFF"), "no PNG, JPEG, WebP, GIF or BMP"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_what_is_no_image_is_a_400_that_names_its_place(
+    served: Dispatcher, case: str
+) -> None:
+    """And says why."""
+    make, why = BAD[case]
+    good = shown(inline(encoded(picture(30, 30))))
+    param, words = await refused(served, said("Look: "), good, shown(inline(make())))
+    assert param == "messages.0.content.2"
+    assert "`messages.0.content.2`" in words
+    assert why in words
+
+
+async def test_a_sliver_has_no_shape_that_is_kept(judge: Judge, served: Dispatcher) -> None:
+    """Where a model keeps the shape of images; another sees anything."""
+    part = shown(inline(encoded(Image.new("RGB", (402, 2)))))
+    reply = await ask(served, user(part))
+    if judge.kind == "gemma3":
+        assert reply.status_code == 200
+    else:
+        assert "200 times" in reply.body["error"]["message"]
+
+
+async def test_only_so_many_images_are_taken(served: Dispatcher) -> None:
+    """The first that is too many is named, before any is fetched."""
+    parts = [shown(f"{PLACE}{i}.png") for i in range(5)]
+    param, words = await refused(served, *parts)
+    assert param == "messages.0.content.4"
+    assert "may have 4" in words
+
+
+async def test_what_images_forbid_is_named(served: Dispatcher) -> None:
+    """A prompt with images is not cut, and marks of images are no text among them."""
+    part = shown(inline(encoded(picture(30, 30))))
+    assert (await refused(served, part, truncate_prompt_tokens=9))[0] == "truncate_prompt_tokens"
+    param, words = await refused(served, said("<|image_pad|><image_soft_token>"), part)
+    assert param == "messages"
+    assert "own marks" in words
+    messages = [*user(said("Hm?")), {"role": "assistant", "content": [part]}]
+    reply = await ask(served, messages, continue_final_message=True)
+    assert reply.status_code == 400
+    assert "continue_final_message" in reply.body["error"]["message"]
+
+
+async def test_an_image_that_the_context_cannot_hold_is_told(judge: Judge, serve: Serve) -> None:
+    """By the number of tokens that the prompt has with it."""
+    served = serve(judge.folder, max_model_len=24)
+    param, words = await refused(served, *[shown(inline(encoded(picture(90, 90))))] * 2)
+    assert param == "messages"
+    assert "maximum context length is 24" in words
+
+
+async def test_a_template_that_shows_no_images_is_named(judge: Judge, serve: Serve) -> None:
+    """Else the model would answer without what it was asked about."""
+    served = serve(judge.folder, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}")
+    param, words = await refused(served, shown(inline(encoded(picture(30, 30)))))
+    assert param == "messages"
+    assert "0 of the 1 images" in words
+
+
+async def test_a_model_whose_marks_are_unknown_is_served_for_text(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """With a note; an image is refused by its place."""
+    network = build("qwen2_5_vl")
+    network.config = config_of("qwen2_5_vl")
+    network.config.image_token_id = 310
+    save_with_vocabulary(network, tmp_path)
+    served = serve(tmp_path)
+    assert any("without images" in note for note in served.info().notes)
+    param, words = await refused(served, shown(inline(encoded(picture(30, 30)))))
+    assert param == "messages.0.content.0"
+    assert "reads no images" in words
+    assert (await ask(served, user(said("Well?")))).status_code == 200

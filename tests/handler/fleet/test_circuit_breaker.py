@@ -1,0 +1,226 @@
+"""When the brake of a fleet is set, what it says, and what lifts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.handler.fleet.given import LOCAL, NOW, end_of
+from tidemill.batch.fleet import (
+    EndKind,
+    FleetState,
+    Launch,
+    Worker,
+    WorkerEnd,
+    WorkerRate,
+    WorkerStatus,
+)
+from tidemill.handler.fleet.circuit_breaker import (
+    CRASH_GAP_SECONDS,
+    CRASHES_TO_TRIP,
+    close_breaker,
+    count_end,
+    describe_waiting,
+    forget_other_releases,
+    may_have_rows,
+    open_by_operator,
+)
+
+STARTING, RUNNING, STOPPING = WorkerStatus.STARTING, WorkerStatus.RUNNING, WorkerStatus.STOPPING
+
+
+def after(*ends: WorkerEnd, state: FleetState | None = None, rows_at: int = 0) -> FleetState:
+    """Return the state after these ends, each told when it was."""
+    state = state or FleetState()
+    for end in ends:
+        state = count_end(state, end, LOCAL, WorkerRate(rows_at=rows_at), max(end.at, NOW))
+    return state
+
+
+LOOP = [end_of(f"w{n}", NOW + 10 * n) for n in range(CRASHES_TO_TRIP)]
+
+
+def test_a_crash_loop_sets_the_brake() -> None:
+    """The last end of too many says what happened and what to do."""
+    assert after(*LOOP[:-1]).breaker is None
+    breaker = after(*LOOP).breaker
+    assert breaker is not None
+    assert (breaker.release, breaker.code, breaker.at) == ("r1", "crash_loop", LOOP[-1].at)
+    assert "exit status 1" in breaker.reason
+    assert "no GPU" in breaker.reason
+    assert "tidemill workers resume local" in breaker.advice
+
+
+def test_an_end_that_is_told_twice_counts_once() -> None:
+    """Events come at least once, in any order."""
+    assert after(LOOP[0], LOOP[1], LOOP[0], LOOP[1], LOOP[0]).breaker is None
+
+
+@given(
+    told=st.lists(
+        st.tuples(
+            st.integers(0, 4),
+            st.sampled_from([EndKind.CRASHED, EndKind.CLEAN, EndKind.INTERRUPTED]),
+        ),
+        max_size=12,
+    )
+)
+def test_events_in_any_order_and_number_mean_the_same(told: list[tuple[int, EndKind]]) -> None:
+    """A worker ends once: so many that ended badly are a loop, however they are told."""
+    kinds = dict(reversed(told))
+    ends = [end_of(f"w{n}", NOW + n, kinds[n]) for n, _ in told]
+    num_bad = sum(kind is EndKind.CRASHED for kind in kinds.values())
+    assert (after(*ends).breaker is not None) is (num_bad >= CRASHES_TO_TRIP)
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    """Of a release that dies for ever and gets rows done between."""
+    state = FleetState()
+    for number in range(200):
+        at = NOW + number
+        state = count_end(state, end_of(f"w{number}", at), LOCAL, WorkerRate(rows_at=at), at)
+    assert state.breaker is None
+    assert len(state.ends) < 30
+
+
+@pytest.mark.parametrize(("rows_at", "is_set"), [(NOW - 1, True), (NOW, False), (NOW + 15, False)])
+def test_a_row_since_the_first_end_holds_the_brake_off(rows_at: int, is_set: bool) -> None:  # noqa: FBT001
+    """Workers that get on between their deaths are worth what they cost."""
+    assert (after(*LOOP, rows_at=rows_at).breaker is not None) is is_set
+
+
+@pytest.mark.parametrize(
+    ("workers", "may"),
+    [
+        ([], True),
+        ([("r1", RUNNING)], True),
+        ([("r0", RUNNING)], False),
+        ([("r0", RUNNING), ("r1", RUNNING)], True),
+        ([("r0", RUNNING), ("r1", STARTING)], False),
+        ([("r0", STOPPING)], True),
+    ],
+    ids=["nobody", "its own", "others", "both", "its own only start", "others have gone"],
+)
+def test_whose_rows_there_are(workers: list[tuple[str, WorkerStatus]], may: bool) -> None:  # noqa: FBT001
+    """While old workers go on, what they do says nothing of a release that dies of its start."""
+    there = [Worker(f"w{n}", *worker) for n, worker in enumerate(workers)]
+    assert may_have_rows(there, "r1") is may
+
+
+def test_a_row_forgives_only_what_was_before_it() -> None:
+    """So many ends after a row are a loop, whatever was before."""
+    state = after(end_of("early"), *[end_of(f"x{n}", NOW + 60 + n) for n in range(3)], rows_at=NOW)
+    assert state.breaker is not None
+
+
+@pytest.mark.parametrize("kind", [EndKind.CLEAN, EndKind.INTERRUPTED, EndKind.NO_CAPACITY])
+def test_only_bad_ends_count(kind: EndKind) -> None:
+    """Idle, asked to end, without its machine: no such end is the release's fault."""
+    assert after(*(replace(end, kind=kind) for end in LOOP)).breaker is None
+
+
+def test_ends_long_apart_are_no_loop() -> None:
+    """What was hours ago is another matter, and a late event about it counts for nothing."""
+    state = after(*LOOP[:2])
+    late = end_of("late", LOOP[1].at + CRASH_GAP_SECONDS + 1)
+    assert after(late, state=state).breaker is None
+    old = end_of("old", NOW - CRASHES_TO_TRIP * CRASH_GAP_SECONDS)
+    assert after(old, state=state) == state
+
+
+def test_a_loop_of_long_starts_is_one() -> None:
+    """A large model that dies when it has loaded for an hour is seen at its third start, too."""
+    ends = [end_of(f"w{n}", NOW + CRASH_GAP_SECONDS * n) for n in range(CRASHES_TO_TRIP)]
+    assert after(*ends[:-1]).breaker is None
+    breaker = after(*ends).breaker
+    assert breaker is not None
+    assert "within 240 minutes" in breaker.reason
+
+
+def test_ends_of_another_release_do_not_count() -> None:
+    """Old workers that die while new ones come say nothing of those."""
+    assert after(*(replace(end, release="r0") for end in LOOP)) == FleetState()
+
+
+def test_a_launch_is_over_with_its_worker() -> None:
+    """One that has ended is not waited for."""
+    state = FleetState(launches=(Launch("w0", "r1", NOW), Launch("w1", "r1", NOW)))
+    for kind in EndKind:
+        left = after(end_of("w0", kind=kind), state=state).launches
+        assert left == (Launch("w1", "r1", NOW),)
+
+
+def test_another_release_lifts_the_brake() -> None:
+    """It forgets what the one before has done, and only that."""
+    state = after(*LOOP)
+    assert forget_other_releases(state, "r1") == state
+    assert forget_other_releases(state, "r2") == replace(state, breaker=None, ends=())
+
+
+def test_a_person_lifts_the_brake() -> None:
+    """The next end is the first again."""
+    state = close_breaker(after(*LOOP))
+    assert state.breaker is None
+    assert after(end_of("next", NOW + 60), state=state).breaker is None
+
+
+def test_a_brake_that_is_set_stays_as_it_was() -> None:
+    """Further ends change neither its reason nor since when it is."""
+    state = after(*LOOP)
+    assert after(end_of("more", NOW + 90, reason="x"), state=state).breaker == state.breaker
+
+
+@pytest.mark.parametrize(
+    ("reason", "words", "advice"),
+    [
+        ("it ended with exit status 1", "this machine cannot run a known line", "end that machine"),
+        ("CannotPullContainerError: x", None, "registry"),
+        ("ResourceInitializationError: pull secrets", None, "role"),
+        ("it was killed (exit status 137): OutOfMemoryError", None, "memory"),
+        ("it ended with exit status 2", "--seed: no number", "setting"),
+        ("it ended with exit status 1", "something else", "Read the log"),
+    ],
+    ids=["known line", "image", "role", "memory", "setting", "any"],
+)
+def test_the_advice_is_of_what_was_said(reason: str, words: str | None, advice: str) -> None:
+    """What helps depends on what the last worker died of."""
+    ends = [replace(end, reason=reason, last_words=words) for end in LOOP]
+    breaker = after(*ends).breaker
+    assert breaker is not None
+    assert advice in breaker.advice
+
+
+def test_what_waiting_batches_are_told() -> None:
+    """A brake, or since when there is no machine; nothing while all is well."""
+    assert describe_waiting(FleetState(), NOW) is None
+    waiting = describe_waiting(after(*LOOP), NOW)
+    assert waiting is not None
+    assert (waiting.code, waiting.since) == ("crash_loop", LOOP[-1].at)
+    assert "no GPU" in waiting.message
+    assert "tidemill workers resume local" in waiting.message
+
+
+def test_batches_are_told_that_there_is_no_machine() -> None:
+    """Since the first refusal, while the last one is fresh."""
+    state = after(
+        *(
+            end_of(f"n{n}", NOW + n, EndKind.NO_CAPACITY, reason="no room for ml.g6")
+            for n in range(2)
+        )
+    )
+    waiting = describe_waiting(state, NOW + 60)
+    assert waiting is not None
+    assert (waiting.code, waiting.since) == ("no_capacity", NOW)
+    assert "no room for ml.g6" in waiting.message
+    assert describe_waiting(state, NOW + 3600) is None
+
+
+def test_workers_that_a_person_has_stopped() -> None:
+    """Batches say so, and how they go on."""
+    waiting = describe_waiting(open_by_operator(FleetState(), LOCAL, NOW), NOW)
+    assert waiting is not None
+    assert waiting.code == "stopped"
+    assert "tidemill workers resume local" in waiting.message

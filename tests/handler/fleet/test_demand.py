@@ -1,0 +1,128 @@
+"""How many workers open work wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
+from tidemill.handler.fleet.demand import estimate_demand
+
+NOW = 1_000_000
+PLAN = FleetPlan("m", "ecs", "r:1", max_workers=10, target_seconds=3600, start_seconds=300)
+PACE = WorkerRate(NOW, rows_per_second=10.0)
+DAY = 24 * 3600
+
+
+def work_of(seconds: float, **changes: Any) -> OpenWork:
+    """Return a batch that takes one worker so many seconds, and has shards for all."""
+    fields: dict[str, Any] = {"num_shards": 100, "since": NOW, "expires_at": NOW + DAY} | changes
+    return OpenWork("b", "m", int(seconds * PACE.rows_per_second), **fields)
+
+
+def count(*work: OpenWork, pace: WorkerRate = PACE, ready_at: tuple[float, ...] = ()) -> int:
+    """Return how many workers are wanted."""
+    return estimate_demand(work, pace, PLAN, ready_at=ready_at, now=NOW).count
+
+
+def test_nothing_open_wants_nobody() -> None:
+    """Nor do batches whose shards are all done or given up."""
+    assert count() == 0
+    assert count(work_of(100, num_shards=0)) == 0
+
+
+@pytest.mark.parametrize(("seconds", "wants"), [(1, 1), (3300, 1), (3301, 2), (16_500, 5)])
+def test_what_is_open_is_done_by_its_target(seconds: float, wants: int) -> None:
+    """Within the hour, of which each worker spends five minutes starting."""
+    assert count(work_of(seconds)) == wants
+
+
+def test_no_more_than_allowed_or_of_use() -> None:
+    """The plan's maximum holds, and whoever finds no shard would be paid for nothing."""
+    assert count(work_of(DAY)) == 10
+    assert count(work_of(16_500, num_shards=3)) == 3
+    assert count(work_of(16_500, num_shards=3, num_running=2), ready_at=(NOW, NOW)) == 3
+    assert count(work_of(16_500, num_shards=3, num_running=3), ready_at=(NOW,)) == 1
+
+
+def test_a_dead_workers_shards_want_one() -> None:
+    """Until their leases lapse nobody else may have them: someone must be there then."""
+    assert count(work_of(5, num_shards=2, num_running=2)) == 1
+
+
+def test_an_unknown_rate_wants_one_worker_that_measures_it() -> None:
+    """However much is open: a guess would pay for ten cold starts."""
+    for pace in (WorkerRate(), WorkerRate(NOW)):
+        found = estimate_demand([work_of(DAY)], pace, PLAN, ready_at=(), now=NOW)
+        assert found.count == 1
+        assert "not known" in found.why
+
+
+def test_tokens_tell_long_lines_from_short_ones() -> None:
+    """Rows of another batch may have been a hundred times as long."""
+    pace = WorkerRate(NOW, rows_per_second=10.0, tokens_per_second=100.0)
+    assert count(work_of(3300, tokens_per_row=10.0), pace=pace) == 1
+    assert count(work_of(3300, tokens_per_row=100.0), pace=pace) == 10
+    assert count(work_of(3300, tokens_per_row=0.0), pace=pace) == 1
+
+
+def test_workers_that_start_are_not_started_again() -> None:
+    """While they load their model the time left shrinks, and they count from when they are ready.
+
+    Without that the number would creep up by the minute.
+    """
+    wants = count(work_of(16_500))
+    for minute in range(6):
+        ready_at = (NOW + 300.0,) * wants
+        found = estimate_demand(
+            [work_of(16_500)], PACE, PLAN, ready_at=ready_at, now=NOW + 60 * minute
+        )
+        assert found.count == wants
+
+
+def test_workers_that_run_do_more_than_new_ones() -> None:
+    """An hour of work for one that is there needs no second one."""
+    assert count(work_of(3600), ready_at=(NOW,)) == 1
+    assert count(work_of(3600)) == 2
+
+
+def test_a_window_that_ends_soon_is_worth_more_starts() -> None:
+    """A target may be missed by a little; what the window cuts off is lost."""
+    late_for_target = work_of(1500, since=NOW - 3600)
+    assert count(late_for_target) == 5  # each works as long as it takes to start
+    assert count(work_of(480, expires_at=NOW + 360)) == 8
+
+
+def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
+    """At least one, never more than allowed or of use, and for more work never fewer."""
+    for seed in range(300):
+        random = Random(seed)
+        batches = [
+            work_of(
+                random.expovariate(1 / 5000),
+                num_shards=random.randint(1, 9),
+                num_running=random.randint(0, 1),
+                since=NOW - random.randint(0, 7200),
+                expires_at=NOW + random.randint(1, DAY),
+                tokens_per_row=random.choice([0.0, 7.0, 700.0]),
+            )
+            for _ in range(random.randint(1, 6))
+        ]
+        pace = WorkerRate(NOW, 10.0, random.choice([0.0, 50.0]))
+        ready_at = tuple(NOW + random.randint(-600, 300) for _ in range(random.randint(0, 12)))
+        found = count(*batches, pace=pace, ready_at=ready_at)
+        assert 1 <= found <= min(PLAN.max_workers, sum(each.num_shards for each in batches))
+        more = replace(batches[0], num_rows=3 * batches[0].num_rows)
+        assert count(more, *batches[1:], pace=pace, ready_at=ready_at) >= found
+        assert count(*batches[1:], pace=pace, ready_at=ready_at) <= found
+
+
+def test_earlier_ends_come_first() -> None:
+    """What is due later needs nobody more as long as it fits in behind."""
+    soon, late = work_of(1500, since=NOW - 1800), work_of(1500)
+    assert count(soon) == 1
+    assert count(soon, late) == 1
+    assert count(soon, late, work_of(1500)) == 2

@@ -1,0 +1,90 @@
+"""Workers whose machine goes are asked to end, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.handler.fleet.given import ECS, LOCAL, process_event, task_event
+from tests.handler.fleet.services import Services
+from tidemill.batch.fleet import FleetPlan, WorkerStatus
+from tidemill.handler.fleet.draining import drain_machine
+from tidemill.handler.fleet.ecs import EcsLauncher
+
+CLUSTER = "arn:aws:ecs:eu-west-1:111122223333:cluster/tidemill"
+MACHINE = "arn:aws:ecs:eu-west-1:111122223333:container-instance/tidemill/9d5be76c1cde"
+OTHER = replace(ECS, model="other")
+PLANS = {plan.model: plan for plan in (ECS, OTHER, LOCAL)}
+
+
+def event(**detail: Any) -> dict[str, Any]:
+    """Return what ECS tells of a machine at a Spot notice, in the form of AWS's documents."""
+    known = {
+        "agentConnected": True,
+        "clusterArn": CLUSTER,
+        "containerInstanceArn": MACHINE,
+        "ec2InstanceId": "i-0b1b1b1b1b1b1b1b1",
+        "status": "DRAINING",
+    }
+    return {
+        "source": "aws.ecs",
+        "detail-type": "ECS Container Instance State Change",
+        "detail": known | detail,
+    }
+
+
+def running(services: Services, plan: FleetPlan, number: int, machine: str) -> str:
+    """Return a task that runs on a machine."""
+    arn = services.run(EcsLauncher().start(plan, number))
+    services.tasks[arn] |= {"lastStatus": "RUNNING", "containerInstanceArn": machine}
+    return arn
+
+
+def stopping(services: Services) -> set[str]:
+    """Return the tasks that were asked to end."""
+    return {
+        worker.id
+        for plan in (ECS, OTHER)
+        for worker in services.run(EcsLauncher().list_workers(plan))
+        if worker.status is WorkerStatus.STOPPING
+    }
+
+
+def test_all_workers_of_the_machine_are_asked_to_end() -> None:
+    """Of every model, and once; those of other machines go on."""
+    services = Services()
+    gone = {running(services, plan, 1, MACHINE) for plan in (ECS, OTHER)}
+    running(services, ECS, 2, f"{MACHINE}0")
+    for _ in range(2):
+        assert services.run(drain_machine(event(), PLANS))
+    assert stopping(services) == gone
+    assert [call.method for call in services.asked].count("stop_task") == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        event(status="ACTIVE"),
+        event(containerInstanceArn=None),
+        task_event(),
+        process_event(),
+        {},
+    ],
+    ids=["active", "no machine", "task", "process", "empty"],
+)
+def test_what_tells_of_no_machine_that_goes(told: Mapping[str, Any]) -> None:
+    """It is left to who reads ends."""
+    services = Services()
+    running(services, ECS, 1, MACHINE)
+    assert not services.run(drain_machine(told, PLANS))
+    assert stopping(services) == set()
+
+
+def test_another_cluster_is_nobodys() -> None:
+    """Its tasks are not even listed."""
+    services = Services()
+    assert services.run(drain_machine(event(clusterArn=f"{CLUSTER}-2"), PLANS))
+    assert services.asked == []

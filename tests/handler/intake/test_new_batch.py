@@ -1,0 +1,365 @@
+"""New batches: of uploads, and of requests to the API."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.emulators import active_ids
+from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.batch_request import parse_request
+from tidemill.batch.errors import InvalidOption, KeyReused
+from tidemill.batch.model import Batch, File
+from tidemill.batch.object_keys import batch_id_of_drop
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.errors import AwsError
+from tidemill.handler.intake import new_batch
+from tidemill.handler.intake.control_messages import Drop
+from tidemill.handler.intake.new_batch import create_batch, create_batch_of_drop
+
+NOW = int(time.time())
+
+
+def take(cloud: Cloud, drop: Drop) -> Batch | None:
+    """Return what an upload makes, if anything."""
+    return cloud.run(create_batch_of_drop(cloud.deployment, drop, int(time.time())))
+
+
+def request_batch(cloud: Cloud, now: int = NOW, tenant: str = "tenant", **changes: Any) -> Batch:
+    """Return the batch of an API request for the file `file-1`."""
+    fields = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "metadata": None}
+    return cloud.run(create_batch(cloud.deployment, tenant, parse_request(fields | changes), now))
+
+
+def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
+    """Upload a file as the API does and record it as `file-1`."""
+    drop = cloud.put(lines_of(2), "files/file-1")
+    cloud.run(
+        cloud.deployment.files.put_file(
+            File("file-1", tenant, drop.key, 10, 1, "lines.jsonl", "batch")
+        )
+    )
+    return drop
+
+
+def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
+    """Its options come from the metadata, its results go beside it, its window begins now."""
+    data = lines_of(2)
+    metadata = {"completion-window": "30m", "on-invalid-line": "skip", "project": "p"}
+    drop = cloud.put(data, "input/a/ü b+c/../x.jsonl", metadata)
+    batch = take(cloud, drop)
+    assert batch is not None
+    assert batch.id == batch_id_of_drop(cloud.bucket, drop.key, drop.sequencer)
+    assert batch.status is Status.VALIDATING
+    assert batch.source.key == drop.key
+    assert batch.source.num_bytes == len(data)
+    assert batch.source.version_id == drop.version_id
+    assert batch.source.etag.startswith('"')
+    assert batch.input_file_id == f"s3://{cloud.bucket}/{drop.key}"
+    assert batch.outputs.output_key == "output/a/ü b+c/../x.jsonl"
+    assert batch.options.on_invalid_line == "skip"
+    assert batch.options.metadata == {"project": "p"}
+    assert batch.expires_at - batch.created_at == 1800
+    assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]
+
+
+def test_an_upload_that_names_no_window_has_that_of_the_deployment(mini: Cloud) -> None:
+    """One that names its own has that; the API's requests are not asked."""
+    cloud = mini.having(default_window="2d")
+    assert cloud.create(lines_of(1)).options.completion_window == "2d"
+    own = cloud.create(lines_of(1), metadata={"completion-window": "30m"})
+    assert own.expires_at - own.created_at == 1800
+    wrong = cloud.create(lines_of(1), metadata={"completion-window": "soon"})
+    assert wrong.expires_at - wrong.created_at == 2 * 86_400
+    put_file(cloud)
+    assert request_batch(cloud).options.completion_window == "24h"
+
+
+def test_a_batch_is_forgotten_long_after_its_window(mini: Cloud) -> None:
+    """So many days as the deployment says, by whichever way it came; its shards with it."""
+    cloud = mini.having(keep_days=3)
+    put_file(cloud)
+    for batch in (cloud.create(lines_of(25)), request_batch(cloud)):
+        assert batch.expires == batch.expires_at + 3 * 86_400
+        cloud.ingest(batch)
+        expected = 3 if batch.tenant == "default" else 1
+        assert [shard.expires for shard in cloud.shards(batch.id)] == [batch.expires] * expected
+
+
+def test_an_event_without_a_version_pins_the_one_that_is_there(cloud: Cloud) -> None:
+    """The bucket is asked."""
+    drop = cloud.put(b"x")
+    batch = take(cloud, replace(drop, version_id=None))
+    assert batch is not None
+    assert batch.source.version_id == drop.version_id
+
+
+def test_a_bucket_without_versions_is_pinned_by_etag(cloud: Cloud) -> None:
+    """There is no version to name."""
+    s3 = cloud.aws.clients["s3"]
+    s3.put_bucket_versioning(Bucket=cloud.bucket, VersioningConfiguration={"Status": "Suspended"})
+    s3.put_object(Bucket=cloud.bucket, Key="input/x.jsonl", Body=lines_of(1))
+    batch = take(cloud, Drop(cloud.bucket, "input/x.jsonl", "01"))
+    assert batch is not None
+    assert batch.source.version_id is None
+    assert cloud.ingest(batch).status is Status.IN_PROGRESS
+
+
+def test_an_event_that_comes_again_is_the_same_batch(cloud: Cloud) -> None:
+    """Also when the object has been deleted since."""
+    drop = cloud.put(lines_of(1))
+    first = cloud.take(drop)
+    assert take(cloud, drop) == first
+    cloud.aws.clients["s3"].delete_object(
+        Bucket=cloud.bucket, Key=drop.key, VersionId=drop.version_id
+    )
+    again = take(cloud, drop)
+    assert again is not None
+    assert again.id == first.id
+
+
+def test_a_newer_upload_cancels_the_older_batch(cloud: Cloud) -> None:
+    """One that has not begun is over at once; one that runs winds up first."""
+    first = cloud.create(lines_of(1))
+    second = cloud.create(lines_of(12))
+    assert cloud.batch(first.id).status is Status.CANCELLED
+    assert second.predecessor == first.id
+    cloud.ingest(second)
+    cloud.claim(second.id)
+    third = cloud.create(lines_of(1))
+    assert cloud.batch(second.id).status is Status.CANCELLING
+    assert third.predecessor == second.id
+    assert cloud.messages() == [advance_message(second.id)]
+
+
+def test_an_older_event_that_comes_late_makes_nothing(cloud: Cloud) -> None:
+    """The newer upload of the key is known."""
+    older, newer = cloud.put(lines_of(1)), cloud.put(lines_of(2))
+    batch = cloud.take(newer)
+    assert take(cloud, older) is None
+    assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]
+
+
+def test_a_batch_that_has_ended_is_not_disturbed(cloud: Cloud) -> None:
+    """A newer upload of its key waits for nothing: it has published nothing and never will."""
+    first = cloud.ingest(cloud.create(b""))
+    assert first.status is Status.FAILED
+    second = cloud.create(lines_of(1))
+    assert second.predecessor is None
+    assert cloud.batch(first.id).status is Status.FAILED
+
+
+def test_a_run_that_dies_before_it_cancels_is_done_again(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if a third upload has come between: no batch is left over."""
+    first = cloud.create(lines_of(1))
+    drop = cloud.put(lines_of(2))
+
+    def die(*_: object) -> object:
+        raise AwsError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(new_batch, "cancel", die)
+        with pytest.raises(AwsError):
+            take(cloud, drop)
+    third = cloud.create(lines_of(3))
+    second_id = batch_id_of_drop(cloud.bucket, drop.key, drop.sequencer)
+    assert third.predecessor == second_id
+    assert cloud.batch(second_id).status is Status.CANCELLED
+    assert cloud.batch(first.id).status is Status.CANCELLED
+    second = take(cloud, drop)
+    assert second is not None
+    assert cloud.batch(first.id).status is Status.CANCELLED
+    assert cloud.run(active_ids(cloud.deployment.table)) == [third.id]
+
+
+def test_a_short_drop_is_created_with_the_lock_of_its_run(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the answer to its creation was lost, but not when its event comes again."""
+    drop, now = cloud.put(lines_of(2)), int(time.time())
+
+    def create(drop: Drop, owner: str) -> Batch | None:
+        return cloud.run(create_batch_of_drop(cloud.deployment, drop, now, owner))
+
+    transact = cloud.aws.clients["dynamodb"].transact_write_items
+
+    def transact_twice(**arguments: Any) -> Any:
+        transact(**arguments)
+        return transact(**arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cloud.aws.clients["dynamodb"], "transact_write_items", transact_twice)
+        made = create(drop, "a")
+    assert made is not None
+    assert (made.turn, made.turn_until) == ("a", now + 20)
+    assert made == create(drop, "b") == cloud.batch(made.id)
+    monkeypatch.setattr(new_batch, "SHORT_BYTES", 10)
+    long = create(cloud.put(lines_of(2), "input/long.jsonl"), "a")
+    assert long is not None
+    assert long.turn is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["input/x.txt", "output/x.jsonl", "input/.jsonl", "x", "input/" + "k" * 1012 + ".jsonl"],
+)
+def test_what_is_no_drop_is_left_alone(mini: Cloud, key: str) -> None:
+    """Other keys, and those whose results would have no room for their names."""
+    assert take(mini, Drop(mini.bucket, key, "01")) is None
+    assert take(mini, Drop("elsewhere", "input/x.jsonl", "01")) is None
+    assert mini.run(active_ids(mini.deployment.table)) == []
+
+
+def test_an_object_that_was_deleted_at_once_makes_nothing(cloud: Cloud) -> None:
+    """There is nothing to run and nobody to tell."""
+    drop = cloud.put(lines_of(1))
+    cloud.aws.clients["s3"].delete_object(
+        Bucket=cloud.bucket, Key=drop.key, VersionId=drop.version_id
+    )
+    assert take(cloud, drop) is None
+    assert take(cloud, replace(drop, key="input/never.jsonl", version_id=None)) is None
+    assert cloud.run(active_ids(cloud.deployment.table)) == []
+
+
+def test_options_that_cannot_be_make_a_batch_that_says_so(cloud: Cloud) -> None:
+    """It has the defaults and the error with which it is going to fail."""
+    batch = cloud.create(b"", metadata={"output-url": "http://example.com/secret"})
+    [error] = batch.errors
+    assert (error.code, error.param) == ("invalid_option", "output-url")
+    assert batch.num_errors == 1
+    assert batch.options.output_url is None
+
+
+def test_a_request_makes_a_batch_of_a_file(cloud: Cloud) -> None:
+    """Its results go where no upload can, and a message is on its way."""
+    drop = put_file(cloud)
+    batch = request_batch(cloud, endpoint="/chat/completions", completion_window="2h")
+    assert batch.source.key == drop.key
+    assert batch.source.version_id == drop.version_id
+    assert (batch.tenant, batch.input_file_id) == ("tenant", "file-1")
+    assert batch.endpoint == "/v1/chat/completions"
+    assert batch.outputs.output_key == f"files/tenant/{batch.id}.jsonl"
+    assert batch.expires_at == NOW + 7200
+    assert cloud.messages() == [advance_message(batch.id)]
+
+
+def test_a_request_may_name_an_object(cloud: Cloud) -> None:
+    """One that lies where uploads lie, in our own bucket, and is the tenant's."""
+    cloud.put(lines_of(1), "input/a b.jsonl")
+    name = f"s3://{cloud.bucket}/input/a b.jsonl"
+    batch = request_batch(cloud, tenant="default", input_file_id=name)
+    assert batch.source.key == "input/a b.jsonl"
+    with pytest.raises(InvalidOption, match="names no file that is there"):
+        request_batch(cloud, tenant="somebody else", input_file_id=name)
+
+
+def test_a_request_that_is_repeated_makes_one_batch(cloud: Cloud) -> None:
+    """The key that goes with it tells; without one each is new."""
+    put_file(cloud, tenant="default")
+    cloud.put(lines_of(1))
+    first = request_batch(cloud, tenant="default", idempotency_key="k")
+    later = request_batch(cloud, now=NOW + 100, tenant="default", idempotency_key="k")
+    assert later.id == first.id
+    assert len({request_batch(cloud, tenant="default").id for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_file_id": "s3://{bucket}/input/x.jsonl"},
+        {"endpoint": "/v1/completions"},
+        {"completion_window": "2h"},
+        {"metadata": {"a": "b"}},
+        {"on_invalid_line": "skip"},
+        {"output_url": "https://example.com/"},
+        {"output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_key_makes_one_batch_and_no_other(cloud: Cloud, changes: dict[str, Any]) -> None:
+    """Whatever else is asked for with it is refused, before and behind the look at the table."""
+    put_file(cloud, tenant="default")
+    cloud.put(lines_of(1))
+    first = request_batch(cloud, tenant="default", idempotency_key="k")
+    name, value = next(iter(changes.items()))
+    value = value.format(bucket=cloud.bucket) if isinstance(value, str) else value
+    with pytest.raises(KeyReused) as caught:
+        request_batch(cloud, tenant="default", idempotency_key="k", **{name: value})
+    assert caught.value.param == "idempotency_key"
+    assert cloud.run(active_ids(cloud.deployment.table)) == [first.id]
+
+
+def test_a_request_is_repeated_though_its_file_has_gone(cloud: Cloud) -> None:
+    """What it made is there: a client that has lost the answer finds it."""
+    drop = put_file(cloud)
+    first = request_batch(cloud, idempotency_key="k")
+    cloud.run(cloud.deployment.bucket.delete(drop.key))
+    assert request_batch(cloud, idempotency_key="k") == cloud.batch(first.id)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": None}, "endpoint"),
+        ({"endpoint": ["/v1/chat/completions"]}, "endpoint"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
+        ({"input_file_id": None}, "input_file_id"),
+        ({"input_file_id": 5}, "input_file_id"),
+        ({"input_file_id": ""}, "input_file_id"),
+        ({"input_file_id": "file-unknown"}, "input_file_id"),
+        ({"input_file_id": "s3://elsewhere/input/x.jsonl"}, "input_file_id"),
+        ({"input_file_id": "s3://"}, "input_file_id"),
+        ({"input_file_id": "file-" + "x" * 3000}, "input_file_id"),
+        ({"input_file_id": "file-\ud800"}, "input_file_id"),
+        ({"completion_window": "1s"}, "completion_window"),
+        ({"metadata": [1]}, "metadata"),
+        ({"on_invalid_line": "maybe"}, "on_invalid_line"),
+        ({"output_url": "https://u:p@example.com/"}, "output_url"),
+        ({"idempotency_key": ""}, "idempotency_key"),
+        ({"idempotency_key": "k" * 256}, "idempotency_key"),
+        ({"idempotency_key": 1}, "idempotency_key"),
+    ],
+)
+def test_a_wrong_parameter_is_named(mini: Cloud, changes: dict[str, Any], param: str) -> None:
+    """No batch is made of it."""
+    put_file(mini)
+    with pytest.raises(InvalidOption) as caught:
+        request_batch(mini, **changes)
+    assert caught.value.param == param
+    assert f"`{param}`" in caught.value.message
+    assert mini.run(active_ids(mini.deployment.table)) == []
+
+
+@pytest.mark.parametrize("key", ["files/file-1", "work/x", "output/x.jsonl", "input/none.jsonl"])
+def test_a_request_cannot_name_other_objects(mini: Cloud, key: str) -> None:
+    """Neither another tenant's files, nor work in flight, nor what is not there."""
+    put_file(mini, tenant="somebody else")
+    for name in (f"s3://{mini.bucket}/{key}", "file-1"):
+        with pytest.raises(InvalidOption, match="input_file_id"):
+            request_batch(mini, input_file_id=name)
+
+
+@pytest.mark.parametrize("name", ["x" * 1019, "\x00"])
+def test_s3_is_not_asked_for_what_it_would_refuse(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It answers such names with an error of its own, which would look like a fault of ours."""
+    monkeypatch.setattr(mini.aws.clients["s3"], "head_object", pytest.fail)
+    with pytest.raises(InvalidOption, match="no object that is there"):
+        request_batch(mini, tenant="default", input_file_id=f"s3://{mini.bucket}/input/{name}")
+
+
+def test_a_refused_upload_does_not_hide_the_batch_before_it(cloud: Cloud) -> None:
+    """The third upload of a key waits for the first, which still runs, not for the refused one."""
+    first = cloud.ingest(cloud.create(lines_of(12)))
+    cloud.claim(first.id)
+    refused = cloud.ingest(cloud.create(b""))
+    assert refused.status is Status.FAILED
+    assert cloud.batch(first.id).status is Status.CANCELLING
+    assert cloud.create(lines_of(1)).predecessor == first.id

@@ -1,0 +1,56 @@
+"""The settings of a worker: defaults, variables, and what is given."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from tidemill.handler.worker.context.config import WorkerConfig, read_config
+
+
+def test_variables_are_the_names_of_fields() -> None:
+    """What is given wins over them; what is not ours is left alone."""
+    environment = {"TIDEMILL_QUEUE": "q", "TIDEMILL_LEASE_SECONDS": "12", "TIDEMILL_BUCKET": "b"}
+    environment |= {"TIDEMILL_FLUSH_BYTES": "7", "FLUSH_SECONDS": "1"}
+    config = read_config(environment, {"flush_bytes": 9})
+    assert config == WorkerConfig(queue="q", lease_seconds=12, flush_bytes=9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queue", ""),
+        ("lease_seconds", "0"),
+        ("lease_seconds", "soon"),
+        ("visibility_seconds", "43201"),
+        ("wait_seconds", "21"),
+        ("wait_seconds", "0"),
+        ("grace_seconds", "31"),
+        ("max_inflight", "0"),
+    ],
+)
+def test_what_cannot_be_is_refused(name: str, value: str) -> None:
+    """By name, before anything starts."""
+    with pytest.raises(ValidationError) as refused:
+        read_config({"TIDEMILL_QUEUE": "q"}, {name: value})
+    assert [error["loc"] for error in refused.value.errors()] == [(name,)]
+
+
+@pytest.mark.parametrize(
+    ("lease_seconds", "visibility_seconds", "tick_seconds"),
+    [(3, 60, 0.3), (30, 60, 3), (300, 600, 3), (30, 5, 0.5)],
+)
+def test_a_lease_has_many_ticks(
+    lease_seconds: float, visibility_seconds: int, tick_seconds: float
+) -> None:
+    """So has a message; an end of a batch is seen within three seconds, however long they are."""
+    config = WorkerConfig(
+        queue="q", lease_seconds=lease_seconds, visibility_seconds=visibility_seconds
+    )
+    assert config.tick_seconds == tick_seconds
+
+
+def test_an_engine_gets_more_than_it_can_run_at_once() -> None:
+    """Four times as much, unless told otherwise."""
+    assert WorkerConfig(queue="q").inflight_for(64) == 256
+    assert WorkerConfig(queue="q", max_inflight=5).inflight_for(64) == 5

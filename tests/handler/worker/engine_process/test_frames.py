@@ -1,0 +1,151 @@
+"""Frames come out of a pipe as they went in, and what is no frame is told apart."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.handler.worker.engine_process import frames
+from tidemill.handler.worker.engine_process.frames import (
+    Abort,
+    Failed,
+    Fetched,
+    Frame,
+    FrameError,
+    Ready,
+    Row,
+    Run,
+    Stats,
+    decode_frame,
+    encode_frame,
+    read_frame,
+)
+from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
+
+COUNTS = st.integers(0, 2**64 - 1)
+TIMES = st.integers(-(2**63), 2**63 - 1)
+USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS, st.floats(0, 10**6), COUNTS)
+WORDS = st.text(st.characters(), max_size=20)  # lone surrogates too: an error may quote them
+FRAMES: st.SearchStrategy[Frame] = st.one_of(
+    st.builds(Run, COUNTS, COUNTS, TIMES, st.binary()),
+    st.builds(Abort, COUNTS),
+    st.builds(Row, COUNTS, st.booleans(), USAGES, st.binary()),
+    st.builds(
+        Ready,
+        st.builds(
+            EngineInfo,
+            WORDS,
+            st.none() | WORDS,
+            WORDS,
+            WORDS,
+            COUNTS,
+            COUNTS,
+            *[st.lists(WORDS).map(tuple)] * 3,
+            st.dictionaries(WORDS, st.floats(0, 1e6)),
+        ),
+    ),
+    st.builds(Stats, st.builds(EngineStats, COUNTS, COUNTS, st.floats(0, 1), *[COUNTS] * 5)),
+    st.builds(Failed, WORDS, WORDS),
+    st.builds(Fetched, st.dictionaries(WORDS, WORDS)),
+)
+
+
+async def read_all(pieces: list[bytes]) -> list[Frame]:
+    """Return the frames of a pipe that brings these pieces and ends."""
+    reader = asyncio.StreamReader()
+
+    async def feed() -> None:
+        for piece in pieces:
+            reader.feed_data(piece)
+            await asyncio.sleep(0)
+        reader.feed_eof()
+
+    feeding = asyncio.create_task(feed())
+    found = []
+    try:
+        while (frame := await read_frame(reader)) is not None:
+            found.append(frame)
+    finally:
+        await feeding
+    return found
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    """Return the data in pieces."""
+    ends = sorted(place % (len(data) + 1) for place in places)
+    return [data[a:b] for a, b in zip([0, *ends], [*ends, len(data)], strict=True)]
+
+
+@given(st.lists(FRAMES, max_size=6), st.lists(st.integers(0, 2**20), max_size=6))
+def test_frames_come_out_as_they_went_in(sent: list[Frame], places: list[int]) -> None:
+    """However the pipe cuts them."""
+    data = b"".join(map(encode_frame, sent))
+    assert asyncio.run(read_all(cut(data, places))) == sent
+
+
+@given(FRAMES, st.integers(1, 2**20))
+def test_a_torn_frame_is_an_error_wherever_it_is_torn(frame: Frame, place: int) -> None:
+    """A process that is killed may leave half a frame; whole ones before it are read."""
+    data = encode_frame(frame)
+    torn = data[: 1 + place % (len(data) - 1)]
+
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data + torn)
+        reader.feed_eof()
+        assert await read_frame(reader) == frame
+        with pytest.raises(FrameError, match=r"a torn frame: the pipe ended after [\d,]+ of"):
+            await read_frame(reader)
+
+    asyncio.run(read())
+
+
+@given(st.integers(0, 255), st.binary(max_size=80))
+def test_any_bytes_are_a_frame_or_a_frame_error(kind: int, payload: bytes) -> None:
+    """Nothing else comes out of what another program may have written."""
+    try:
+        frame = decode_frame(kind, payload)
+    except FrameError:
+        return
+    assert encode_frame(frame)[4] == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "words"),
+    [
+        (0, b"", "unknown kind 0"),
+        (99, b"{}", "unknown kind 99"),
+        (1, b"short", "broken Run frame"),
+        (2, b"123456789", "broken Abort frame"),
+        (3, b"short", "broken Row frame"),
+        (4, b"{}", "broken Ready frame"),
+        (5, b'{"steps": 1, "wrong": 2}', "broken Stats frame"),
+        (6, b"no json", "broken Failed frame"),
+        (6, b"[]", "broken Failed frame"),
+        (6, b"\xff", "broken Failed frame"),
+    ],
+)
+def test_what_is_no_frame_is_named(kind: int, payload: bytes, words: str) -> None:
+    """The kind is told, so that one knows where to look."""
+    with pytest.raises(FrameError, match=words):
+        decode_frame(kind, payload)
+
+
+async def test_a_length_beyond_the_limit_is_refused_before_it_is_read() -> None:
+    """A stray `print` into the pipe must not make anyone wait for 2 GB."""
+    with pytest.raises(FrameError, match="too long"):
+        await read_all([b"Loading weights: 100%\n"])
+    with pytest.raises(FrameError, match="too long"):
+        await read_all([struct.pack("!IB", frames.MAX_PAYLOAD_BYTES + 1, 1)])
+
+
+def test_a_frame_beyond_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other side would take it for nonsense."""
+    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 24 + 10)
+    assert encode_frame(Run(1, 1, 1, b"x" * 10))
+    with pytest.raises(FrameError, match="35 bytes is too long: the limit is 34"):
+        encode_frame(Run(1, 1, 1, b"x" * 11))

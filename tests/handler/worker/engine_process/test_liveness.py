@@ -1,0 +1,64 @@
+"""Signs of life: what a thread writes, another process reads, whatever the event loop does."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tidemill.handler.worker.engine_process import liveness as module
+from tidemill.handler.worker.engine_process.liveness import (
+    LivenessCounts,
+    LivenessPage,
+    LivenessWriter,
+)
+from tidemill.protocol.contract import EngineError, EngineStats
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beat without much of a pause."""
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.005)
+
+
+def read_until(page: LivenessPage, condition: Callable[[LivenessCounts], bool]) -> LivenessCounts:
+    """Return the page once something holds."""
+    ends = time.monotonic() + 10
+    while not condition(life := page.read()):
+        assert time.monotonic() < ends
+        time.sleep(0.001)
+    return life
+
+
+def test_a_page_outlives_its_descriptor_and_is_the_same_on_both_sides() -> None:
+    """It begins with nothing."""
+    fd = LivenessPage.new_fd()
+    one, other = LivenessPage(fd), LivenessPage(fd)
+    os.close(fd)
+    assert other.read() == LivenessCounts()
+    one.write(LivenessCounts(1, 2, 3, 2**40))
+    assert other.read() == LivenessCounts(1, 2, 3, 2**40)
+
+
+def test_a_heart_beats_though_the_loop_stands_still() -> None:
+    """With the steps of the engine, once there is one; it stops when that is gone."""
+    page, is_gone = LivenessPage(LivenessPage.new_fd()), False
+
+    def stats() -> EngineStats:
+        if is_gone:
+            raise EngineError("gone")
+        return EngineStats(steps=7, layers=70)
+
+    heartbeat = LivenessWriter(page)
+    heartbeat.turns = 5
+    heartbeat.start()
+    assert read_until(page, lambda life: life.beats > 1)[1:] == (5, 0, 0)
+    heartbeat.follow(stats)
+    assert read_until(page, lambda life: life.steps > 0)[1:] == (5, 7, 70)
+    is_gone = True
+    time.sleep(0.1)
+    life = page.read()
+    time.sleep(0.1)
+    assert page.read() == life

@@ -1,0 +1,91 @@
+"""The canary of a worker: which rows of it speak against a machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidemill.handler.worker.canary import Canary, canary_line
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.protocol.contract import Usage
+
+
+def row(body: dict[str, Any], status: int = 200) -> Row:
+    """Return the row of a known line."""
+    printed = {"id": "x", "custom_id": "known", "error": None}
+    printed["response"] = {"status_code": status, "request_id": "x", "body": body}
+    return Row(1, status == 200, Usage(), json.dumps(printed).encode() + b"\n")
+
+
+def text(words: str) -> dict[str, Any]:
+    """Return the body of a completion."""
+    return {"choices": [{"text": words}]}
+
+
+def vector(*values: float) -> dict[str, Any]:
+    """Return the body of a vector."""
+    return {"data": [{"embedding": list(values)}]}
+
+
+def score(value: float) -> dict[str, Any]:
+    """Return the body of a score."""
+    return {"data": [{"score": value}]}
+
+
+ALIKE = [
+    (text(" and goes out"), text(" and goes in")),
+    (vector(0.6, 0.8), vector(0.602, 0.797)),
+    (score(0.9), score(0.91)),
+    ({"text": ""}, {"text": ""}),
+]
+OTHERS = [
+    (text(" and goes out"), text(" \ufffd\ufffd")),
+    (vector(0.6, 0.8), vector(0.8, -0.6)),
+    (vector(0.6, 0.8), vector(0.6)),
+    (score(0.9), score(0.1)),
+    (vector(0.0, 0.0), vector(1.0, 0.0)),
+    (text("and"), vector(1.0)),
+    (vector(1.0), text("and")),
+    ({"text": ""}, {"text": "the the the"}),
+]
+
+
+@pytest.mark.parametrize(("before", "now"), ALIKE)
+def test_an_engine_that_says_the_same_but_for_rounding_is_well(
+    before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """Engines of one machine may sum in another order."""
+    canary = Canary(b"line")
+    assert canary.find_fault(row(before)) is None
+    assert canary.find_fault(row(now)) is None
+
+
+@pytest.mark.parametrize(("before", "now"), OTHERS)
+def test_an_engine_that_says_something_else_is_not(
+    before: dict[str, Any], now: dict[str, Any]
+) -> None:
+    """What it comes to in the first life is what it must come to in all others."""
+    canary = Canary(b"line")
+    assert canary.find_fault(row(before)) is None
+    assert canary.find_fault(row(now)) == "a known line came to something else than before"
+    assert canary.find_fault(row(before)) is None
+
+
+def test_a_failure_speaks_against_a_machine_and_a_refusal_does_not() -> None:
+    """A model may not take the line; that is not the machine's fault."""
+    canary = Canary(b"line")
+    assert canary.find_fault(row({"error": {"message": "no"}}, 400)) is None
+    fault = canary.find_fault(row({"error": {"message": "no"}}, 500))
+    assert fault == "a known line failed with status 500"
+    assert canary.find_fault(row(text("and"))) is None
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/embeddings", "/v1/score"])
+def test_there_is_a_line_for_each_kind_of_model(url: str) -> None:
+    """By the endpoints that it serves."""
+    line = canary_line([url])
+    assert line is not None
+    assert json.loads(line)["url"] == url
+    assert canary_line(["/v1/other"]) is None

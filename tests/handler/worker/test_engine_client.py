@@ -1,0 +1,466 @@
+"""The worker's hold on its engine: rows come back, and every kind of death is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tests.handler.worker.scripted_engine import ScriptedEngine
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import run_line
+from tidemill.handler.worker import engine_client as link_module
+from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
+from tidemill.handler.worker.engine_process import frames
+from tidemill.handler.worker.engine_process.frames import FrameError, Row, Stats
+from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = Path(__file__).parent / "scripted_engine.py"
+PATIENCE_SECONDS = 30  # far more than anything here takes: reached only when something hangs
+FAST_STATS = ("--stats-seconds", 0.05)
+NEVER = 600
+
+MakeLink = Callable[..., EngineClient]
+
+
+def line(**body: Any) -> bytes:
+    """Return a line whose body is the script for the engine."""
+    return json.dumps({"custom_id": "a", "url": "/v1/x", "body": body}).encode()
+
+
+@pytest_asyncio.fixture
+async def make_client() -> AsyncIterator[MakeLink]:
+    """Return a function that makes a link to a scripted engine with these arguments."""
+    links: list[EngineClient] = []
+
+    def make(
+        *arguments: object,
+        command: list[str] | None = None,
+        stall_seconds: float = PATIENCE_SECONDS,
+        start_seconds: float = PATIENCE_SECONDS,
+        folders: asyncio.Future[Mapping[str, str]] | None = None,
+    ) -> EngineClient:
+        whole = [*(command or [sys.executable, str(SCRIPT)]), *map(str, arguments)]
+        links.append(
+            EngineClient(
+                whole, stall_seconds=stall_seconds, start_seconds=start_seconds, folders=folders
+            )
+        )
+        return links[-1]
+
+    yield make
+    for client in links:
+        client._kill("the test is over")
+        await client.close()
+
+
+async def ask(client: EngineClient, number: int = 1, created: int = 0, **body: Any) -> Row:
+    """Ask for a row, but not for ever."""
+    return await asyncio.wait_for(client.fetch_row(number, created, line(**body)), PATIENCE_SECONDS)
+
+
+def send(client: EngineClient, **body: Any) -> asyncio.Task[Row]:
+    """Ask in a task of its own."""
+    return asyncio.create_task(ask(client, **body))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another process does."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not condition():  # noqa: ASYNC110 - the other process knows no event loop of ours
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process runs; one that waits to be reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def group_is_alive(pid: int) -> bool:
+    """Say whether any process of the group that this one led still runs."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group = path.read_text(encoding="utf-8").rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(group) == pid and state != "Z":
+            return True
+    return False
+
+
+async def test_it_starts_the_engine_and_says_what_it_runs(make_client: MakeLink) -> None:
+    """Once the model is loaded, not before."""
+    client = make_client("--load-seconds", 0.1)
+    assert await client.start() == EngineInfo("scripted", "r1", "test", "cpu", 0, 64)
+
+
+async def test_a_row_is_that_of_the_line_alone(make_client: MakeLink) -> None:
+    """What comes over the wire is, to the byte, what the same line gets without one."""
+    client = make_client()
+    await client.start()
+    for number, data in enumerate([line(x="é"), line(status=404), b"no json"], start=5):
+        row = await client.fetch_row(number, 17, data)
+        alone = await run_line(RawLine(number, data), ScriptedEngine(), created=17)
+        assert (row.row, row.is_success) == (alone.row, alone.is_success)
+        assert row.usage == (alone.usage or Usage())
+
+
+async def test_many_tasks_each_get_their_own_row(make_client: MakeLink) -> None:
+    """However many ask at once, and in whatever order they are answered."""
+    client = make_client()
+    await client.start()
+    waits = [number % 7 / 500 for number in range(2_000)]
+    asked = [send(client, number=n, wait=wait) for n, wait in enumerate(waits, start=1)]
+    for number, row in enumerate(await asyncio.gather(*asked), start=1):
+        digest = RawLine(number, line(wait=waits[number - 1])).digest
+        assert json.loads(row.row)["id"] == f"batch_req_{digest}"
+    assert client.inflight == 0
+
+
+async def test_lines_longer_than_a_pipe_holds_go_through(make_client: MakeLink) -> None:
+    """Both ways at once, without either side waiting for the other for ever."""
+    client = make_client()
+    await client.start()
+    texts = [letter * 3_000_000 for letter in "abcdefgh"]
+    rows = await asyncio.gather(*(ask(client, text=text) for text in texts))
+    echoed = [json.loads(row.row)["response"]["body"]["echo"]["text"] for row in rows]
+    assert echoed == texts
+
+
+async def test_a_line_that_no_frame_can_hold_is_refused(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine never hears of it and goes on."""
+    client = make_client()
+    await client.start()
+    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 1_000)
+    with pytest.raises(FrameError, match="too long"):
+        await ask(client, text="x" * 1_000)
+    assert client.inflight == 0
+    assert (await ask(client)).is_success
+
+
+async def test_a_cancelled_request_is_taken_back(make_client: MakeLink, tmp_path: Path) -> None:
+    """The engine drops it, so that what waits behind it runs."""
+    journal = tmp_path / "journal"
+    client = make_client("--slots", 1, "--log", journal)
+    await client.start()
+    first = send(client, wait=NEVER, custom_id="first")
+    second = send(client, custom_id="second")
+    await until(lambda: "first\tstarted" in journal.read_text(encoding="utf-8"))
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (await second).is_success
+    assert client.inflight == 0
+    events = [one.split("\t")[:2] for one in journal.read_text(encoding="utf-8").splitlines()]
+    assert events == [["first", "started"], ["second", "started"], ["second", "finished"]]
+
+
+async def test_statistics_are_the_latest(make_client: MakeLink) -> None:
+    """They say what runs, and count steps."""
+    client = make_client(*FAST_STATS)
+    await client.start()
+    waiting = send(client, wait=NEVER)
+    await until(lambda: client.stats.running == 1 and client.stats.steps > 2)
+    waiting.cancel()
+    await until(lambda: client.stats.running == 0)
+
+
+async def test_an_engine_that_is_killed_is_told_to_all_who_wait(make_client: MakeLink) -> None:
+    """And to whoever asks later; rows that were finished stay what they are."""
+    client = make_client()
+    await client.start()
+    assert (await ask(client)).is_success
+    asked = [send(client, wait=NEVER) for _ in range(5)] + [send(client, die=True)]
+    for task in asked:
+        with pytest.raises(EngineDied, match=r"^killed by SIGKILL$") as caught:
+            await task
+        assert caught.value.reason == "killed by SIGKILL"
+    assert client.inflight == 0
+    with pytest.raises(EngineDied, match="SIGKILL"):
+        await ask(client)
+
+
+async def test_an_engine_that_gives_up_is_told_in_its_words(make_client: MakeLink) -> None:
+    """They are for the log, and for whoever reads it."""
+    client = make_client()
+    await client.start()
+    waiting = send(client, wait=NEVER)
+    with pytest.raises(EngineDied, match=r"^the device is gone$") as caught:
+        await ask(client, fail="the device is gone")
+    assert not caught.value.is_broken
+    with pytest.raises(EngineDied, match=r"^the device is gone$"):
+        await waiting
+
+
+async def test_an_engine_knows_best_when_no_line_can_be_why(make_client: MakeLink) -> None:
+    """Also those who ask afterwards are told that the machine is."""
+    client = make_client()
+    await client.start()
+    waiting = send(client, wait=NEVER)
+    for asked in (ask(client, fail="8 steps failed", machine=True), waiting, ask(client)):
+        with pytest.raises(EngineDied, match="8 steps failed") as caught:
+            await asked
+        assert caught.value.is_broken
+
+
+# What the scripts below get to know: the ends of the pipes that they inherit.
+FDS = "import os, sys, time\nreader, writer = (int(a.split('=')[1]) for a in sys.argv[1:3])\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("os.write(writer, b'Loading weights' * 9999); os.read(reader, 1)", "broken wire: a frame"),
+        ("os.write(writer, b'Loading weights'); time.sleep(600)", "broken wire: a frame"),
+        ("os.write(writer, b'\\0\\0\\0\\7\\1torn'); sys.exit(7)", "exited with status 7"),
+        ("os.close(writer); time.sleep(600)", "closed its pipe"),
+        ("os.fork() or time.sleep(600); sys.exit(7)", "exited with status 7"),
+    ],
+)
+async def test_an_engine_that_behaves_in_no_known_way_is_ended(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    """Nonsense, half a frame, a pipe that closes too early or outlives it: never a hang."""
+    monkeypatch.setattr(link_module, "_EXIT_SECONDS", 0.3)
+    client = make_client(command=[sys.executable, "-c", FDS + script])
+    with pytest.raises(EngineFailed, match=words):
+        await client.start()
+    await until(lambda: not group_is_alive(client._process.pid))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words", "code"),
+    [
+        (["--refuse", "jamba: not a decoder"], "^jamba: not a decoder$", "engine_error"),
+        (["--no-such-flag-but-ignored", "--slots", "x"], "^exited with status 2$", "engine_died"),
+    ],
+)
+async def test_an_engine_that_cannot_start_says_why(
+    make_client: MakeLink, arguments: list[str], words: str, code: str
+) -> None:
+    """In its own words, or by its exit status when it had none."""
+    client = make_client(*arguments)
+    with pytest.raises(EngineFailed, match=words) as caught:
+        await client.start()
+    assert caught.value.code == code
+
+
+async def test_a_command_that_does_not_exist_is_told(make_client: MakeLink) -> None:
+    """Closing what never began is fine."""
+    client = make_client(command=["/nowhere/engine"])
+    with pytest.raises(EngineFailed, match=r"cannot be started: .*/nowhere/engine"):
+        await client.start()
+    await client.close()
+
+
+async def test_a_model_that_takes_too_long_to_load_is_given_up(make_client: MakeLink) -> None:
+    """Its process does not stay behind."""
+    client = make_client("--load-seconds", NEVER, start_seconds=0.3, stall_seconds=0.1)
+    with pytest.raises(EngineFailed, match=r"not loaded after 0\.3 s") as caught:
+        await client.start()
+    assert caught.value.code == "engine_start_timeout"
+    assert not is_alive(client._process.pid)
+
+
+async def test_the_engine_starts_before_its_weights_are_here(make_client: MakeLink) -> None:
+    """It hears where they lie, and the time until then is not counted against it."""
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    client = make_client("--weights", "s3://b/m", start_seconds=NEVER, folders=folders)
+    starting = asyncio.create_task(client.start())
+    await until(lambda: hasattr(client, "_ready"))
+    assert is_alive(client._process.pid)
+    client._start_seconds = PATIENCE_SECONDS  # from here on it counts
+    folders.set_result({"s3://b/m": "/here/m"})
+    assert (await starting).model == "/here/m"
+
+
+async def test_an_engine_that_cannot_start_does_not_wait_for_weights(make_client: MakeLink) -> None:
+    """What would end it after an hour of fetching ends it now."""
+    never: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    with pytest.raises(EngineFailed, match="no GPU"):
+        await make_client("--refuse", "no GPU", folders=never).start()
+
+
+async def test_weights_that_cannot_be_had_leave_no_engine(make_client: MakeLink) -> None:
+    """Whoever wanted them is told why."""
+    folders: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
+    folders.set_exception(OSError("no bucket"))
+    client = make_client("--weights", "s3://b/m", folders=folders)
+    with pytest.raises(OSError, match="no bucket"):
+        await client.start()
+    assert not group_is_alive(client._process.pid)
+
+
+async def test_loading_is_no_stall(make_client: MakeLink) -> None:
+    """It may take as long as it was given, however short a stall is."""
+    client = make_client("--load-seconds", 1, stall_seconds=0.1)
+    await client.start()
+
+
+async def test_giving_up_the_start_leaves_no_process(make_client: MakeLink) -> None:
+    """A worker may be told to stop while its model loads."""
+    client = make_client("--load-seconds", NEVER)
+    starting = asyncio.create_task(client.start())
+    await until(lambda: hasattr(client, "_process"))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_alive(client._process.pid)
+
+
+@pytest.mark.parametrize("how", ["hang", "freeze"])
+async def test_an_engine_that_makes_no_step_is_killed(make_client: MakeLink, how: str) -> None:
+    """Whether it still talks or not, and with more written to it than its pipe holds."""
+    client = make_client(*FAST_STATS, stall_seconds=0.5)
+    await client.start()
+    asked = [send(client, **{how: True})]
+    asked += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
+    for task in asked:
+        with pytest.raises(EngineDied) as caught:
+            await task
+        assert caught.value.reason == "stalled"
+    assert not is_alive(client._process.pid)
+
+
+async def test_an_engine_with_a_slow_loop_is_not_stalled(make_client: MakeLink) -> None:
+    """Its process lives, so that it has longer than one in which nothing moves."""
+    client = make_client(*FAST_STATS, stall_seconds=1.2)
+    await client.start()
+    assert (await ask(client, block=1.8)).is_success
+
+
+async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_client: MakeLink) -> None:
+    """A little later."""
+    client = make_client(*FAST_STATS, stall_seconds=0.2)
+    await client.start()
+    with pytest.raises(EngineDied, match="stalled"):
+        await ask(client, block=NEVER)
+    assert not is_alive(client._process.pid)
+
+
+async def test_a_layer_within_a_long_step_is_a_sign_of_work() -> None:
+    """A step may take longer than a stall on a CPU; one that stands still is still found."""
+    client = EngineClient(["unused"], stall_seconds=1, start_seconds=1)
+    seen = []
+    for layers in (0, 1, 1, 2):
+        client._handle_frame(Stats(EngineStats(running=1, steps=7, layers=layers)))
+        seen.append(client._progress)
+    assert seen == [1, 2, 2, 3]
+
+
+async def test_an_engine_that_works_is_not_stalled(make_client: MakeLink) -> None:
+    """Nor is one that has nothing to do, or whose lines all fail before any step."""
+    client = make_client(*FAST_STATS, stall_seconds=1)
+    await client.start()
+    await asyncio.sleep(1.5)
+    assert (await ask(client, wait=1.5)).is_success
+    ends = time.monotonic() + 1.5
+
+    async def send_malformed() -> None:
+        while time.monotonic() < ends:
+            assert not (await client.fetch_row(1, 0, b"no json")).is_success
+
+    await asyncio.gather(*(send_malformed() for _ in range(4)))
+
+
+async def test_the_time_that_the_worker_itself_was_stopped_does_not_count(
+    make_client: MakeLink,
+) -> None:
+    """A machine that was paused is no reason to kill an engine that was paused with it."""
+    client = make_client(*FAST_STATS, stall_seconds=0.8)
+    await client.start()
+    asked = send(client, wait=0.5)
+    await until(lambda: client.stats.running == 1)
+    os.kill(client._process.pid, signal.SIGSTOP)
+    time.sleep(2.5)  # noqa: ASYNC251 - the event loop stands still, as when it is stopped
+    asyncio.get_running_loop().call_later(0.2, os.kill, client._process.pid, signal.SIGCONT)
+    assert (await asked).is_success
+
+
+async def test_closing_lets_the_engine_end_by_itself(make_client: MakeLink) -> None:
+    """Whoever still waits is told; closing again, or after a death, does nothing."""
+    client = make_client()
+    await client.start()
+    waiting = send(client, wait=NEVER)
+    await until(lambda: client.inflight == 1)
+    await client.close()
+    assert client._process.returncode == 0
+    with pytest.raises(EngineDied, match=r"^closed$"):
+        await waiting
+    await client.close()
+    with pytest.raises(EngineDied, match=r"^closed$"):
+        await ask(client)
+
+
+async def test_an_engine_that_does_not_go_is_killed(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a few seconds' grace."""
+    monkeypatch.setattr(link_module, "_CLOSE_SECONDS", 0.2)
+    client = make_client()
+    await client.start()
+    os.kill(client._process.pid, signal.SIGSTOP)
+    await client.close()
+    assert client._process.returncode == -signal.SIGKILL
+
+
+async def test_the_engine_inherits_no_pipe_of_another(make_client: MakeLink) -> None:
+    """Two links at once: each engine ends when its own pipe closes."""
+    first, second = make_client(), make_client()
+    await asyncio.gather(first.start(), second.start())
+    await first.close()
+    assert first._process.returncode == 0
+    assert (await ask(second)).is_success
+
+
+PARENT = """
+import asyncio, sys
+from tidemill.handler.worker.engine_client import EngineClient
+
+async def main():
+    link = EngineClient(sys.argv[1:], stall_seconds=600, start_seconds=600)
+    starting = asyncio.create_task(link.start())
+    while not hasattr(link, "_process"):
+        await asyncio.sleep(0.01)
+    if "600" not in sys.argv:
+        await starting
+    print(link._process.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+# The kernel kills it on Linux, whatever it does; elsewhere it has to see its pipe close.
+STATES = ["loading", "idle", *(["frozen"] if sys.platform == "linux" else [])]
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_an_engine_dies_with_its_worker(state: str) -> None:
+    """A worker that is killed leaves no engine that holds the GPU."""
+    engine = [sys.executable, str(SCRIPT), *(["--load-seconds", "600"] * (state == "loading"))]
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, *engine, cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    pid = int(await worker.stdout.readline())
+    assert is_alive(pid)
+    if state == "frozen":
+        os.kill(pid, signal.SIGSTOP)
+    worker.kill()
+    await worker.wait()
+    await until(lambda: not is_alive(pid))

@@ -1,0 +1,53 @@
+"""What a deployment says of itself, also one that is half made or half deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from infra.ops.outputs import NotDeployed, read_outputs
+
+DATA = {
+    "BucketName": "b",
+    "TableName": "t",
+    "ControlQueueUrl": "c",
+    "IntakeQueueUrl": "i",
+    "FleetsPath": "/f",
+    "WorkQueueUrls": "{}",
+    "EventBusName": "e",
+}
+
+
+class Stacks:
+    """CloudFormation with these outputs of each stack."""
+
+    def __init__(self, **outputs: dict[str, str]) -> None:
+        self.outputs = outputs
+
+    def describe_stacks(self, StackName: str) -> dict[str, Any]:  # noqa: N803 - AWS's name
+        """Return a stack, or refuse as AWS does."""
+        if (found := self.outputs.get(StackName.removeprefix("mill-"))) is None:
+            error = {"Error": {"Code": "ValidationError", "Message": "does not exist"}}
+            raise ClientError(error, "DescribeStacks")
+        told = [{"OutputKey": key, "OutputValue": value} for key, value in found.items()]
+        status = "UPDATE_COMPLETE" if told else "ROLLBACK_COMPLETE"
+        return {"Stacks": [{"StackStatus": status, "Outputs": told}]}
+
+
+@pytest.mark.parametrize(
+    "stacks", [Stacks(data=DATA), Stacks(data=DATA, api={})], ids=["none", "rolled back"]
+)
+def test_what_is_half_there_can_be_taken_down(stacks: Stacks) -> None:
+    """Its API is the first to go and the last to come; who calls it is told that it is missing."""
+    outputs = read_outputs(stacks, "mill", needs_api=False)
+    assert (outputs.fleets, outputs.api_url) == ("/f", "")
+    with pytest.raises(NotDeployed, match="stack mill-api"):
+        read_outputs(stacks, "mill")
+
+
+def test_a_stack_that_was_rolled_back_is_named() -> None:
+    """It is there and has no outputs: a sentence says so."""
+    with pytest.raises(NotDeployed, match=r"mill-data \(ROLLBACK_COMPLETE\) tells no FleetsPath"):
+        read_outputs(Stacks(data={}), "mill", needs_api=False)

@@ -1,0 +1,222 @@
+"""What stops a deployment is said before anything takes minutes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from infra.config import make_config
+from infra.ops import preflight, retained, smoke
+from infra.ops.preflight import NotReady, check_builder, check_machines, check_weights
+from tests.emulators import Emulator
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def account(ministack: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give this process an account, as after the export of docs/deploy.md."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+
+
+def script(folder: Path, name: str, *lines: str) -> dict[str, str]:
+    """Write a command; return an environment whose PATH has nothing else."""
+    path = folder / name
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return {"PATH": str(folder)}
+
+
+def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
+    """Each thing is said at once, in a sentence, and the libraries of the stacks are not loaded."""
+    code = (
+        "import sys; from infra.ops.preflight import main; status = main(['--deploy']);"
+        "print('aws_cdk' in sys.modules); sys.exit(status)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PATH": "", "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (1, "False\n")
+    region, credentials, builder = said.stderr.splitlines()
+    assert region.startswith("No AWS region is set: export AWS_REGION=")
+    assert credentials.startswith("AWS does not know you: Unable to locate credentials.")
+    assert "`aws sts get-caller-identity`" in credentials
+    assert "there is no `docker`: install Docker" in builder
+    assert "CDK_DOCKER" in builder
+
+
+@pytest.mark.usefixtures("account")
+def test_where_a_deployment_goes_to_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The wrong account or region is seen before anything is in it."""
+    assert preflight.main([]) == 0
+    assert capsys.readouterr().out.startswith("AWS account 000000000000, us-east-1, as arn:aws:")
+
+
+def test_a_wrong_configuration_is_said_before_the_account_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the configuration itself, at once and without credentials."""
+    asked: list[str] = []
+    monkeypatch.setattr(preflight, "aws_client", lambda service, **_: asked.append(service))
+    path = tmp_path / "config.toml"
+    path.write_text("name = 1\n")
+    assert preflight.main(["--config", str(path), "--deploy"]) == 1
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == f"{path}: name must be a text in quotes."
+    assert all(str(path) in line for line in others)
+    assert asked == []
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("AWS_PROFILE", "nobody", "AWS does not know you: The config profile (nobody)"),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1", "AWS cannot be reached: Could not connect"),
+        ("AWS_REGION", "a b", "AWS does not know you: Provided region_name 'a b'"),
+    ],
+)
+def test_settings_that_cannot_work_are_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+    value: str,
+    words: str,
+) -> None:
+    """None is a traceback."""
+    monkeypatch.setenv(variable, value)
+    assert preflight.main([]) == 1
+    assert capsys.readouterr().err.startswith(words)
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize(("region", "status"), [("us-east-1", 0), ("eu-west-1", 1)])
+def test_an_image_that_is_there_needs_no_builder_but_its_region(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    region: str,
+    status: int,
+) -> None:
+    """Workers have no way to another region's registry."""
+    monkeypatch.setenv("PATH", "")
+    image = f"111122223333.dkr.ecr.{region}.amazonaws.com/tidemill:1"
+    path = tmp_path / "config.toml"
+    path.write_text(f'image = "{image}"\n[[models]]\nname = "m"\ngpu = "l4"\n')
+    assert preflight.main(["--deploy", "--config", str(path)]) == status
+    words = f"Workers in us-east-1 cannot reach {image}: copy it to that region.\n"
+    assert capsys.readouterr().err == (words if status else "")
+
+
+class Ec2:
+    """EC2 of a region that offers some types of machines; what it is asked may use one `*`."""
+
+    def __init__(self, *offered: str) -> None:
+        self._offered = offered
+        self.meta = SimpleNamespace(region_name="eu-west-9")
+
+    def describe_instance_type_offerings(self, **arguments: Any) -> dict[str, Any]:
+        """Return those of the types that the filter names."""
+        [wanted] = arguments["Filters"]
+        found = [
+            {"InstanceType": name}
+            for name in self._offered
+            if any(fnmatchcase(name, pattern) for pattern in wanted["Values"])
+        ]
+        return {"InstanceTypeOfferings": found}
+
+
+def test_a_region_without_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deployment would go well there, and its shards would wait for ever."""
+    models = [{"name": name, "gpu": gpu} for name, gpu in (("a", "t4"), ("b", "l4"))]
+    config = make_config({"models": models}, "")
+    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6.xlarge"))
+    check_machines(config)
+    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6e.xlarge"))
+    with pytest.raises(NotReady, match=r"No machine in eu-west-9 has the GPU l4 \(g6\.\*\)"):
+        check_machines(config)
+
+
+@pytest.mark.usefixtures("account")
+def test_weights_that_workers_would_refuse_are_told(
+    ministack: Emulator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of another region, or under a key of KMS, unless the model says so; both with what to do."""
+    s3, bucket = ministack.client("s3"), f"far-{uuid4().hex[:10]}"
+    place = {"LocationConstraint": "eu-west-1"}
+    s3.create_bucket(Bucket=bucket, CreateBucketConfiguration=place)
+    model = {"name": "m", "gpu": "l4", "weights": f"s3://{bucket}/m"}
+
+    def look(**said: str) -> None:
+        check_weights(make_config({"models": [model | said]}, ""))
+
+    with pytest.raises(NotReady, match=r"m: s3://.*/m/ is in eu-west-1, not in us-east-1 as its"):
+        look()
+    far = {"weights_region": "eu-west-1"}
+    look(**far)
+    assert "not there yet: there is nothing under s3://" in capsys.readouterr().out
+    key = "arn:aws:kms:eu-west-1:000000000000:key/abc"
+    encrypted = {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": key}
+    for name in ("config.json", "model.safetensors"):
+        s3.put_object(Bucket=bucket, Key=f"m/{name}", Body=b"{}" + name.encode(), **encrypted)
+    with pytest.raises(NotReady, match=f'weights_key = "{key}"'):
+        look(**far)
+    look(**far, weights_key=key)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_builder_that_is_not_started_is_told(tmp_path: Path) -> None:
+    """In its own last words."""
+    with pytest.raises(NotReady) as refused:
+        check_builder(script(tmp_path, "docker", "echo 'Cannot connect to it.' >&2", "exit 1"))
+    assert str(refused.value) == "`docker info` fails: Cannot connect to it. Is it started?"
+
+
+def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
+    """`CDK_DOCKER` names another than Docker; `info` is asked for, which changes nothing."""
+    environment = script(tmp_path, "finch", '[ "$*" = info ]')
+    check_builder({**environment, "CDK_DOCKER": "finch"})
+    with pytest.raises(NotReady, match="there is no `docker`"):
+        check_builder(environment)
+
+
+@pytest.mark.parametrize("target", ["bootstrap", "deploy", "destroy", "smoke"])
+def test_make_looks_first(target: str) -> None:
+    """Nothing that asks AWS comes before; an image is built for `deploy` alone."""
+    lines = subprocess.run(
+        ["make", "--dry-run", target, "CONFIG=my.toml"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    asking = [line for line in lines if "-m infra." in line or ".bin/cdk" in line]
+    assert "-m infra.ops.preflight --config my.toml" in asking[0]
+    assert len(asking) > 1
+    assert ("--deploy" in asking[0]) is (target == "deploy")
+
+
+@pytest.mark.usefixtures("account")
+@pytest.mark.parametrize("main", [retained.main, smoke.main])
+def test_the_region_of_the_docs_is_enough(
+    capsys: pytest.CaptureFixture[str], main: Callable[[list[str]], int]
+) -> None:
+    """What `make destroy` and `make smoke` run looks where the CDK has deployed."""
+    assert main([]) == 1
+    assert "there is no stack tidemill-data here" in capsys.readouterr().err

@@ -1,0 +1,332 @@
+"""The body of a chat completion: what is accepted, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.validation import parse
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CALLS = "messages.1.tool_calls"
+
+
+def call(arguments: object) -> dict[str, Any]:
+    """Return a call that an assistant has made."""
+    return {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def tool(name: str = "f", **fields: object) -> dict[str, Any]:
+    """Return a tool of this name."""
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+CALL = call("{}")
+
+
+def chat(**fields: Any) -> ChatCompletionRequest:
+    """Return the request of a chat body with these fields."""
+    return parse(ChatCompletionRequest, {"messages": MESSAGES, **fields})
+
+
+def param_of_fault(**fields: Any) -> str | None:
+    """Return the parameter that the error names."""
+    with pytest.raises(RequestError) as caught:
+        chat(**fields)
+    assert caught.value.status_code == 400
+    return caught.value.param
+
+
+def test_null_is_the_same_as_absent_for_every_optional_field() -> None:
+    """Clients that write out all their fields get the defaults."""
+    optional = [name for name in ChatCompletionRequest.model_fields if name != "messages"]
+    assert chat(**dict.fromkeys(optional)) == chat()
+
+
+def test_unknown_and_harmless_fields_are_accepted() -> None:
+    """What changes no result may be there with any value."""
+    request = chat(user="u", metadata={"a": "b"}, store=True, priority=3, anything=[1])
+    assert request == chat()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 10**9),
+        ("n", 0),
+        ("n", True),
+        ("n", "2"),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", -0.1),
+        ("temperature", "warm"),
+        ("temperature", 10**400),
+        ("top_p", 1.1),
+        ("top_p", -0.1),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("min_p", 2),
+        ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("inf")),
+        ("seed", 2**63),
+        ("seed", 1.5),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_completion_tokens", 0),
+        ("min_tokens", -1),
+        ("stop_token_ids", 5),
+        ("ignore_eos", "yes"),
+        ("logprobs", 5),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", -1),
+        ("logit_bias", [1]),
+        ("messages", []),
+        ("messages", None),
+        ("messages", "Hi"),
+        ("reasoning_effort", "enormous"),
+        ("documents", "text"),
+        ("chat_template_kwargs", []),
+        ("cache_salt", ""),
+        ("cache_salt", 5),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
+    """The error names the field itself."""
+    assert param_of_fault(**{field: value}) == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param"),
+    [
+        ("stop", "", "stop.0"),
+        ("stop", ["a", ""], "stop.1"),
+        ("stop", [5], "stop.0"),
+        ("stop", ["\udfff"], "stop.0"),
+        ("stop", ["x"] * 65, "stop"),
+        ("stop_token_ids", [1, -1], "stop_token_ids.1"),
+        ("logit_bias", {"x": 1}, "logit_bias.x"),
+        ("logit_bias", {"-1": 1}, "logit_bias.-1"),
+        ("logit_bias", {"9" * 99: 1}, f"logit_bias.{'9' * 99}"),
+        ("logit_bias", {"5": 100.5}, "logit_bias.5"),
+        ("logit_bias", {"5": float("nan")}, "logit_bias.5"),
+    ],
+)
+def test_a_fault_inside_a_field_is_found(field: str, value: object, param: str) -> None:
+    """The error says which item of a list or of an object is wrong."""
+    assert param_of_fault(**{field: value}) == param
+
+
+def test_what_is_too_long_is_told_in_its_own_unit() -> None:
+    """A string has characters, a list has items."""
+    with pytest.raises(RequestError, match=r"`stop.0` must not be longer than 1,000 characters"):
+        chat(stop="x" * 1001)
+    with pytest.raises(RequestError, match=r"`stop` must not hold more than 64 items"):
+        chat(stop=["x"] * 65)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ("Hi", "messages.1"),
+        ({"content": "Hi"}, "messages.1.role"),
+        ({"role": "", "content": "Hi"}, "messages.1.role"),
+        ({"role": "tool", "content": "5"}, "messages.1.tool_call_id"),
+        ({"role": "tool", "tool_call_id": "c"}, "messages.1.content"),
+        ({"role": "function", "content": "5"}, "messages.1.role"),
+        ({"role": "user"}, "messages.1.content"),
+        ({"role": "assistant", "content": None}, "messages.1.content"),
+        ({"role": "user", "content": 5}, "messages.1.content"),
+        ({"role": "user", "content": []}, "messages.1.content"),
+        ({"role": "user", "content": "a\ud800"}, "messages.1.content"),
+        ({"role": "user", "content": ["Hi"]}, "messages.1.content.0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.1.content.0.text"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            "messages.1.content.0.image_url.url",
+        ),
+        ({"role": "assistant", "tool_calls": [{}]}, "messages.1.tool_calls.0.function"),
+        ({"role": "assistant", "tool_calls": []}, "messages.1.content"),
+        ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages.1.tool_calls"),
+        ({"role": "assistant", "tool_calls": [CALL, call("{")]}, f"{CALLS}.1.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("[1]")]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call(5)]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("[" * 9**6)]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "web"}]}, f"{CALLS}.0.type"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}, f"{CALLS}.0.id"),
+        (
+            {"role": "assistant", "content": "", "function_call": {"a": 1}},
+            "messages.1.function_call",
+        ),
+        ({"role": "assistant", "content": "", "audio": {"id": "a"}}, "messages.1.audio"),
+    ],
+)
+def test_a_message_that_cannot_be_served_is_found(message: object, param: str) -> None:
+    """The error names the message and the field in it."""
+    assert param_of_fault(messages=[*MESSAGES, message]) == param
+
+
+def test_content_is_a_string_or_text_parts() -> None:
+    """Both forms come out as a list of texts; a part may carry fields of other servers."""
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
+    request = chat(
+        messages=[{"role": "system", "content": "s"}, {"role": "user", "content": parts}]
+    )
+    assert [message.texts() for message in request.messages] == [["s"], ["a", "b"]]
+
+
+def test_fields_of_a_message_that_we_do_not_know_are_kept_for_the_template() -> None:
+    """Templates read `name`; empty tool calls are nothing."""
+    message = {"role": "assistant", "content": "x", "name": "n", "tool_calls": []}
+    [parsed] = chat(messages=[message]).messages
+    assert parsed.other_fields() == {"name": "n"}
+
+
+def test_a_turn_that_only_thought_needs_no_content() -> None:
+    """So answers look that were cut off while thinking; nobody but the assistant thinks."""
+    message = {"role": "assistant", "content": None, "reasoning": "Hm."}
+    assert chat(messages=[*MESSAGES, message]).messages[-1].thought == "Hm."
+    for other in ({"role": "user"}, {"reasoning": ""}, {"reasoning": None}):
+        assert param_of_fault(messages=[*MESSAGES, message | other]) == "messages.1.content"
+
+
+def test_thinking_that_is_sent_is_text() -> None:
+    """Anything else is refused by its place, under each of its names."""
+    for name in ("reasoning", "reasoning_content", "thinking"):
+        for value in (["Hm."], "\ud800"):
+            message = {"role": "assistant", "content": "x", name: value}
+            assert param_of_fault(messages=[*MESSAGES, message]) == f"messages.1.{name}"
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    """A data frame writes 16.0 for 16."""
+    assert chat(max_tokens=16.0).max_tokens == 16
+
+
+def test_a_stop_string_is_a_list_of_one() -> None:
+    """The two forms of `stop` mean the same."""
+    assert chat(stop="###").stop == chat(stop=["###"]).stop == ["###"]
+
+
+def test_logit_bias_has_token_ids() -> None:
+    """JSON's keys are strings; a token id is a number."""
+    assert chat(logit_bias={"5": -100, "17": 1}).logit_bias == {5: -100.0, 17: 1.0}
+
+
+def test_a_large_logit_bias_is_checked_up_to_its_first_faults() -> None:
+    """All of it where there are none; a fault for each of its items would hold a gigabyte."""
+    whole = {str(token_id): 1 for token_id in range(5_000)}
+    assert chat(logit_bias=whole).logit_bias == dict.fromkeys(range(5_000), 1.0)
+    with pytest.raises(RequestError, match=r"`logit_bias\.2000` must be a valid number") as caught:
+        chat(logit_bias=whole | dict.fromkeys(map(str, range(2_000, 5_000)), "x"))
+    assert "logit_bias.3000" not in caught.value.message
+
+
+def test_log_probabilities_are_asked_for_in_two_fields() -> None:
+    """`logprobs` turns them on, `top_logprobs` counts alternatives."""
+    assert chat().num_logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).num_logprobs is None
+    assert chat(logprobs=True).num_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).num_logprobs == 20
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+    ],
+)
+def test_parameters_that_contradict_each_other_are_refused(
+    fields: dict[str, Any], param: str
+) -> None:
+    """Neither of the two is silently ignored."""
+    assert param_of_fault(**fields) == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": "f"}, "tools"),
+        ({"tools": ["f"]}, "tools.0"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"tools": [{**tool(), "type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [tool("")]}, "tools.0.function.name"),
+        ({"tools": [tool("a b")]}, "tools.0.function.name"),
+        ({"tools": [tool("x" * 129)]}, "tools.0.function.name"),
+        ({"tools": [tool(parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [tool(parameters={"type": "string"})]}, "tools.0.function.parameters"),
+        ({"tools": [tool(strict="yes")]}, "tools.0.function.strict"),
+        ({"tools": [tool("a"), tool("b"), tool("a")]}, "tools.2.function.name"),
+        ({"tools": [tool()], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": ["f"]}, "tool_choice"),
+        ({"tools": [tool()], "tool_choice": {"type": "tool"}}, "tool_choice.type"),
+        ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+        ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": tool()}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [tool()], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        (
+            {"messages": [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}]}
+            | {"continue_final_message": True},
+            "continue_final_message",
+        ),
+    ],
+)
+def test_what_is_wrong_with_tools_is_found(fields: dict[str, Any], param: str) -> None:
+    """The error names the tool and the field in it, or the choice that cannot be."""
+    assert param_of_fault(**fields) == param
+
+
+def test_an_unknown_choice_is_told_with_those_that_there_are() -> None:
+    """The words are those that a person needs."""
+    with pytest.raises(RequestError) as caught:
+        chat(tools=[tool()], tool_choice="any")
+    assert caught.value.message == (
+        "`tool_choice` must be 'none', 'auto', 'required' or"
+        ' {"type": "function", "function": {"name": …}}; got \'any\'.'
+    )
+
+
+def test_a_choice_says_which_tools_are_shown_and_which_may_be_called() -> None:
+    """`none` shows none; a named one is alone, though all are shown."""
+    tools = [tool("a"), tool("b")]
+    for choice, shown, callable_names, needs in (
+        (None, "ab", "ab", False),
+        ("auto", "ab", "ab", False),
+        ("none", "", "", False),
+        ("required", "ab", "ab", True),
+        (tool("b"), "ab", "b", True),
+    ):
+        request = chat(tools=tools, tool_choice=choice)
+        assert "".join(item.function.name for item in request.offered_tools) == shown
+        assert "".join(item.function.name for item in request.callable_tools) == callable_names
+        assert request.needs_call is needs
+
+
+def test_a_tool_reaches_the_template_as_it_was_sent() -> None:
+    """Fields that we do not know come along; none is added."""
+    sent = {**tool(parameters={"type": "object", "x": [1]}, returns="text"), "more": 1}
+    [parsed] = chat(tools=[sent]).tools or []
+    assert parsed.as_template_reads() == sent
+
+
+def test_arguments_of_calls_are_objects_however_they_were_sent() -> None:
+    """Clients send back the text that they got; an empty one is of a call without arguments."""
+    calls = [call('{"a": 1}'), call({"a": 1}), call(" "), {"function": CALL["function"]}]
+    [_, turn] = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": calls}]).messages
+    arguments = [made.function.arguments for made in turn.tool_calls or []]
+    assert arguments == [{"a": 1}, {"a": 1}, {}, {}]
+    assert turn.texts() == []

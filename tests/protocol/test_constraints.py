@@ -1,0 +1,256 @@
+"""What a body says its output must be: every form of it comes to one value, or to one error."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.completions import CompletionRequest
+from tidemill.protocol.constraints import (
+    JSON_WHITESPACE,
+    MAX_SOURCE_CHARS,
+    ConstrainedRequest,
+    OutputConstraint,
+    asks_for_automaton,
+)
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fields import GenerationRequest
+from tidemill.protocol.requests import read_body
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+SCALAR = '{"type":"any_text"}'
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+def asked(**fields: Any) -> OutputConstraint | None:
+    """Return what a chat asks of its output, which a completion asks alike."""
+    of_chat = read_body(ChatCompletionRequest, {**CHAT, **fields}).output_constraint
+    assert read_body(CompletionRequest, {"prompt": "Hi", **fields}).output_constraint == of_chat
+    return of_chat
+
+
+def fault(**fields: Any) -> RequestError:
+    """Return the error that a chat gets, before any model is there."""
+    with pytest.raises(RequestError) as caught:
+        asked(**fields)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "source", "param"),
+    [
+        (
+            {"response_format": {"type": "json_object"}},
+            "json_schema",
+            '{"type":"object"}',
+            "response_format",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            "json_schema",
+            TEXT,
+            "response_format.schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+            "json_schema",
+            TEXT,
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", TEXT, "structured_outputs.json"),
+        ({"structured_outputs": {"json": TEXT}}, "json_schema", TEXT, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"json_object": True}},
+            "json_schema",
+            '{"type":"object"}',
+            "structured_outputs.json_object",
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
+        (
+            {"structured_outputs": {"choice": ["a", "é", "a"]}},
+            "choice",
+            '["a","é"]',
+            "structured_outputs.choice",
+        ),
+        ({"structured_outputs": {"grammar": "x"}}, "grammar", "x", "structured_outputs.grammar"),
+        (
+            {"structured_outputs": {"structural_tag": f'{{"format": {SCALAR}}}'}},
+            "structural_tag",
+            SCALAR,
+            "structured_outputs.structural_tag",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+            "structural_tag",
+            SCALAR,
+            "response_format",
+        ),
+        (
+            {"structural_tag": {"format": {"type": "any_text"}}},
+            "structural_tag",
+            SCALAR,
+            "structural_tag",
+        ),
+        ({"guided_json": SCHEMA}, "json_schema", TEXT, "guided_json"),
+        ({"guided_regex": "a|b"}, "regex", "a|b", "guided_regex"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]', "guided_choice"),
+        ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/", "guided_grammar"),
+        ({"json_schema": TEXT}, "json_schema", TEXT, "json_schema"),
+        ({"regex": "a"}, "regex", "a", "regex"),
+        ({"ebnf": "root ::= x"}, "grammar", "root ::= x", "ebnf"),
+        ({"grammar": "root ::= x"}, "grammar", "root ::= x", "grammar"),
+    ],
+)
+def test_every_form_comes_to_one_value(
+    fields: dict[str, Any], kind: str, source: str, param: str
+) -> None:
+    """Its `param` is the field that somebody would have to change."""
+    found = asked(**fields)
+    assert found is not None
+    assert (found.kind, found.source, found.param) == (kind, source, param)
+    assert found.whitespace == JSON_WHITESPACE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"response_format": None, "structured_outputs": None, "guided_json": None, "regex": None},
+        {"response_format": {"type": "text"}},
+        {"structured_outputs": {}},
+        {"structured_outputs": {"json_object": False, "disable_any_whitespace": True}},
+        {"guided_decoding_backend": "outlines"},
+        {"guided_whitespace_pattern": " "},
+    ],
+)
+def test_what_asks_for_nothing_is_no_constraint(fields: dict[str, Any]) -> None:
+    """Null and the defaults that clients write out."""
+    assert asked(**fields) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "whitespace"),
+    [
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, ""),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, " ?"),
+        ({"guided_json": SCHEMA, "guided_whitespace_pattern": "\\n"}, "\\n"),
+    ],
+)
+def test_white_space_is_what_is_asked_for(fields: dict[str, Any], whitespace: str) -> None:
+    """Between the tokens of a JSON text."""
+    found = asked(**fields)
+    assert found is not None
+    assert found.whitespace == whitespace
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": SCHEMA, "regex": "a"}, "regex"),
+        ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+    ],
+)
+def test_two_constraints_exclude_each_other(fields: dict[str, Any], param: str) -> None:
+    """Both are named."""
+    error = fault(**fields)
+    assert error.param == param
+    assert "exclude each other" in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_grammar": "start: /a/", "structured_outputs": {"grammar": "start: /a/"}},
+        {"grammar": "x", "ebnf": "x", "structured_outputs": {"grammar": "x", "json": None}},
+        {"guided_json": SCHEMA, "structured_outputs": {"json": TEXT}},
+        {"regex": "a", "structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+        {"guided_choice": ["a"], "structured_outputs": {"choice": ["a", "a"]}},
+    ],
+)
+def test_one_form_under_its_old_name_and_its_new_one_is_one_form(fields: dict[str, Any]) -> None:
+    """Clients that talk to servers of several ages send both; the first is named in errors."""
+    first = next(iter(found for name in fields if (found := asked(**{name: fields[name]}))))
+    found = asked(**fields)
+    assert found is not None
+    assert found.is_same_form(first)
+
+
+def test_equal_schemas_with_other_white_space_exclude_each_other() -> None:
+    """Nobody knows which of them is meant."""
+    error = fault(
+        guided_json=SCHEMA, structured_outputs={"json": SCHEMA, "disable_any_whitespace": True}
+    )
+    assert "exclude each other" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"jsn": {}}}, "structured_outputs.jsn"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"guided_choice": ["a", ""]}, "guided_choice"),
+        ({"guided_choice": ["a", 5]}, "guided_choice.1"),
+        ({"guided_choice": ["a"] * 10_001}, "guided_choice"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": "[" * 100_000}, "json_schema"),
+        ({"json_schema": 5}, "json_schema"),
+        ({"json_schema": []}, "json_schema"),
+        ({"json_schema": False}, "json_schema"),
+        ({"json_schema": {"const": float("nan")}}, "json_schema"),
+        ({"json_schema": {"const": "\ud800"}}, "json_schema"),
+        ({"json_schema": json.dumps({"const": "x" * 10_000_000})}, "json_schema"),
+        ({"json_schema": {"const": "x" * MAX_SOURCE_CHARS}}, "json_schema"),
+        ({"regex": "a" * (MAX_SOURCE_CHARS + 1)}, "regex"),
+        ({"regex": "\ud800"}, "regex"),
+        ({"ebnf": ["x"]}, "ebnf"),
+        ({"guided_regex": "[a-z]+\\"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a\\\\\\"}}, "structured_outputs.regex"),
+    ],
+    ids=range(25),
+)
+def test_a_wrong_form_is_a_400_that_names_it(fields: dict[str, Any], param: str) -> None:
+    """Whatever is sent, and however large it is."""
+    error = fault(**fields)
+    assert (error.param, error.status_code) == (param, 400)
+
+
+def test_strict_closes_objects_and_takes_no_unknown_keyword() -> None:
+    """As OpenAI's strict mode has it; the schema itself is served whether strict or not."""
+
+    def of(schema: dict[str, Any], *, strict: bool) -> OutputConstraint | None:
+        described = {"name": "x", "schema": schema, "strict": strict}
+        return asked(response_format={"type": "json_schema", "json_schema": described})
+
+    found, open_one = of(SCHEMA, strict=True), of(SCHEMA, strict=False)
+    assert found is not None
+    assert open_one is not None
+    assert json.loads(found.source) == {**SCHEMA, "additionalProperties": False}
+    assert json.loads(open_one.source) == SCHEMA
+    assert of({"maxlength": 3}, strict=False) is not None
+    with pytest.raises(RequestError, match="maxlength"):
+        of({"maxlength": 3}, strict=True)
+    closed = asked(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
+    assert closed is not None
+    assert closed.source == found.source
+
+
+def test_every_field_of_a_constraint_is_known_to_be_compiled() -> None:
+    """So that none of them is compiled on a loop."""
+    own = ConstrainedRequest.model_fields.keys() - GenerationRequest.model_fields.keys()
+    for name in {*own, "tools", "stop_regex"} - {"guided_whitespace_pattern"}:
+        assert asks_for_automaton({name: {}}), name
+    assert not asks_for_automaton({"messages": [], "regex": None, "temperature": 0})

@@ -1,0 +1,434 @@
+"""Disjointness: which `oneOf` is an `anyOf`, and which cannot be shown to be one."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel, ConfigDict, Discriminator, TypeAdapter
+
+from tests.engine.structured_output.constrained import asked
+from tidemill.engine.structured_output.grammar_backend import grammar_of
+from tidemill.protocol.disjoint import Disjointness, Overlap
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.schema_facts import SchemaFacts
+from tidemill.protocol.schemas import SchemaRules, served_schema
+
+TOKENS = LLTokenizer("byte")
+
+
+class Cat(BaseModel):
+    """A branch with a constant."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["cat"]
+    lives: int
+
+
+class Dog(BaseModel):
+    """A branch with two constants."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["dog", "wolf"]
+    puppies: list[Pet]
+
+
+Pet = Annotated[Cat | Dog, Discriminator("kind")]
+Dog.model_rebuild()
+
+
+def ref(name: str) -> dict[str, Any]:
+    """Return a reference to a definition."""
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def tagged(*values: object, name: str = "t", **others: Any) -> dict[str, Any]:
+    """Return the schema of objects that one of these values tells from others."""
+    return {
+        "type": "object",
+        "properties": {name: {"enum": list(values)}, **others},
+        "required": [name],
+    }
+
+
+def served(schema: dict[str, Any], rules: SchemaRules | None = None) -> dict[str, Any]:
+    """Return what is held to of a schema."""
+    return served_schema(schema, "field", rules or SchemaRules())
+
+
+def lets_through(schema: dict[str, Any], value: object) -> bool:
+    """Say whether a value goes through the grammar of a schema as it is served."""
+    text = json.dumps(value).encode()
+    matcher = LLMatcher(TOKENS, grammar_of(asked("json_schema", schema)), log_level=0)
+    assert not matcher.is_error(), (schema, matcher.get_error())
+    return matcher.try_consume_tokens(list(text)) == len(text) and matcher.is_accepting()
+
+
+def overlap(*ways: object, **root: Any) -> tuple[int, int] | None:
+    """Return the pair of a `oneOf` that may hold at once."""
+    schema = {"oneOf": list(ways), **root}
+    try:
+        Disjointness(schema).disjoint(schema)
+    except Overlap as exc:
+        return exc.first, exc.second
+    return None
+
+
+def test_the_unions_that_pydantic_writes_are_held_to() -> None:
+    """Discriminators in references, in one another, with a union that contains itself."""
+    schema = TypeAdapter(list[Pet]).json_schema()
+    held = served(schema)
+    cat = {"kind": "cat", "lives": 9}
+    for pets in ([], [cat], [{"kind": "wolf", "puppies": [cat, {"kind": "dog", "puppies": []}]}]):
+        assert lets_through(held, pets)
+    for others in ([{"kind": "cow"}], [{"kind": "cat", "puppies": []}], [{"kind": "dog"}]):
+        assert not lets_through(held, others)
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        [{"type": "string"}, {"type": "integer"}, {"type": "null"}],
+        [{"type": ["string", "null"]}, {"type": ["array", "boolean"]}],
+        [{"const": True}, {"const": 1}, {"const": "1"}, {"const": None}],
+        [{"enum": ["a", 1]}, {"enum": ["b", 2]}],
+        [{"type": "number", "maximum": 0}, {"type": "integer", "exclusiveMinimum": 0}],
+        [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 4}],
+        [tagged("a"), tagged("b", "c"), {"type": "null"}],
+        [tagged(1), tagged("1")],
+        [ref("a"), ref("b")],
+        [{"allOf": [ref("a")]}, {"allOf": [{"type": "object"}, ref("b")]}],
+        [ref("a"), {"anyOf": [ref("b"), {"type": "null"}]}],
+        [{"oneOf": [ref("a"), {"type": "null"}]}, {"oneOf": [ref("b"), {"const": 5}]}],
+        [tagged("a", x={"const": 1}), {**tagged("a"), "properties": {"t": {"const": "b"}}}],
+        [
+            {"properties": {"x": tagged("a")}, "required": ["x"], "type": "object"},
+            {"properties": {"x": tagged("b")}, "required": ["x"], "type": "object"},
+        ],
+        [
+            {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+            {"type": "object", "required": ["b"]},
+        ],
+        [
+            {"type": "array", "prefixItems": [{"const": "add"}, {}], "minItems": 2},
+            {"type": "array", "prefixItems": [{"const": "neg"}], "minItems": 1},
+        ],
+        [{"const": {"t": "a"}}, tagged("b")],
+        [{"const": [1]}, {"type": "array", "items": {"type": "string"}}],
+        [False, True],
+        [tagged("a"), True, False][:1],
+    ],
+    ids=range(20),
+)
+def test_what_no_value_can_be_twice_is_disjoint(ways: list[Any]) -> None:
+    """By type, value, bound, or a member that must be there, however the schema says so."""
+    defs = {"a": tagged("a"), "b": tagged("b"), "c": ref("a")}
+    assert overlap(*ways, **{"$defs": defs}) is None
+
+
+def test_what_stands_beside_a_choice_counts_for_each_of_its_schemas() -> None:
+    """As in schemas that require the discriminator once for all."""
+    ways = [{"properties": {"t": {"const": "a"}}}, {"properties": {"t": {"const": "b"}}}]
+    assert overlap(*ways) == (0, 1)
+    assert overlap(*ways, type="object", required=["t"]) is None
+    held = served({"type": "object", "required": ["t"], "oneOf": ways})
+    assert lets_through(held, {"t": "b"})
+    assert not lets_through(held, {"t": "c"})
+
+
+def test_a_discriminator_with_a_default_is_always_written() -> None:
+    """Pydantic requires it of what it reads, though not in the schema that it writes."""
+
+    class Ship(BaseModel):
+        kind: Literal["ship"] = "ship"
+        masts: int = 1
+
+    class Car(BaseModel):
+        kind: Literal["car"] = "car"
+        wheels: int = 4
+
+    kinds = TypeAdapter(Annotated[Ship | Car, Discriminator("kind")] | None)
+    held = served(kinds.json_schema())
+    good: list[Any] = [{"kind": "ship"}, {"kind": "car", "wheels": 3}, None]
+    assert [value for value in good if not lets_through(held, value)] == []
+    bad: list[Any] = [{"masts": 1}, {"kind": "bike"}, {}]
+    assert [value for value in bad if lets_through(held, value)] == []
+    assert [kinds.validate_python(value) is None for value in good] == [False, False, True]
+
+
+def test_a_schema_that_is_disjoint_as_it_is_stays_as_it_is() -> None:
+    """A member that could tell it from others is not required where nothing has to be told."""
+    flag = {"type": "object", "properties": {"flag": {"type": "boolean"}}}
+    for ways in ([flag, {"type": "string"}], [flag, tagged("a"), {"type": "null"}][::2]):
+        assert served({"oneOf": ways}) == {"oneOf": ways}
+
+
+def test_expressions_whose_discriminators_have_defaults_may_contain_themselves() -> None:
+    """What is required is so in copies of the definitions, which all else leaves as they are."""
+    number = {"type": "object", "properties": {"t": {"const": "n"}, "v": {"type": "number"}}}
+    added = {
+        "type": "object",
+        "properties": {"t": {"const": "+"}, "left": ref("E"), "right": ref("E")},
+        "required": ["left", "right"],
+    }
+    for rules, way in (
+        (SchemaRules(), {"allOf": [ref("N")]}),
+        (SchemaRules(is_strict=True), ref("N")),
+    ):
+        schema = {
+            "type": "object",
+            "properties": {"all": ref("E"), "one": ref("N")},
+            "$defs": {"E": {"oneOf": [way, ref("A")]}, "N": number, "A": added},
+        }
+        held = served(schema, rules)
+        leaf = {"t": "n", "v": 1}
+        assert lets_through(held, {"all": {"t": "+", "left": leaf, "right": leaf}})
+        assert lets_through(held, {"one": {"v": 1}})
+        assert not lets_through(held, {"all": {"t": "+", "left": leaf, "right": {"v": 1}}})
+        assert lets_through(held, {"all": {**leaf, "w": 1}}) != rules.is_strict
+
+
+def test_a_whole_schema_may_be_one_of_its_own_choices() -> None:
+    """Its copy stands among its definitions, beside others of any name, and holds none itself."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "t": {"const": "a"},
+            "next": {"oneOf": [ref("disjoint-1"), {"$ref": "#"}, {"type": "null"}]},
+        },
+        "$defs": {"disjoint-1": {"type": "object", "properties": {"t": {"const": "b"}}}},
+    }
+    held = served(schema)
+    for good in ({"t": "a", "next": {"t": "a", "next": {"t": "b"}}}, {"next": None}, {}):
+        assert lets_through(held, good)
+    for bad in ({"next": {}}, {"next": {"t": "c"}}, {"t": "b"}, {"t": "a", "next": {"next": {}}}):
+        assert not lets_through(held, bad)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_of_members_that_exclude_each_other_one_is_written(*, is_closed: bool) -> None:
+    """Where each schema requires another, a value of one has nothing that another requires."""
+    members = {name: {"type": "integer"} for name in "abc"}
+    ways = [{"required": [name]} for name in "abc"]
+    schema = {"type": "object", "properties": members, "oneOf": ways}
+    held = served(schema if not is_closed else {**schema, "additionalProperties": False})
+    for name in "abc":
+        assert lets_through(held, {name: 1})
+    for value in ({}, {"a": 1, "b": 1}, {"b": 1, "c": 1}, {"a": 1, "b": 1, "c": 1}):
+        assert not lets_through(held, value)
+
+
+@pytest.mark.parametrize(
+    ("ways", "pair"),
+    [
+        ([{"type": "null"}, {"type": "integer"}, {"type": "number"}], (1, 2)),
+        ([tagged("a"), tagged("b"), tagged("c", "a")], (0, 2)),
+        ([tagged("a"), {"type": "object", "properties": {"t": {"type": "string"}}}], (0, 1)),
+        ([tagged("a"), {**tagged("a", name="s"), "required": ["s", "t"]}], (0, 1)),
+        ([{"required": ["a"]}, {"required": ["b"]}], (0, 1)),
+        ([{"const": 1}, {"const": 1.0}], (0, 1)),
+        ([{}, {"type": "null"}], (0, 1)),
+        ([ref("nowhere"), {"type": "null"}], (0, 1)),
+        ([ref("loop"), {"type": "null"}], (0, 1)),
+        ([{"$ref": "#a"}, {"type": "null"}], (0, 1)),
+        (
+            [{"type": "array", "items": {"const": 1}}, {"type": "array", "items": {"const": 2}}],
+            (0, 1),
+        ),
+    ],
+    ids=range(11),
+)
+def test_a_pair_that_may_hold_at_once_is_named(ways: list[Any], pair: tuple[int, int]) -> None:
+    """So it is with what leads nowhere, of which nothing is known."""
+    defs = {"loop": {"$ref": "#/$defs/pool"}, "pool": {"$ref": "#/$defs/loop"}}
+    assert overlap(*ways, **{"$defs": defs}) == pair
+
+
+def test_a_choice_that_cannot_be_held_to_says_where_why_and_what_helps() -> None:
+    """With the pointer of its keyword."""
+    with pytest.raises(RequestError) as caught:
+        served({"properties": {"pet": {"oneOf": [tagged("a"), tagged("b"), tagged("a")]}}})
+    assert caught.value.message == (
+        "`/properties/pet/oneOf` of `field` cannot be held to, as a value may satisfy both 0 and 2"
+        " of it: give each a required property with a `const` of its own, or write `anyOf` where"
+        " any of them will do."
+    )
+
+
+def test_references_below_another_base_are_not_followed() -> None:
+    """Where `$id` stands inside, `#` means that part, and nobody knows which of them is meant."""
+    schema = {"oneOf": [ref("a"), ref("b")], "$defs": {"a": tagged("a"), "b": tagged("b")}}
+    assert served(schema)
+    with pytest.raises(RequestError, match="oneOf"):
+        served({"items": {"$id": "http://example.com/x", **schema}, "$defs": schema["$defs"]})
+
+
+def test_closing_objects_makes_none_of_them_disjoint() -> None:
+    """The answer is judged by the schema as it was sent, which leaves them open."""
+    ways: list[Any] = [
+        {"type": "object", "properties": {"a": {}}},
+        {"type": "object", "properties": {"b": {}}, "required": ["b"]},
+    ]
+    with pytest.raises(RequestError, match="oneOf"):
+        served({"oneOf": ways}, SchemaRules(is_strict=True))
+
+
+def hostile() -> dict[str, dict[str, Any]]:
+    """Return schemas that would take ages if each way through them were gone."""
+
+    def chain(link: Any, length: int) -> dict[str, Any]:
+        defs = {f"d{i}": link(ref(f"d{i + 1}")) for i in range(length)}
+        return {"oneOf": [ref("d0"), ref("e")], "$defs": {**defs, "e": {"type": "null"}}}
+
+    wide = {"type": "object", "required": [f"p{i}" for i in range(100)]}
+    return {
+        "references": chain(lambda link: link, 10_000),
+        "unions": chain(lambda link: {"anyOf": [link, link]}, 500),
+        "joined": chain(lambda link: {"allOf": [link, {"properties": {"a": {}}}]}, 500),
+        "members": {
+            "oneOf": [ref("a"), ref("b")],
+            "$defs": {
+                name: {**wide, "properties": {one: ref(name) for one in wide["required"]}}
+                for name in ("a", "b")
+            },
+        },
+        "pairs": {"oneOf": [{"type": "string"}] * 1_000},
+        "values": {"oneOf": [{"enum": [*range(9_000), i]} for i in range(9_000, 9_012)]},
+        "bounds": {"oneOf": [{"minLength": i, "maxLength": i} for i in range(100)]},
+        "cycle": {"oneOf": [ref("a"), ref("a")], "$defs": {"a": {"oneOf": [ref("a"), ref("a")]}}},
+    }
+
+
+@pytest.mark.parametrize("name", hostile())
+def test_hostile_schemas_cost_a_bounded_number_of_looks(name: str) -> None:
+    """What is not shown by then is refused; recursion never goes deep."""
+    schema = hostile()[name]
+    disjointness = Disjointness(schema)
+    with pytest.raises(Overlap):
+        disjointness.disjoint(schema)
+    assert disjointness._facts.work < 150_000
+
+
+SCALARS = [None, True, 0, 1, 2.5, "a", "b"]
+VALUES: list[Any] = [
+    *SCALARS,
+    *([], [0], ["a"], ["a", 1], {}, {"a": {"a": "b"}}, {"a": []}),
+    *({"a": value} for value in SCALARS),
+    *({"a": value, "b": other} for value in ("a", "b", 1) for other in (0, "a")),
+]
+TYPES = ["null", "boolean", "integer", "number", "string", "array", "object"]
+
+
+def _objects(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {"properties": st.dictionaries(st.sampled_from("ab"), inner, max_size=2)},
+        optional={
+            "type": st.just("object"),
+            "required": st.lists(st.sampled_from("ab"), unique=True),
+            "additionalProperties": st.booleans() | inner,
+        },
+    )
+
+
+def _arrays(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.just("array"),
+            "prefixItems": st.lists(inner, min_size=1, max_size=2),
+            "items": inner,
+            "minItems": st.integers(0, 2),
+            "maxItems": st.integers(1, 2),
+        },
+    )
+
+
+LEAVES = st.one_of(
+    st.booleans(),
+    st.builds(lambda kind: {"type": kind}, st.sampled_from(TYPES)),
+    st.builds(lambda value: {"const": value}, st.sampled_from(VALUES)),
+    st.builds(lambda values: {"enum": values}, st.lists(st.sampled_from(SCALARS), min_size=1)),
+    st.builds(lambda low: {"minimum": low}, st.integers(0, 2)),
+    st.builds(lambda high: {"type": "number", "exclusiveMaximum": high}, st.integers(0, 2)),
+    st.builds(lambda name: {"$ref": f"#/$defs/{name}"}, st.sampled_from("xy")),
+)
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        _objects(inner),
+        _arrays(inner),
+        st.builds(
+            lambda word, ways: {word: ways},
+            st.sampled_from(["anyOf", "allOf", "oneOf"]),
+            st.lists(inner, min_size=1, max_size=3),
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@given(ways=st.lists(SCHEMAS, min_size=2, max_size=3), x=SCHEMAS, y=LEAVES, beside=SCHEMAS)
+def test_what_is_shown_to_be_disjoint_is(ways: list[Any], x: Any, y: Any, beside: Any) -> None:
+    """Judged by jsonschema on values of all kinds: no two schemas hold at once beside the rest."""
+    # A definition that is itself again is none: jsonschema would go round for ever.
+    defs = {"x": x if "$ref" not in json.dumps(x) else {"type": "object"}, "y": y}
+    defs["y"] = y if "$ref" not in json.dumps(y) else {"const": "a"}
+    schema = {"oneOf": ways, "allOf": [beside], "$defs": defs}
+    disjointness = Disjointness(schema)
+    try:
+        ways = disjointness.disjoint(schema)
+    except Overlap:
+        return
+    disjointness.fill()
+    judges = [Draft202012Validator({"allOf": [way, beside], "$defs": defs}) for way in ways]
+    judge = Draft202012Validator(schema)
+    for value in VALUES:
+        held = sum(judge.is_valid(value) for judge in judges)
+        assert held == 0 or (held == 1 and judge.is_valid(value)), value
+
+
+@given(
+    names=st.lists(st.sampled_from("abcd"), min_size=2, max_size=4, unique=True),
+    inner=st.lists(st.sampled_from(TYPES[:5]), min_size=4, max_size=4),
+    value=st.sampled_from([None, True, 3, "x"]),
+    by=st.sampled_from(["const", "enum", "ref"]),
+)
+def test_a_discriminated_union_lets_through_what_jsonschema_does(
+    names: list[str], inner: list[str], value: object, by: str
+) -> None:
+    """Of each branch, and of none."""
+    defs: dict[str, Any] = {f"is_{name}": {"const": name} for name in names}
+    for name, kind in zip(names, inner, strict=False):
+        signs = {"const": {"const": name}, "enum": {"enum": [name, name * 2]}}
+        defs[name] = {
+            **tagged(name, v={"type": kind}, next=ref("U")),
+            "required": ["t", "v"],
+            "additionalProperties": False,
+        }
+        defs[name]["properties"]["t"] = signs.get(by, ref(f"is_{name}"))
+    defs["U"] = {"oneOf": [ref(name) for name in names], "discriminator": {"propertyName": "t"}}
+    schema = {**ref("U"), "$defs": defs}
+    held, judge = served(schema), Draft202012Validator(schema)
+    for name in "abcd":
+        one = {"t": name, "v": value}
+        for sample in (one, {"t": name}, {"t": name * 2, "v": value}, {**one, "next": one}):
+            assert lets_through(held, sample) == judge.is_valid(sample), sample
+
+
+def test_unions_of_many_values_are_not_kept() -> None:
+    """A set for each would hold the large one again and again; what they share is kept once."""
+    large = {"enum": [*range(100_000)]}
+    ways = [{"anyOf": [{"$ref": "#/$defs/B"}, {"const": -i}]} for i in range(1, 5)]
+    meets = [{"allOf": [{"$ref": "#/$defs/B"}, {"minimum": i, "enum": [i, -i]}]} for i in (1, 2)]
+    facts = SchemaFacts({"$defs": {"B": large}})
+    assert [facts.infer(way)["number"].values for way in ways] == [None] * 4
+    assert [facts.infer(way)["number"].values for way in meets] == [
+        frozenset([i, -i]) for i in (1, 2)
+    ]
+    both = facts.infer({"allOf": [large, {"enum": [*range(50_000)]}]})["number"].values
+    assert both is facts.infer(large)["number"].values

@@ -1,0 +1,111 @@
+"""Bounds on bytes in flight: who waits, in which order, and what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tidemill.protocol.in_flight import InFlightLimiter, MemoryBudget
+
+SECONDS = 20
+
+
+async def test_an_item_waits_for_a_place_though_its_bytes_fit() -> None:
+    """A place is free again when an item leaves, and its bytes when these are released."""
+    room = InFlightLimiter(100, max_items=2)
+    await room.acquire(10)
+    await room.acquire(10)
+    third = asyncio.create_task(room.acquire(10))
+    await asyncio.sleep(0)
+    assert not third.done()
+    room.release()
+    await asyncio.wait_for(third, SECONDS)
+    fourth = asyncio.create_task(room.acquire(80))
+    room.release()
+    await asyncio.sleep(0)
+    assert not fourth.done()
+    room.release_bytes(20)
+    await asyncio.wait_for(fourth, SECONDS)
+
+
+async def test_one_that_is_called_off_as_its_turn_comes_gives_its_place_on() -> None:
+    """The next one enters, and nothing stays held."""
+    room = InFlightLimiter(100, max_items=1)
+    await room.acquire(100)
+    waiting, last = (asyncio.create_task(room.acquire(100)) for _ in range(2))
+    await asyncio.sleep(0)
+    room.release(100)
+    waiting.cancel()
+    await asyncio.wait_for(last, SECONDS)
+    assert waiting.cancelled()
+    room.release(100)
+    await asyncio.wait_for(room.acquire(100), SECONDS)
+
+
+def test_threads_wait_for_memory_in_the_order_of_asking() -> None:
+    """One above the bound comes alone, and those behind it do not pass it."""
+    budget, order = MemoryBudget(100), list[int]()
+    go_on = threading.Event()
+    now = most = 0
+    lock = threading.Lock()
+
+    def work(num_bytes: int) -> None:
+        nonlocal now, most
+        with budget.reserve(num_bytes):
+            with lock:
+                order.append(num_bytes)
+                now += num_bytes
+                most = max(most, now)
+            go_on.wait(SECONDS)
+            with lock:
+                now -= num_bytes
+
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(work, 60)
+        while not order:
+            threading.Event().wait(0.001)
+        others = []
+        for waiting, num_bytes in enumerate((1_000, 50, 40), start=1):
+            others.append(threads.submit(work, num_bytes))
+            while len(budget._waiters) < waiting:
+                threading.Event().wait(0.001)
+        assert order == [60]
+        go_on.set()
+        for done in (first, *others):
+            done.result(SECONDS)
+    assert order[:2] == [60, 1_000]
+    assert most == 1_000
+
+
+def test_of_all_that_outgrow_their_reservation_one_goes_on() -> None:
+    """The next one follows when it is through, and one that keeps to its own waits for nobody."""
+    budget = MemoryBudget(100)
+    with budget.reserve(10) as first:
+        first.grow(50)
+        first.grow(500)
+        with ThreadPoolExecutor(1) as threads, budget.reserve(20) as second:
+            second.grow(20)
+            beyond = threads.submit(second.grow, 21)
+            with pytest.raises(TimeoutError):
+                beyond.result(0.02)
+            first.release()
+            beyond.result(SECONDS)
+    with budget.reserve(100) as last:
+        last.grow(101)
+
+
+def test_what_fails_gives_its_memory_back() -> None:
+    """Whatever it held, and its turn beyond that."""
+    budget = MemoryBudget(10)
+
+    def fail() -> None:
+        with budget.reserve(10) as reservation:
+            reservation.grow(11)
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()

@@ -1,0 +1,107 @@
+"""JSON of requests: what is far larger in memory than in bytes is refused before it is parsed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.protocol import json_bodies
+from tidemill.protocol.json_bodies import (
+    MAX_CONTAINERS,
+    MAX_VALUES,
+    TooManyValues,
+    check_values,
+    load_json,
+    unfolded_bytes,
+)
+
+VALUES = st.recursive(
+    st.text(alphabet='ab,:[]{}"\\\n', max_size=12) | st.integers() | st.booleans() | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(alphabet='a,"\\[', max_size=3), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def count(value: Any) -> tuple[int, int]:
+    """Return how many values and keys there are in one, itself included, and of these holders."""
+    if not isinstance(value, (list, dict)):
+        return 1, 0
+    inside = [count(one) for one in (value.values() if isinstance(value, dict) else value)]
+    keys = len(value) if isinstance(value, dict) else 0
+    return 1 + keys + sum(n for n, _ in inside), 1 + sum(n for _, n in inside)
+
+
+@given(VALUES, st.integers(1, 40), st.integers(0, 20), st.sampled_from([1, 2, 7, 2**20]))
+def test_values_are_counted_as_they_would_be_made(
+    value: Any, max_values: int, max_containers: int, chunk_bytes: int
+) -> None:
+    """Whatever strings hold, and wherever chunks are cut; an empty list counts for one more."""
+    data = json.dumps(value, ensure_ascii=False).encode()
+    num_values, num_containers = count(value)
+    num_empty = data.count(b"[]") + data.count(b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bodies, "MAX_VALUES", max_values)
+        patch.setattr(json_bodies, "MAX_CONTAINERS", max_containers)
+        patch.setattr(json_bodies, "_CHUNK_BYTES", chunk_bytes)
+        if len(data) > max_containers and (
+            num_values > max_values or num_containers > max_containers
+        ):
+            with pytest.raises(TooManyValues):
+                check_values(data)
+        elif num_values + num_empty <= max_values:
+            assert load_json(data) == value
+
+
+@given(st.binary(max_size=60), st.sampled_from([1, 3, 2**20]))
+def test_whatever_bytes_come_they_are_counted_to_an_end(data: bytes, chunk_bytes: int) -> None:
+    """What is no JSON is told by whoever parses it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_bodies, "MAX_VALUES", 2)
+        patch.setattr(json_bodies, "MAX_CONTAINERS", 1)
+        patch.setattr(json_bodies, "_CHUNK_BYTES", chunk_bytes)
+        try:
+            check_values(data)
+        except TooManyValues as exc:
+            assert "more than" in str(exc)  # noqa: PT017 - it may also pass
+
+
+def test_a_million_token_ids_pass() -> None:
+    """As do text full of commas and quotes, and a recording in base64."""
+    ids = b'{"prompt":[' + b",".join([b"12345"] * 1_000_000) + b"]}"
+    assert len(load_json(ids)["prompt"]) == 1_000_000
+    for text in ("1,2," * 1_000_000, 'a "b", [c]' * 400_000, "QUJD" * 7_000_000):
+        assert load_json(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"[" + b"[]," * MAX_CONTAINERS + b"[]]", "262,144 lists and objects"),
+        (b"[" + b"{}," * MAX_CONTAINERS + b"{}]", "262,144 lists and objects"),
+        (b"[" + b"1," * MAX_VALUES + b"1]", "2,097,152 values and keys"),
+        (b"{" + b'"":1,' * (MAX_VALUES // 2) + b'"":1}', "2,097,152 values and keys"),
+    ],
+)
+def test_what_would_be_far_too_large_is_refused(data: bytes, words: str) -> None:
+    """By a sentence with the bound."""
+    with pytest.raises(TooManyValues, match=f"^has more than {words}$"):
+        load_json(data)
+
+
+def test_what_json_unfolds_to_is_told_without_its_strings() -> None:
+    """About as much as its values take: thirty times its bytes, or nothing beside them."""
+    hollow = b"[" + b"[]," * 100_000 + b"1]"
+    made = load_json(hollow)
+    taken = sys.getsizeof(made) + sum(map(sys.getsizeof, made))
+    assert taken / 2 < unfolded_bytes(hollow) < 4 * taken
+    text = json.dumps({"prompt": "1,2," * 100_000}).encode()
+    assert unfolded_bytes(text) < 1_000
+    assert unfolded_bytes(b"") == 0

@@ -1,0 +1,97 @@
+"""What an engine would say of a request is told before there is one, in the same words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.engine.endpoints.test_transcriptions import MODEL as SPEECH
+from tests.engine.scripted_model import Scene, text_model
+from tidemill.engine.endpoints import speech_endpoints, text_endpoints
+from tidemill.engine.endpoints.embeddings import Embeddings
+from tidemill.engine.endpoints.scoring import Rerank, Score
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.requests import check_request
+from tidemill.protocol.routes import ENDPOINTS
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (CHAT, {"stream": True, "model": "other"}),
+        (CHAT, {"stream": "perhaps", "messages": MESSAGES}),
+        (CHAT, {"model": "gpt-4o-mini", "tools": [{}]}),
+        (CHAT, {"model": 5}),
+        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": "8"}),
+        (CHAT, {"messages": []}),
+        ("/v1/completions", {"prompt": None}),
+        ("/v1/completions", {"prompt": "x", "n": 0}),
+    ],
+)
+async def test_what_is_foretold_is_what_the_engine_answers(url: str, body: dict[str, Any]) -> None:
+    """One set of words, in one order of looking."""
+    with pytest.raises(RequestError) as foretold:
+        check_request(url, body, ["tiny", "tiny-alias"])
+    reply = await Scene().served.respond(url, body, "req_1", 0)
+    error = reply.body["error"]
+    assert reply.status_code == foretold.value.status_code
+    assert error["message"] == foretold.value.message
+    assert (error["param"], error["code"]) == (foretold.value.param, foretold.value.code)
+
+
+async def test_a_url_that_nobody_knows_is_told_what_there_is() -> None:
+    """All that engines here answer, and by one of them what it answers itself."""
+    with pytest.raises(RequestError) as foretold:
+        check_request("/v1/responses", {}, ["tiny"])
+    reply = await Scene().served.respond("/v1/responses", {}, "req_1", 0)
+    for message in (foretold.value.message, reply.body["error"]["message"]):
+        assert "/v1/responses is not supported" in message
+        assert CHAT in message
+    assert reply.body["error"]["code"] == foretold.value.code
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "param"),
+    [
+        ("/v1/responses", {}, "url"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": "a", "padding": "max_length"}, "padding"),
+        ("/api/v1/score", {"text_1": "a"}, "text_1"),
+        ("/score", {"query": "a"}, "documents"),
+        ("/v2/rerank", {"query": "a", "documents": [], "model": "a"}, "documents"),
+    ],
+)
+def test_what_other_kinds_of_models_would_refuse_is_foretold_too(
+    url: str, body: dict[str, Any], param: str
+) -> None:
+    """Whatever the model is, which nobody knows yet; a url of none is offered all there are."""
+    with pytest.raises(RequestError) as foretold:
+        check_request(url, body, ["a"])
+    assert foretold.value.param == param
+    if param == "url":
+        assert ", ".join(ENDPOINTS) in foretold.value.message
+
+
+@pytest.mark.parametrize("url", [CHAT, "/completions"])
+def test_nothing_is_foretold_of_what_can_run(url: str) -> None:
+    """Unknown fields are none of our business."""
+    check_request(url, {"messages": MESSAGES, "prompt": "x", "model": "any", "new": 1}, ["a", "*"])
+
+
+def test_what_is_offered_is_what_an_engine_answers() -> None:
+    """No url of a kind of model is left out, none is named that nobody has."""
+    text = text_endpoints(text_model(), seed=0)
+    pooling = (Embeddings, Score, Rerank)
+    speech = speech_endpoints(SPEECH, no_host)
+    served = (*text, *pooling, *speech)
+    assert [endpoint.route.name for endpoint in served] == [*ENDPOINTS]
+
+
+async def no_host(url: str) -> bytes:
+    """Bring nothing."""
+    raise AssertionError(f"{url} was asked for")

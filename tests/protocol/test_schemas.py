@@ -1,0 +1,175 @@
+"""JSON schemas: what is held to of them, and what is refused with its place."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tidemill.protocol.errors import RequestError
+from tidemill.protocol.schemas import SchemaRules, served_schema
+
+
+def served(schema: object, rules: SchemaRules | None = None) -> dict[str, Any]:
+    """Return what is held to of a schema."""
+    return served_schema(schema, "regex", rules or SchemaRules())
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Return a schema of lists in lists."""
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
+    """Titles, defaults, OpenAPI's words, keywords that nobody knows, formats that nobody knows."""
+    schema = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "T",
+        "type": "object",
+        "required": ["b"],
+        "properties": {
+            "b": {"type": "integer", "format": "int32", "nullable": True, "x-unit": "m"},
+            "a": {"$ref": "#/$defs/A", "description": "d"},
+            "title": {"type": "string", "format": "uuid"},
+        },
+        "$defs": {"A": {"anyOf": [True, {"items": [{"const": None}], "uniqueItems": False}]}},
+        "x-guidance": {"lenient": True},
+    }
+    assert list(served(schema).items()) == [
+        ("$schema", "https://json-schema.org/draft/2020-12/schema"),
+        ("type", "object"),
+        ("required", ["b"]),
+        (
+            "properties",
+            {
+                "b": {"type": "integer"},
+                "a": {"$ref": "#/$defs/A"},
+                "title": {"type": "string", "format": "uuid"},
+            },
+        ),
+        ("$defs", {"A": {"anyOf": [True, {"items": [{"const": None}]}]}}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"not": {}}, "/not"),
+        ({"properties": {"a/b~": {"if": {}}}}, "/properties/a~1b~0/if"),
+        ({"anyOf": [{}, {"items": {"contains": {}}}]}, "/anyOf/1/items/contains"),
+        ({"$defs": {"x": {"uniqueItems": True}}}, "/$defs/x/uniqueItems"),
+        ({"dependentRequired": {}}, "/dependentRequired"),
+        ({"propertyNames": {}}, "/propertyNames"),
+        ({"unevaluatedProperties": False}, "/unevaluatedProperties"),
+        ({"$dynamicRef": "#x"}, "/$dynamicRef"),
+        ({"divisibleBy": 2}, "/divisibleBy"),
+        ({"type": "strin"}, "/type"),
+        ({"type": []}, "/type"),
+        ({"type": ["string", 5]}, "/type"),
+        ({"minLength": "5"}, "/minLength"),
+        ({"minLength": -1}, "/minLength"),
+        ({"maxItems": 1.5}, "/maxItems"),
+        ({"minProperties": 2, "required": ["a", "a"]}, "/minProperties"),
+        ({"maxItems": float("inf")}, "/maxItems"),
+        ({"exclusiveMinimum": True}, "/exclusiveMinimum"),
+        ({"multipleOf": -3}, "/multipleOf"),
+        ({"multipleOf": 0}, "/multipleOf"),
+        ({"pattern": 5}, "/pattern"),
+        ({"required": "a"}, "/required"),
+        ({"required": [1]}, "/required"),
+        ({"enum": "a"}, "/enum"),
+        ({"properties": []}, "/properties"),
+        ({"properties": {"a": 5}}, "/properties/a"),
+        ({"anyOf": {}}, "/anyOf"),
+        ({"anyOf": []}, "/anyOf"),
+        ({"items": "a"}, "/items"),
+        ({"items": [5]}, "/items/0"),
+        ({"format": "regex"}, "/format"),
+        ({"$ref": "http://example.com/a.json"}, "/$ref"),
+        ({"$ref": "other.json#/a"}, "/$ref"),
+        ({"pattern": "a\\"}, "/pattern"),
+        ({"pattern": "^a|\\\\\\"}, "/pattern"),
+        ({"patternProperties": {"^a\\": {}}}, "/patternProperties"),
+        ({"items": {"minimum": 2**63}}, "/items/minimum"),
+        ({"type": "integer", "exclusiveMaximum": -1e300}, "/exclusiveMaximum"),
+        ({"minimum": 2**53 + 1, "maximum": 2**53 + 1}, "/minimum"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "/oneOf"),
+        ({"items": {"anyOf": [{"oneOf": [{"$ref": "#/$defs/a"}, True]}]}}, "/items/anyOf/0/oneOf"),
+    ],
+)
+def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], place: str) -> None:
+    """A JSON pointer into the schema as it was sent."""
+    with pytest.raises(RequestError) as caught:
+        served(schema)
+    assert caught.value.message.startswith(f"`{place}` of `regex` ")
+    assert (caught.value.param, caught.value.code) == ("regex", "invalid_schema")
+
+
+def test_a_count_may_be_written_as_a_float() -> None:
+    """As spreadsheets and data frames write it."""
+    assert served({"maxItems": 2.0, "minimum": 2.5}) == {"maxItems": 2, "minimum": 2.5}
+    assert isinstance(served({"maxItems": 2.0})["maxItems"], int)
+
+
+def test_a_schema_may_be_so_deep_and_refer_so_often() -> None:
+    """What is deeper, or refers more often, could bring down what goes through it."""
+    assert served(nested(50))
+    with pytest.raises(RequestError, match="too deep"):
+        served(nested(51))
+    with pytest.raises(RequestError, match="too deep"):
+        served(nested(600))
+    refers = {"$ref": "#/$defs/a"}
+    assert served({"anyOf": [refers] * 1_000})
+    with pytest.raises(RequestError, match="too many"):
+        served({"anyOf": [refers] * 1_001})
+
+
+def test_objects_are_closed_that_do_not_say_otherwise() -> None:
+    """Unless some are joined, where each would shut out what the others hold."""
+    rules = SchemaRules(closes_objects=True)
+    one = {"properties": {"a": {"properties": {"b": True}}}}
+    closed = {"properties": {"b": True}, "additionalProperties": False}
+    assert served(one, rules) == {"properties": {"a": closed}, "additionalProperties": False}
+    for kept in (
+        {"type": "object"},
+        {"properties": {"a": True}, "additionalProperties": True},
+        {"properties": {"a": True}, "allOf": [{"required": ["b"]}]},
+    ):
+        assert served(kept, rules) == kept
+    parts = {"allOf": [{"properties": {"a": True}}, {"properties": {"b": True}}]}
+    assert served(parts, rules) == parts
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "1900-02-28", "0400-02-29", "2023-12-31", "0010-01-01"],
+            ["2023-02-29", "1900-02-29", "0000-02-29", "0000-01-01"],
+        ),
+        ("time", ["10:10:59Z", "23:59:00+01:00"], ["10:10:60Z", "23:59:60Z"]),
+        (
+            "date-time",
+            ["2024-02-29T10:10:59Z", "2023-01-01t00:00:00.5z"],
+            ["2023-02-29T10:10:10Z", "2023-01-01T10:10:60Z"],
+        ),
+    ],
+)
+def test_dates_and_times_are_those_of_a_calendar_and_a_clock(
+    name: str, good: list[str], bad: list[str]
+) -> None:
+    """Beside the format itself, which lets more through; a leap second is not written."""
+    schema = served({"type": "string", "format": name, "allOf": [{"minLength": 1}]})
+    first, narrower = schema["allOf"]
+    assert first == {"minLength": 1}
+    pattern = re.compile(narrower["pattern"])
+    for text in good:
+        assert pattern.search(text), text
+
+    for text in bad:
+        assert not pattern.search(text), text

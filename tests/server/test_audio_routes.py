@@ -1,0 +1,159 @@
+"""Recordings in forms, as OpenAI's clients send them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.rig import site
+
+URL = "/v1/audio/transcriptions"
+
+
+async def test_a_form_is_the_body_of_a_line_with_a_file() -> None:
+    """Numbers are numbers again, lists are lists, and the file is bytes."""
+    async with (
+        site() as place,
+        openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
+    ):
+        await client.audio.transcriptions.create(
+            file=("a.wav", b"sound"),
+            model="scripted",
+            language="en",
+            temperature=0.5,
+            prompt="7",
+            response_format="verbose_json",
+            timestamp_granularities=["word", "segment"],
+        )
+        [(url, body)] = place.engine.asked
+        assert url == URL
+        assert body == {
+            "file": b"sound",
+            "model": "scripted",
+            "language": "en",
+            "temperature": 0.5,
+            "prompt": "7",
+            "response_format": "verbose_json",
+            "timestamp_granularities": ["word", "segment"],
+        }
+
+
+async def test_lists_and_objects_come_under_the_names_of_a_line() -> None:
+    """OpenAI's client writes `include[]` and `chunking_strategy[type]`."""
+    async with (
+        site() as place,
+        openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
+    ):
+        await client.audio.transcriptions.create(
+            file=("a.wav", b"sound"),
+            model="scripted",
+            include=["logprobs"],
+            chunking_strategy={"type": "server_vad", "threshold": 0.5},
+            known_speaker_names=["A", "B"],
+            extra_body={"repetition_penalty": 1, "n": 1, "seed": 7},
+        )
+        [(_, body)] = place.engine.asked
+        assert body == {
+            "file": b"sound",
+            "model": "scripted",
+            "include": ["logprobs"],
+            "chunking_strategy": {"type": "server_vad", "threshold": 0.5},
+            "known_speaker_names": ["A", "B"],
+            "repetition_penalty": 1,
+            "n": 1,
+            "seed": 7,
+        }
+
+
+async def test_a_text_of_a_form_is_the_value_that_it_stands_for() -> None:
+    """In the words of JSON or of Python; an empty one is left out, and a language is no boolean."""
+    async with site() as place:
+        data = {"top_k": "-1", "use_beam_search": "False", "logit_bias": "{}", "stop": ""}
+        data |= {"language": "no", "prompt": "12", "model": "7", "chunking_strategy": "auto"}
+        data |= {"min_p": "x", "a[": "1", "b[c][d]": "2"}
+        await place.client.post(URL, files={"file": b"x"}, data=data)
+        [(_, body)] = place.engine.asked
+        assert body == {
+            "file": b"x",
+            "top_k": -1,
+            "use_beam_search": False,
+            "logit_bias": {},
+            "language": "no",
+            "prompt": "12",
+            "model": "7",
+            "chunking_strategy": "auto",
+            "min_p": "x",
+            "a[": 1,
+            "b": {"c": {"d": 2}},
+        }
+
+
+@pytest.mark.parametrize("response_format", ["text", "srt", "vtt"])
+async def test_a_document_comes_as_it_is(response_format: str) -> None:
+    """Not inside JSON, as it stands in a row."""
+    async with site() as place:
+
+        async def answer(*_: Any) -> Any:
+            from tidemill.protocol.contract import Reply
+
+            return Reply(200, {"text": "1\nhello"})
+
+        place.engine.answer = answer  # type: ignore[method-assign]
+        told = await place.client.post(
+            URL, files={"file": b"x"}, data={"response_format": response_format}
+        )
+        assert told.headers["content-type"] == "text/plain; charset=utf-8"
+        assert told.text == "1\nhello"
+
+
+async def test_what_is_wrong_with_a_recording_is_said_of_the_file() -> None:
+    """In a line it is called otherwise."""
+    async with site() as place:
+        error = {"message": "`file_url` holds no sound.", "type": "t", "param": "file_url"}
+
+        async def answer(*_: Any) -> Any:
+            from tidemill.protocol.contract import Reply
+
+            return Reply(400, {"error": {**error, "code": None}})
+
+        place.engine.answer = answer  # type: ignore[method-assign]
+        told = (await place.client.post(URL, files={"file": b"x"})).json()["error"]
+        assert (told["message"], told["param"]) == ("`file` holds no sound.", "file")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"data": {"model": "m"}, "files": {"other": b""}}, 400, "file"),
+        ({"files": {"file": b"x"}, "data": {"file_url": "http://a"}}, 400, "file"),
+        ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400, None),
+        (
+            {"content": b"--a\r\n", "headers": {"content-type": "multipart/form-data; boundary=a"}},
+            400,
+            None,
+        ),
+        ({"content": b"x", "headers": {"content-type": "audio/wav"}}, 415, None),
+        ({"files": {"file": b"x"}, "data": {"a": "1", "a[]": "2"}}, 400, "a"),
+        ({"files": {"file": b"x"}, "data": {"a[b]": "1", "a[b][c]": "2"}}, 400, "a"),
+        ({"files": {"file": b"x"}, "data": {"a" + "[b]" * 5: "1"}}, 400, "a"),
+        ({"files": {"file": b"x" * 5_000}}, 413, None),
+    ],
+    ids=["none", "both", "no boundary", "half", "no form", "two", "nested", "deep", "large"],
+)
+async def test_what_is_no_recording_is_refused(
+    fields: dict[str, Any], status: int, param: str | None
+) -> None:
+    """Before the engine hears of it."""
+    async with site(max_body_bytes=4_000) as place:
+        answer = await place.client.post(URL, **fields)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+        assert not place.engine.asked
+
+
+async def test_a_body_in_json_names_its_recording() -> None:
+    """As a line does."""
+    async with site() as place:
+        body = {"file_url": "data:audio/wav;base64,AA=="}
+        assert (await place.client.post(URL, json=body)).json()["body"] == body

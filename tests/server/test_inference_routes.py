@@ -1,0 +1,380 @@
+"""Requests over a port: what reaches the engine, what comes back, and what is refused before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+from pydantic_core import to_json
+from starlette.types import Receive
+
+from tests.server.rig import MODEL, SECONDS, HeldEngine, site
+from tidemill.engine.errors import EngineClosed
+from tidemill.protocol.prompts import num_sequences
+from tidemill.server import sse as module
+from tidemill.server.admission import AdmissionControl
+from tidemill.server.errors import Refused
+from tidemill.server.request_bodies import BodyReader
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_a_body_reaches_the_engine_and_its_answer_the_client() -> None:
+    """As they are, with the engine's status."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, json={"a": [1, "é"]})
+        assert (answer.status_code, answer.json()) == (200, {"url": CHAT, "body": {"a": [1, "é"]}})
+        answer = await place.client.post(CHAT, json={"status": 418, "reply": {"x": None}})
+        assert (answer.status_code, answer.json()) == (418, {"x": None})
+
+
+async def test_a_stream_comes_as_events() -> None:
+    """Each chunk when it is there, in UTF-8, and in the end the word that says so."""
+    async with site() as place:
+        body = {"stream": True, "wait": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert await anext(lines) == 'data: {"say":"é"}'
+            assert not place.engine.is_left.is_set()
+            place.engine.go.set()
+            rest = [line async for line in lines if line]
+        assert rest == ['data: {"say":"x"}', "data: [DONE]"]
+
+
+async def test_a_stream_that_waits_is_kept_alive_by_comments() -> None:
+    """Before its first token, and between two; clients pass over them."""
+    async with site(comment_seconds=0.02) as place:
+        body = {"stream": True, "wait": True, "late": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+            assert [await anext(lines) for _ in range(4)] == [": waiting", ""] * 2
+            place.engine.go.set()
+            rest = [line async for line in lines if line and line != ": waiting"]
+        assert rest == ['data: {"say":"é"}', 'data: {"say":"x"}', "data: [DONE]"]
+        place.engine.go.clear()
+        del body["late"]
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            lines = answer.aiter_lines()
+            assert [await anext(lines) for _ in range(3)] == ['data: {"say":"é"}', "", ": waiting"]
+
+
+async def test_openais_client_passes_over_comments() -> None:
+    """What it yields is the chunks."""
+    async with (
+        site(comment_seconds=0.02) as place,
+        openai.AsyncOpenAI(base_url=f"{place.client.base_url}/v1", api_key="k") as client,
+    ):
+        asyncio.get_running_loop().call_later(0.1, place.engine.go.set)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[], stream=True, extra_body={"late": True}
+        )
+        assert [chunk.model_extra async for chunk in stream] == [{"say": "é"}, {"say": "x"}]
+
+
+async def test_what_goes_wrong_with_a_stream_after_its_head_is_an_event() -> None:
+    """A status is told once; a fault of the engine ends the server all the same."""
+    async with site(comment_seconds=0.02) as place:
+        for wrong, code in (({"status": 400, "reply": {"error": {"code": "no"}}}, "no"), ({}, "")):
+            place.engine.go.clear()
+            body = {"stream": True, "late": True, **wrong}
+            async with place.client.stream("POST", CHAT, json=body) as answer:
+                lines = answer.aiter_lines()
+                assert await anext(lines) == ": waiting"
+                place.engine.is_engine_lost = not code
+                place.engine.go.set()
+                told = [line async for line in lines if line.startswith("data: {")]
+            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == (
+                code or EngineClosed.code
+            )
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is lost
+
+
+async def test_a_client_that_leaves_before_a_late_stream_ends_its_request() -> None:
+    """Nothing of it stays inside."""
+    async with site(comment_seconds=0.02) as place:
+        body = {"stream": True, "late": True}
+        async with place.client.stream("POST", CHAT, json=body) as answer:
+            assert await anext(answer.aiter_lines()) == ": waiting"
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        await asyncio.wait_for(place.context.admission.wait_until_empty(), SECONDS)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_ends_its_request(*, stream: bool) -> None:
+    """Whether something has been told or not; nothing of it stays inside."""
+    async with site() as place:
+        reader, writer = await place.connect()
+        body = json.dumps({"stream": stream, "wait": True}).encode()
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % (CHAT.encode(), len(body)) + body)
+        await asyncio.wait_for(place.engine.is_asked.wait(), SECONDS)
+        if stream:
+            await reader.readuntil(b'{"say"')
+        writer.close()
+        await asyncio.wait_for(place.engine.is_left.wait(), SECONDS)
+        await asyncio.wait_for(place.context.admission.wait_until_empty(), SECONDS)
+        told = (await place.client.get("/metrics")).text
+        assert f'{{route="{CHAT}",status="{200 if stream else 499}"}} 1.0' in told
+        assert 'status="500"' not in told
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "status", "code"),
+    [
+        ("POST", "/v1/nothing", {"json": {}}, 404, "unknown_url"),
+        ("POST", "/v1/chat/completions/", {"json": {}}, 404, "unknown_url"),
+        ("GET", CHAT, {}, 405, "method_not_allowed"),
+        ("POST", CHAT, {"content": b"{"}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b"[]"}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b""}, 400, "invalid_json"),
+        ("POST", CHAT, {"content": b"[" * 1000}, 400, "invalid_json"),
+        ("POST", CHAT, {"data": {"a": "b"}}, 415, "unsupported_media_type"),
+        ("POST", CHAT, {"content": b" " * 5_000}, 413, "body_too_large"),
+        ("GET", "/v1/models/none", {}, 404, "model_not_found"),
+        ("POST", CHAT, {"json": {"bug": 1}}, 500, "internal"),
+    ],
+)
+async def test_what_cannot_be_answered_is_told_in_openais_form(
+    method: str, path: str, fields: dict[str, Any], status: int, code: str
+) -> None:
+    """With its status, a code and a message, and nothing of what went wrong inside."""
+    async with site(max_body_bytes=4_000) as place:
+        answer = await place.client.request(method, path, **fields)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (status, code)
+        assert error["message"]
+        assert "Zero" not in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+
+
+async def test_a_body_in_pieces_is_measured_as_it_comes() -> None:
+    """It says no length, and would have no end."""
+    async with site(max_body_bytes=4_000) as place:
+
+        async def endless() -> Any:
+            for _ in range(20):
+                yield b" " * 1_000
+
+        answer = await place.client.post(CHAT, content=endless())
+        assert answer.status_code == 413
+
+
+async def test_a_body_of_far_too_many_values_is_refused_before_it_is_parsed() -> None:
+    """A megabyte of empty lists would be thirty of memory."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, content=b'{"a":[' + b"[]," * 300_000 + b"1]}")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (413, "body_too_large")
+        assert error["message"].startswith("The body has more than 262,144 lists and objects")
+        assert place.engine.asked == []
+
+
+async def test_a_packed_body_is_refused_by_that() -> None:
+    """Not as one that is no JSON."""
+    async with site() as place:
+        answer = await place.client.post(CHAT, content=b"{}", headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == 415
+        assert "Content-Encoding is gzip: send it plain" in answer.json()["error"]["message"]
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    """The client is told so."""
+    async with site(body_seconds=0.05) as place:
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"
+        reader, writer = await place.connect()
+        writer.write(head % CHAT.encode())
+        status = await asyncio.wait_for(reader.readline(), SECONDS)
+        assert b"408" in status
+        writer.close()
+
+
+async def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
+    """One that would go beyond is told to come again, until those before it are answered."""
+    body_reader = BodyReader(100, SECONDS, max_held_bytes=150)
+    scope = {"headers": []}
+    is_held, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> dict[str, Any]:
+        if not is_held.is_set():
+            is_held.set()
+            return {"type": "http.request", "body": b"x" * 90, "more_body": True}
+        await may_end.wait()
+        return {"type": "http.request", "body": b""}
+
+    async def length(receive: Receive) -> int:
+        async with body_reader.read(scope, receive, _as_it_is) as body:
+            return len(body)
+
+    waiting = asyncio.create_task(length(slow))
+    await is_held.wait()
+
+    async def other() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 90}
+
+    with pytest.raises(Exception, match="try again"):
+        await length(other)
+    may_end.set()
+    assert await waiting == 90
+    async with body_reader.read(scope, other, _as_it_is):
+        with pytest.raises(Exception, match="try again"):  # it is not answered yet
+            await length(other)
+    assert await length(other) == 90
+
+
+async def test_bodies_count_by_what_they_unfold_to() -> None:
+    """A few hundred bytes of empty lists leave no room for others; one is let in alone."""
+    body_reader = BodyReader(1_000, SECONDS, max_held_bytes=2_000)
+
+    async def hollow() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"a":[' + b"[]," * 100 + b"1]}"}
+
+    async def small() -> dict[str, Any]:
+        return {"type": "http.request", "body": b'{"a":"' + b"," * 500 + b'"}'}
+
+    scope = {"headers": []}
+    async with body_reader.read_object(scope, small), body_reader.read_object(scope, small):
+        with pytest.raises(Refused, match="try again"):
+            await body_reader.read_object(scope, hollow).__aenter__()
+    async with body_reader.read_object(scope, hollow) as body:
+        assert len(body["a"]) == 101
+        with pytest.raises(Refused, match="try again"):
+            await body_reader.read_object(scope, small).__aenter__()
+    async with body_reader.read_object(scope, small):
+        assert body_reader._held_bytes < 1_000
+
+
+async def test_more_than_may_wait_are_told_when_to_come_again() -> None:
+    """Two run and one waits; the next gets a 429, and is let in once there is room."""
+    async with site(max_queued_requests=1) as place:
+        body = {"wait": True}
+        inside = [asyncio.create_task(place.client.post(CHAT, json=body)) for _ in range(3)]
+        async with asyncio.timeout(SECONDS):
+            while len(place.engine.asked) < 3:
+                place.engine.is_asked.clear()
+                await place.engine.is_asked.wait()
+        refused = await place.client.post(CHAT, json=body)
+        assert refused.status_code == 429
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert refused.json()["error"]["code"] == "queue_full"
+        place.engine.go.set()
+        assert [(await task).status_code for task in inside] == [200] * 3
+        assert (await place.client.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_request_weighs_as_many_sequences_as_it_asks_for() -> None:
+    """Half of the room at most; beside two such nothing has any, though few requests are inside."""
+    admission = AdmissionControl(2, 2)
+    large = {"prompt": ["a"] * 10, "n": 100}
+    with admission.admit(num_sequences(large)):
+        with admission.admit(num_sequences({"messages": [], "n": 16})):
+            with pytest.raises(Refused, match="try again in") as refused:
+                admission.admit(1).__enter__()
+            assert refused.value.status_code == 429
+            assert int(refused.value.headers["Retry-After"]) >= 1
+        with admission.admit(16):
+            assert admission.num_in_flight == 2
+    assert admission.num_refused == 1
+    assert admission.num_in_flight == 0
+
+
+async def test_keys_let_in_whoever_has_one_of_them() -> None:
+    """All but balancers must have one; which of them it is makes no difference."""
+    async with site(api_keys=("one", "two")) as place:
+        for key, status in (("one", 200), ("two", 200), ("on", 401), ("x", 401), ("öne", 401)):
+            headers = {"authorization": f"Bearer {key}".encode()}
+            answer = await place.client.post(CHAT, json={}, headers=headers)
+            assert answer.status_code == status, key
+        answer = await place.client.get("/v1/models", headers={"authorization": "Basic one"})
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert (await place.client.get("/metrics")).status_code == 401
+        assert (await place.client.get("/health")).status_code == 200
+        assert (await place.client.get("/ping")).status_code == 200
+
+
+async def test_models_and_adapters_are_listed() -> None:
+    """Under the names that requests ask for; `*` is none, and no path of this machine is shown."""
+    async with site() as place:
+        listed = (await place.client.get("/v1/models")).json()
+        assert [(one["id"], one["parent"]) for one in listed["data"]] == [
+            (MODEL, None),
+            ("fine", MODEL),
+        ]
+        assert "/a/path" not in json.dumps(listed)
+        assert (await place.client.get("/v1/models/fine")).json()["id"] == "fine"
+        assert (await place.client.get("/version")).json() == {"version": "1.2.3"}
+
+
+async def test_metrics_tell_of_requests_and_of_the_engine() -> None:
+    """Routes that are none are one line, whatever clients think of."""
+    async with site() as place:
+        await place.client.post(CHAT, json={"stream": True})
+        await place.client.get("/a")
+        await place.client.get("/b")
+        text = (await place.client.get("/metrics")).text
+        for line in (
+            f'tidemill_requests_total{{route="{CHAT}",status="200"}} 1.0',
+            'tidemill_requests_total{route="other",status="404"} 2.0',
+            "tidemill_time_to_first_token_seconds_count 1.0",
+            "tidemill_inter_token_seconds_count 1.0",
+            "tidemill_running_sequences 3.0",
+            "tidemill_waiting_sequences 2.0",
+            "tidemill_kv_cache_usage_ratio 0.5",
+            "tidemill_output_tokens_total 30.0",
+            "tidemill_loop_lag_seconds_count 0.0",
+        ):
+            assert line in text.splitlines(), line
+
+
+async def test_pages_of_named_origins_may_ask() -> None:
+    """What a browser asks first has no key, and others are not let."""
+    async with site(allowed_origins=("https://a.example",), api_keys=("k",)) as place:
+        for origin, allowed in (
+            ("https://a.example", "https://a.example"),
+            ("https://b.example", None),
+        ):
+            headers = {"origin": origin, "access-control-request-method": "POST"}
+            answer = await place.client.options(CHAT, headers=headers)
+            assert answer.headers.get("access-control-allow-origin") == allowed
+
+
+async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
+    """After an answer that says so."""
+    engine = HeldEngine()
+    async with site(engine=engine) as place:
+        engine.is_engine_lost = True
+        answer = await place.client.post(CHAT, json={})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)  # admission is lost
+        await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)
+
+
+async def test_the_scores_of_a_prompt_are_printed_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are megabytes where the prompt is long."""
+    threads: list[int] = []
+
+    def noted(chunk: object) -> bytes:
+        threads.append(threading.get_ident())
+        return to_json(chunk)
+
+    async def chunks() -> AsyncGenerator[dict[str, Any], None]:
+        for scores in ([], [None, {}]):
+            yield {"choices": [{"prompt_logprobs": scores}]}
+        yield {"error": {}}
+
+    monkeypatch.setattr(module, "to_json", noted)
+    pieces = [piece async for piece in module.sse_events(chunks())]
+    assert pieces[1] == b'data: {"choices":[{"prompt_logprobs":[null,{}]}]}\n\n'
+    assert [thread != threading.get_ident() for thread in threads] == [False, True, False]

@@ -1,0 +1,6 @@
+"""`python -m tidemill` is the command."""
+
+from tidemill.cli.__main__ import main
+
+if __name__ == "__main__":
+    main()
