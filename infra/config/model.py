@@ -1,0 +1,82 @@
+"""`[[models]]`: a served model, its adapters and the workers that run it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, StringConstraints
+from pydantic import field_validator as field_check
+from pydantic import model_validator as model_check
+
+from infra.config.table import Table
+from infra.gpus import GPUS
+from tidemill.batch.batch_request import MAX_WINDOW_SECONDS
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
+_PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
+Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
+_KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
+
+
+class Adapter(Table):
+    """An adapter of a model: a name that requests may ask for, and where its folder lies."""
+
+    name: Name
+    weights: Annotated[str, StringConstraints(pattern=rf"^{_PREFIX}$")]
+
+
+class Model(Table):
+    """A served model and the workers that run it.
+
+    `weights_region` is said of weights that are in another region than the workers, adapters too;
+    `weights_key` of those that a key of KMS encrypts.
+    """
+
+    name: Name
+    weights: Annotated[str, StringConstraints(pattern=rf"^({_PREFIX})?$")] = ""
+    weights_region: Annotated[str, StringConstraints(pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9]+)?$")] = (
+        ""
+    )
+    weights_key: Annotated[str, StringConstraints(pattern=rf"^({_KEY})?$")] = ""
+    gpu: str
+    gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
+    max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
+    target_minutes: Annotated[int, Field(ge=1, le=MAX_WINDOW_SECONDS // 60)] = 60
+    idle_minutes: Annotated[int, Field(ge=1, le=24 * 60)] = 5
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
+    quantization: Literal["", "fp8"] = ""
+    gpu_hour_price: Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)] = 0.0
+    aliases: Annotated[tuple[Alias, ...], Field(strict=False)] = ()
+    adapters: Annotated[tuple[Adapter, ...], Field(strict=False)] = ()
+    args: tuple[str, ...] = Field(default=(), strict=False)
+
+    @field_check("gpu")
+    @classmethod
+    def _check_gpu(cls, gpu: str) -> str:
+        if gpu not in GPUS:
+            raise ValueError(f'is "{gpu}"; it can be {", ".join(GPUS)}')
+        return gpu
+
+    @model_check(mode="after")
+    def _check_count(self) -> Self:
+        counts = GPUS[self.gpu].instances
+        if self.gpus_per_worker not in counts:
+            shown = ", ".join(str(count) for count in counts)
+            raise ValueError(
+                f"has gpus_per_worker = {self.gpus_per_worker}; "
+                f"machines with {self.gpu} have {shown} of them"
+            )
+        return self
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Return where weights lie, the model's and its adapters', as s3://bucket/prefix."""
+        named = (self.weights, *(adapter.weights for adapter in self.adapters))
+        return tuple(prefix for prefix in named if prefix)
+
+    @property
+    def slug(self) -> str:
+        """Return the name as it may stand in names of AWS resources."""
+        letters = (char if char.isalnum() else "-" for char in self.name.lower())
+        return "-".join(word for word in "".join(letters).split("-") if word)[:40].rstrip("-")

@@ -1,0 +1,125 @@
+"""Reading a configuration: a sentence for each mistake, with its place in the file."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from infra.config.deployment import Config
+
+DEFAULT_PATH: Final = Path(__file__).parents[1] / "config.toml"
+
+
+class ConfigRefused(Exception):
+    """A configuration that cannot be deployed; the message says what to change."""
+
+
+def read_config(path: Path) -> Config:
+    """Return what the file asks for; raises ConfigRefused with one sentence for each mistake."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigRefused(f"{path} cannot be read: {exc.strerror}.") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigRefused(f"{path} is not TOML: {exc}.") from exc
+    return make_config(found, str(path))
+
+
+def make_config(found: Mapping[str, Any], where: str) -> Config:
+    """Return the configuration that a table holds; `where` names it in errors."""
+    try:
+        return Config.model_validate(found)
+    except ValidationError as exc:
+        raise ConfigRefused("\n".join(_messages(exc.errors(), where))) from exc
+
+
+def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
+    """Return the configuration with more names for its only model; raises ConfigRefused."""
+    if not aliases:
+        return config
+    if len(config.models) > 1:
+        raise ConfigRefused(
+            f"{where}: there are {len(config.models)} models; `aliases` in the configuration say "
+            "which of them is meant."
+        )
+    [model] = config.models
+    names = dict.fromkeys((*model.aliases, *aliases))
+    names.pop(model.name, None)
+    renamed = model.model_dump() | {"aliases": tuple(names)}
+    return make_config(config.model_dump() | {"models": (renamed,)}, where)
+
+
+_MESSAGES = {
+    "extra_forbidden": "is no key that Tidemill knows",
+    "missing": "must be given",
+    "int_type": "must be a whole number",
+    "string_type": "must be a text in quotes",
+    "bool_type": "must be true or false",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a number",
+    "too_short": "must hold at least one",
+    "tuple_type": "must be a list in square brackets",
+    "model_type": "must be a table",
+}
+
+
+# What a text must look like, by its place in the file.
+_PATTERN_HINTS = {
+    "alarm_email": "an e-mail address",
+    "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
+    "models.adapters.name": "a name, such as sql",
+    "models.adapters.weights": "s3://bucket/prefix",
+    "models.aliases": "a model's name, or * for any",
+    "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
+    "models.weights": "s3://bucket/prefix",
+    "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
+    "models.weights_region": "a region, such as eu-west-1",
+    "name": "a short name of small letters, digits and dashes between them",
+    "zones": "a zone, such as eu-west-1a",
+}
+
+
+def _messages(errors: Sequence[Any], where: str) -> Iterator[str]:
+    for error in errors:
+        place = error["loc"]
+        is_echo = error["type"] == "too_short" and any(
+            other["loc"][: len(place)] == place and other is not error for other in errors
+        )
+        if not is_echo:  # of a list whose entries are wrong
+            yield " ".join(filter(None, (f"{where}:", _path(place), f"{_message(error)}.")))
+
+
+def _path(loc: Iterable[int | str]) -> str:
+    """Return a place as `models[1].gpu`, with models counted from 1 as a person does."""
+    path = ""
+    for part in loc:
+        path += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+def _message(error: Mapping[str, Any]) -> str:
+    given = error["input"]
+    match error["type"], error.get("ctx", {}):
+        case kind, _ if kind in _MESSAGES:
+            return _MESSAGES[kind]
+        case "value_error", context:
+            return str(context["error"])
+        case "literal_error", context:
+            return f"is {given!r}; it can be {context['expected']}"
+        case "string_pattern_mismatch", _:
+            place = ".".join(part for part in error["loc"] if isinstance(part, str))
+            return f"is {json.dumps(given)}, which does not look like {_PATTERN_HINTS[place]}"
+        case "greater_than_equal", context:
+            return f"is {given}; it must be {context['ge']:g} or more"
+        case "less_than_equal", context:
+            return f"is {given}; it must be {context['le']:g} or less"
+        case "too_long", context:
+            return f"must not hold more than {context['max_length']}"
+        case _:
+            return f"is {given!r}: {error['msg']}"
