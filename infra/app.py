@@ -6,7 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from aws_cdk import App, Environment, Tags
+import jsii
+from aws_cdk import App, Aspects, Environment, IAspect, Tags
+from aws_cdk import aws_iam as iam
+from constructs import IConstruct
 
 from infra.api.stack import ApiStack
 from infra.bundle import ROOT, Bundle, host_processor, make_bundle
@@ -39,6 +42,28 @@ def add_stacks(
             env=env,
         )
     Tags.of(app).add("tidemill", config.name)
+    for key, value in config.tags.items():
+        Tags.of(app).add(key, value)
+    if config.permissions_boundary:
+        boundary = iam.ManagedPolicy.from_managed_policy_arn(
+            data, "Boundary", config.permissions_boundary
+        )
+        iam.PermissionsBoundary.of(app).apply(boundary)
+    if config.role_path != "/":
+        Aspects.of(app).add(RolePath(config.role_path))
+
+
+@jsii.implements(IAspect)
+class RolePath:
+    """Puts roles, policies and instance profiles under one path."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def visit(self, node: IConstruct) -> None:
+        """Set the path of what has one."""
+        if isinstance(node, iam.CfnRole | iam.CfnManagedPolicy | iam.CfnInstanceProfile):
+            node.path = self._path
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from constructs import Construct
 from infra.compute.network import WorkerNetwork
 from infra.config import Config, Model
 from infra.gpus import GPUS
+from infra.permissions import allow
 
 # For the image, which brings CUDA along, and for a model's weights beside it: a group's machines
 # have their own disks unformatted.
@@ -200,7 +201,7 @@ class CapacityProviders(Construct):
     @cached_property
     def _infrastructure_role(self) -> iam.Role:
         """The role with which ECS starts and ends machines: AWS alone knows what that takes."""
-        return iam.Role(
+        starter = iam.Role(
             self,
             "Starter",
             assumed_by=iam.ServicePrincipal("ecs.amazonaws.com"),
@@ -210,6 +211,11 @@ class CapacityProviders(Construct):
                 )
             ],
         )
+        if self._config.role_path != "/":
+            # AWS's policy knows roles without a path only.
+            to_ec2 = {"StringLike": {"iam:PassedToService": "ec2.*"}}
+            starter.add_to_policy(allow(["iam:PassRole"], [self._role.role_arn], to_ec2))
+        return starter
 
 
 def _user_data() -> ec2.UserData:

@@ -9,6 +9,7 @@ from pydantic import Field, StringConstraints
 from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
+from infra.config.access import Boundary, RolePath, Tags
 from infra.config.data import Limits, Retention, Windows
 from infra.config.model import Model
 from infra.config.network import Isolated
@@ -39,6 +40,10 @@ class Config(Table):
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
+    permissions_boundary: Boundary = ""
+    role_path: RolePath = "/"
+    # On every resource; machines and jobs that start later get theirs from infra/compute.
+    tags: Tags = Field(default_factory=dict)
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)

@@ -66,6 +66,7 @@ _MESSAGES = {
     "too_short": "must hold at least one",
     "tuple_type": "must be a list in square brackets",
     "model_type": "must be a table",
+    "dict_type": "must be a table",
 }
 
 
@@ -81,6 +82,8 @@ _PATTERN_HINTS = {
     "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",
     "name": "a short name of small letters, digits and dashes between them",
+    "permissions_boundary": "a policy's ARN: arn:aws:iam::111122223333:policy/boundary",
+    "role_path": "a path of roles between slashes: /platform/",
     "zones": "a zone, such as eu-west-1a",
 }
 

@@ -19,6 +19,7 @@ LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
 GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
+A_PATH = "a path of roles between slashes: /platform/"
 A_NAME = "a short name of small letters, digits and dashes between them"
 
 # A table of the file with one thing wrong in it, and what is said of that.
@@ -108,6 +109,39 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"network": "isolated", "isolated": {"endpoint_zones": 3}},
         "isolated.endpoint_zones must be at most 2, the zones there are.",
     ),
+    (
+        {"permissions_boundary": "boundary"},
+        (
+            'permissions_boundary is "boundary", which does not look like a policy\'s ARN: '
+            "arn:aws:iam::111122223333:policy/boundary."
+        ),
+    ),
+    *(
+        (
+            {"role_path": path},
+            f'role_path is "{path}", which does not look like {A_PATH}.',
+        )
+        for path in ("", "platform/", "/platform", "//")
+    ),
+    ({"tags": "team"}, "tags must be a table."),
+    ({"tags": {"team": 3}}, "tags.team must be a text in quotes."),
+    ({"tags": {"aws:team": "ml"}}, 'tags has the key "aws:team", which is not free.'),
+    ({"tags": {"tidemill": "ml"}}, 'tags has the key "tidemill", which is not free.'),
+    (
+        {"tags": {"team": "m&l"}},
+        (
+            'tags has "team" with a character that not every service takes: letters, digits, '
+            "spaces and _ . : / = + - @ can stand in tags."
+        ),
+    ),
+    (
+        {"tags": {"team": "m" * 257}},
+        (
+            'tags has "team" with a key or value that is too long: a key has 1 to 128 characters, '
+            "a value at most 256."
+        ),
+    ),
+    ({"tags": {str(it): "" for it in range(41)}}, "tags must not hold more than 40."),
     ({"models": []}, "models must hold at least one."),
     ({"models": "small"}, "models must be a list in square brackets."),
     ({"models": ["small"]}, "models[1] must be a table."),
