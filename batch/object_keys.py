@@ -9,7 +9,7 @@ from typing import Final
 from .errors import InvalidOption
 from .model import Outputs
 
-# Who drops into the bucket is whoever may write there: they are all one tenant.
+# The tenant of uploads to the bucket, unless their folder names another.
 DROP_TENANT = "default"
 
 INPUT_PREFIX = "input/"
@@ -17,16 +17,15 @@ _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
 MAX_KEY_BYTES = 1024
-_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+TENANT: Final = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
+_TENANT: Final = re.compile(TENANT, re.ASCII)
+_TENANT_HINT = "A tenant's name is a letter or digit and up to 63 more, or any of . _ @ -."
 
 
 def check_tenant(name: str) -> str:
     """Return the name of a tenant, which stands in its keys; raises InvalidOption."""
     if _TENANT.fullmatch(name) is None:
-        raise InvalidOption(
-            "A tenant's name is a letter or digit and up to 63 more, or any of . _ @ -.",
-            param="tenant",
-        )
+        raise InvalidOption(_TENANT_HINT, param="tenant")
     return name
 
 
@@ -54,6 +53,26 @@ def outputs_of_drop(key: str) -> Outputs | None:
     if _is_too_long(outputs):
         return _outputs(f"{_OUTPUT_PREFIX}name-too-long-{_digest('too long', key)}")
     return outputs
+
+
+def tenant_of_drop(key: str) -> str:
+    """Return the tenant that owns `input/<tenant>/…`, where folders name tenants.
+
+    An upload in no folder, or in one that can be no tenant's name, is DROP_TENANT's.
+    """
+    folder, slash, _ = key.removeprefix(INPUT_PREFIX).partition("/")
+    return folder if slash and _TENANT.fullmatch(folder) else DROP_TENANT
+
+
+def invalid_tenant_reason(key: str) -> str | None:
+    """Return why the folder of an upload names no tenant, or None if it is in none or names one."""
+    folder, slash, _ = key.removeprefix(INPUT_PREFIX).partition("/")
+    if not slash or _TENANT.fullmatch(folder):
+        return None
+    return (
+        f"The first folder below {INPUT_PREFIX} is the tenant, and {folder[:100]!r} can be none's "
+        f"name. {_TENANT_HINT}"
+    )
 
 
 def is_folder(key: str, num_bytes: int) -> bool:

@@ -43,6 +43,7 @@ class Deployment:
         self.bucket = Bucket(settings.bucket)
         self.control = Queue(settings.control_queue)
         self.intake = Queue(settings.intake_queue or settings.control_queue)
+        self.drops = Queue(settings.drops_queue or settings.control_queue)
         self.fleets = FleetStore(settings.table)
         self.processes = ProcessStore(settings.table)
         self.fleet_plans = FleetPlans(settings.fleets)

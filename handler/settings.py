@@ -20,6 +20,7 @@ from pydantic import (
 from tidemill.batch.batch_request import DEFAULT_WINDOW, window_seconds
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.intake_progress import RANGE_BYTES
+from tidemill.batch.object_keys import DROP_TENANT, tenant_of_drop
 from tidemill.batch.shard_cutter import MAX_SHARD_BYTES, MAX_SHARD_LINES, ShardLimits
 
 _PREFIX = "TIDEMILL_"
@@ -49,7 +50,9 @@ class Settings(BaseModel):
     forgets a batch `keep_days` after that window. `limits` are those of tenants that have none of
     their own.
     Files are deleted `file_days` after their creation, never where that is 0.
-    `intake_queue` gets the messages of files to be read; without one the control queue does.
+    `intake_queue` gets the messages of files to be read, `drops_queue` those of uploads to the
+    bucket; without one the control queue does.
+    With `drop_tenants` the first folder below `input/` names the tenant of an upload.
     One run reads `range_bytes` of a file, or little more.
     `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
     `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials.
@@ -61,6 +64,8 @@ class Settings(BaseModel):
     bucket: str
     control_queue: str
     intake_queue: str = ""
+    drops_queue: str = ""
+    drop_tenants: bool = False
     fleets: str = ""
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     model_aliases: Json[dict[str, str]] = Field(default_factory=dict)
@@ -100,6 +105,10 @@ class Settings(BaseModel):
     def gpu_hour_price(self, model: str | None) -> float | None:
         """Return the price of a GPU-hour of a model's workers; None where unknown."""
         return None if model is None else self.gpu_hour_prices.get(model)
+
+    def tenant_of_drop(self, key: str) -> str:
+        """Return the tenant of what is uploaded to the bucket under a key."""
+        return tenant_of_drop(key) if self.drop_tenants else DROP_TENANT
 
     @property
     def shard_limits(self) -> ShardLimits:

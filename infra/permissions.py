@@ -121,6 +121,11 @@ def send_to_intake(data: DataStack) -> iam.PolicyStatement:
     return allow(["sqs:SendMessage"], [data.queues.intake.queue_arn])
 
 
+def send_to_drops(data: DataStack) -> iam.PolicyStatement:
+    """Allow to send messages to the queue of uploads."""
+    return allow(["sqs:SendMessage"], [data.queues.drops.queue_arn])
+
+
 def read_fleets(data: DataStack) -> iam.PolicyStatement:
     """Return the right to read how workers of each model are started."""
     arn = Stack.of(data).format_arn(

@@ -153,6 +153,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     mappings = [
         EventSourceMapping(control, "control", _load_handler("control"), seconds)
     ] * parsed.control_runs
+    if drops := os.environ.get("TIDEMILL_DROPS_QUEUE"):
+        mappings.append(EventSourceMapping(drops, "control", _load_handler("control"), seconds))
     if intake := os.environ.get("TIDEMILL_INTAKE_QUEUE"):
         mappings += [
             EventSourceMapping(intake, "intake", _load_handler("intake"), seconds)

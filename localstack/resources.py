@@ -28,6 +28,7 @@ class Resources:
     table: str
     control: str
     intake: str
+    drops: str
     dead_letters: str
     work: Mapping[str, str]
 
@@ -39,6 +40,7 @@ class Resources:
             "TIDEMILL_TABLE": self.table,
             "TIDEMILL_CONTROL_QUEUE": self.control,
             "TIDEMILL_INTAKE_QUEUE": self.intake,
+            "TIDEMILL_DROPS_QUEUE": self.drops,
             "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work)),
         }
 
@@ -64,8 +66,10 @@ def create_resources(
         }
         return _create_queue(sqs, f"{prefix}-{name}", attributes)
 
-    control = queue("control", control_visibility_seconds, MAX_CONTROL_RECEIVES)
-    intake = queue("intake", control_visibility_seconds, MAX_CONTROL_RECEIVES)
+    control, intake, drops = (
+        queue(name, control_visibility_seconds, MAX_CONTROL_RECEIVES)
+        for name in ("control", "intake", "drops")
+    )
     work = {
         model: queue(f"work-{model}", work_visibility_seconds, _MAX_WORK_RECEIVES)
         for model in models
@@ -75,9 +79,9 @@ def create_resources(
     s3.put_bucket_versioning(Bucket=prefix, VersioningConfiguration={"Status": "Enabled"})
     s3.put_bucket_cors(Bucket=prefix, CORSConfiguration={"CORSRules": [BROWSERS]})
     s3.put_bucket_notification_configuration(
-        Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, control))
+        Bucket=prefix, NotificationConfiguration=_notifications(_arn(sqs, drops))
     )
-    return Resources(prefix, prefix, control, intake, dead_letters, work)
+    return Resources(prefix, prefix, control, intake, drops, dead_letters, work)
 
 
 # Tests make a thousand deployments, and a client takes longer than what it is asked for.

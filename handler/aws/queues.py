@@ -48,6 +48,11 @@ class Queue:
 
     url: str
 
+    @property
+    def name(self) -> str:
+        """Return the queue's name, the last part of its url and of its ARN."""
+        return self.url.rpartition("/")[2]
+
     def send(
         self, body: dict[str, object], *, group: str | None, delay_seconds: float = 0
     ) -> Operation[None]:

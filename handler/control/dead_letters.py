@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tidemill.batch.model import Batch, BatchError, ShardStatus
-from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation
@@ -75,9 +74,8 @@ def _resend_drop(deployment: Deployment, drop: Drop, now: int) -> Operation[None
     logger.error("upload not taken in", batch_id=drop.batch_id, key=drop.key, since=since)
     if now - since < patience:
         message = drop_message(replace(drop, failing_since=since))
-        yield from deployment.control.send(
-            message, group=DROP_TENANT, delay_seconds=MAX_DELAY_SECONDS
-        )
+        group = deployment.settings.tenant_of_drop(drop.key)
+        yield from deployment.drops.send(message, group=group, delay_seconds=MAX_DELAY_SECONDS)
 
 
 def _handle_shard(deployment: Deployment, batch_id: str, number: int, now: int) -> Operation[None]:

@@ -7,10 +7,10 @@ their batch.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from tidemill.batch.object_keys import (
-    DROP_TENANT,
     INPUT_PREFIX,
     is_folder,
     outputs_of_drop,
@@ -48,8 +48,12 @@ def sweep(
         num_found += len(unknown)
         for drop in unknown:
             logger.warning("upload found that nobody knew", key=drop.key)
-        for messages in message_batches(drop_message(drop) for drop in unknown):
-            yield from deployment.control.send_all(messages, group=DROP_TENANT)
+        of_tenant: dict[str, list[Drop]] = defaultdict(list)
+        for drop in unknown:
+            of_tenant[deployment.settings.tenant_of_drop(drop.key)].append(drop)
+        for tenant, drops in of_tenant.items():
+            for messages in message_batches(map(drop_message, drops)):
+                yield from deployment.drops.send_all(messages, group=tenant)
         if not (page and is_more):
             break
         after = page[-1].key

@@ -105,14 +105,16 @@ def batches(after: str | None) -> Response[str]:
     rows = _rows(page.data)
     older = page.last_id if page.has_more else None
     is_live = not all(row.has_ended for row in rows)
-    owns_drops = tenant_of(router.context) == DROP_TENANT
+    tenant = tenant_of(router.context)
+    drop_prefix = INPUT_PREFIX if tenant == DROP_TENANT else f"{INPUT_PREFIX}{tenant}/"
+    owns_drops = deployment().settings.tenant_of_drop(drop_prefix) == tenant
     return html(
         "batches.html",
         rows=rows,
         after=after,
         older=older,
         is_live=is_live,
-        owns_drops=owns_drops,
+        drop_prefix=drop_prefix if owns_drops else None,
         currency=_currency(),
     )
 

@@ -23,6 +23,7 @@ from tidemill.batch.object_keys import (
     MAX_KEY_BYTES,
     batch_id_of_request,
     invalid_key_reason,
+    invalid_tenant_reason,
     is_folder,
     outputs_of_drop,
     outputs_of_request,
@@ -67,26 +68,26 @@ def create_batch_of_drop(
         logger.info("folder left alone", key=drop.key)
         return None
     batch_id = drop.batch_id
-    default_window = deployment.settings.default_window
+    settings, tenant = deployment.settings, deployment.settings.tenant_of_drop(drop.key)
+    default_window = settings.default_window
     options, errors = _options_of_drop(found.get("Metadata", {}), default_window)
     webhook: dict[str, Any] = {}
     try:
-        webhook = yield from _webhook_of(deployment, DROP_TENANT, options, "webhook-url", now)
+        webhook = yield from _webhook_of(deployment, tenant, options, "webhook-url", now)
     except InvalidOption as exc:
         errors = (*errors, _error_of(exc))
-    if (reason := invalid_key_reason(drop.key)) is not None:
-        errors = (*errors, BatchError(InvalidOption.code, reason, "key"))
+    errors = (*errors, *_key_errors(drop.key, drop_tenants=settings.drop_tenants))
     expires_at = now + window_seconds(options.completion_window)
     batch = Batch(
         id=batch_id,
-        tenant=DROP_TENANT,
+        tenant=tenant,
         source=_source(deployment, drop.key, found, drop.version_id),
         input_file_id=f"{S3}{drop.bucket}/{drop.key}",
         options=options,
         outputs=outputs,
         created_at=now,
         expires_at=expires_at,
-        expires=deployment.settings.forget_at(expires_at),
+        expires=settings.forget_at(expires_at),
         errors=errors,
         num_errors=len(errors),
         **webhook,
@@ -152,6 +153,11 @@ def _options_of_drop(
         return Options(default_window), (_error_of(exc),)
 
 
+def _key_errors(key: str, *, drop_tenants: bool) -> list[BatchError]:
+    reasons = [invalid_key_reason(key), invalid_tenant_reason(key) if drop_tenants else None]
+    return [BatchError(InvalidOption.code, reason, "key") for reason in reasons if reason]
+
+
 def _error_of(exc: InvalidOption) -> BatchError:
     return BatchError(exc.code, exc.message, exc.param)
 
@@ -208,13 +214,16 @@ def _find_input(deployment: Deployment, tenant: str, input_file_id: str) -> Oper
     """Return the object that an API request names, pinned; raises InvalidOption."""
     version_id = None
     if input_file_id.startswith(S3):
-        # What is dropped belongs to one tenant; to others it is not there.
-        if tenant != DROP_TENANT:
-            raise invalid_input_file("names no file that is there")
         bucket, _, key = input_file_id.removeprefix(S3).partition("/")
+        owner = deployment.settings.tenant_of_drop(key)
+        # What is dropped belongs to its tenant; to others it is not there.
+        if tenant not in {DROP_TENANT, owner}:
+            raise invalid_input_file("names no file that is there")
         if bucket != deployment.bucket.name or not key.startswith(INPUT_PREFIX):
             place = f"{S3}{deployment.bucket.name}/{INPUT_PREFIX}"
             raise invalid_input_file(f"may name objects under {place} only")
+        if tenant != owner:
+            raise invalid_input_file("names no file that is there")
     else:
         file = yield from deployment.files.get_file(input_file_id)
         if file is None or file.tenant != tenant:

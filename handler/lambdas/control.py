@@ -1,4 +1,4 @@
-"""Control Lambda: handles uploads, messages about batches, and worker events from its queue."""
+"""Control Lambda: handles uploads from one queue; batches and worker events from another."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from uuid import uuid4
 
 from aws_lambda_powertools.utilities.typing import LambdaContext
 
-from tidemill.batch.object_keys import DROP_TENANT
-
+from ..aws.queues import Queue
 from ..aws.sync import Aws
 from ..control.advance import advance, advance_batch
 from ..control.sweep import sweep
@@ -43,7 +42,11 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     def act(body: str, time_left: Callable[[], float]) -> None:
         handle_message(_aws(), deployment(), body, time_left)
 
-    return process_in_time(event, context, act, _aws, lambda: deployment().control)
+    return process_in_time(event, context, act, _aws, _queues)
+
+
+def _queues() -> tuple[Queue, ...]:
+    return deployment().control, deployment().drops
 
 
 def handle_message(
@@ -53,7 +56,8 @@ def handle_message(
     for request in parse_control(body):
         match request:
             case UploadEvent(drop):
-                aws.run(deployment.control.send(drop_message(drop), group=DROP_TENANT))
+                group = deployment.settings.tenant_of_drop(drop.key)
+                aws.run(deployment.drops.send(drop_message(drop), group=group))
             case Drop():
                 owner = uuid4().hex
                 made = create_batch_of_drop(deployment, request, int(time.time()), owner)

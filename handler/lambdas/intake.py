@@ -25,7 +25,7 @@ def handler(event: dict[str, Any], context: LambdaContext) -> Any:
     def act(body: str, time_left: Callable[[], float]) -> None:
         handle_message(_aws(), deployment(), body, time_left)
 
-    return process_in_time(event, context, act, _aws, lambda: deployment().intake)
+    return process_in_time(event, context, act, _aws, lambda: (deployment().intake,))
 
 
 def handle_message(

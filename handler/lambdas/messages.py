@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aws_lambda_powertools.utilities.batch import (
@@ -26,9 +26,9 @@ def process_in_time(
     context: LambdaContext,
     handle_message: Callable[[str, Callable[[], float]], None],
     aws: Callable[[], Aws],
-    queue: Callable[[], Queue],
+    queues: Callable[[], Sequence[Queue]],
 ) -> Mapping[str, Any]:
-    """Process each message of a queue by `handle(body, time_left)`.
+    """Process each message of one of the queues by `handle(body, time_left)`.
 
     The visibility timeout of a failed message is shortened to seconds, with backoff. Where SQS
     cannot be reached either, it lasts as long as the longest run.
@@ -41,13 +41,19 @@ def process_in_time(
         seconds = retry_seconds(int(record.attributes.approximate_receive_count))
         message = Message(record.body, record.receipt_handle)
         try:
-            aws().run(queue().hide(message, seconds))
+            aws().run(_source_of(record, queues()).hide(message, seconds))
         except AwsError as exc:
             logger.warning("message stays hidden", message_id=record.message_id, reason=str(exc))
 
     return process_each(
         event, context, lambda body: handle_message(body, time_left), shorten_visibility
     )
+
+
+def _source_of(record: SQSRecord, queues: Sequence[Queue]) -> Queue:
+    """Return the queue that a message comes from."""
+    name = record.event_source_arn.rpartition(":")[2]
+    return next((queue for queue in queues if queue.name == name), queues[0])
 
 
 def process_each(

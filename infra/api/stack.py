@@ -74,6 +74,7 @@ class ApiStack(Stack):
                 *self._finish_batch_statements(),
                 permissions.read_fleets(data),
                 permissions.send_to_intake(data),
+                permissions.send_to_drops(data),
                 permissions.read_tenants(data),
                 permissions.table_items(data, "BatchGetItem", "PutItem", "Query"),
                 permissions.find_objects(data),
@@ -84,7 +85,8 @@ class ApiStack(Stack):
                 permissions.tag_objects(data, "files/"),
             ],
         )
-        self._add_event_source(control, data.queues.control, max_concurrency=_MAX_RUNS)
+        for queue in (data.queues.control, data.queues.drops):
+            self._add_event_source(control, queue, max_concurrency=_MAX_RUNS)
         return control
 
     def _add_intake(self) -> Function:
@@ -173,7 +175,11 @@ class ApiStack(Stack):
             "dead_letters",
             memory_mib=512,
             timeout=Duration.seconds(_DEAD_LETTER_SECONDS),
-            statements=[*self._finish_batch_statements(), permissions.send_to_intake(self.data)],
+            statements=[
+                *self._finish_batch_statements(),
+                permissions.send_to_intake(self.data),
+                permissions.send_to_drops(self.data),
+            ],
         )
         self._add_event_source(dead_letters, self.data.queues.dead_letters, max_concurrency=5)
         return dead_letters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from infra.config.data import Retention
 from infra.config.deployment import DEFAULT_ZONES, Config
 from infra.config.model import Adapter, Model
+from infra.config.producers import Producer
 from infra.config.read import (
     DEFAULT_PATH,
     ConfigRefused,
@@ -20,6 +21,7 @@ __all__ = (
     "Config",
     "ConfigRefused",
     "Model",
+    "Producer",
     "Retention",
     "make_config",
     "read_config",

@@ -13,6 +13,7 @@ from infra.config.access import Boundary, RolePath, Tags
 from infra.config.data import Limits, Retention, Windows
 from infra.config.model import Model
 from infra.config.network import Isolated
+from infra.config.producers import Producer
 from infra.config.table import Table
 
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
@@ -39,6 +40,8 @@ class Config(Table):
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
+    drop_tenants: bool = False
+    producers: Annotated[tuple[Producer, ...], Field(max_length=100, strict=False)] = ()
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
     permissions_boundary: Boundary = ""
     role_path: RolePath = "/"
@@ -94,6 +97,16 @@ class Config(Table):
             if twice:
                 raise ValueError(f"{words} {min(twice)}")
         return models
+
+    @model_check(mode="after")
+    def _check_producers(self) -> Self:
+        named = [producer.tenant for producer in self.producers if producer.tenant]
+        if named and not self.drop_tenants:
+            raise ValueError(
+                f"producers names the tenant {named[0]}, and tenants have folders with "
+                "drop_tenants alone"
+            )
+        return self
 
     @model_check(mode="after")
     def _check_isolated(self) -> Self:

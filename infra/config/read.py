@@ -74,6 +74,8 @@ _MESSAGES = {
 _PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
+    "producers.arn": "a role, a user or an account: arn:aws:iam::111122223333:role/producer",
+    "producers.tenant": "a tenant's name",
     "models.adapters.name": "a name, such as sql",
     "models.adapters.weights": "s3://bucket/prefix",
     "models.aliases": "a model's name, or * for any",

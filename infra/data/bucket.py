@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.config import Retention
+from infra.config import Producer, Retention
 
 # Whatever its name: what cannot be taken becomes a batch that says why.
 _DROPS = "input/"
@@ -20,10 +22,10 @@ SHORT_LIVED_TAG = "tidemill-short-lived"
 
 
 class DropBucket(Construct):
-    """A private, versioned bucket that notifies `control` of drops; retained by deletions."""
+    """A private, versioned bucket that notifies `drops` of uploads; retained by deletions."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, retention: Retention, control: sqs.Queue
+        self, scope: Construct, construct_id: str, *, retention: Retention, drops: sqs.Queue
     ) -> None:
         super().__init__(scope, construct_id)
         self.bucket = s3.Bucket(
@@ -49,19 +51,19 @@ class DropBucket(Construct):
                 )
             ],
         )
-        self._notify(control)
+        self._notify(drops)
 
-    def _notify(self, control: sqs.Queue) -> None:
+    def _notify(self, drops: sqs.Queue) -> None:
         """Have S3 announce uploads to the queue.
 
         Set on the bucket itself: the construct's own way brings a Lambda that may change every
         bucket. The queue's policy must be there first and so cannot name the bucket.
         """
-        allowed = control.add_to_resource_policy(
+        allowed = drops.add_to_resource_policy(
             iam.PolicyStatement(
                 principals=[iam.ServicePrincipal("s3.amazonaws.com")],
                 actions=["sqs:SendMessage"],
-                resources=[control.queue_arn],
+                resources=[drops.queue_arn],
                 conditions={"StringEquals": {"aws:SourceAccount": self.bucket.stack.account}},
             )
         )
@@ -71,7 +73,7 @@ class DropBucket(Construct):
             queue_configurations=[
                 s3.CfnBucket.QueueConfigurationProperty(
                     event="s3:ObjectCreated:*",
-                    queue=control.queue_arn,
+                    queue=drops.queue_arn,
                     filter=s3.CfnBucket.NotificationFilterProperty(
                         s3_key=s3.CfnBucket.S3KeyFilterProperty(
                             rules=[s3.CfnBucket.FilterRuleProperty(name="prefix", value=_DROPS)]
@@ -82,6 +84,18 @@ class DropBucket(Construct):
         )
         assert allowed.policy_dependable is not None
         resource.node.add_dependency(allowed.policy_dependable)
+
+    def let_in(self, producers: Sequence[Producer]) -> None:
+        """Let principals put objects under `input/`, or under the folder of their tenant alone."""
+        for producer in producers:
+            folder = f"{producer.tenant}/" if producer.tenant else ""
+            self.bucket.add_to_resource_policy(
+                iam.PolicyStatement(
+                    principals=[iam.ArnPrincipal(producer.arn)],
+                    actions=["s3:PutObject"],
+                    resources=[self.bucket.arn_for_objects(f"{_DROPS}{folder}*")],
+                )
+            )
 
 
 def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:

@@ -28,9 +28,10 @@ _RETENTION = Duration.days(14)
 
 
 class Queues(Construct):
-    """`control`, `intake`, `work` (one queue a model, by its name) and their `dead_letters`.
+    """`control`, `intake`, `drops`, `work` (one a model, by its name) and their `dead_letters`.
 
-    Files that are read have a queue of their own, so that many large ones stop no cancel.
+    Uploads to the bucket and files that are read have queues of their own, so that many of them
+    stop no cancel. S3's events are in no message group: a fair queue hands them out first.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, models: Iterable[Model]) -> None:
@@ -44,7 +45,7 @@ class Queues(Construct):
                 queue=self.undeliverable, max_receive_count=_MAX_DEAD_LETTER_RECEIVES
             ),
         )
-        self.control, self.intake = (
+        self.control, self.intake, self.drops = (
             self._queue(
                 name,
                 visibility_timeout=_LAMBDA_VISIBILITY,
@@ -52,7 +53,7 @@ class Queues(Construct):
                     queue=self.dead_letters, max_receive_count=MAX_CONTROL_RECEIVES
                 ),
             )
-            for name in ("Control", "Intake")
+            for name in ("Control", "Intake", "Drops")
         )
         self.work = {
             model.name: self._queue(

@@ -29,9 +29,9 @@ class DataStack(Stack):
         super().__init__(scope, construct_id, **stack)
         self.config = config
         self.queues = Queues(self, "Doorbells", models=config.models)
-        self.bucket = DropBucket(
-            self, "Drops", retention=config.retention, control=self.queues.control
-        ).bucket
+        drops = DropBucket(self, "Drops", retention=config.retention, drops=self.queues.drops)
+        drops.let_in(config.producers)
+        self.bucket = drops.bucket
         self._allow_worker_events()
         self.table = BatchTable(self, "Batches").table
         events = BatchEvents(
@@ -50,6 +50,8 @@ class DataStack(Stack):
         return {
             **self._settings_for(self.config.models),
             "TIDEMILL_INTAKE_QUEUE": self.queues.intake.queue_url,
+            "TIDEMILL_DROPS_QUEUE": self.queues.drops.queue_url,
+            **({"TIDEMILL_DROP_TENANTS": "1"} if self.config.drop_tenants else {}),
             "TIDEMILL_FLEETS": self.config.fleets_path,
         }
 
@@ -134,6 +136,7 @@ class DataStack(Stack):
         for name, queue, words in (
             ("ControlAgeAlarm", queues.control, "what batches wait for is stuck"),
             ("IntakeAgeAlarm", queues.intake, "files are not being read"),
+            ("DropsAgeAlarm", queues.drops, "uploads become no batches"),
         ):
             add_alarm(
                 self,
@@ -153,6 +156,7 @@ class DataStack(Stack):
             ("TableName", self.table.table_name),
             ("ControlQueueUrl", self.queues.control.queue_url),
             ("IntakeQueueUrl", self.queues.intake.queue_url),
+            ("DropsQueueUrl", self.queues.drops.queue_url),
             ("WorkQueueUrls", self.settings()["TIDEMILL_WORK_QUEUES"]),
             ("FleetsPath", self.config.fleets_path),
             ("DeadLetterQueueUrl", self.queues.dead_letters.queue_url),

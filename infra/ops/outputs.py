@@ -26,6 +26,7 @@ class Outputs:
     table: str
     control_queue: str
     intake_queue: str
+    drops_queue: str
     fleets: str
     work_queues: Mapping[str, str]
     event_bus: str
@@ -39,6 +40,7 @@ class Outputs:
             "TIDEMILL_TABLE": self.table,
             "TIDEMILL_CONTROL_QUEUE": self.control_queue,
             "TIDEMILL_INTAKE_QUEUE": self.intake_queue,
+            "TIDEMILL_DROPS_QUEUE": self.drops_queue,
             "TIDEMILL_FLEETS": self.fleets,
             "TIDEMILL_WORK_QUEUES": json.dumps(dict(self.work_queues)),
             "TIDEMILL_EVENT_BUS": self.event_bus,
@@ -59,6 +61,7 @@ def read_outputs(cloudformation: Any, name: str, *, needs_api: bool = True) -> O
         table=found["TableName"],
         control_queue=found["ControlQueueUrl"],
         intake_queue=found["IntakeQueueUrl"],
+        drops_queue=found["DropsQueueUrl"],
         fleets=found["FleetsPath"],
         work_queues=json.loads(found["WorkQueueUrls"]),
         event_bus=found["EventBusName"],

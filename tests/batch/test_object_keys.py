@@ -16,6 +16,7 @@ from tidemill.batch.object_keys import (
     check_tenant,
     file_key,
     invalid_key_reason,
+    invalid_tenant_reason,
     is_drop,
     is_folder,
     outputs_of_drop,
@@ -24,6 +25,7 @@ from tidemill.batch.object_keys import (
     part_prefix,
     results_name,
     segment_key,
+    tenant_of_drop,
     work_prefix,
 )
 
@@ -106,6 +108,24 @@ def test_names_end_where_s3_says() -> None:
         outputs = outputs_of_drop(f"input/{long}")
         assert outputs is not None
         assert len(outputs.error_key) < 100
+
+
+@pytest.mark.parametrize(
+    ("key", "tenant"),
+    [
+        ("input/x.jsonl", "default"),
+        ("input/default/x.jsonl", "default"),
+        ("input/a@b.c/x.jsonl", "a@b.c"),
+        ("input/a/../b/x.jsonl", "a"),
+        ("input//x.jsonl", None),
+        ("input/../b/x.jsonl", None),
+        (f"input/{'n' * 65}/x.jsonl", None),
+    ],
+)
+def test_the_first_folder_is_the_tenant(key: str, tenant: str | None) -> None:
+    """Where it can be one's name; what it says is no path, as keys of S3 are none."""
+    assert tenant_of_drop(key) == (tenant or "default")
+    assert (invalid_tenant_reason(key) is None) is (tenant is not None)
 
 
 def test_folders_are_marks_without_bytes() -> None:

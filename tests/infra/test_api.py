@@ -132,6 +132,8 @@ def test_a_function_understands_its_environment(
     assert settings.work_queues == {"tidemill-demo": "DoorbellsWorktidemilldemo"}
     assert settings.fleets == "/tidemill/tidemill/fleets"
     assert settings.intake_queue == "DoorbellsIntake"
+    assert settings.drops_queue == "DoorbellsDrops"
+    assert not settings.drop_tenants
     assert settings.gpu_hour_prices == {"tidemill-demo": 0.8}
     assert settings.default_window == "24h"
     assert settings.keep_days == 90
@@ -194,6 +196,7 @@ def test_logs_are_lines_of_json_and_go(
     ("name", "queue", "runs"),
     [
         ("Control", "DoorbellsControl", 50),
+        ("Control", "DoorbellsDrops", 50),
         ("Intake", "DoorbellsIntake", 50),
         ("DeadLetters", "DoorbellsDeadLetters", 5),
     ],
@@ -205,9 +208,9 @@ def test_a_queue_calls_a_function_with_one_message(
     (mapping,) = (
         found
         for found in deployment.properties("AWS::Lambda::EventSourceMapping").values()
-        if found["FunctionName"] == f"{name}Function"
+        if found["EventSourceArn"] == f"{queue}.Arn"
     )
-    assert mapping["EventSourceArn"] == f"{queue}.Arn"
+    assert mapping["FunctionName"] == f"{name}Function"
     assert mapping["BatchSize"] == 1
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["ScalingConfig"] == {"MaximumConcurrency": runs}
@@ -219,7 +222,7 @@ def test_a_message_is_hidden_while_its_function_may_run(
 ) -> None:
     """Lambda takes no queue whose messages show again before the function's time is over."""
     mappings = deployment.properties("AWS::Lambda::EventSourceMapping")
-    assert len(mappings) == 3
+    assert len(mappings) == 4
     for mapping in mappings.values():
         queue = mapping["EventSourceArn"].removesuffix(".Arn")
         visibility = deployment.properties("AWS::SQS::Queue")[queue]["VisibilityTimeout"]

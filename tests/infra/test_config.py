@@ -20,6 +20,7 @@ GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
 A_PATH = "a path of roles between slashes: /platform/"
+A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
 A_NAME = "a short name of small letters, digits and dashes between them"
 
 # A table of the file with one thing wrong in it, and what is said of that.
@@ -52,6 +53,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"spot": "yes"}, "spot must be true or false."),
     ({"spot": 1}, "spot must be true or false."),
+    (
+        {"producers": [{"arn": "444455556666"}]},
+        f'producers[1].arn is "444455556666", which does not look like {A_PRINCIPAL}.',
+    ),
+    (
+        {"producers": [{"arn": "arn:aws:iam::444455556666:root", "tenant": "search"}]},
+        "producers names the tenant search, and tenants have folders with drop_tenants alone.",
+    ),
     ({"auth": "none"}, "auth is 'none'; it can be 'keys' or 'iam'."),
     ({"windows": "24h"}, "windows must be a table."),
     ({"windows": {"longest": "24h"}}, "windows.longest is no key that Tidemill knows."),

@@ -14,6 +14,7 @@ from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
 from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import SHORT_LIVED
 from tidemill.handler.aws.events import DETAIL_TYPE, SOURCE
+from tidemill.handler.settings import read_settings
 
 DAY_SECONDS = 24 * 3600
 ACCOUNT = "111122223333"
@@ -176,12 +177,15 @@ def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) 
 
 
 def test_uploads_are_announced(bucket: dict[str, Any]) -> None:
-    """S3 tells control of everything new under `input/`, whatever its name, and of nothing else."""
+    """S3 tells of everything new under `input/`, whatever its name, and of nothing else.
+
+    In a queue of its own: such events are in no group, and stand before all that are.
+    """
     assert bucket["NotificationConfiguration"] == {
         "QueueConfigurations": [
             {
                 "Event": "s3:ObjectCreated:*",
-                "Queue": "DoorbellsControl.Arn",
+                "Queue": "DoorbellsDrops.Arn",
                 "Filter": {"S3Key": {"Rules": [{"Name": "prefix", "Value": "input/"}]}},
             }
         ]
@@ -194,7 +198,35 @@ def test_the_queue_lets_the_bucket_in_before_the_bucket_asks(deployment: Deploym
     bucket = deployment.resources("AWS::S3::Bucket")["DropsBucket"]
     assert [template[name]["Type"] for name in bucket["DependsOn"]] == ["AWS::SQS::QueuePolicy"]
     (policy,) = (template[name] for name in bucket["DependsOn"])
-    assert deployment.plain(policy["Properties"]["Queues"]) == ["DoorbellsControl"]
+    assert deployment.plain(policy["Properties"]["Queues"]) == ["DoorbellsDrops"]
+    assert [
+        statement["Condition"]
+        for statement in deployment.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsDrops")
+        if statement["Principal"] == {"Service": "s3.amazonaws.com"}
+    ] == [{"StringEquals": {"aws:SourceAccount": ACCOUNT}}]
+
+
+def test_producers_put_files_and_do_nothing_else(synth: Synth) -> None:
+    """Each into all of `input/`, or into its tenant's folder alone; the Lambdas know of folders."""
+    partner, search = (f"arn:aws:iam::444455556666:role/{name}" for name in ("partner", "search"))
+    producers = [{"arn": partner}, {"arn": search, "tenant": "search"}]
+    found = Deployment(synth({"drop_tenants": True, "producers": producers}))
+    allowed = [
+        statement
+        for statement in found.resource_statements("AWS::S3::BucketPolicy", "DropsBucket")
+        if statement["Effect"] == "Allow"
+    ]
+    assert allowed == [
+        {
+            "Action": "s3:PutObject",
+            "Effect": "Allow",
+            "Principal": {"AWS": arn},
+            "Resource": f"DropsBucket.Arn/input/{folder}*",
+        }
+        for arn, folder in ((partner, ""), (search, "search/"))
+    ]
+    for function in found.properties("AWS::Lambda::Function").values():
+        assert read_settings(function["Environment"]["Variables"]).drop_tenants
 
 
 # The table
@@ -232,7 +264,7 @@ def test_queues_are_encrypted_and_take_tls_only(
     deployment: Deployment, queues: dict[str, dict[str, Any]]
 ) -> None:
     """No message lies or travels in the clear."""
-    assert len(queues) == 5
+    assert len(queues) == 6
     for name, queue in queues.items():
         assert queue["SqsManagedSseEnabled"] is True, name
         statements = deployment.resource_statements("AWS::SQS::QueuePolicy", f"Doorbells{name}")
@@ -251,6 +283,7 @@ def test_dead_letters_have_a_place(queues: dict[str, dict[str, Any]]) -> None:
     assert redrive == {
         "Control": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
         "Intake": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
+        "Drops": {"deadLetterTargetArn": "DoorbellsDeadLetters.Arn", "maxReceiveCount": 15},
         "Worktidemilldemo": {
             "deadLetterTargetArn": "DoorbellsDeadLetters.Arn",
             "maxReceiveCount": 5,
@@ -269,18 +302,11 @@ def test_messages_wait_as_long_as_any_batch_may_run(queues: dict[str, dict[str, 
         assert queue["MessageRetentionPeriod"] >= MAX_WINDOW_SECONDS
 
 
-def test_drops_and_ends_of_this_account_may_speak_to_control(deployment: Deployment) -> None:
-    """Beside our own roles: S3 for its buckets, and EventBridge for this deployment's rules."""
+def test_ends_of_workers_of_this_account_may_speak_to_control(deployment: Deployment) -> None:
+    """Beside our own roles: EventBridge for this deployment's rules."""
     statements = deployment.resource_statements("AWS::SQS::QueuePolicy", "DoorbellsControl")
     rules = f"arn:aws:events:eu-west-1:{ACCOUNT}:rule/tidemill-*"
     assert [statement for statement in statements if statement["Effect"] == "Allow"] == [
-        {
-            "Action": "sqs:SendMessage",
-            "Effect": "Allow",
-            "Principal": {"Service": "s3.amazonaws.com"},
-            "Resource": "DoorbellsControl.Arn",
-            "Condition": {"StringEquals": {"aws:SourceAccount": ACCOUNT}},
-        },
         {
             "Action": "sqs:SendMessage",
             "Effect": "Allow",
@@ -418,6 +444,7 @@ def test_the_stack_says_its_names(deployment: Deployment) -> None:
         "TableName": "BatchesTable",
         "ControlQueueUrl": "DoorbellsControl",
         "IntakeQueueUrl": "DoorbellsIntake",
+        "DropsQueueUrl": "DoorbellsDrops",
         "FleetsPath": "/tidemill/tidemill/fleets",
         "WorkQueueUrls": '{"tidemill-demo":"DoorbellsWorktidemilldemo"}',
         "DeadLetterQueueUrl": "DoorbellsDeadLetters",

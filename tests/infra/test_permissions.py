@@ -15,7 +15,7 @@ from tests.infra.reading import Deployment, each
 
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
-INTAKE = "DoorbellsIntake.Arn"
+INTAKE, DROPS = "DoorbellsIntake.Arn", "DoorbellsDrops.Arn"
 WORK = "DoorbellsWorktidemilldemo.Arn"
 FLEETS = "arn:aws:ssm:eu-west-1:111122223333:parameter/tidemill/tidemill/fleets"
 OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
@@ -41,6 +41,7 @@ ROLES = {
         TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         CONTROL: f"{FED} SendMessage",
         INTAKE: "sqs:SendMessage",
+        DROPS: f"{FED} SendMessage",
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: RESUMED,
@@ -69,6 +70,7 @@ ROLES = {
         TABLE: "dynamodb:GetItem UpdateItem DeleteItem",
         DEAD: FED,
         INTAKE: "sqs:SendMessage",
+        DROPS: "sqs:SendMessage",
     },
     "ApiRole": {
         TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",

@@ -57,6 +57,7 @@ def test_their_environment_is_what_handlers_read(resources: Resources) -> None:
     assert settings.bucket == resources.bucket
     assert settings.table == resources.table
     assert settings.control_queue == resources.control
+    assert settings.drops_queue == resources.drops
     assert settings.work_queues == resources.work
 
 
@@ -65,7 +66,7 @@ def test_uploads_of_input_files_ring_and_others_do_not(
 ) -> None:
     """By the prefix, whatever the name, also when the upload has many parts."""
     s3, sqs = emulator.client("s3"), emulator.client("sqs")
-    drain(sqs, resources.control)
+    drain(sqs, resources.drops)
     for key in ("other/a.jsonl", "input/A.CSV", "input/a b+é.jsonl"):
         s3.put_object(Bucket=resources.bucket, Key=key, Body=b"{}")
     where = {"Bucket": resources.bucket, "Key": "input/parts.jsonl"}
@@ -75,7 +76,7 @@ def test_uploads_of_input_files_ring_and_others_do_not(
     s3.complete_multipart_upload(**upload, MultipartUpload=parts)
     keys = {
         unquote_plus(record["s3"]["object"]["key"])
-        for body in drain(sqs, resources.control)
+        for body in drain(sqs, resources.drops)
         for record in json.loads(body)["Records"]
     }
     assert keys == {"input/A.CSV", "input/a b+é.jsonl", "input/parts.jsonl"}

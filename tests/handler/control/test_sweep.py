@@ -47,15 +47,16 @@ def mini(ministack: Emulator) -> Cloud:
 
 
 def asked(cloud: Cloud) -> list[Drop | Sweep]:
-    """Take our own messages about uploads and sweeps off the control queue."""
-    queue, found = cloud.deployment.control, list[Drop | Sweep]()
-    receive = queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60)
-    while received := cloud.run(receive):
-        for message in received:
-            cloud.run(queue.delete(message))
-            if "kind" in (parse_message(message.body) or {}):
-                found += [r for r in parse_control(message.body) if isinstance(r, Drop | Sweep)]
+    """Take our own messages about uploads and sweeps off their queues."""
+    found = list[Drop | Sweep]()
+    for queue in (cloud.deployment.control, cloud.deployment.drops):
         receive = queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60)
+        while received := cloud.run(receive):
+            for message in received:
+                cloud.run(queue.delete(message))
+                if "kind" in (parse_message(message.body) or {}):
+                    found += [r for r in parse_control(message.body) if isinstance(r, Drop | Sweep)]
+            receive = queue.receive(max_messages=10, wait_seconds=0, visibility_seconds=60)
     return sorted(found, key=lambda each: each.key if isinstance(each, Drop) else "")
 
 

@@ -35,6 +35,30 @@ def request_batch(cloud: Cloud, now: int = NOW, tenant: str = "tenant", **change
     return cloud.run(create_batch(cloud.deployment, tenant, parse_request(fields | changes), now))
 
 
+def test_folders_name_tenants_where_the_deployment_says_so(mini: Cloud) -> None:
+    """Also in the API: a tenant names its own uploads, and those of others are not there."""
+    keys = ["input/x.jsonl", "input/search/x.jsonl", "input/search/deep/x.jsonl", "input/$/x.jsonl"]
+    drops = [mini.put(lines_of(2), key) for key in keys]
+    assert take(mini, mini.put(lines_of(2), "input/old/x.jsonl")).tenant == "default"  # type: ignore[union-attr]
+    cloud = mini.having(drop_tenants=True)
+    made = [take(cloud, drop) for drop in drops]
+    assert [batch and batch.tenant for batch in made] == ["default", "search", "search", "default"]
+    assert [bool(batch and batch.errors) for batch in made] == [False, False, False, True]
+    assert made[3] is not None
+    assert (
+        made[3]
+        .errors[0]
+        .message.startswith(
+            "The first folder below input/ is the tenant, and '$' can be none's name."
+        )
+    )
+    names = [f"s3://{mini.bucket}/{key}" for key in keys]
+    assert request_batch(cloud, tenant="search", input_file_id=names[1]).tenant == "search"
+    for tenant, name in (("search", names[0]), ("other", names[1]), ("default", names[1])):
+        with pytest.raises(InvalidOption, match="names no file that is there"):
+            request_batch(cloud, tenant=tenant, input_file_id=name)
+
+
 def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
     """Upload a file as the API does and record it as `file-1`."""
     drop = cloud.put(lines_of(2), "files/file-1")

@@ -94,19 +94,21 @@ def newest(cloud: Cloud, key: str) -> str | None:
 def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
     """The event that the bucket itself has sent, through the handler, to the work queue.
 
-    Of S3's events none has a group: the drop is sent on in that of its tenant.
+    Of S3's events none has a group: the drop is sent on in that of its tenant. Both lie in a queue
+    of their own: a flood of them stands before no message about a batch.
     """
     cloud.put(lines_of(25), "input/a b+ü.jsonl")
     deadline = time.monotonic() + 30
     bodies: list[str] = []
     while not any("ObjectCreated" in body for body in bodies) and time.monotonic() < deadline:
-        receive = cloud.deployment.control.receive(
+        receive = cloud.deployment.drops.receive(
             max_messages=10, wait_seconds=1, visibility_seconds=60
         )
         bodies += [message.body for message in cloud.run(receive)]
     assert handle(*bodies) == []
     assert newest(cloud, "input/a b+ü.jsonl") is None
-    receive = cloud.deployment.control.receive(wait_seconds=1, visibility_seconds=60)
+    assert cloud.run(cloud.deployment.control.count()) == 0
+    receive = cloud.deployment.drops.receive(wait_seconds=1, visibility_seconds=60)
     [drop] = cloud.run(receive)
     assert drop.group == DROP_TENANT
     assert handle(drop.body) == []
@@ -272,12 +274,15 @@ def test_a_message_that_failed_is_seen_again_in_seconds(
     assert again.body == message.body
 
 
-@pytest.mark.usefixtures("cloud")
-def test_each_failure_hides_a_message_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to five minutes: an outage of hours costs few tries and is noticed soon to be over."""
+def test_each_failure_hides_a_message_for_longer(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to five minutes, in the queue that it comes from: an outage of hours costs few tries."""
     hidden: list[int] = []
+    queues = (cloud.deployment.control, cloud.deployment.drops)
 
-    def note(_queue: Queue, _message: Message, seconds: int) -> Operation[bool]:
+    def note(queue: Queue, _message: Message, seconds: int) -> Operation[bool]:
+        assert queue == queues[len(hidden) % 2]
         hidden.append(seconds)
         return True
         yield
@@ -287,6 +292,7 @@ def test_each_failure_hides_a_message_for_longer(monkeypatch: pytest.MonkeyPatch
     for count in range(1, MAX_CONTROL_RECEIVES + 1):
         record = record_of(count, json.dumps(advance_message("batch_any")))
         record["attributes"]["ApproximateReceiveCount"] = str(count)
+        record["eventSourceARN"] = f"arn:aws:sqs:us-east-1:0:{queues[(count - 1) % 2].name}"
         control.handler(
             {"Records": [record]}, cast("LambdaContext", LocalLambdaContext("control", 600))
         )

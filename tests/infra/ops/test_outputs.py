@@ -14,6 +14,7 @@ DATA = {
     "TableName": "t",
     "ControlQueueUrl": "c",
     "IntakeQueueUrl": "i",
+    "DropsQueueUrl": "d",
     "FleetsPath": "/f",
     "WorkQueueUrls": "{}",
     "EventBusName": "e",
