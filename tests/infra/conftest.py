@@ -21,6 +21,7 @@ from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import DEFAULT_PATH, make_config
 from infra.image import DOCKERFILE
+from infra.nag_exceptions import Acknowledgement, add_checks
 
 Synth = Callable[[dict[str, Any]], dict[str, Template]]
 
@@ -71,19 +72,35 @@ def make_app(
     return make
 
 
+def key_of(overrides: dict[str, Any]) -> str:
+    """Return what `synth` knows a configuration by."""
+    return json.dumps(overrides, sort_keys=True)
+
+
 @pytest.fixture(scope="session")
-def synth(make_app: Callable[[dict[str, Any]], App]) -> Synth:
-    """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is."""
+def acknowledged() -> dict[str, set[Acknowledgement]]:
+    """Return the acknowledged findings of cdk-nag by the configuration that `synth` met them in."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def synth(
+    make_app: Callable[[dict[str, Any]], App], acknowledged: dict[str, set[Acknowledgement]]
+) -> Synth:
+    """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is.
+
+    Whatever it synthesises has passed cdk-nag.
+    """
     made: dict[str, dict[str, Template]] = {}
 
     def templates_of(overrides: dict[str, Any]) -> dict[str, Template]:
-        key = json.dumps(overrides, sort_keys=True)
+        key = key_of(overrides)
         if key not in made:
-            made[key] = {
-                child.node.id: Template.from_stack(child)
-                for child in make_app(overrides).node.children
-                if isinstance(child, Stack)
-            }
+            app = make_app(overrides)
+            checks = add_checks(app)
+            stacks = [child for child in app.node.children if isinstance(child, Stack)]
+            made[key] = {stack.node.id: Template.from_stack(stack) for stack in stacks}
+            acknowledged[key] = checks.used
         return made[key]
 
     return templates_of

@@ -1,0 +1,107 @@
+"""The modes of a deployment: a table of keys and values, and configurations that pair them all.
+
+Each value of a key meets each value of every other key in some configuration (pairwise testing), as
+far as the two can be had together. A new key is a row of `KEYS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import combinations
+from typing import Any, Final
+
+from infra.config import ConfigRefused, make_config
+
+_BIG = {
+    "name": "big",
+    "gpu": "h100",
+    "gpus_per_worker": 8,
+    "max_workers": 8,
+    "weights": "s3://weights/big",
+    "weights_key": "arn:aws:kms:eu-west-1:111122223333:key/abc",
+    "adapters": [{"name": "sql", "weights": "s3://adapters/sql"}],
+    "quantization": "fp8",
+}
+_SMALL = {"name": "small", "gpu": "t4", "aliases": ["*"]}
+_FAR = {"name": "far", "gpu": "l40s", "weights": "s3://far/m", "weights_region": "us-west-2"}
+_IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/tidemill"
+# A value is what a configuration says instead of infra/config.toml; the first is the default.
+KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    "compute": {
+        "managed": {"compute": "managed-instances"},
+        "asg": {"compute": "asg"},
+        "sagemaker": {"compute": "sagemaker"},
+    },
+    "network": {
+        "public": {},
+        "zones": {"zones": ["us-east-1a", "us-east-1b", "us-east-1c"]},
+        "isolated": {"network": "isolated"},
+        "internet": {"network": "isolated", "isolated": {"internet": True, "endpoint_zones": 2}},
+    },
+    "models": {
+        "demo": {},
+        "two": {"models": [_BIG, _SMALL]},
+        "far": {"models": [_FAR]},
+    },
+    "auth": {"keys": {}, "iam": {"auth": "iam"}},
+    "spot": {"on demand": {}, "spot": {"spot": True}},
+    "image": {"built": {}, "tag": {"image": f"{_IMAGE}:1"}},
+    "mail": {"nobody": {}, "mail": {"alarm_email": "ops@example.com"}},
+    "retention": {"days": {}, "kept": {"retention": {"output_days": 0}}},
+}
+Choice = tuple[str, str]
+
+
+def overrides_of(mode: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a mode changes in infra/config.toml; keys of one table are put together."""
+    merged: dict[str, Any] = {}
+    for key, value in mode.items():
+        for name, said in KEYS[key][value].items():
+            table = merged.get(name)
+            both = isinstance(said, Mapping) and isinstance(table, Mapping)
+            merged[name] = {**table, **said} if both else said
+    return merged
+
+
+@cache
+def modes() -> Mapping[str, dict[str, Any]]:
+    """Return the configurations by a name that tells their values."""
+    uncovered = {pair for pair in _pairs() if _is_possible(dict(pair))}
+    chosen = [{key: next(iter(KEYS[key])) for key in KEYS}]
+    uncovered -= _covered(chosen[0])
+    while uncovered:
+        chosen.append(_fill(dict(min(uncovered)), uncovered))
+        uncovered -= _covered(chosen[-1])
+    return {", ".join(_unusual(mode)) or "as it is": overrides_of(mode) for mode in chosen}
+
+
+def _pairs() -> Iterator[tuple[Choice, Choice]]:
+    for one, other in combinations(sorted(KEYS), 2):
+        yield from (((one, left), (other, right)) for left in KEYS[one] for right in KEYS[other])
+
+
+def _covered(mode: Mapping[str, str]) -> set[tuple[Choice, Choice]]:
+    return set(combinations(sorted(mode.items()), 2))
+
+
+def _fill(mode: dict[str, str], uncovered: set[tuple[Choice, Choice]]) -> dict[str, str]:
+    """Give a mode a value of each key, always that which covers most pairs and is possible."""
+    for key in KEYS:
+        if key not in mode:
+            filled = (mode | {key: value} for value in KEYS[key])
+            mode = max(filter(_is_possible, filled), key=lambda it: len(_covered(it) & uncovered))
+    return mode
+
+
+def _is_possible(mode: Mapping[str, str]) -> bool:
+    """Say whether a configuration may say so, with the defaults for all else."""
+    try:
+        make_config({"models": [_SMALL]} | overrides_of(mode), "test")
+    except ConfigRefused:
+        return False
+    return True
+
+
+def _unusual(mode: Mapping[str, str]) -> Iterator[str]:
+    return (mode[key] for key, values in KEYS.items() if mode[key] != next(iter(values)))

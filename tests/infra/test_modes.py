@@ -1,0 +1,64 @@
+"""Every mode of a deployment passes cdk-nag and cfn-lint."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+from cfnlint import api as cfn_lint
+
+from infra.nag_exceptions import ACKNOWLEDGED, Acknowledgement
+from tests.infra.conftest import Synth, key_of
+from tests.infra.modes import KEYS, modes
+
+# W3005 (dependency already enforced): CDK has each function wait for all of its role, which does no
+# harm. W3010 (hard-coded zone): a configuration names zones.
+LEFT_UNHEEDED = {"W3005", "W3010"}
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
+    """`synth` raises for a finding of cdk-nag; cfn-lint's are listed."""
+    said = {
+        stack: sentences
+        for stack, template in synth(modes()[mode]).items()
+        if (sentences := linted(json.dumps(template.to_json(), sort_keys=True)))
+    }
+    assert said == {}
+
+
+def test_no_acknowledgement_is_idle(
+    synth: Synth, acknowledged: dict[str, set[Acknowledgement]]
+) -> None:
+    """Some mode needs every line of the table."""
+    used = set()
+    for overrides in modes().values():
+        synth(overrides)
+        used |= acknowledged[key_of(overrides)]
+    assert [line for line in ACKNOWLEDGED if line not in used] == []
+
+
+def test_every_value_is_in_some_mode() -> None:
+    """A value that no configuration can have would be checked by nothing."""
+    told = set(", ".join(modes()).split(", "))
+    first = {next(iter(values)) for values in KEYS.values()}
+    assert {value for values in KEYS.values() for value in values} <= told | first
+    assert len(modes()) < sum(map(len, KEYS.values()))
+
+
+@cache
+def linted(template: str) -> tuple[str, ...]:
+    """Return what cfn-lint says of a template; most modes share some."""
+    return tuple(
+        f"{match.rule.id} {match.message} {match.path}"
+        for match in cfn_lint.lint(template, regions=["us-east-1"])
+        if match.rule.id not in LEFT_UNHEEDED
+    )
+
+
+def test_cfn_lint_finds_a_fault() -> None:
+    """A template with a queue of an impossible kind is not clean."""
+    queue = {"Type": "AWS::SQS::Queue", "Properties": {"VisibilityTimeout": "soon"}}
+    matches = cfn_lint.lint(json.dumps({"Resources": {"Queue": queue}}), regions=["us-east-1"])
+    assert [match.rule.id for match in matches] == ["E3012"]
