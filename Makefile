@@ -199,6 +199,9 @@ CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 # Says what is missing before anything takes minutes.
 PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 
+# The region's zones, which templates cannot ask for.
+CONTEXT = -c config=$(CONFIG) -c zones=$$($(BIN)/python -m infra.ops.zones)
+
 # Once in an account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
@@ -207,7 +210,7 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
-	$(CDK) deploy --all -c config=$(CONFIG) --require-approval broadening
+	$(CDK) deploy --all $(CONTEXT) --require-approval broadening
 
 # Needs a builder of buildx; zstd is read in a fraction of gzip's time. Prints what `image` is to be.
 IMAGE ?=

@@ -15,7 +15,7 @@ from infra.api.stack import ApiStack
 from infra.bundle import ROOT, Bundle, host_processor, make_bundle
 from infra.compute.sagemaker.stack import SageMakerStack
 from infra.compute.stack import ComputeStack
-from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases, with_zones
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
 
@@ -74,6 +74,8 @@ def main() -> int:
         config = read_config(path)
         more = json.loads(app.node.try_get_context("aliases") or "[]")
         config = with_aliases(config, more, "aliases")
+        zones = (app.node.try_get_context("zones") or "").split(",")
+        config = with_zones(config, [zone for zone in zones if zone], "zones")
     except ConfigRefused as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -67,7 +67,7 @@ class CapacityProviders(Construct):
             scope,
             "Machines",
             subnets=self._network.subnets,
-            security_groups=[self._network.workers],
+            security_groups=list(self._network.groups),
             infrastructure_role=self._infrastructure_role,
             ec2_instance_profile=self._profile,
             capacity_option_type=option.SPOT if self._config.spot else option.ON_DEMAND,
@@ -135,7 +135,8 @@ class CapacityProviders(Construct):
         volume = ec2.BlockDeviceVolume.ebs(
             int(DISK.to_gibibytes()), encrypted=True, volume_type=ec2.EbsDeviceVolumeType.GP3
         )
-        return ec2.LaunchTemplate(
+        first, *more = self._network.groups
+        template = ec2.LaunchTemplate(
             scope,
             "Template",
             instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker][0]),
@@ -143,12 +144,15 @@ class CapacityProviders(Construct):
             machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
             # As it is: the cluster would add what no machine needs.
             role=self._role.without_policy_updates(),
-            security_group=self._network.workers,
+            security_group=first,
             user_data=_user_data(),
             http_tokens=ec2.LaunchTemplateHttpTokens.REQUIRED,
             http_put_response_hop_limit=1,
             block_devices=[ec2.BlockDevice(device_name="/dev/xvda", volume=volume)],
         )
+        for group in more:
+            template.add_security_group(group)
+        return template
 
     @cached_property
     def _role(self) -> iam.Role:

@@ -1,18 +1,22 @@
-"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS's services alone."""
+"""The workers' VPC: no ingress; internet egress, or VPC endpoints of AWS's services alone.
+
+An existing one is used as it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
-from aws_cdk import Stack
+from aws_cdk import Aws, CfnMapping, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from infra.config import DEFAULT_ZONES, Config
 
-_CIDR = "10.73.0.0/16"
-_CIDR_MASK = 20
+# A subnet has a sixteenth of its VPC's addresses: there are six zones at most, with two each.
+_SUBNET_BITS = 4
 _OUT_CIDR_MASK = 28
 _GROUP = "Workers"
 # S3 and DynamoDB have gateways, which cost nothing.
@@ -32,38 +36,72 @@ _INSTANCE_ENDPOINTS = {
 }
 
 
+# How names with addresses of both sorts end.
+_DUAL_STACK = {
+    "aws": "api.aws",
+    "aws-cn": "api.amazonwebservices.com.cn",
+    "aws-us-gov": "api.aws",
+}
+
+
 class WorkerNetwork(Construct):
-    """A `vpc` that nobody reaches, and the security group of the `workers` in it.
+    """A `vpc` that nobody reaches, its `subnets`, and the security `groups` of the workers in it.
 
     A public one costs nothing while nothing runs: machines have a public address, and tasks, which
     ECS gives a private one only, reach SQS by IPv6. An isolated one has an endpoint for each
     service, which costs by the hour in each zone that it stands in, and serves the others too; what
-    lines name by url is fetched through a NAT gateway where there is one.
+    lines name by url is fetched through a NAT gateway where there is one. An existing VPC gets
+    nothing but a security group, unless some are named.
 
     `environment` is what workers in it must be told.
     """
 
     def __init__(self, scope: Construct, construct_id: str, *, config: Config) -> None:
         super().__init__(scope, construct_id)
-        self._config = config
-        self._is_public = config.network == "public"
-        self.vpc = self._add_public() if self._is_public else self._add_isolated()
+        self._config, self._settings = config, config.network
+        self._is_public = self._settings.kind == "public"
+        if self._settings.kind == "existing":
+            self._use_existing()
+            return
+        self.vpc: ec2.IVpc = self._add_public() if self._is_public else self._add_isolated()
         self.subnets = self.vpc.select_subnets(subnet_group_name=_GROUP).subnets
-        self.workers = self._add_group()
+        workers = self._add_group()
+        self.groups: Sequence[ec2.ISecurityGroup] = [workers]
         for name, gateway in _GATEWAYS.items():
             endpoint = self.vpc.add_gateway_endpoint(name.upper(), service=gateway)
             for statement in self._endpoint_policy(name):
                 endpoint.add_to_policy(statement)
         if not self._is_public:
-            self._add_endpoints()
+            self._add_endpoints(workers)
 
-    @property
+    @cached_property
     def environment(self) -> Mapping[str, str]:
         """The address at which workers find SQS, where the usual one is out of reach."""
-        stack = Stack.of(self)
         if not self._is_public:
             return {}
-        return {"AWS_ENDPOINT_URL_SQS": f"https://sqs.{stack.region}.api.aws"}
+        ends = CfnMapping(
+            self, "DualStack", mapping={key: {"suffix": end} for key, end in _DUAL_STACK.items()}
+        )
+        suffix = ends.find_in_map(Aws.PARTITION, "suffix")
+        return {"AWS_ENDPOINT_URL_SQS": f"https://sqs.{Stack.of(self).region}.{suffix}"}
+
+    def _use_existing(self) -> None:
+        """Use a VPC that somebody else routes; who tasks may call is for its owner to say."""
+        settings = self._settings
+        self.vpc = ec2.Vpc.from_vpc_attributes(
+            self,
+            "Vpc",
+            vpc_id=settings.vpc_id,
+            availability_zones=Stack.of(self).availability_zones,
+        )
+        self.subnets = [
+            ec2.Subnet.from_subnet_attributes(self, name, subnet_id=name)
+            for name in settings.subnet_ids
+        ]
+        self.groups = [
+            ec2.SecurityGroup.from_security_group_id(self, name, name, mutable=False)
+            for name in settings.security_group_ids
+        ] or [self._add_group()]
 
     def _add_public(self) -> ec2.Vpc:
         return self._add_vpc(
@@ -72,20 +110,20 @@ class WorkerNetwork(Construct):
                 ec2.SubnetConfiguration(
                     name=_GROUP,
                     subnet_type=ec2.SubnetType.PUBLIC,
-                    cidr_mask=_CIDR_MASK,
+                    cidr_mask=self._subnet_mask,
                     map_public_ip_on_launch=True,
                 )
             ],
         )
 
     def _add_isolated(self) -> ec2.Vpc:
-        has_way_out = self._config.isolated.internet
+        has_way_out = self._settings.internet
         workers = ec2.SubnetConfiguration(
             name=_GROUP,
             subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS
             if has_way_out
             else ec2.SubnetType.PRIVATE_ISOLATED,
-            cidr_mask=_CIDR_MASK,
+            cidr_mask=self._subnet_mask,
         )
         out = ec2.SubnetConfiguration(
             name="Out",
@@ -98,12 +136,17 @@ class WorkerNetwork(Construct):
             subnet_configuration=[workers, out] if has_way_out else [workers],
         )
 
+    @property
+    def _subnet_mask(self) -> int:
+        return int(self._settings.cidr.partition("/")[2]) + _SUBNET_BITS
+
     def _add_vpc(self, **properties: object) -> ec2.Vpc:
-        zones = list(self._config.zones) or None
+        settings = self._settings
+        zones = list(settings.zones) or None
         return ec2.Vpc(
             self,
             "Vpc",
-            ip_addresses=ec2.IpAddresses.cidr(_CIDR),
+            ip_addresses=ec2.IpAddresses.cidr(settings.cidr),
             availability_zones=zones,
             max_azs=None if zones else DEFAULT_ZONES,
             restrict_default_security_group=False,
@@ -121,14 +164,14 @@ class WorkerNetwork(Construct):
         )
         # In an isolated network there is no route but to endpoints, S3 and DynamoDB.
         workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(443), "AWS")
-        if self._is_public:
+        if self._settings.kind != "isolated":
             workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(443), "AWS")
             workers.add_egress_rule(ec2.Peer.any_ipv6(), ec2.Port.tcp(80), "Urls in lines")
-        elif self._config.isolated.internet:
+        if self._settings.internet or self._settings.kind == "existing":
             workers.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.tcp(80), "Urls in lines")
         return workers
 
-    def _add_endpoints(self) -> None:
+    def _add_endpoints(self, workers: ec2.SecurityGroup) -> None:
         group = ec2.SecurityGroup(
             self,
             "Endpoints",
@@ -136,7 +179,7 @@ class WorkerNetwork(Construct):
             description="Endpoints of AWS services, for workers only",
             allow_all_outbound=False,
         )
-        group.add_ingress_rule(self.workers, ec2.Port.tcp(443), "Workers")
+        group.add_ingress_rule(workers, ec2.Port.tcp(443), "Workers")
         # SageMaker's own machines pull images and ship logs from a network of their own.
         instance_endpoints = {} if self._config.compute == "sagemaker" else _INSTANCE_ENDPOINTS
         for name, service in (_SQS | instance_endpoints).items():
@@ -146,9 +189,7 @@ class WorkerNetwork(Construct):
                 open=False,
                 private_dns_enabled=True,
                 security_groups=[group],
-                subnets=ec2.SubnetSelection(
-                    subnets=self.subnets[: self._config.isolated.endpoint_zones]
-                ),
+                subnets=ec2.SubnetSelection(subnets=self.subnets[: self._settings.endpoint_zones]),
             )
             endpoint.add_to_policy(self._allow_own_account("*"))
 

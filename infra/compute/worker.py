@@ -60,7 +60,7 @@ class WorkerTask(Construct):
             "task_definition": self.task.task_definition_arn,
             "capacity_provider": capacity.provider,
             "subnets": [subnet.subnet_id for subnet in network.subnets],
-            "security_groups": [network.workers.security_group_id],
+            "security_groups": [group.security_group_id for group in network.groups],
             "log_group": self.logs.log_group_name,
             "log_prefix": _LOG_PREFIX,
         }

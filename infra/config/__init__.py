@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from infra.config.data import Retention
-from infra.config.deployment import DEFAULT_ZONES, Config
+from infra.config.deployment import Config
 from infra.config.model import Adapter, Model
+from infra.config.network import DEFAULT_ZONES, Network
 from infra.config.producers import Producer
 from infra.config.read import (
     DEFAULT_PATH,
@@ -12,6 +13,7 @@ from infra.config.read import (
     make_config,
     read_config,
     with_aliases,
+    with_zones,
 )
 
 __all__ = (
@@ -21,9 +23,11 @@ __all__ = (
     "Config",
     "ConfigRefused",
     "Model",
+    "Network",
     "Producer",
     "Retention",
     "make_config",
     "read_config",
     "with_aliases",
+    "with_zones",
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StringConstraints
 from pydantic import field_validator as field_check
@@ -12,18 +11,17 @@ from pydantic import model_validator as model_check
 from infra.config.access import Boundary, RolePath, Tags
 from infra.config.data import Limits, Retention, Windows
 from infra.config.model import Model
-from infra.config.network import Isolated
+from infra.config.network import Network
 from infra.config.producers import Producer
 from infra.config.table import Table
 
-Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
 # In ECR, which is all that workers reach; by its tag or its digest.
 _IMAGE = (
     r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
 )
-# What a network gets that names no zones: CDK knows no more of an account it must not ask.
-DEFAULT_ZONES = 2
+# Keys of the top level that have moved, and where to.
+_MOVED: Final = {"zones": "[network] zones", "isolated": "[network] internet and endpoint_zones"}
 
 
 class Config(Table):
@@ -35,8 +33,6 @@ class Config(Table):
     alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
     compute: Literal["managed-instances", "asg", "sagemaker"] = "managed-instances"
     spot: bool = False
-    network: Literal["public", "isolated"] = "public"
-    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
     strict_endpoint: bool = False
@@ -50,7 +46,7 @@ class Config(Table):
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)
-    isolated: Isolated = Field(default_factory=Isolated)
+    network: Network = Field(default_factory=Network)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 
     @field_check("name")
@@ -60,22 +56,20 @@ class Config(Table):
             raise ValueError('is "default", as an event bus and a cluster of every account are')
         return name
 
+    @model_check(mode="before")
+    @classmethod
+    def _check_moved(cls, found: Any) -> Any:
+        """Refuse keys of the top level that are elsewhere now."""
+        for key, place in _MOVED.items():
+            if key in found:
+                raise ValueError(f"{key} is said by {place} now")
+        return found
+
     @field_check("network", mode="before")
     @classmethod
-    def _check_network(cls, network: object) -> object:
-        if isinstance(network, Mapping):
-            raise ValueError(  # noqa: TRY004 - pydantic takes these
-                'is no table any more: say network = "public" or "isolated" and put zones beside '
-                "it, internet and endpoint_zones into [isolated]"
-            )
-        return network
-
-    @field_check("zones")
-    @classmethod
-    def _check_zones(cls, zones: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(zones)) < len(zones):
-            raise ValueError("names a zone twice")
-        return zones
+    def _read_network(cls, network: Any) -> Any:
+        """Take a word for its kind: `network = "isolated"`."""
+        return {"kind": network} if isinstance(network, str) else network
 
     @field_check("models")
     @classmethod
@@ -109,28 +103,21 @@ class Config(Table):
         return self
 
     @model_check(mode="after")
-    def _check_isolated(self) -> Self:
-        if self.network == "public" and self.isolated != Isolated():
-            raise ValueError('[isolated] is of networks that are: say network = "isolated"')
-        zones = len(self.zones) or DEFAULT_ZONES
-        if self.isolated.endpoint_zones > zones:
-            raise ValueError(
-                f"isolated.endpoint_zones must be at most {zones}, the zones there are"
-            )
-        if self.zones and not self.has_network:
+    def _check_network(self) -> Self:
+        if self.network.zones and not self.has_network:
             raise ValueError("zones are SageMaker's own choice where the network is public")
         far = [model.name for model in self.models if model.weights_region]
-        if far and self.network == "isolated" and not self.isolated.internet:
+        if far and self.network.kind == "isolated" and not self.network.internet:
             raise ValueError(
                 f"{far[0]} has weights_region, and an isolated network has a way to other "
-                "regions by isolated.internet alone"
+                "regions by network.internet alone"
             )
         return self
 
     @property
     def has_network(self) -> bool:
-        """Say whether workers have a network of this deployment's, and not SageMaker's."""
-        return self.compute != "sagemaker" or self.network == "isolated"
+        """Say whether workers have a network of the account's, and not SageMaker's."""
+        return self.compute != "sagemaker" or self.network.kind != "public"
 
     @property
     def fleets_path(self) -> str:

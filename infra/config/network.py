@@ -1,19 +1,81 @@
-"""`[isolated]`: the settings of a network without a way out."""
+"""`[network]`: the workers' network, one of the deployment's own or an existing VPC."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from ipaddress import AddressValueError, IPv4Network, NetmaskValueError
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
+from pydantic import field_validator as field_check
+from pydantic import model_validator as model_check
 
 from infra.config.table import Table
 
+Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]{2}-[a-z0-9-]+-[0-9]+[a-z]$")]
+_ID = "[0-9a-f]{8,17}"
+SubnetId = Annotated[str, StringConstraints(pattern=rf"^subnet-{_ID}$")]
+GroupId = Annotated[str, StringConstraints(pattern=rf"^sg-{_ID}$")]
+# What a network gets where nobody has named its region's zones: a template knows no more of them.
+DEFAULT_ZONES = 2
+# The largest VPC, and one whose subnets, sixteenths of it, are the smallest that AWS has.
+_PREFIXES = range(16, 25)
 
-class Isolated(Table):
-    """Settings of an isolated network: VPC endpoints for AWS's services, in some of its zones.
 
-    With `internet` there is a way to hosts that lines name, through a NAT gateway.
+class Network(Table):
+    """Settings of the workers' network.
+
+    `internet` and `endpoint_zones` are of an isolated one, which reaches AWS's services by VPC
+    endpoints, and hosts that lines name by a NAT gateway. An existing one is its owner's: its
+    routes and endpoints are theirs, and so are the `security_group_ids`, unless there are none.
     """
 
+    kind: Literal["public", "isolated", "existing"] = "public"
+    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
+    cidr: str = "10.73.0.0/16"
     internet: bool = False
     endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
+    vpc_id: Annotated[str, StringConstraints(pattern=rf"^(vpc-{_ID})?$")] = ""
+    subnet_ids: Annotated[tuple[SubnetId, ...], Field(max_length=16, strict=False)] = ()
+    security_group_ids: Annotated[tuple[GroupId, ...], Field(max_length=5, strict=False)] = ()
+
+    @field_check("zones", "subnet_ids", "security_group_ids")
+    @classmethod
+    def _check_twice(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise ValueError(f"names {twice[0]} twice")
+        return names
+
+    @field_check("cidr")
+    @classmethod
+    def _check_cidr(cls, cidr: str) -> str:
+        try:
+            network = IPv4Network(cidr)
+        except (AddressValueError, NetmaskValueError, ValueError) as exc:
+            raise ValueError(f'is "{cidr}"; it must be a block such as 10.73.0.0/16') from exc
+        if network.prefixlen not in _PREFIXES or not network.is_private:
+            raise ValueError(f'is "{cidr}"; it must be private, and from /16 to /24')
+        return cidr
+
+    @model_check(mode="after")
+    def _check_kind(self) -> Self:
+        fields = type(self).model_fields
+
+        def given(*keys: str) -> list[str]:
+            return [key for key in keys if getattr(self, key) != fields[key].default]
+
+        if self.kind != "isolated" and (keys := given("internet", "endpoint_zones")):
+            raise ValueError(f'takes {keys[0]} with kind = "isolated" alone')
+        if self.kind == "existing":
+            if keys := given("zones", "cidr"):
+                raise ValueError(f"takes no {keys[0]} of a VPC that exists: its subnets say that")
+            if not (self.vpc_id and self.subnet_ids):
+                raise ValueError('needs vpc_id and subnet_ids with kind = "existing"')
+        elif keys := given("vpc_id", "subnet_ids", "security_group_ids"):
+            raise ValueError(f'takes {keys[0]} with kind = "existing" alone')
+        most = len(self.zones) or DEFAULT_ZONES
+        if self.endpoint_zones > most:
+            raise ValueError(
+                f"can have endpoint_zones = {most} at most, unless it names more zones"
+            )
+        return self

@@ -54,6 +54,15 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
     return make_config(config.model_dump() | {"models": (renamed,)}, where)
 
 
+def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
+    """Return the configuration with the zones of its region, unless it names some."""
+    network = config.network
+    if not zones or network.zones or network.kind == "existing" or not config.has_network:
+        return config
+    named = network.model_dump() | {"zones": tuple(zones)}
+    return make_config(config.model_dump() | {"network": named}, where)
+
+
 _MESSAGES = {
     "extra_forbidden": "is no key that Tidemill knows",
     "missing": "must be given",
@@ -84,9 +93,12 @@ _PATTERN_HINTS = {
     "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",
     "name": "a short name of small letters, digits and dashes between them",
+    "network.security_group_ids": "a security group: sg-0123456789abcdef0",
+    "network.subnet_ids": "a subnet: subnet-0123456789abcdef0",
+    "network.vpc_id": "a VPC: vpc-0123456789abcdef0",
+    "network.zones": "a zone, such as eu-west-1a",
     "permissions_boundary": "a policy's ARN: arn:aws:iam::111122223333:policy/boundary",
     "role_path": "a path of roles between slashes: /platform/",
-    "zones": "a zone, such as eu-west-1a",
 }
 
 

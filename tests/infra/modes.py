@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from infra.config import ConfigRefused, make_config
+from tests.infra.compute.kinds import EXISTING, GROUPS_OF_OTHERS
 
 _BIG = {
     "name": "big",
@@ -35,9 +36,11 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
     "network": {
         "public": {},
-        "zones": {"zones": ["us-east-1a", "us-east-1b", "us-east-1c"]},
+        "zones": {"network": {"zones": ["us-east-1a", "us-east-1b"], "cidr": "10.0.0.0/20"}},
         "isolated": {"network": "isolated"},
-        "internet": {"network": "isolated", "isolated": {"internet": True, "endpoint_zones": 2}},
+        "internet": {"network": {"kind": "isolated", "internet": True, "endpoint_zones": 2}},
+        "existing": {"network": EXISTING},
+        "groups": {"network": EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}},
     },
     "models": {
         "demo": {},

@@ -78,6 +78,10 @@ class Deployment:
                 return self.plain(self._exports[name])
             case {"Fn::Join": [separator, parts]}:
                 return separator.join(self.plain(part) for part in parts)
+            case {"Fn::FindInMap": [name, key, second]}:
+                mappings = (template.get("Mappings", {}) for template in self.templates.values())
+                [mapping] = (found[name] for found in mappings if name in found)
+                return mapping[self.plain(key)][self.plain(second)]
             case {"Fn::Sub": str(text)}:
                 return re.sub(r"\$\{([^}]+)\}", lambda found: _PSEUDO[found[1]], text)
             case dict():

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from infra.config import DEFAULT_PATH, Config, ConfigRefused, make_config, read_config, with_aliases
+from infra.config import (
+    DEFAULT_PATH,
+    Config,
+    ConfigRefused,
+    make_config,
+    read_config,
+    with_aliases,
+    with_zones,
+)
+from tests.infra.compute.kinds import EXISTING
 
 ROOT = DEFAULT_PATH.parents[1]
 MODEL: dict[str, Any] = {"name": "small", "gpu": "l4"}
@@ -80,43 +89,84 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
     ({"limits": {"requests_per_day": -1}}, "limits.requests_per_day is -1; it must be 0 or more."),
     ({"limits": {"queued_lines": "many"}}, "limits.queued_lines must be a whole number."),
-    ({"network": "private"}, "network is 'private'; it can be 'public' or 'isolated'."),
-    # As it was once.
+    # The short form of the table.
     (
-        {"network": {"zones": ["eu-west-1a"]}},
-        (
-            'network is no table any more: say network = "public" or "isolated" and put zones '
-            "beside it, internet and endpoint_zones into [isolated]."
-        ),
+        {"network": "private"},
+        "network.kind is 'private'; it can be 'public', 'isolated' or 'existing'.",
     ),
+    ({"network": 3}, "network must be a table."),
+    # As they were once.
+    ({"zones": ["eu-west-1a"]}, "zones is said by [network] zones now."),
     (
         {"isolated": {"internet": True}},
-        '[isolated] is of networks that are: say network = "isolated".',
+        "isolated is said by [network] internet and endpoint_zones now.",
     ),
-    ({"zones": "eu-west-1a"}, "zones must be a list in square brackets."),
+    ({"network": {"internet": True}}, 'network takes internet with kind = "isolated" alone.'),
+    ({"network": {"zones": "eu-west-1a"}}, "network.zones must be a list in square brackets."),
     (
-        {"zones": ["eu-west-1"]},
-        'zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
+        {"network": {"zones": ["eu-west-1"]}},
+        'network.zones[1] is "eu-west-1", which does not look like a zone, such as eu-west-1a.',
     ),
-    ({"zones": ["eu-west-1a"] * 2}, "zones names a zone twice."),
+    ({"network": {"zones": ["eu-west-1a"] * 2}}, "network.zones names eu-west-1a twice."),
     (
-        {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]},
-        "zones must not hold more than 6.",
+        {"network": {"zones": [f"eu-west-1{letter}" for letter in "abcdefg"]}},
+        "network.zones must not hold more than 6.",
     ),
     (
-        {"zones": ["eu-west-1a"], "compute": "sagemaker"},
+        {"network": {"zones": ["eu-west-1a"]}, "compute": "sagemaker"},
         "zones are SageMaker's own choice where the network is public.",
     ),
     (
         {"network": "isolated", "models": [MODEL | {"weights_region": "eu-west-1"}]},
         (
             f"{MODEL['name']} has weights_region, and an isolated network has a way to other "
-            "regions by isolated.internet alone."
+            "regions by network.internet alone."
         ),
     ),
     (
-        {"network": "isolated", "isolated": {"endpoint_zones": 3}},
-        "isolated.endpoint_zones must be at most 2, the zones there are.",
+        {"network": {"kind": "isolated", "endpoint_zones": 3}},
+        "network can have endpoint_zones = 2 at most, unless it names more zones.",
+    ),
+    (
+        {"network": {"cidr": "10.73.0.1/16"}},
+        'network.cidr is "10.73.0.1/16"; it must be a block such as 10.73.0.0/16.',
+    ),
+    *(
+        (
+            {"network": {"cidr": cidr}},
+            f'network.cidr is "{cidr}"; it must be private, and from /16 to /24.',
+        )
+        for cidr in ("8.8.8.0/24", "10.0.0.0/15", "10.0.0.0/25")
+    ),
+    (
+        {"network": {"vpc_id": "vpc-0123456789abcdef0"}},
+        'network takes vpc_id with kind = "existing" alone.',
+    ),
+    (
+        {"network": EXISTING | {"subnet_ids": []}},
+        'network needs vpc_id and subnet_ids with kind = "existing".',
+    ),
+    (
+        {"network": EXISTING | {"cidr": "10.0.0.0/16"}},
+        "network takes no cidr of a VPC that exists: its subnets say that.",
+    ),
+    (
+        {"network": EXISTING | {"vpc_id": "mine"}},
+        'network.vpc_id is "mine", which does not look like a VPC: vpc-0123456789abcdef0.',
+    ),
+    (
+        {"network": EXISTING | {"subnet_ids": ["mine"]}},
+        (
+            'network.subnet_ids[1] is "mine", which does not look like a subnet: '
+            "subnet-0123456789abcdef0."
+        ),
+    ),
+    (
+        {"network": EXISTING | {"security_group_ids": ["mine"]}},
+        (
+            'network.security_group_ids[1] is "mine", which does not look like a security group: '
+            "sg-0123456789abcdef0."
+        ),
     ),
     (
         {"permissions_boundary": "boundary"},
@@ -336,9 +386,30 @@ def test_whole_numbers_are_prices_too() -> None:
 def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
     """With zones of its own a network has as many as there are."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
-    network = {"network": "isolated", "zones": zones, "isolated": {"endpoint_zones": 3}}
-    config = make_config({"models": [MODEL], **network}, "mill.toml")
-    assert config.isolated.endpoint_zones == 3
+    network = {"kind": "isolated", "zones": zones, "endpoint_zones": 3}
+    config = make_config({"models": [MODEL], "network": network}, "mill.toml")
+    assert config.network.endpoint_zones == 3
+
+
+@pytest.mark.parametrize(
+    ("differing", "zones"),
+    [
+        ({}, ("eu-west-1a", "eu-west-1b", "eu-west-1c")),
+        ({"network": "isolated"}, ("eu-west-1a", "eu-west-1b", "eu-west-1c")),
+        ({"network": {"zones": ["eu-west-1b"]}}, ("eu-west-1b",)),
+        ({"network": EXISTING}, ()),
+        ({"compute": "sagemaker"}, ()),
+    ],
+)
+def test_a_network_has_the_zones_of_its_region(
+    differing: dict[str, Any], zones: tuple[str, ...]
+) -> None:
+    """Unless the configuration names some, or the network is not the deployment's to make."""
+    config = make_config({"models": [MODEL]} | differing, "mill.toml")
+    named = with_zones(config, [f"eu-west-1{letter}" for letter in "abc"], "zones")
+    assert named.network.zones == zones
+    assert named.network.kind == config.network.kind
+    assert with_zones(config, [], "zones") is config
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class WorkerJobs(Construct):
         if network is not None:
             self.means |= {
                 "subnets": [subnet.subnet_id for subnet in network.subnets],
-                "security_groups": [network.workers.security_group_id],
+                "security_groups": [group.security_group_id for group in network.groups],
             }
 
     @property
@@ -182,7 +182,7 @@ def _vpc_statements(stack: Stack, network: WorkerNetwork) -> list[iam.PolicyStat
             [
                 interfaces,
                 *(arn("subnet", subnet.subnet_id) for subnet in network.subnets),
-                arn("security-group", network.workers.security_group_id),
+                *(arn("security-group", group.security_group_id) for group in network.groups),
             ],
         ),
         allow(

@@ -27,7 +27,13 @@ GROUPS = TWO | {"compute": "asg"}
 SPOT_GROUPS = GROUPS | {"spot": True}
 SPOT_MANAGED = TWO | {"spot": True}
 ISOLATED = TWO | {"network": "isolated"}
-WAY_OUT = GROUPS | {"network": "isolated", "isolated": {"internet": True}}
+WAY_OUT = GROUPS | {"network": {"kind": "isolated", "internet": True}}
+EXISTING = {
+    "kind": "existing",
+    "vpc_id": "vpc-0123456789abcdef0",
+    "subnet_ids": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"],
+}
+GROUPS_OF_OTHERS = ["sg-0123456789abcdef0", "sg-0123456789abcdef1"]
 # Every kind of deployment: what holds for workers holds in each of them.
 KINDS: dict[str, dict[str, Any]] = {
     "as it is": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from botocore.config import Config
 from botocore.session import Session
 
 from infra.config import DEFAULT_ZONES
-from tests.infra.compute.kinds import KINDS, Compute
+from tests.infra.compute.kinds import EXISTING, GROUPS_OF_OTHERS, KINDS, Compute
 from tests.infra.conftest import Synth
 
 WAYS_OUT = {
@@ -25,9 +26,7 @@ COST_BY_THE_HOUR = {"AWS::EC2::NatGateway", "AWS::EC2::EIP", "AWS::EC2::TransitG
 OURS = {"StringEquals": {"aws:PrincipalAccount": "111122223333"}}
 
 
-@pytest.fixture(
-    params=[kind for kind, overrides in KINDS.items() if overrides.get("network") != "isolated"]
-)
+@pytest.fixture(params=[kind for kind, overrides in KINDS.items() if "network" not in overrides])
 def public(request: pytest.FixtureRequest, compute: dict[str, Compute]) -> Compute:
     """Return every kind of deployment with a public network in turn."""
     return compute[request.param]
@@ -135,6 +134,49 @@ def test_a_way_out_is_for_the_web_alone(public: Compute) -> None:
     } == {("0.0.0.0/0", 443, 443), ("::/0", 443, 443), ("::/0", 80, 80)}
 
 
+@pytest.mark.parametrize(("cidr", "subnets"), [("10.73.0.0/16", 20), ("172.20.4.0/22", 26)])
+def test_a_network_has_the_zones_and_addresses_that_it_is_given(
+    synth: Synth, cidr: str, subnets: int
+) -> None:
+    """A subnet in each zone, with a sixteenth of the addresses."""
+    zones = [f"us-east-1{letter}" for letter in "abcdef"]
+    made = Compute(synth({"network": {"zones": zones, "cidr": cidr}}))
+    assert made.only("AWS::EC2::VPC")["CidrBlock"] == cidr
+    found = made.of("AWS::EC2::Subnet").values()
+    assert sorted(subnet["AvailabilityZone"] for subnet in found) == zones
+    assert {subnet["CidrBlock"].partition("/")[2] for subnet in found} == {str(subnets)}
+    assert all(len(plan.means["subnets"]) == len(zones) for plan in made.plans().values())
+
+
+# Of an existing one
+
+
+@pytest.mark.parametrize("compute", ["managed-instances", "asg", "sagemaker"])
+@pytest.mark.parametrize("groups", [[], GROUPS_OF_OTHERS])
+def test_workers_go_where_somebody_else_has_made_a_network(
+    synth: Synth, compute: str, groups: list[str]
+) -> None:
+    """Nothing is added to it but a group without a way in, where none is named."""
+    network = EXISTING | {"security_group_ids": groups}
+    made = Compute(synth({"compute": compute, "network": network}))
+    kinds = {resource["Type"] for resource in made.templates["Compute"]["Resources"].values()}
+    own = {kind for kind in kinds if kind.startswith("AWS::EC2::")} - {"AWS::EC2::LaunchTemplate"}
+    assert own == (set() if groups else {"AWS::EC2::SecurityGroup"})
+    expected = groups or ["NetworkWorkers.GroupId"]
+    if compute != "sagemaker":
+        assert machines_of(made) == [expected]
+    for group in made.of("AWS::EC2::SecurityGroup").values():
+        assert group["VpcId"] == EXISTING["vpc_id"]
+        assert "SecurityGroupIngress" not in group
+    for group in made.of("AWS::AutoScaling::AutoScalingGroup").values():
+        assert group["VPCZoneIdentifier"] == EXISTING["subnet_ids"]
+    [plan] = made.plans().values()
+    assert plan.means["subnets"] == EXISTING["subnet_ids"]
+    assert plan.means["security_groups"] == expected
+    # SQS by its usual name: whether its routes know others nobody can tell.
+    assert "AWS_ENDPOINT_URL_SQS" not in json.dumps(made.templates["Compute"])
+
+
 # Of an isolated one
 
 
@@ -193,8 +235,8 @@ def test_endpoints_stand_in_as_many_zones_as_the_configuration_says(synth: Synth
     """Each zone costs; one serves all."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]
     for count in (1, 2):
-        isolated = {"endpoint_zones": count}
-        made = Compute(synth({"network": "isolated", "zones": zones, "isolated": isolated}))
+        network = {"kind": "isolated", "zones": zones, "endpoint_zones": count}
+        made = Compute(synth({"network": network}))
         subnets = made.of("AWS::EC2::Subnet")
         assert sorted(subnet["AvailabilityZone"] for subnet in subnets.values()) == zones
         assert {len(each["SubnetIds"]) for each in interfaces_of(made).values()} == {count}
