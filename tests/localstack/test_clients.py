@@ -37,11 +37,13 @@ def test_the_library_of_openai_batch_has_chats_answered(api: Api, tmp_path: Path
     library_flow(api, tmp_path, CHATS)
 
 
+@pytest.mark.long  # as tests/clients proves with engines that answer at once
 def test_its_command_creates_and_another_one_resumes(api: Api, tmp_path: Path) -> None:
     """The first ends at once with the batch's id; the second waits and fetches both files."""
     create_and_resume(api, tmp_path)
 
 
+@pytest.mark.long  # as tests/clients proves with engines that answer at once
 @pytest.mark.parametrize(
     ("url", "body"), [("/chat/completions", CHAT), ("/completions", COMPLETION)]
 )
@@ -52,6 +54,7 @@ def test_sglangs_twenty_requests_are_answered_and_cleared_away(
     answer_and_clear_away(client, tmp_path / "in.jsonl", url, f"/v1{url}", body)
 
 
+@pytest.mark.long  # as tests/clients proves with engines that answer at once
 def test_sglangs_batch_is_cancelled_on_the_way(
     cloud: LocalCloud, client: openai.OpenAI, tmp_path: Path
 ) -> None:

@@ -9,11 +9,23 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.emulators import Emulator, deployment_of
+from tests.emulators import NAMES, Emulator, deployment_of
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.calls import Operation, T
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave aiobotocore on other emulators than the first to `make test-all`.
+
+    Operations know no driver: boto3 proves them on each emulator, and the first one both drivers.
+    """
+    for item in items:
+        chosen = getattr(item, "callspec", None)
+        params = chosen.params if chosen else {}
+        if params.get("run") == "aiobotocore" and params.get("each_emulator") != NAMES[0]:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")
