@@ -149,6 +149,16 @@ class WebhookTry:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """Reason that no shard of a batch is begun before `until`, and since when (Unix seconds)."""
+
+    code: str
+    message: str
+    since: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
@@ -211,6 +221,7 @@ class Batch:
     final: Progress | None = None
     ended_at: int | None = None
     engine: EngineInfo = EngineInfo()
+    pause: Pause | None = None
     announced: Status | None = None
     turn: str | None = None
     turn_until: float = 0.0
@@ -222,6 +233,10 @@ class Batch:
     def is_terminal(self) -> bool:
         """Say whether the batch has come to its end."""
         return self.status in TERMINAL
+
+    def pause_at(self, now: float) -> Pause | None:
+        """Return the reason that no shard of it is begun now, None where they are."""
+        return self.pause if self.pause is not None and now < self.pause.until else None
 
     @property
     def input(self) -> Source:

@@ -34,7 +34,9 @@ class Deployment:
         self.tenants = TenantStore(settings.table)
         self.usage = UsageStore(settings.table)
         self.known_tenants = KnownTenants(self.tenants)
-        self.limits = TenantLimits(self.known_tenants, self.usage, settings.limits)
+        self.limits = TenantLimits(
+            self.known_tenants, self.usage, settings.limits, settings.gpu_hours_per_day
+        )
         self.ledger = Ledger(settings.table)
         self.overview = Overview(settings.table)
         self.files = FileStore(settings.table)

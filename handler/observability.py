@@ -49,6 +49,7 @@ class Metric(StrEnum):
     WORKERS = "Workers"
     WORKERS_WANTED = "WorkersWanted"
     FLEET_BRAKED = "FleetBraked"
+    BUDGET_SPENT = "BudgetSpent"
 
 
 Figures = Mapping[Metric, float]

@@ -31,13 +31,14 @@ _DAY_SECONDS = 24 * 3600
 class Limits:
     """Limits of a tenant: API calls per minute and day, uploaded bytes per day (UTC), lines.
 
-    Lines are those of active batches. 0 means no limit.
+    Lines are those of active batches. GPU hours are those of its requests, a day. 0 means no limit.
     """
 
     requests_per_day: NonNegativeInt = 0
     queued_lines: NonNegativeInt = 0
     bytes_per_day: NonNegativeInt = 0
     requests_per_minute: NonNegativeInt = 0
+    gpu_hours_per_day: NonNegativeInt = 0
 
 
 class Settings(BaseModel):
@@ -48,7 +49,7 @@ class Settings(BaseModel):
     their adapters, `gpu_hour_prices` to the price of a GPU-hour, where reports show
     prices. `default_window` is the completion window of an upload that names none. The table
     forgets a batch `keep_days` after that window. `limits` are those of tenants that have none of
-    their own.
+    their own, `gpu_hours_per_day` that of all of them together; 0 means no limit.
     Files are deleted `file_days` after their creation, never where that is 0.
     `intake_queue` gets the messages of files to be read, `drops_queue` those of uploads to the
     bucket; without one the control queue does.
@@ -79,6 +80,7 @@ class Settings(BaseModel):
     currency: str = "USD"
     strict_endpoint: bool = False
     limits: Json[Limits] = Limits()
+    gpu_hours_per_day: NonNegativeInt = 0
     max_attempts: PositiveInt = 5
     default_window: str = DEFAULT_WINDOW
     # A batch that does not end is given up a day late: it must still be in the table then.

@@ -12,6 +12,7 @@ from ..console.terminal import log, print_output
 from ..deployment.resources import add_deployment_flags, require_cloud, run, table_name, tenant_name
 
 if TYPE_CHECKING:
+    from tidemill.handler.aws.stores.usage import UsageStore
     from tidemill.handler.tenants.tenants import Tenant, TenantStore
 
 _LIMITS = {
@@ -19,6 +20,7 @@ _LIMITS = {
     "requests_per_day": "calls of the API a day",
     "queued_lines": "lines of batches that have not ended",
     "bytes_per_day": "uploaded bytes a day",
+    "gpu_hours_per_day": "hours of GPUs that its lines run on a day",
 }
 _MAX_LIMIT = 10**15
 _NONE_SET = "default"
@@ -92,7 +94,9 @@ def command_show(arguments: argparse.Namespace) -> int:
     """Print a table of the tenant's settings on standard output."""
     tenants = _tenants_of(arguments)
     tenant = run(tenants.name, tenants.find(arguments.name))
+    spent = run(tenants.name, _usage_of(tenants).gpu_seconds_today(arguments.name, time.time()))
     rows = _settings_rows(tenant, with_secret=arguments.secret)
+    rows.append(("gpu_hours_today", f"{spent / 3600:.2f}"))
     print_output("\n".join(columns([(name, str(value)) for name, value in rows])))
     return 0
 
@@ -127,6 +131,12 @@ def _tenants_of(arguments: argparse.Namespace) -> TenantStore:
     from tidemill.handler.tenants.tenants import TenantStore
 
     return TenantStore(table_name(arguments))
+
+
+def _usage_of(tenants: TenantStore) -> UsageStore:
+    from tidemill.handler.aws.stores.usage import UsageStore
+
+    return UsageStore(tenants.name)
 
 
 def _limit(text: str) -> int | str:

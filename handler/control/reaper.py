@@ -29,11 +29,12 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import AwsError
 from ..fleet.demand import open_work
+from ..fleet.pause import update_pause
 from ..fleet.scale import scale_all
 from ..intake.unit_messages import enqueue_again
 from ..lifecycle.announce import announce
 from ..lifecycle.finish import abandon, end
-from ..observability import logger
+from ..observability import Metric, emit, logger
 
 # Longer than a Lambda run: nobody works on what has not changed for so long.
 STUCK_SECONDS = 20 * 60
@@ -77,6 +78,8 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
             if after is None:
                 break
     aws.run(_scale_workers(deployment, found, now))
+    if aws.run(deployment.limits.is_budget_spent(now)):
+        emit({Metric.BUDGET_SPENT: 1}, model=None)
     logger.info("reaped", num_active=num_active)
 
 
@@ -145,17 +148,21 @@ def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[No
 
 
 def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
-    """Check the shards of a batch; return its open work."""
+    """Check the shards of a batch; return its open work, None while it is paused."""
     standing = yield from deployment.table.get_shard_progress(batch)
     if standing.num_done >= batch.shards_left:
         yield from _send_advance(deployment, batch, "end of work")
         return None
+    pause = yield from update_pause(deployment, batch, now)
     given_up: set[int] = set()
     if batch.shards_rung >= batch.num_shards:
         given_up = yield from _give_up_failing(deployment, batch, standing, now)
-        yield from _resend_lost(deployment, batch, standing, given_up, now)
+        if pause is None:
+            yield from _resend_lost(deployment, batch, standing, given_up, now)
     elif (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
         yield from _send_advance(deployment, batch, "ringing")
+    if pause is not None:
+        return None
     num_shards = batch.shards_left - standing.num_done - len(given_up)
     running = standing.leased(now)
     return open_work(batch, standing.progress(now), num_shards=num_shards, running=running)

@@ -14,7 +14,11 @@ from .circuit_breaker import describe_waiting
 def get_waiting_reason(
     deployment: Deployment, batch: Batch, now: float
 ) -> Operation[WaitingReason | None]:
-    """Return the reason that no worker starts for a running batch; None when all is well."""
-    if batch.status is not Status.IN_PROGRESS or not batch.model or not deployment.settings.fleets:
+    """Return the reason that lines of a running batch wait; None when all is well."""
+    if batch.status is not Status.IN_PROGRESS:
+        return None
+    if (pause := batch.pause_at(now)) is not None:
+        return WaitingReason(pause.code, pause.message, pause.since)
+    if not batch.model or not deployment.settings.fleets:
         return None
     return describe_waiting((yield from deployment.fleets.get_state(batch.model)), now)

@@ -16,6 +16,7 @@ from ..aws.queues import advance_message, message_batches, shard_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..fleet.demand import open_work
+from ..fleet.pause import update_pause
 from ..fleet.scale import scale_for_batch
 from ..lifecycle.batch_lock import RESERVE_SECONDS
 from ..observability import logger
@@ -101,5 +102,7 @@ def enqueue_shards(
 
 
 def _ensure_workers(aws: Aws, deployment: Deployment, batch: Batch) -> None:
-    work = open_work(batch, Progress(), num_shards=batch.shards_left)
-    aws.run(scale_for_batch(deployment, work, int(time.time())))
+    now = int(time.time())
+    if aws.run(update_pause(deployment, batch, now)) is None:
+        work = open_work(batch, Progress(), num_shards=batch.shards_left)
+        aws.run(scale_for_batch(deployment, work, now))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 
 from tidemill.batch.errors import HandlerError
-from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.model import Batch, BatchError, Pause
 
 from ..aws.calls import Operation
-from ..aws.stores.usage import DAY_SECONDS, Counted, UsageStore
+from ..aws.stores.usage import DAY_SECONDS, EVERYBODY, Counted, UsageStore, name_of_day
 from ..settings import Limits
 from .tenants import KnownTenants
 
@@ -17,6 +16,8 @@ from .tenants import KnownTenants
 _LINES_RETRY_SECONDS = 60
 _MINUTE_SECONDS = 60
 QUEUE_FULL = "queued_lines_exceeded"
+GPU_HOURS_SPENT = "gpu_hours_used_up"
+BUDGET_SPENT = "budget_used_up"
 
 
 class LimitReached(HandlerError):
@@ -33,13 +34,20 @@ class LimitReached(HandlerError):
 class TenantLimits:
     """Makes the operations that ask for the limits of tenants and count what they use.
 
-    `default` holds for those that have none of their own.
+    `default` holds for those that have none of their own, `budget_gpu_hours` for all together.
     """
 
-    def __init__(self, tenants: KnownTenants, usage: UsageStore, default: Limits) -> None:
+    def __init__(
+        self,
+        tenants: KnownTenants,
+        usage: UsageStore,
+        default: Limits,
+        budget_gpu_hours: int = 0,
+    ) -> None:
         self._known = tenants
         self._usage = usage
         self._default = default
+        self._budget_gpu_hours = budget_gpu_hours
 
     def admit_request(self, tenant: str, now: float) -> Operation[None]:
         """Count one call of the API; raises LimitReached when the minute's or day's are used up."""
@@ -78,7 +86,7 @@ class TenantLimits:
     def queue_lines(self, batch: Batch, num_lines: int) -> Operation[BatchError | None]:
         """Count the lines of a batch that was read, until it ends; or return why it must fail.
 
-        Holds for what is dropped into the bucket too: that is the tenant `default`'s.
+        Holds for what is dropped into the bucket too.
         """
         limit = (yield from self._limits(batch.tenant, time.time())).queued_lines
         if not limit or (yield from self._usage.reserve_lines(batch, num_lines, limit)):
@@ -88,6 +96,29 @@ class TenantLimits:
             f"The {num_lines:,} lines of this file and those of batches that have not ended pass "
             f"the limit of {limit:,}: wait for one to end, or cancel one, and send the file again.",
         )
+
+    def find_pause(self, tenant: str, now: int) -> Operation[Pause | None]:
+        """Return why batches of a tenant wait until tomorrow; None while they may run."""
+        if (yield from self.is_budget_spent(now)):
+            code = BUDGET_SPENT
+            words = f"The deployment's budget of {self._budget_gpu_hours:,} GPU hours a day"
+        else:
+            code = GPU_HOURS_SPENT
+            limit = (yield from self._limits(tenant, now)).gpu_hours_per_day
+            if not (yield from self._is_spent(tenant, limit, now)):
+                return None
+            words = f"The tenant's limit of {limit:,} GPU hours a day"
+        message = f"{words} is used up. Lines that wait are run from 00:00 UTC on."
+        return Pause(code, message, now, now - now % DAY_SECONDS + DAY_SECONDS)
+
+    def is_budget_spent(self, now: int) -> Operation[bool]:
+        """Say whether the deployment's GPU hours of the day are used up."""
+        return (yield from self._is_spent(EVERYBODY, self._budget_gpu_hours, now))
+
+    def _is_spent(self, tenant: str, gpu_hours: int, now: int) -> Operation[bool]:
+        if not gpu_hours:
+            return False
+        return (yield from self._usage.gpu_seconds_today(tenant, now)) >= gpu_hours * 3600
 
     def _limits(self, tenant: str, now: float) -> Operation[Limits]:
         known = yield from self._known.find(tenant, now)
@@ -116,9 +147,8 @@ class TenantLimits:
     ) -> Operation[None]:
         if not limit:
             return
-        day = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d")
         is_counted = yield from self._usage.add(
-            tenant, what, number, limit=limit, period=f"DAY#{day}", now=int(now)
+            tenant, what, number, limit=limit, period=name_of_day(now), now=int(now)
         )
         if not is_counted:
             left_seconds = DAY_SECONDS - int(now) % DAY_SECONDS

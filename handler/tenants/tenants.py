@@ -39,6 +39,7 @@ class Tenant:
     queued_lines: NonNegativeInt | None = None
     bytes_per_day: NonNegativeInt | None = None
     requests_per_minute: NonNegativeInt | None = None
+    gpu_hours_per_day: NonNegativeInt | None = None
 
     def limits(self, default: Limits) -> Limits:
         """Return its limits in a deployment that has those for everybody."""

@@ -56,6 +56,8 @@ class Heartbeat:
             self._start(("batch", batch_id), partial(self._check_batch, batch_id))
         if self._context.history.is_due(self._context.clock()):
             self._start("history", self._context.write_history)
+        if self._context.gpu_usage.is_due(self._context.clock()):
+            self._start("GPU usage", self._context.write_gpu_usage)
         if self._context.rate_meter.is_due(self._context.clock()):
             self._start("rate", self._context.write_rate)
         if self._context.usage_meter.is_due(self._context.clock()):

@@ -125,15 +125,16 @@ class Worker:
                 _, late = await asyncio.wait(self._returning, timeout=limit)
                 await _cancel(*late)
             self._context.emit(self._context.usage_meter.collect())
-            await self._write_last_history()
+            await self._write_last_usage()
 
-    async def _write_last_history(self) -> None:
-        """Write the rest of the history, if that is quick: it is for plots only."""
+    async def _write_last_usage(self) -> None:
+        """Write the rest of the GPU time and of the history, if that is quick."""
         try:
             async with asyncio.timeout(_LAST_SECONDS):
+                await self._context.write_gpu_usage()
                 await self._context.write_history()
         except (AwsError, TimeoutError) as exc:
-            logger.warning("history not told", reason=repr(exc))
+            logger.warning("usage not told", reason=repr(exc))
 
     async def _may_start_again(self, failure: EngineFailed, beating: asyncio.Task[None]) -> bool:
         """Wait with backoff before the restart of an engine that died while loading.

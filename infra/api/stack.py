@@ -126,6 +126,7 @@ class ApiStack(Stack):
                 permissions.read_fleets(self.data),
                 permissions.table_items(self.data, "PutItem", "Query"),
                 permissions.read_queue_depths(self.data),
+                permissions.read_tenants(self.data),
                 permissions.send_to_intake(self.data),
             ],
         )
@@ -290,6 +291,16 @@ class ApiStack(Stack):
                 above=_FEW_ERRORS,
                 periods=1,
                 description=f"{function.node.id} cannot deal with messages, which come again.",
+            )
+        if self.data.config.budget.gpu_hours_per_day:
+            add_alarm(
+                self.reaper,
+                "BudgetSpent",
+                topic=topic,
+                metric=self.reaper.metric(Metric.BUDGET_SPENT, Duration.minutes(5)),
+                above=0,
+                periods=1,
+                description="The GPU hours of the day are used up: workers start tomorrow again.",
             )
         add_alarm(
             self,

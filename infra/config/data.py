@@ -1,4 +1,4 @@
-"""`[windows]`, `[retention]` and `[limits]`: what batches may ask for, and how long things stay."""
+"""`[windows]`, `[retention]`, `[limits]`, `[budget]`: what batches may use, what stays how long."""
 
 from __future__ import annotations
 
@@ -56,3 +56,10 @@ class Limits(Table):
     requests_per_day: Count = 0
     queued_lines: Count = 0
     bytes_per_day: Count = 0
+    gpu_hours_per_day: Count = 0
+
+
+class Budget(Table):
+    """Limits of the whole deployment; 0 is no limit."""
+
+    gpu_hours_per_day: Count = 0

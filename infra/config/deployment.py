@@ -9,7 +9,7 @@ from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
 from infra.config.access import Boundary, RolePath, Tags
-from infra.config.data import Limits, Retention, Windows
+from infra.config.data import Budget, Limits, Retention, Windows
 from infra.config.model import Model
 from infra.config.network import Network
 from infra.config.producers import Producer
@@ -47,6 +47,7 @@ class Config(Table):
     retention: Retention = Field(default_factory=Retention)
     limits: Limits = Field(default_factory=Limits)
     network: Network = Field(default_factory=Network)
+    budget: Budget = Field(default_factory=Budget)
     models: Annotated[tuple[Model, ...], Field(min_length=1, strict=False)]
 
     @field_check("name")

@@ -51,6 +51,7 @@ class DataStack(Stack):
             **self._settings_for(self.config.models),
             "TIDEMILL_INTAKE_QUEUE": self.queues.intake.queue_url,
             "TIDEMILL_DROPS_QUEUE": self.queues.drops.queue_url,
+            "TIDEMILL_GPU_HOURS_PER_DAY": str(self.config.budget.gpu_hours_per_day),
             **({"TIDEMILL_DROP_TENANTS": "1"} if self.config.drop_tenants else {}),
             "TIDEMILL_FLEETS": self.config.fleets_path,
         }

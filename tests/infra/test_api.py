@@ -306,6 +306,20 @@ def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:
     }
 
 
+def test_a_budget_has_an_alarm(deployment: Deployment, synth: Synth) -> None:
+    """The Lambdas know the hours, the default for a tenant too; without one there is no alarm."""
+    found = Deployment(
+        synth({"budget": {"gpu_hours_per_day": 40}, "limits": {"gpu_hours_per_day": 9}})
+    )
+    alarm = found.properties("AWS::CloudWatch::Alarm")["ReaperBudgetSpent"]
+    assert alarm["MetricName"] == "BudgetSpent"
+    assert alarm["Dimensions"] == [{"Name": "service", "Value": "reaper"}]
+    assert "ReaperBudgetSpent" not in deployment.properties("AWS::CloudWatch::Alarm")
+    for function in found.properties("AWS::Lambda::Function").values():
+        settings = read_settings(function["Environment"]["Variables"])
+        assert (settings.gpu_hours_per_day, settings.limits.gpu_hours_per_day) == (40, 9)
+
+
 def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> None:
     """A line of JSON says who asked for what and how it went; no header, query or body."""
     settings = only(deployment.properties("AWS::ApiGatewayV2::Stage"))["AccessLogSettings"]

@@ -111,6 +111,7 @@ FUNCTION_ROLES = {
     role for role, module in CODE.items() if module.startswith("tidemill.handler.lambdas.")
 }
 FED_ROLES = {"ControlRole", "DeadLettersRole", "IntakeRole"}
+READ_TENANTS = {"ApiRole", "ControlRole", "IntakeRole", "ReaperRole"}
 # What starts workers and reads how they ended: given with them, where a deployment has any.
 OF_LAUNCHERS = (
     ("ecs", "describe_tasks"),
@@ -248,7 +249,7 @@ def test_keys_and_tenants_are_read_by_those_who_need_them(
     only = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["%s#*"]}}'
     others = '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}}'
     get = "dynamodb:GetItem"
-    theirs = {(only % "TENANT", get)} if role in {"ApiRole", "ControlRole", "IntakeRole"} else set()
+    theirs = {(only % "TENANT", get)} if role in READ_TENANTS else set()
     theirs |= {(only % "KEY", get)} if role == "ApiRole" else set()
     if role.startswith("Worker"):  # which makes and deletes nothing but what is of a batch
         shards = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["BATCH#*"]}}'

@@ -8,6 +8,7 @@ costs the tenant one request or upload; lines of batches are counted once, whate
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final, Literal
 
 from tidemill.batch.model import Batch
@@ -20,6 +21,8 @@ from .shards import batch_key
 from .store import Store, expression
 
 Counted = Literal["requests", "bytes"]
+# No tenant's name: what all of them have used.
+EVERYBODY: Final = "*"
 
 DAY_SECONDS: Final = 24 * 3600
 _KEPT_SECONDS = 3 * DAY_SECONDS
@@ -53,6 +56,20 @@ class UsageStore(Store):
         except ConditionFailed:
             return False
         return True
+
+    def add_gpu_seconds(self, tenant: str, seconds: float, now: float) -> Operation[None]:
+        """Add GPU time of a tenant's requests to the day, its own and everybody's."""
+        for each in (tenant, EVERYBODY):
+            yield from self.update(
+                _day_key(each, now),
+                {"expires": int(now) + _KEPT_SECONDS},
+                added={"gpu_seconds": round(seconds, 3)},
+            )
+
+    def gpu_seconds_today(self, tenant: str, now: float) -> Operation[float]:
+        """Return the GPU time of a tenant's requests, or of EVERYBODY's, since 00:00 UTC."""
+        fields = yield from self.get(_day_key(tenant, now))
+        return float((fields or {}).get("gpu_seconds", 0.0))
 
     def add_waited(self, tenant: str, seconds: float, now: int) -> Operation[None]:
         """Count the seconds that a run has waited for a tenant's receiver, if they are many."""
@@ -131,6 +148,15 @@ class UsageStore(Store):
         change = expression({}, added={"num_lines": number}, condition=condition, values=values)
         key = to_item(_queue_key(batch.tenant))
         return {"Update": {"TableName": self.name, "Key": key, **change}}
+
+
+def name_of_day(now: float) -> str:
+    """Return the period of `add` that is the day (UTC)."""
+    return f"DAY#{datetime.fromtimestamp(now, UTC):%Y-%m-%d}"
+
+
+def _day_key(tenant: str, now: float) -> dict[str, object]:
+    return {"pk": f"USAGE#{tenant}", "sk": name_of_day(now)}
 
 
 def _waited_key(tenant: str, now: int) -> dict[str, object]:

@@ -18,6 +18,7 @@ from ...errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from ...observability import Figures, emit, logger
 from .cold_start import ColdStart
 from .config import WorkerConfig
+from .gpu_usage import GpuUsage
 from .history import History
 from .rate_meter import RateMeter
 from .usage_meter import UsageMeter
@@ -38,9 +39,10 @@ class WorkerContext:
     """Shared state of a worker. `wall` is Unix time, `clock` is monotonic.
 
     `usage_meter` sums up the work done, `history` the progress of each batch, `rate_meter` the
-    throughput at full load; `cold_start` the time before. `ended_batches` maps batches that were
-    found ended to the time (Unix seconds) until which their messages are dropped. `paces` are those
-    of batches whose last run here ended less than a minute ago.
+    throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
+    `ended_batches` maps batches that were found ended to the time (Unix seconds) until which their
+    messages are dropped, `paused_batches` those whose messages are put off until then. `paces` are
+    those of batches whose last run here ended less than a minute ago.
     """
 
     aws: OperationDriver
@@ -53,7 +55,9 @@ class WorkerContext:
     history: History = field(default_factory=History)
     rate_meter: RateMeter = field(default_factory=RateMeter)
     cold_start: ColdStart = field(default_factory=ColdStart)
+    gpu_usage: GpuUsage = field(default_factory=GpuUsage)
     ended_batches: dict[str, float] = field(default_factory=dict)
+    paused_batches: dict[str, float] = field(default_factory=dict)
     paces: dict[str, RateWindow] = field(default_factory=dict)
 
     @property
@@ -92,6 +96,18 @@ class WorkerContext:
                 round(gained.audio_seconds, 3),
             )
             await self.aws.run(self.deployment.ledger.add_history(batch, bucket))
+
+    async def write_gpu_usage(self) -> None:
+        """Add the GPU time to that of the day; what was not written is kept for the next time."""
+        left = self.gpu_usage.collect(self.clock())
+        try:
+            for tenant in tuple(left):
+                seconds, now = left[tenant], self.wall()
+                await self.aws.run(self.deployment.usage.add_gpu_seconds(tenant, seconds, now))
+                del left[tenant]
+        finally:
+            for tenant, seconds in left.items():
+                self.gpu_usage.add(tenant, seconds)
 
     async def write_rate(self) -> None:
         """Write the throughput of this worker; an unknown model has no fleet."""

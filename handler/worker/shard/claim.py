@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tidemill.batch.model import Batch, EngineInfo, Shard, ShardStatus
+from tidemill.batch.model import Batch, EngineInfo, Pause, Shard, ShardStatus
 from tidemill.batch.states import Status
 
 from ...aws.items import dump, load
-from ...aws.queues import advance_message
+from ...aws.queues import MAX_DELAY_SECONDS, advance_message
 from ...errors import ConditionFailed, LeaseLost
 from ...lifecycle.finish import abandon
 from ...observability import Metric, logger
@@ -19,6 +19,8 @@ from ..context.context import WorkerContext
 from .message import ShardMessage, ShardTarget
 
 _MAX_JITTER_SECONDS = 5.0
+# A batch with thousands of shards is not read again for each of their messages.
+_PAUSE_KNOWN_SECONDS = 60.0
 
 
 class Claim(NamedTuple):
@@ -45,6 +47,9 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         # A cancelled batch may have thousands of messages, and no GPU shall wait for each.
         await message.delete()
         return None
+    if context.wall() < context.paused_batches.get(target.batch_id, 0.0):
+        await message.resend(MAX_DELAY_SECONDS)
+        return None
     table, lease_seconds = context.deployment.table, context.config.lease_seconds
     sent_at = context.clock()
     try:
@@ -58,6 +63,9 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         return None
     batch = await context.retry(lambda: table.get_batch(target.batch_id))
     reason = skip_reason(batch, shard, context.wall(), context.deployment.settings.max_attempts)
+    if batch is not None and reason is None and (pause := batch.pause_at(context.wall())):
+        await _put_off(context, message, shard, pause)
+        return None
     if batch is not None and reason is None:
         _emit_queue_wait(context, message, batch)
         return Claim(shard, batch, message, sent_at)
@@ -105,23 +113,37 @@ async def _handle_claim_refusal(
         await message.resend(delay_seconds)
 
 
-async def _give_back(
-    context: WorkerContext, message: ShardMessage, shard: Shard, reason: str
+async def _put_off(
+    context: WorkerContext, message: ShardMessage, shard: Shard, pause: Pause
 ) -> None:
-    """Release a shard that is not to be run, and send a message to advance its batch."""
-    table = context.deployment.table
-    is_hopeless = shard.attempts > context.deployment.settings.max_attempts
-    release = table.release(
+    """Release a shard whose batch is paused, and send its message again for later."""
+    now = context.wall()
+    context.paused_batches[shard.batch_id] = min(pause.until, now + _PAUSE_KNOWN_SECONDS)
+    await _release(context, shard, attempts=shard.attempts - 1)
+    logger.info("put off", reason=pause.code, batch_id=shard.batch_id, shard=shard.number)
+    await message.resend(min(MAX_DELAY_SECONDS, pause.until - now))
+
+
+async def _release(context: WorkerContext, shard: Shard, *, attempts: int) -> None:
+    release = context.deployment.table.release(
         shard,
         progress=shard.progress.without_rates,
         suspects=shard.suspects,
         quarantined=shard.quarantined,
-        attempts=shard.attempts if is_hopeless else shard.attempts - 1,
+        attempts=attempts,
     )
     try:
         await context.aws.run(release)
     except LeaseLost as exc:  # finalize has claimed it meanwhile
         logger.info("lease lost", reason=str(exc), batch_id=shard.batch_id, shard=shard.number)
+
+
+async def _give_back(
+    context: WorkerContext, message: ShardMessage, shard: Shard, reason: str
+) -> None:
+    """Release a shard that is not to be run, and send a message to advance its batch."""
+    is_hopeless = shard.attempts > context.deployment.settings.max_attempts
+    await _release(context, shard, attempts=shard.attempts if is_hopeless else shard.attempts - 1)
     if is_hopeless and shard.abandoned is None:
         words = f"The shard was given up: {reason}."
         given_up = abandon(

@@ -129,6 +129,7 @@ class ShardRun:
         self._context.usage_meter.add(new)
         self._context.rate_meter.add(new)
         self._context.history.add(self.batch, new, self._context.wall())
+        self._context.gpu_usage.add(self.batch.tenant, new.gpu_seconds)
 
     def finish(self, raw: RawLine, row: Row) -> None:
         """Add the row of a line that the engine has answered."""

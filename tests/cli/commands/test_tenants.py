@@ -11,6 +11,7 @@ import pytest
 from tests.cli.place import cells_of, table_on, typed
 from tests.emulators import Emulator
 from tidemill.cli.main import main
+from tidemill.handler.aws.stores.usage import UsageStore
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.tenants.tenants import Tenant, TenantStore
 
@@ -42,12 +43,15 @@ def test_limits_are_set_and_taken_back(
 ) -> None:
     """What is not named stays; 0 is no limit, `default` is the deployment's."""
     everything = ("--requests-per-day", "9", "--queued-lines", "0", "--bytes-per-day", "7")
+    everything += ("--gpu-hours-per-day", "3")
+    usage = UsageStore(table)
+    Aws(ministack.client).run(usage.add_gpu_seconds("search", 1800, time.time()))
     status, out, err = typed(capsys, "tenants", "set", "search", *everything)
     assert (status, out) == (0, "")
     assert "search is set" in err
     typed(capsys, "tenants", "set", "search", "--requests-per-day", "default")
     tenant = known(ministack, table)
-    assert tenant == Tenant("search", queued_lines=0, bytes_per_day=7)
+    assert tenant == Tenant("search", queued_lines=0, bytes_per_day=7, gpu_hours_per_day=3)
     assert shown(capsys, "search") == {
         "webhook_url": "none",
         "webhook_secret": "none",
@@ -55,6 +59,8 @@ def test_limits_are_set_and_taken_back(
         "requests_per_day": "default",
         "queued_lines": "0",
         "bytes_per_day": "7",
+        "gpu_hours_per_day": "3",
+        "gpu_hours_today": "0.50",
     }
     assert known(ministack, table, "ads") == Tenant("ads")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo, Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.calls import Call
+from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker import worker as worker_module
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard import shard_run
@@ -74,6 +76,9 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     assert (done.completed, done.failed) == (1, 2)
     assert (done.prompt_tokens, done.cached_tokens, done.completion_tokens) == (10, 4, 3)
     assert 0 < done.gpu_seconds < 60
+    for tenant in ("owner", EVERYBODY):
+        spent = rig.run(rig.deployment.usage.gpu_seconds_today(tenant, time.time()))
+        assert spent == pytest.approx(done.gpu_seconds, abs=0.01)
     assert done.rows_per_second == 0
     assert shard.owner is None
     assert work.batch.engine == EngineInfo("r1", "test")

@@ -334,3 +334,33 @@ async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
     assert await claim(context) is None
     assert work.shard().owner == "finalize"
     assert await num_hidden(context) == 0
+
+
+async def test_messages_of_a_paused_batch_are_put_off(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards stay free and have used up no try; all but the first cost no claim."""
+    work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
+    now = int(time.time())
+    pause = {"code": "budget_used_up", "message": "m", "since": now, "until": now + 1000}
+    rig.run(rig.deployment.table.change_batch(work.id, Status.IN_PROGRESS, pause=pause))
+    delays: list[float] = []
+    send = type(context.queue).send
+
+    def note(queue: Any, body: Any, *, group: str | None, delay_seconds: float = 0) -> Any:
+        delays.append(delay_seconds)
+        return send(queue, body, group=group)
+
+    monkeypatch.setattr(type(context.queue), "send", note)
+    for number in (0, 1):
+        await context.aws.run(send(context.queue, shard_message(work.id, number), group="t"))
+        assert await claim(context) is None
+        [again] = await context.aws.run(context.queue.receive(visibility_seconds=30))
+        assert again.group == "t"
+    assert delays == [900, 900]
+    assert [work.shard(n).fence for n in (0, 1)] == [1, 0]
+    assert all(work.shard(n).attempts == 0 for n in (0, 1))
+    assert work.is_free
+    later = replace(context, wall=lambda: now + 1001.0)
+    work.ring(1)
+    assert await claim(later)

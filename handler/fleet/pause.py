@@ -1,0 +1,31 @@
+"""Pause: holds back the batches of a tenant, or all, once the day's GPU hours are used up.
+
+The batch's item says so: workers put messages of such a batch off, no worker is started for it, and
+clients read the reason. Shards that run are finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidemill.batch.model import Batch, Pause
+from tidemill.batch.states import Status
+
+from ..aws.calls import Operation
+from ..aws.items import dump
+from ..deployment import Deployment
+from ..observability import logger
+
+
+def update_pause(deployment: Deployment, batch: Batch, now: int) -> Operation[Pause | None]:
+    """Record whether a running batch is paused, and return the reason, None while it is not."""
+    known = batch.pause_at(now)
+    pause = yield from deployment.limits.find_pause(batch.tenant, now)
+    if pause is not None and known is not None and known.code == pause.code:
+        pause = replace(pause, since=known.since)
+    if pause != known:
+        why = pause and pause.code
+        logger.info("batch paused" if pause else "batch goes on", batch_id=batch.id, why=why)
+        fields = None if pause is None else dump(pause)
+        yield from deployment.table.change_batch(batch.id, Status.IN_PROGRESS, pause=fields)
+    return pause
