@@ -21,6 +21,27 @@ class Gpu:
     vcpus: int
     memory_gib: int
 
+    def machines(self, num_gpus: int, worker_gib: int) -> tuple[str, ...]:
+        """Return the types with so many GPUs on which a worker of `worker_gib` has room."""
+        return tuple(
+            name
+            for name in self.instances[num_gpus]
+            if worker_gib <= _WORKER_SHARE * machine_gib(name)
+        )
+
+
+# Of a machine's memory; the rest is the system's and ECS's.
+_WORKER_SHARE = 0.9
+# GiB of a machine for each `xlarge` of its size, or in all.
+_GIB_OF_XLARGE = {"g4dn": 16, "g5": 16, "g6": 16, "g6e": 32, "p4d": 48, "p4de": 48}
+_GIB = {"p5.4xlarge": 256, "p5.48xlarge": 2048, "p5e.48xlarge": 2048, "p5en.48xlarge": 2048}
+
+
+def machine_gib(name: str) -> int:
+    """Return the memory of an instance type."""
+    family, _, size = name.partition(".")
+    return _GIB.get(name) or _GIB_OF_XLARGE[family] * int(size.removesuffix("xlarge") or 1)
+
 
 def _sizes(family: str, *sizes: int) -> tuple[str, ...]:
     return tuple(f"{family}.{size}xlarge" if size else f"{family}.xlarge" for size in sizes)

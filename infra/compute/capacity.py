@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from aws_cdk import ArnFormat, Size, Stack
 from aws_cdk import aws_autoscaling as autoscaling
@@ -14,12 +16,27 @@ from constructs import Construct
 
 from infra.compute.network import WorkerNetwork
 from infra.config import Config, Model
+from infra.config.model import Capacity
 from infra.gpus import GPUS
 from infra.permissions import allow
 
 # For the image, which brings CUDA along, and for a model's weights beside it: a group's machines
 # have their own disks unformatted.
 DISK = Size.gibibytes(200)
+# Image and weights are written once and read once, at each start: what the smallest of the machines
+# can do in a burst. The number of operations is what comes with any such disk.
+_DISK_MBPS, _DISK_IOPS = 500, 3000
+# As ECS and Auto Scaling name how machines are bought.
+_OPTION_TYPE: Final[Mapping[Capacity, str]] = {
+    "on-demand": "ON_DEMAND",
+    "spot": "SPOT",
+    "reserved": "RESERVED",
+    "reserved-first": "RESERVED",
+}
+_RESERVATIONS: Final[Mapping[Capacity, tuple[str, str]]] = {
+    "reserved": ("RESERVATIONS_ONLY", "capacity-reservations-only"),
+    "reserved-first": ("RESERVATIONS_FIRST", "capacity-reservations-first"),
+}
 # AWS's policy for the role that starts machines lets it hand over roles of such names only.
 _PASSABLE_ROLE = "ecsInstanceRole"
 _SUBMISSIONS = (
@@ -30,7 +47,7 @@ _SUBMISSIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class Provider:
     """Machines for the tasks of one model: the name of their provider, and their kind."""
 
     provider: str
@@ -55,46 +72,52 @@ class CapacityProviders(Construct):
         super().__init__(scope, construct_id)
         self._cluster, self._network, self._config = cluster, network, config
 
-    def add(self, scope: Construct, model: Model) -> Capacity:
+    def add(self, scope: Construct, model: Model) -> Provider:
         """Add the machines of one model below `scope`."""
         add = self._add_group if self._config.compute == "asg" else self._add_managed
         return add(scope, model)
 
-    def _add_managed(self, scope: Construct, model: Model) -> Capacity:
-        gpu, count = GPUS[model.gpu], model.gpus_per_worker
-        option = ecs.CapacityOptionType
-        provider = ecs.ManagedInstancesCapacityProvider(
-            scope,
-            "Machines",
-            subnets=self._network.subnets,
-            security_groups=list(self._network.groups),
-            infrastructure_role=self._infrastructure_role,
-            ec2_instance_profile=self._profile,
-            capacity_option_type=option.SPOT if self._config.spot else option.ON_DEMAND,
-            propagate_tags=ecs.PropagateManagedInstancesTags.CAPACITY_PROVIDER,
-            instance_requirements=ec2.InstanceRequirementsConfig(
-                v_cpu_count_min=gpu.vcpus * count,
-                memory_min=Size.gibibytes(gpu.memory_gib * count),
-                accelerator_count_min=count,
-                accelerator_count_max=count,
-                accelerator_manufacturers=[ec2.AcceleratorManufacturer.NVIDIA],
-                accelerator_types=[ec2.AcceleratorType.GPU],
-                allowed_instance_types=list(gpu.families),
-                local_storage=ec2.LocalStorage.REQUIRED,
+    def _add_managed(self, scope: Construct, model: Model) -> Provider:
+        made = ecs.CfnCapacityProvider
+        capacity = self._config.capacity_of(model)
+        idle = model.machine_idle_minutes
+        template = made.InstanceLaunchTemplateProperty(
+            ec2_instance_profile_arn=self._profile.instance_profile_arn,
+            network_configuration=made.ManagedInstancesNetworkConfigurationProperty(
+                subnets=[subnet.subnet_id for subnet in self._network.subnets],
+                security_groups=[group.security_group_id for group in self._network.groups],
+            ),
+            capacity_option_type=_OPTION_TYPE[capacity],
+            capacity_reservations=made.CapacityReservationRequestProperty(
+                reservation_preference=_RESERVATIONS[capacity][0],
+                reservation_group_arn=model.reservation_group or None,
+            )
+            if capacity in _RESERVATIONS
+            else None,
+            instance_requirements=_requirements(model, is_spot=capacity == "spot"),
+            # Their own disks are faster than any other and cost nothing more.
+            local_storage_configuration=made.ManagedInstancesLocalStorageConfigurationProperty(
+                use_local_storage=True
             ),
         )
-        # Their own disks are faster than any other and cost nothing more.
-        resource = provider.node.default_child
-        assert isinstance(resource, ecs.CfnCapacityProvider)
-        resource.add_property_override(
-            "ManagedInstancesProvider.InstanceLaunchTemplate.LocalStorageConfiguration",
-            {"UseLocalStorage": True},
+        provider = made(
+            scope,
+            "Machines",
+            cluster_name=self._cluster.cluster_name,
+            managed_instances_provider=made.ManagedInstancesProviderProperty(
+                infrastructure_role_arn=self._infrastructure_role.role_arn,
+                instance_launch_template=template,
+                infrastructure_optimization=None
+                if idle is None
+                else made.InfrastructureOptimizationProperty(scale_in_after=idle * 60),
+                propagate_tags="CAPACITY_PROVIDER",
+            ),
         )
-        self._cluster.add_managed_instances_capacity_provider(provider)
-        return Capacity(provider.capacity_provider_name, ecs.Compatibility.MANAGED_INSTANCES)
+        return Provider(provider.ref, ecs.Compatibility.MANAGED_INSTANCES)
 
-    def _add_group(self, scope: Construct, model: Model) -> Capacity:
-        is_spot = self._config.spot
+    def _add_group(self, scope: Construct, model: Model) -> Provider:
+        capacity = self._config.capacity_of(model)
+        is_spot = capacity == "spot"
         group = autoscaling.AutoScalingGroup(
             scope,
             "Group",
@@ -107,7 +130,7 @@ class CapacityProviders(Construct):
                 # Where one kind of machine is not to be had another is; the cheapest comes first.
                 launch_template_overrides=[
                     autoscaling.LaunchTemplateOverrides(instance_type=ec2.InstanceType(name))
-                    for name in GPUS[model.gpu].instances[model.gpus_per_worker]
+                    for name in model.machines
                 ],
                 instances_distribution=autoscaling.InstancesDistribution(
                     on_demand_percentage_above_base_capacity=0 if is_spot else 100,
@@ -117,6 +140,8 @@ class CapacityProviders(Construct):
             ),
             capacity_rebalance=is_spot,
         )
+        if capacity in _RESERVATIONS:
+            _reserve(group, capacity, model.reservation_group)
         provider = ecs.AsgCapacityProvider(
             scope,
             "Machines",
@@ -129,17 +154,21 @@ class CapacityProviders(Construct):
             target_capacity_percent=100,
         )
         self._cluster.add_asg_capacity_provider(provider)
-        return Capacity(provider.capacity_provider_name, ecs.Compatibility.EC2)
+        return Provider(provider.capacity_provider_name, ecs.Compatibility.EC2)
 
     def _template(self, scope: Construct, model: Model) -> ec2.LaunchTemplate:
         volume = ec2.BlockDeviceVolume.ebs(
-            int(DISK.to_gibibytes()), encrypted=True, volume_type=ec2.EbsDeviceVolumeType.GP3
+            int(DISK.to_gibibytes()),
+            encrypted=True,
+            volume_type=ec2.EbsDeviceVolumeType.GP3,
+            throughput=_DISK_MBPS,
+            iops=_DISK_IOPS,
         )
         first, *more = self._network.groups
         template = ec2.LaunchTemplate(
             scope,
             "Template",
-            instance_type=ec2.InstanceType(GPUS[model.gpu].instances[model.gpus_per_worker][0]),
+            instance_type=ec2.InstanceType(model.machines[0]),
             # Its id is looked up by CloudFormation at each deployment: synthesis asks nobody.
             machine_image=ecs.EcsOptimizedImage.amazon_linux2023(ecs.AmiHardwareType.GPU),
             # As it is: the cluster would add what no machine needs.
@@ -220,6 +249,44 @@ class CapacityProviders(Construct):
             to_ec2 = {"StringLike": {"iam:PassedToService": "ec2.*"}}
             starter.add_to_policy(allow(["iam:PassRole"], [self._role.role_arn], to_ec2))
         return starter
+
+
+def _requirements(
+    model: Model, *, is_spot: bool
+) -> ecs.CfnCapacityProvider.InstanceRequirementsRequestProperty:
+    """Return the machines that a worker fits on, those that cost too much left out.
+
+    Without a limit EC2 leaves out all that cost a fifth more than the cheapest: every `2xlarge`.
+    """
+    made = ecs.CfnCapacityProvider
+    gpu, count = GPUS[model.gpu], model.gpus_per_worker
+    above = round((model.max_price_factor - 1) * 100)
+    return made.InstanceRequirementsRequestProperty(
+        v_cpu_count=made.VCpuCountRangeRequestProperty(min=gpu.vcpus * count),
+        memory_mib=made.MemoryMiBRequestProperty(min=model.worker_gib * 1024),
+        accelerator_count=made.AcceleratorCountRequestProperty(min=count, max=count),
+        accelerator_manufacturers=["nvidia"],
+        accelerator_types=["gpu"],
+        allowed_instance_types=list(gpu.families),
+        local_storage="required",
+        on_demand_max_price_percentage_over_lowest_price=None if is_spot else above,
+        spot_max_price_percentage_over_lowest_price=above if is_spot else None,
+    )
+
+
+def _reserve(group: autoscaling.AutoScalingGroup, capacity: Capacity, target: str) -> None:
+    """Have a group take reserved machines, alone or before others."""
+    made = autoscaling.CfnAutoScalingGroup
+    resource = group.node.default_child
+    assert isinstance(resource, made)
+    resource.capacity_reservation_specification = made.CapacityReservationSpecificationProperty(
+        capacity_reservation_preference=_RESERVATIONS[capacity][1],
+        capacity_reservation_target=made.CapacityReservationTargetProperty(
+            capacity_reservation_resource_group_arns=[target]
+        )
+        if target
+        else None,
+    )
 
 
 def _user_data() -> ec2.UserData:

@@ -88,7 +88,7 @@ class WorkerTask(Construct):
             compatibility=compatibility,
             network_mode=ecs.NetworkMode.AWS_VPC,
             cpu=str(gpu.vcpus * count * 1024),
-            memory_mib=str(gpu.memory_gib * count * 1024),
+            memory_mib=str(model.worker_gib * 1024),
             task_role=self.role,
             execution_role=self.execution_role.without_policy_updates(),
         )

@@ -10,7 +10,7 @@ from pydantic import model_validator as model_check
 
 from infra.config.access import Boundary, RolePath, Tags
 from infra.config.data import Budget, Limits, Retention, Windows
-from infra.config.model import Model
+from infra.config.model import Capacity, Model
 from infra.config.network import Network
 from infra.config.producers import Producer
 from infra.config.table import Table
@@ -114,6 +114,22 @@ class Config(Table):
                 "regions by network.internet alone"
             )
         return self
+
+    @model_check(mode="after")
+    def _check_machines(self) -> Self:
+        for model in self.models:
+            where = f"{model.name} has"
+            if self.compute == "sagemaker" and self.capacity_of(model) not in {"on-demand", "spot"}:
+                raise ValueError(f'{where} capacity = "{model.capacity}", which SageMaker has not')
+            if self.compute != "managed-instances" and model.machine_idle_minutes is not None:
+                raise ValueError(
+                    f"{where} machine_idle_minutes, which managed-instances alone know"
+                )
+        return self
+
+    def capacity_of(self, model: Model) -> Capacity:
+        """Return how a model's machines are bought."""
+        return model.capacity or ("spot" if self.spot else "on-demand")
 
     @property
     def has_network(self) -> bool:

@@ -15,7 +15,13 @@ from tidemill.batch.batch_request import MAX_WINDOW_SECONDS
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 _PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
 Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
+Capacity = Literal["on-demand", "spot", "reserved", "reserved-first"]
+_GROUP = r"arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_.-]+"
 _KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
+
+
+# Of machines that were reserved, alone or before others.
+_RESERVED = ("reserved", "reserved-first")
 
 
 class Adapter(Table):
@@ -29,7 +35,9 @@ class Model(Table):
     """A served model and the workers that run it.
 
     `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts.
+    `weights_key` of those that a key of KMS encrypts. `memory_gib` is what a worker gets, and the
+    least that a machine has; `max_price_factor` bounds its price, in prices of the cheapest.
+    Without `capacity` it is the deployment's.
     """
 
     name: Name
@@ -40,6 +48,11 @@ class Model(Table):
     weights_key: Annotated[str, StringConstraints(pattern=rf"^({_KEY})?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
+    memory_gib: Annotated[int, Field(ge=4, le=2048)] | None = None
+    capacity: Capacity | None = None
+    reservation_group: Annotated[str, StringConstraints(pattern=rf"^({_GROUP})?$")] = ""
+    max_price_factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
+    machine_idle_minutes: Annotated[int, Field(ge=0, le=60)] | None = None
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     target_minutes: Annotated[int, Field(ge=1, le=MAX_WINDOW_SECONDS // 60)] = 60
     idle_minutes: Annotated[int, Field(ge=1, le=24 * 60)] = 5
@@ -67,7 +80,21 @@ class Model(Table):
                 f"has gpus_per_worker = {self.gpus_per_worker}; "
                 f"machines with {self.gpu} have {shown} of them"
             )
+        if not self.machines:
+            raise ValueError(f"has memory_gib = {self.memory_gib}, more than its machines have")
+        if self.reservation_group and self.capacity not in _RESERVED:
+            raise ValueError('has a reservation_group, which is of capacity = "reserved"')
         return self
+
+    @property
+    def worker_gib(self) -> int:
+        """Return the memory of a worker: by default, what the smallest machine leaves it."""
+        return self.memory_gib or GPUS[self.gpu].memory_gib * self.gpus_per_worker
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """Return the instance types that a worker fits on, the cheapest first."""
+        return GPUS[self.gpu].machines(self.gpus_per_worker, self.worker_gib)
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -89,6 +89,7 @@ _PATTERN_HINTS = {
     "models.adapters.weights": "s3://bucket/prefix",
     "models.aliases": "a model's name, or * for any",
     "models.name": "a model's name, such as Qwen/Qwen3-0.6B",
+    "models.reservation_group": "a group: arn:aws:resource-groups:eu-west-1:1111…:group/mine",
     "models.weights": "s3://bucket/prefix",
     "models.weights_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "models.weights_region": "a region, such as eu-west-1",

@@ -24,8 +24,10 @@ _BIG = {
     "adapters": [{"name": "sql", "weights": "s3://adapters/sql"}],
     "quantization": "fp8",
 }
-_SMALL = {"name": "small", "gpu": "t4", "aliases": ["*"]}
+_SMALL = {"name": "small", "gpu": "t4", "aliases": ["*"], "memory_gib": 40}
 _FAR = {"name": "far", "gpu": "l40s", "weights": "s3://far/m", "weights_region": "us-west-2"}
+_GROUP = "arn:aws:resource-groups:us-east-1:111122223333:group/blocks"
+_RESERVED = _BIG | {"capacity": "reserved", "reservation_group": _GROUP}
 _IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/tidemill"
 # A value is what a configuration says instead of infra/config.toml; the first is the default.
 KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
@@ -36,16 +38,23 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     },
     "network": {
         "public": {},
-        "zones": {"network": {"zones": ["us-east-1a", "us-east-1b"], "cidr": "10.0.0.0/20"}},
         "isolated": {"network": "isolated"},
-        "internet": {"network": {"kind": "isolated", "internet": True, "endpoint_zones": 2}},
-        "existing": {"network": EXISTING},
-        "groups": {"network": EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}},
+        "internet": {
+            "network": {
+                "kind": "isolated",
+                "internet": True,
+                "zones": ["us-east-1a", "us-east-1b", "us-east-1c"],
+                "endpoint_zones": 2,
+                "cidr": "10.0.0.0/20",
+            }
+        },
+        "existing": {"network": EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}},
     },
     "models": {
         "demo": {},
         "two": {"models": [_BIG, _SMALL]},
         "far": {"models": [_FAR]},
+        "reserved": {"models": [_RESERVED, _SMALL]},
     },
     "auth": {"keys": {}, "iam": {"auth": "iam"}},
     "spot": {"on demand": {}, "spot": {"spot": True}},

@@ -201,6 +201,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     ({"tags": {str(it): "" for it in range(41)}}, "tags must not hold more than 40."),
+    (
+        {"compute": "sagemaker", "models": [MODEL | {"capacity": "reserved"}]},
+        'small has capacity = "reserved", which SageMaker has not.',
+    ),
+    (
+        {"compute": "asg", "models": [MODEL | {"machine_idle_minutes": 5}]},
+        "small has machine_idle_minutes, which managed-instances alone know.",
+    ),
     ({"models": []}, "models must hold at least one."),
     ({"models": "small"}, "models must be a list in square brackets."),
     ({"models": ["small"]}, "models[1] must be a table."),
@@ -275,6 +283,34 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
     (
         {"gpus_per_worker": 3},
         "models[2] has gpus_per_worker = 3; machines with l4 have 1, 4, 8 of them.",
+    ),
+    (
+        {"memory_gib": 3},
+        "models[2].memory_gib is 3; it must be 4 or more.",
+    ),
+    ({"memory_gib": 400}, "models[2] has memory_gib = 400, more than its machines have."),
+    (
+        {"capacity": "block"},
+        (
+            "models[2].capacity is 'block'; it can be 'on-demand', 'spot', 'reserved' or "
+            "'reserved-first'."
+        ),
+    ),
+    (
+        {"reservation_group": "arn:aws:resource-groups:eu-west-1:111122223333:group/mine"},
+        'models[2] has a reservation_group, which is of capacity = "reserved".',
+    ),
+    (
+        {"reservation_group": "mine"},
+        (
+            'models[2].reservation_group is "mine", which does not look like a group: '
+            "arn:aws:resource-groups:eu-west-1:1111…:group/mine."
+        ),
+    ),
+    ({"max_price_factor": 0.9}, "models[2].max_price_factor is 0.9; it must be 1 or more."),
+    (
+        {"machine_idle_minutes": 61},
+        "models[2].machine_idle_minutes is 61; it must be 60 or less.",
     ),
     ({"max_workers": 0}, "models[2].max_workers is 0; it must be 1 or more."),
     ({"max_workers": "2"}, "models[2].max_workers must be a whole number."),

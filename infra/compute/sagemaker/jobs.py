@@ -16,7 +16,6 @@ from infra.api.environment import estimate_value
 from infra.compute.network import WorkerNetwork
 from infra.config import ConfigRefused, Model
 from infra.data.stack import DataStack
-from infra.gpus import GPUS
 from infra.image import WorkerImage
 from infra.permissions import allow, service_principal
 from infra.worker_flags import worker_flags
@@ -57,15 +56,13 @@ class WorkerJobs(Construct):
         self.means: dict[str, Any] = {
             "image": image.uri,
             "role": self.role.role_arn,
-            "instance_types": [
-                f"ml.{name}" for name in GPUS[model.gpu].instances[model.gpus_per_worker]
-            ],
+            "instance_types": [f"ml.{name}" for name in model.machines],
             "output_uri": f"s3://{data.bucket.bucket_name}/work/sagemaker/{model.slug}",
             "entrypoint": ["tidemill"],
             "arguments": arguments,
             "environment": environment,
             "volume_gib": _VOLUME_GIB,
-            "spot": data.config.spot,
+            "spot": data.config.capacity_of(model) == "spot",
             "max_run_seconds": _MAX_RUN_SECONDS,
         }
         if network is not None:

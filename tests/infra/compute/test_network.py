@@ -151,8 +151,10 @@ def test_a_network_has_the_zones_and_addresses_that_it_is_given(
 # Of an existing one
 
 
-@pytest.mark.parametrize("compute", ["managed-instances", "asg", "sagemaker"])
-@pytest.mark.parametrize("groups", [[], GROUPS_OF_OTHERS])
+@pytest.mark.parametrize(
+    ("compute", "groups"),
+    [("managed-instances", GROUPS_OF_OTHERS), ("asg", []), ("asg", GROUPS_OF_OTHERS)],
+)
 def test_workers_go_where_somebody_else_has_made_a_network(
     synth: Synth, compute: str, groups: list[str]
 ) -> None:
@@ -163,8 +165,7 @@ def test_workers_go_where_somebody_else_has_made_a_network(
     own = {kind for kind in kinds if kind.startswith("AWS::EC2::")} - {"AWS::EC2::LaunchTemplate"}
     assert own == (set() if groups else {"AWS::EC2::SecurityGroup"})
     expected = groups or ["NetworkWorkers.GroupId"]
-    if compute != "sagemaker":
-        assert machines_of(made) == [expected]
+    assert machines_of(made) == [expected]
     for group in made.of("AWS::EC2::SecurityGroup").values():
         assert group["VpcId"] == EXISTING["vpc_id"]
         assert "SecurityGroupIngress" not in group
