@@ -72,3 +72,9 @@ GPUS: Final[Mapping[str, Gpu]] = {
     "h100": Gpu(("p5.*",), {1: _sizes("p5", 4), 8: _sizes("p5", 48)}, 15, 225),
     "h200": Gpu(("p5e.*", "p5en.*"), {8: (*_sizes("p5en", 48), *_sizes("p5e", 48))}, 23, 230),
 }
+
+
+def num_vcpus(instance_type: str) -> int:
+    """Return the vCPUs of a type of these families: four for each `x` of its size."""
+    size = instance_type.partition(".")[2].removesuffix("xlarge")
+    return 4 * int(size or 1)

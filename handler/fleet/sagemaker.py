@@ -60,6 +60,7 @@ class SageMakerConfig(BaseModel):
     spot: bool = True
     subnets: tuple[str, ...] = ()
     security_groups: tuple[str, ...] = ()
+    tags: dict[str, str] = Field(default_factory=dict)
     max_run_seconds: Annotated[int, Field(le=28 * _DAY_SECONDS)] = _DAY_SECONDS
 
 
@@ -138,6 +139,7 @@ def _job(plan: FleetPlan, config: SageMakerConfig, name: str, instance_type: str
         stopping["MaxWaitTimeInSeconds"] = min(
             28 * _DAY_SECONDS, config.max_run_seconds + _DAY_SECONDS
         )
+    tags = {"tidemill:model": tag_value(plan.model), **config.tags}
     network = {"Subnets": list(config.subnets), "SecurityGroupIds": list(config.security_groups)}
     return {
         "TrainingJobName": name,
@@ -153,7 +155,7 @@ def _job(plan: FleetPlan, config: SageMakerConfig, name: str, instance_type: str
         "StoppingCondition": stopping,
         "EnableManagedSpotTraining": config.spot,
         "Environment": dict(config.environment),
-        "Tags": [{"Key": "tidemill:model", "Value": tag_value(plan.model)}],
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
         **({"VpcConfig": network} if config.subnets else {}),
     }
 

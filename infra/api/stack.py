@@ -14,6 +14,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra import permissions
+from infra.api.concurrency import MAX_RUNS
 from infra.api.environment import check_environment_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
@@ -28,9 +29,6 @@ _INPUT, _WORK = "input/", "work/"
 _UPLOADS = "work/uploads/"
 # What clients upload by the API lies beside what they get by it.
 _RESULTS = ("output/", "files/")
-# Results that are joined, webhooks that are told, ranges of files that are read: so many of each
-# queue at once, and more wait. Few runs of control would let hanging webhooks hold up cancels.
-_MAX_RUNS = 50
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
@@ -85,8 +83,8 @@ class ApiStack(Stack):
                 permissions.tag_objects(data, "files/"),
             ],
         )
-        for queue in (data.queues.control, data.queues.drops):
-            self._add_event_source(control, queue, max_concurrency=_MAX_RUNS)
+        self._add_event_source(control, data.queues.control, max_concurrency=MAX_RUNS["control"])
+        self._add_event_source(control, data.queues.drops, max_concurrency=MAX_RUNS["drops"])
         return control
 
     def _add_intake(self) -> Function:
@@ -111,7 +109,7 @@ class ApiStack(Stack):
                 permissions.resume_uploads(data, _WORK),
             ],
         )
-        self._add_event_source(intake, data.queues.intake, max_concurrency=_MAX_RUNS)
+        self._add_event_source(intake, data.queues.intake, max_concurrency=MAX_RUNS["intake"])
         return intake
 
     def _add_reaper(self) -> Function:
@@ -182,7 +180,11 @@ class ApiStack(Stack):
                 permissions.send_to_drops(self.data),
             ],
         )
-        self._add_event_source(dead_letters, self.data.queues.dead_letters, max_concurrency=5)
+        self._add_event_source(
+            dead_letters,
+            self.data.queues.dead_letters,
+            max_concurrency=MAX_RUNS["dead_letters"],
+        )
         return dead_letters
 
     def _add_api(self) -> Function:

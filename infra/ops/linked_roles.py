@@ -14,7 +14,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from tidemill.handler.aws.sync import aws_client
 
-SERVICES: Final = ("ecs.amazonaws.com", "spot.amazonaws.com", "autoscaling.amazonaws.com")
+SERVICES: Final = (
+    "ecs.amazonaws.com",
+    "ecs-compute.amazonaws.com",
+    "spot.amazonaws.com",
+    "autoscaling.amazonaws.com",
+)
 
 
 class RolesRefused(Exception):
@@ -52,7 +57,8 @@ def _refusal(denied: list[str]) -> str:
     commands = [f"  aws iam create-service-linked-role --aws-service-name {it}" for it in denied]
     message = (
         "these credentials may not make service-linked roles (iam:CreateServiceLinkedRole). If "
-        "this account has used ECS, Spot and Auto Scaling before, they are there and all is well; "
+        "this account has used ECS, its Managed Instances, Spot and Auto Scaling before, they are "
+        "there and all is well; "
         "if not, ask its administrator for:"
     )
     return "\n".join([message, *commands])

@@ -7,16 +7,20 @@ to ask. Who may not ask either gets those two.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tidemill.handler.aws.sync import aws_client
 
 
-def region_zones() -> list[str]:
-    """Return the availability zones of the region that this account may use, by their names."""
+def region_zones(ec2: Any) -> list[str]:
+    """Return the availability zones that this account may use, by their names.
+
+    `ec2` is a boto3 client of the region.
+    """
     # One that is impaired today is kept: its subnet must not go while machines stand in it.
-    found = aws_client("ec2").describe_availability_zones(
+    found = ec2.describe_availability_zones(
         Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
     )
     return sorted(zone["ZoneName"] for zone in found["AvailabilityZones"])
@@ -25,7 +29,7 @@ def region_zones() -> list[str]:
 def main() -> int:
     """Print the zones with commas between them, or nothing where EC2 does not tell them."""
     try:
-        sys.stdout.write(f"{','.join(region_zones())}\n")
+        sys.stdout.write(f"{','.join(region_zones(aws_client('ec2')))}\n")
     except (BotoCoreError, ClientError) as exc:
         sys.stderr.write(f"zones: {exc}; workers get two of AWS's choice\n")
     return 0

@@ -59,6 +59,24 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "auth": {"keys": {}, "iam": {"auth": "iam"}},
     "spot": {"on demand": {}, "spot": {"spot": True}},
     "image": {"built": {}, "tag": {"image": f"{_IMAGE}:1"}},
+    "organisation": {
+        "none": {},
+        "boundary": {
+            "permissions_boundary": "arn:aws:iam::111122223333:policy/boundary",
+            "role_path": "/platform/",
+            "tags": {"team": "search"},
+        },
+    },
+    "drops": {
+        "of one tenant": {},
+        "of tenants": {
+            "drop_tenants": True,
+            "producers": [
+                {"arn": "arn:aws:iam::444455556666:role/etl", "tenant": "search"},
+                {"arn": "arn:aws:iam::777788889999:root"},
+            ],
+        },
+    },
     "mail": {"nobody": {}, "mail": {"alarm_email": "ops@example.com"}},
     "retention": {"days": {}, "kept": {"retention": {"output_days": 0}}},
 }
@@ -71,8 +89,8 @@ def overrides_of(mode: Mapping[str, str]) -> dict[str, Any]:
     for key, value in mode.items():
         for name, said in KEYS[key][value].items():
             table = merged.get(name)
-            both = isinstance(said, Mapping) and isinstance(table, Mapping)
-            merged[name] = {**table, **said} if both else said
+            is_table = isinstance(said, dict) and isinstance(table, dict)
+            merged[name] = table | said if is_table else said
     return merged
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from infra.config import ConfigRefused
 from tests.handler.fleet.services import check
-from tests.infra.compute.kinds import BIG, SMALL, TWO, Compute
+from tests.infra.compute.kinds import BIG, EXISTING, GROUPS_OF_OTHERS, SMALL, TWO, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant
+from tidemill.cli import scratch
 from tidemill.cli.commands.worker import options_from
 from tidemill.cli.main import make_parser
 from tidemill.handler.aws.calls import Call
@@ -71,7 +72,9 @@ def test_a_job_runs_the_worker_of_its_model(made: Compute) -> None:
     """The command is one that `tidemill` takes, and means what the configuration says."""
     for model in MODELS.values():
         means = means_of(made, model)
-        assert means.entrypoint == ("tidemill",)
+        # Which becomes `tidemill` with these arguments: tests/cli/test_scratch.py.
+        assert means.entrypoint == ("python", "-m", scratch.__name__)
+        assert means.environment["NVIDIA_VISIBLE_DEVICES"] == "all"
         options = options_from(make_parser().parse_args(list(means.arguments)))
         assert options.served_model_names == (model["name"],)
         assert options.model == model["weights"]
@@ -81,12 +84,33 @@ def test_a_job_runs_the_worker_of_its_model(made: Compute) -> None:
         assert settings.control_queue == "DoorbellsControl"
 
 
-def test_a_job_writes_where_it_may(jobs: Compute) -> None:
-    """SageMaker has a disk of its own for that, and no root of the image's is to be trusted."""
-    variables = environment_of(jobs, SMALL)
-    for name in ("HOME", "TIDEMILL_WEIGHTS_CACHE", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"):
-        assert variables[name].startswith("/tmp/tidemill")  # noqa: S108 - of the job
+def test_a_job_looks_for_its_disk_itself(jobs: Compute) -> None:
+    """Nothing is said of folders: neither /tmp nor the image's may have room for weights."""
+    for value in environment_of(jobs, SMALL).values():
+        assert not value.startswith("/")
     assert means_of(jobs, SMALL).output_uri == "s3://DropsBucket/work/sagemaker/small"
+
+
+def test_a_job_has_the_tags_of_its_deployment(synth: Synth) -> None:
+    """As all else has; other tags replace no worker."""
+    tagged = Compute(synth(KINDS["jobs"] | {"tags": {"team": "ml"}}))
+    assert means_of(tagged, SMALL).tags == {"tidemill": "tidemill", "team": "ml"}
+    assert tagged.plans()["small"].release == Compute(synth(KINDS["jobs"])).plans()["small"].release
+
+
+def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
+    """With rights for its subnets and groups."""
+    network = EXISTING | {"security_group_ids": GROUPS_OF_OTHERS}
+    made = Compute(synth(KINDS["jobs"] | {"network": network}))
+    means = means_of(made, SMALL)
+    assert list(means.subnets) == EXISTING["subnet_ids"]
+    assert list(means.security_groups) == GROUPS_OF_OTHERS
+    joined = {
+        grant.resource.rpartition("/")[2]
+        for grant in made.grants("WorkersmallRole")
+        if grant.action == "ec2:CreateNetworkInterface"
+    }
+    assert joined == {"*", *EXISTING["subnet_ids"], *GROUPS_OF_OTHERS}
 
 
 def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:

@@ -25,7 +25,8 @@ _MAX_VARIABLE, _MAX_ARGUMENT, _MAX_ARGUMENTS = 512, 256, 100
 _MAX_RUN_SECONDS: Final = 5 * 24 * 3600
 # No more than the smallest of the machines' own disks, which SageMaker takes instead.
 _VOLUME_GIB: Final = 100
-_SCRATCH: Final = "/tmp/tidemill"  # noqa: S108 - of the job's own machine
+# It looks for the disk on which those GiB are.
+_ENTRYPOINT: Final = ("python", "-m", "tidemill.cli.scratch")
 # SageMaker writes all logs of an account's jobs there, and nowhere else.
 _LOG_GROUP: Final = "/aws/sagemaker/TrainingJobs"
 
@@ -58,12 +59,13 @@ class WorkerJobs(Construct):
             "role": self.role.role_arn,
             "instance_types": [f"ml.{name}" for name in model.machines],
             "output_uri": f"s3://{data.bucket.bucket_name}/work/sagemaker/{model.slug}",
-            "entrypoint": ["tidemill"],
+            "entrypoint": list(_ENTRYPOINT),
             "arguments": arguments,
             "environment": environment,
             "volume_gib": _VOLUME_GIB,
             "spot": data.config.capacity_of(model) == "spot",
             "max_run_seconds": _MAX_RUN_SECONDS,
+            "tags": {"tidemill": data.config.name, **data.config.tags},
         }
         if network is not None:
             self.means |= {
@@ -73,8 +75,9 @@ class WorkerJobs(Construct):
 
     @property
     def release(self) -> str:
-        """A name for all that new jobs are made of."""
-        text = json.dumps(Stack.of(self).resolve(self.means), sort_keys=True)
+        """A name for all that new jobs are made of; tags replace no worker."""
+        made = {name: value for name, value in self.means.items() if name != "tags"}
+        text = json.dumps(Stack.of(self).resolve(made), sort_keys=True)
         return sha256(text.encode()).hexdigest()[:16]
 
     def _environment(self) -> dict[str, str]:
@@ -82,10 +85,8 @@ class WorkerJobs(Construct):
             **self._data.worker_settings(self._model),
             "AWS_DEFAULT_REGION": Stack.of(self).region,
             "POWERTOOLS_SERVICE_NAME": "worker",
-            "HOME": _SCRATCH,
-            "NUMBA_CACHE_DIR": f"{_SCRATCH}/numba",
-            "TRITON_CACHE_DIR": f"{_SCRATCH}/triton",
-            "TIDEMILL_WEIGHTS_CACHE": f"{_SCRATCH}/weights",
+            # The image leaves it to whoever starts it.
+            "NVIDIA_VISIBLE_DEVICES": "all",
         }
 
     def _check(self, arguments: list[str], environment: Mapping[str, str]) -> None:

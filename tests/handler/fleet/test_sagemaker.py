@@ -27,6 +27,7 @@ MEANS: dict[str, Any] = {
     "arguments": ["tidemill", "worker", "--exit-when-idle"],
     "environment": {"TIDEMILL_TABLE": "mill"},
     "volume_gib": 100,
+    "tags": {"tidemill": "mill", "team": "ml"},
 }
 PLAN = FleetPlan("org/Model-7B:a.b", "sagemaker", "r:1", 3, means=MEANS)
 JOBS = SageMakerLauncher()
@@ -59,7 +60,11 @@ def test_a_job_is_a_worker_on_managed_spot() -> None:
         "StoppingCondition": {"MaxRuntimeInSeconds": 86_400, "MaxWaitTimeInSeconds": 172_800},
         "EnableManagedSpotTraining": True,
         "Environment": {"TIDEMILL_TABLE": "mill"},
-        "Tags": [{"Key": "tidemill:model", "Value": "org/Model-7B:a.b"}],
+        "Tags": [
+            {"Key": "tidemill:model", "Value": "org/Model-7B:a.b"},
+            {"Key": "tidemill", "Value": "mill"},
+            {"Key": "team", "Value": "ml"},
+        ],
     }
     assert name.startswith("tidemill-org-Model-7B-a-b-")
     assert name.endswith("-1800000000")

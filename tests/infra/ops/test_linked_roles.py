@@ -33,11 +33,16 @@ class Iam:
         return {"Role": {}}
 
 
-def test_roles_of_ecs_spot_and_auto_scaling_are_made() -> None:
+def test_roles_of_the_services_are_made() -> None:
     """The first cluster, Spot machine and group of an account need them at once."""
     made = make_roles(Iam({}))
     assert made == list(SERVICES)
-    assert set(made) == {"ecs.amazonaws.com", "spot.amazonaws.com", "autoscaling.amazonaws.com"}
+    assert set(made) == {
+        "ecs.amazonaws.com",
+        "ecs-compute.amazonaws.com",
+        "spot.amazonaws.com",
+        "autoscaling.amazonaws.com",
+    }
 
 
 def test_roles_that_are_there_are_left() -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from infra.config import make_config
-from infra.ops import preflight, retained, smoke
-from infra.ops.preflight import NotReady, check_builder, check_machines, check_weights
+from infra.ops import linked_roles, retained, smoke
+from infra.ops.preflight import __main__ as preflight
+from infra.ops.preflight import account as preflight_account
+from infra.ops.preflight.account import NotReady
+from infra.ops.preflight.builder import check_builder
+from infra.ops.preflight.weights import check_weights
 from tests.emulators import Emulator
 
 ROOT = Path(__file__).parents[3]
@@ -41,7 +42,7 @@ def script(folder: Path, name: str, *lines: str) -> dict[str, str]:
 def test_an_empty_environment_lacks_everything(tmp_path: Path) -> None:
     """Each thing is said at once, in a sentence, and the libraries of the stacks are not loaded."""
     code = (
-        "import sys; from infra.ops.preflight import main; status = main(['--deploy']);"
+        "import sys; from infra.ops.preflight.__main__ import main; status = main(['--deploy']);"
         "print('aws_cdk' in sys.modules); sys.exit(status)"
     )
     said = subprocess.run(
@@ -73,7 +74,8 @@ def test_a_wrong_configuration_is_said_before_the_account_is_looked_at(
 ) -> None:
     """In the words of the configuration itself, at once and without credentials."""
     asked: list[str] = []
-    monkeypatch.setattr(preflight, "aws_client", lambda service, **_: asked.append(service))
+    for module in (preflight, preflight_account):
+        monkeypatch.setattr(module, "aws_client", lambda service, **_: asked.append(service))
     path = tmp_path / "config.toml"
     path.write_text("name = 1\n")
     assert preflight.main(["--config", str(path), "--deploy"]) == 1
@@ -115,6 +117,8 @@ def test_an_image_that_is_there_needs_no_builder_but_its_region(
     status: int,
 ) -> None:
     """Workers have no way to another region's registry."""
+    linked_roles.main()
+    capsys.readouterr()
     monkeypatch.setenv("PATH", "")
     image = f"111122223333.dkr.ecr.{region}.amazonaws.com/tidemill:1"
     path = tmp_path / "config.toml"
@@ -122,35 +126,6 @@ def test_an_image_that_is_there_needs_no_builder_but_its_region(
     assert preflight.main(["--deploy", "--config", str(path)]) == status
     words = f"Workers in us-east-1 cannot reach {image}: copy it to that region.\n"
     assert capsys.readouterr().err == (words if status else "")
-
-
-class Ec2:
-    """EC2 of a region that offers some types of machines; what it is asked may use one `*`."""
-
-    def __init__(self, *offered: str) -> None:
-        self._offered = offered
-        self.meta = SimpleNamespace(region_name="eu-west-9")
-
-    def describe_instance_type_offerings(self, **arguments: Any) -> dict[str, Any]:
-        """Return those of the types that the filter names."""
-        [wanted] = arguments["Filters"]
-        found = [
-            {"InstanceType": name}
-            for name in self._offered
-            if any(fnmatchcase(name, pattern) for pattern in wanted["Values"])
-        ]
-        return {"InstanceTypeOfferings": found}
-
-
-def test_a_region_without_the_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment would go well there, and its shards would wait for ever."""
-    models = [{"name": name, "gpu": gpu} for name, gpu in (("a", "t4"), ("b", "l4"))]
-    config = make_config({"models": models}, "")
-    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6.xlarge"))
-    check_machines(config)
-    monkeypatch.setattr(preflight, "aws_client", lambda *_, **__: Ec2("g4dn.xlarge", "g6e.xlarge"))
-    with pytest.raises(NotReady, match=r"No machine in eu-west-9 has the GPU l4 \(g6\.\*\)"):
-        check_machines(config)
 
 
 @pytest.mark.usefixtures("account")

@@ -1,0 +1,82 @@
+"""The account: its credentials, its region and the roles that services of AWS need in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from botocore.config import Config as ClientConfig
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004 - theirs, which is no OSError
+    HTTPClientError,
+)
+
+from infra.config import Config
+from tidemill.handler.aws.sync import aws_client
+
+SHORT_TIMEOUTS: Final = ClientConfig(
+    connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2}
+)
+# Without one the CDK would go to us-east-1 and say so to nobody.
+_NO_REGION = "No AWS region is set: export AWS_REGION=…, or set one in your AWS profile."
+
+
+class NotReady(Exception):
+    """Something that a deployment needs is missing; the message says what, and where it is from."""
+
+
+def check_account(image: str = "") -> str:
+    """Return where a deployment would go to and as whom; raises NotReady.
+
+    An `image` that its workers are to have must be in the same region: they reach no other.
+    """
+    missing = []
+    try:
+        sts = aws_client("sts", config=SHORT_TIMEOUTS)
+        region = sts.meta.region_name
+        if region == "aws-global":
+            missing.append(_NO_REGION)
+        elif image and f".dkr.ecr.{region}." not in image:
+            missing.append(f"Workers in {region} cannot reach {image}: copy it to that region.")
+        found = sts.get_caller_identity()
+    except (ConnectionError, HTTPClientError) as exc:
+        missing.append(f"AWS cannot be reached: {exc}")
+    except (BotoCoreError, ClientError, ValueError) as exc:
+        missing.append(
+            f"AWS does not know you: {str(exc).rstrip('.')}. Credentials are those of the aws "
+            "command line: `aws sts get-caller-identity` should answer."
+        )
+    if missing:
+        raise NotReady("\n".join(missing))
+    return f"AWS account {found['Account']}, {region}, as {found['Arn']}"
+
+
+def check_roles(config: Config, iam: Any) -> None:
+    """Raise NotReady for service-linked roles that workers need and the account lacks."""
+    missing = [service for service in _services(config) if not _has_role(iam, service)]
+    if missing:
+        raise NotReady(
+            f"This account has no service-linked role of {', '.join(missing)}, and the first start "
+            "of a worker would fail: `make bootstrap` makes them."
+        )
+
+
+def _services(config: Config) -> Iterator[str]:
+    """Yield the services whose roles a deployment needs before it starts anything."""
+    if config.compute == "sagemaker":
+        return
+    yield "ecs.amazonaws.com"
+    yield (
+        "ecs-compute.amazonaws.com"
+        if config.compute == "managed-instances"
+        else ("autoscaling.amazonaws.com")
+    )
+    if config.spot:
+        yield "spot.amazonaws.com"
+
+
+def _has_role(iam: Any, service: str) -> bool:
+    """Say whether a service has its role; its path says so, whatever the role is called."""
+    return bool(iam.list_roles(PathPrefix=f"/aws-service-role/{service}/")["Roles"])

@@ -1,0 +1,190 @@
+"""Quotas of an account: for GPUs, which a new account has none of, and Lambda's concurrency.
+
+Other machines of the account count, too: what is left of a quota may be less than said here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from botocore.exceptions import ClientError
+
+from infra.api.concurrency import MAX_RUNS
+from infra.config import Config, Model
+from infra.gpus import GPUS, num_vcpus
+from infra.ops.preflight.account import NotReady
+
+# By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
+# accounts: the larger of the two counts.
+_EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
+    ("g", False): ("L-DB2E81BA",),
+    ("g", True): ("L-3819A6DF",),
+    ("p", False): ("L-417A185B",),
+    ("p", True): ("L-7212CCBC", "L-C4BD4855"),
+}
+_CONCURRENCY_CODE: Final = "L-B99A9384"
+# What a new account gets when it asks, and every older one has.
+_USUAL_CONCURRENCY: Final = 1000
+_CONSOLES: Final = {"us-gov-": "amazonaws-us-gov.com", "cn-": "amazonaws.cn"}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What workers of some models take of a quota; `per_worker` is by the model's name.
+
+    `value` is what the account may use at a time, `link` the page that asks for more.
+    """
+
+    quota: str
+    value: int
+    unit: str
+    per_worker: Mapping[str, int]
+    max_workers: Mapping[str, int]
+    link: str
+
+    @property
+    def total(self) -> int:
+        """Return what all workers take together."""
+        return sum(need * self.max_workers[name] for name, need in self.per_worker.items())
+
+    @property
+    def idle(self) -> list[str]:
+        """Return the models of which not one worker can start."""
+        return [name for name, need in self.per_worker.items() if need > self.value]
+
+
+def check_gpu_quotas(config: Config, quotas: Any) -> Iterator[str]:
+    """Yield sentences on quotas that hold fewer workers than asked for; raises NotReady for none.
+
+    `quotas` is a boto3 client of Service Quotas.
+    """
+    find = _sagemaker_demands if config.compute == "sagemaker" else _ec2_demands
+    refused = []
+    for demand in find(config, quotas):
+        if demand.idle:
+            refused.append(_refusal(demand))
+        elif demand.total > demand.value:
+            yield _shortfall(demand)
+    if refused:
+        raise NotReady("\n".join(refused))
+
+
+def check_concurrency(lambda_: Any) -> Iterator[str]:
+    """Yield a sentence where the account runs fewer Lambdas at a time than the queues may ask for.
+
+    It stops no deployment: messages wait, and come again.
+    """
+    limit = lambda_.get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
+    wanted = sum(MAX_RUNS.values())
+    if limit < wanted:
+        link = quota_link(lambda_.meta.region_name, "lambda", _CONCURRENCY_CODE)
+        yield (
+            f"Lambda runs {limit} functions at a time in this account, and queues of this "
+            f"deployment may ask for {wanted}: files are read and finished more slowly, and calls "
+            f"of the API that meet the limit get a 503. Ask for {_USUAL_CONCURRENCY}: {link}"
+        )
+
+
+def quota_link(region: str, service: str, code: str) -> str:
+    """Return the page of the console that shows a quota and takes a request for more."""
+    host = next(
+        (host for start, host in _CONSOLES.items() if region.startswith(start)),
+        "aws.amazon.com",
+    )
+    return f"https://{region}.console.{host}/servicequotas/home/services/{service}/quotas/{code}"
+
+
+def _refusal(demand: Demand) -> str:
+    return (
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and one worker of '
+        f"{', '.join(demand.idle)} takes {max(demand.per_worker[name] for name in demand.idle)}: "
+        f"none would start. Ask for {demand.total}: {demand.link}"
+    )
+
+
+def _shortfall(demand: Demand) -> str:
+    shares = " or ".join(
+        f"{demand.value // need} of {name}" for name, need in demand.per_worker.items()
+    )
+    return (
+        f'The quota "{demand.quota}" is {demand.value} {demand.unit} here, and all workers take '
+        f"{demand.total}: {shares} will run at a time. Ask for {demand.total}: {demand.link}"
+    )
+
+
+def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
+    """Yield a demand for each family of machines, in vCPUs of the smallest that do."""
+    families: dict[str, list[Model]] = {}
+    for model in config.models:
+        families.setdefault(GPUS[model.gpu].families[0][0], []).append(model)
+    for family, models in families.items():
+        known = [
+            found
+            for code in _EC2_CODES[family, config.spot]
+            if (found := _quota("ec2", code, quotas)) is not None
+        ]
+        if known:
+            quota = max(known, key=lambda each: each["Value"])
+            smallest = {
+                model.name: num_vcpus(GPUS[model.gpu].instances[model.gpus_per_worker][0])
+                for model in models
+            }
+            yield Demand(
+                quota=quota["QuotaName"],
+                value=int(quota["Value"]),
+                unit="vCPUs",
+                per_worker=smallest,
+                max_workers={model.name: model.max_workers for model in models},
+                link=_link(quota, quotas),
+            )
+
+
+def _sagemaker_demands(config: Config, quotas: Any) -> Iterator[Demand]:
+    """Yield a demand for each model, in machines of all types that its jobs are tried on."""
+    usage = "for spot training job usage" if config.spot else "for training job usage"
+    known = _sagemaker_quotas(usage, quotas)
+    for model in config.models:
+        types = GPUS[model.gpu].instances[model.gpus_per_worker]
+        found = [known[name] for each in types if (name := f"ml.{each} {usage}") in known]
+        if found:
+            total = sum(int(quota["Value"]) for quota in found)
+            yield Demand(
+                quota=found[0]["QuotaName"],
+                value=total,
+                unit="machines",
+                per_worker={model.name: 1},
+                max_workers={model.name: model.max_workers},
+                link=_link(found[0], quotas),
+            )
+
+
+def _link(quota: Mapping[str, Any], quotas: Any) -> str:
+    return quota_link(quotas.meta.region_name, quota["ServiceCode"], quota["QuotaCode"])
+
+
+def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
+    """Return a quota of the account, AWS's default where it has none of its own, or None."""
+    for ask in (quotas.get_service_quota, quotas.get_aws_default_service_quota):
+        try:
+            found: dict[str, Any] = ask(ServiceCode=service, QuotaCode=code)["Quota"]
+        except ClientError as exc:
+            if exc.response["Error"]["Code"] != "NoSuchResourceException":
+                raise
+        else:
+            return found
+    return None
+
+
+def _sagemaker_quotas(usage: str, quotas: Any) -> dict[str, dict[str, Any]]:
+    """Return the quotas of a usage by their names, the account's own before AWS's defaults."""
+    return {
+        quota["QuotaName"]: quota
+        for operation in ("list_aws_default_service_quotas", "list_service_quotas")
+        for page in quotas.get_paginator(operation).paginate(
+            ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}
+        )
+        for quota in page["Quotas"]
+        if quota["QuotaName"].endswith(usage)
+    }

@@ -1,0 +1,55 @@
+"""Weights of models: their region, their key of KMS, and whether they are there yet."""
+
+from __future__ import annotations
+
+import sys
+
+from infra.config import Config
+from infra.ops.preflight.account import SHORT_TIMEOUTS, NotReady
+from tidemill.handler.aws.sync import Aws, aws_client
+from tidemill.handler.worker.weights.manifest import (
+    Location,
+    WeightsDenied,
+    WeightsRefused,
+    check_region,
+    find_weights,
+)
+
+
+def check_weights(config: Config) -> None:
+    """Raise NotReady for weights that workers would refuse or could not read; print what lacks.
+
+    What whoever deploys may not look at is not told: workers have rights of their own.
+    """
+    aws = Aws(lambda service, config: aws_client(service, config=config.merge(SHORT_TIMEOUTS)))
+    here = aws.clients["s3"].meta.region_name
+    for model in config.models:
+        for prefix in model.prefixes:
+            location = Location.parse(prefix)
+            try:
+                aws.run(check_region(location, model.weights_region or here))
+                _check_key(aws, location, model.weights_key)
+            except WeightsDenied:
+                continue
+            except WeightsRefused as exc:
+                raise NotReady(f"{model.name}: {exc}.") from exc
+
+
+def _check_key(aws: Aws, location: Location, key: str) -> None:
+    """Raise NotReady for weights under another key of KMS than the configuration has."""
+    try:
+        found = aws.run(find_weights(location))
+    except WeightsDenied:
+        raise
+    except WeightsRefused as exc:  # they may come yet
+        sys.stdout.write(f"not there yet: {exc}; workers end until it is\n")
+        return
+    largest = max(found.files, key=lambda file: file.num_bytes)
+    asked = {"Bucket": location.bucket, "Key": location.prefix + largest.name}
+    said = aws.clients["s3"].head_object(**asked)
+    used = said.get("SSEKMSKeyId", "") if said.get("ServerSideEncryption", "") != "AES256" else ""
+    if used and used != key:
+        raise NotReady(
+            f"{location} is encrypted by a key of KMS, which workers may use where its model names "
+            f'it: weights_key = "{used}" (docs/deploy.md).'
+        )

@@ -1,0 +1,67 @@
+"""A job of SageMaker keeps what it writes where there is room for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tidemill.cli import scratch
+
+
+class Usage(NamedTuple):
+    """Free bytes, as `shutil` tells them."""
+
+    free: int
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a small disk, a large one, a larger one that is a file, and one that is missing."""
+    free = {"small": 1, "large": 2}
+    for name in free:
+        (tmp_path / name).mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free[Path(path).parent.name]))
+    return [str(tmp_path / name) for name in ("small", "large", "file", "missing")]
+
+
+def test_the_roomiest_place_is_taken(places: list[str]) -> None:
+    """Of those that can be written to, and once more where an earlier process wrote."""
+    folder = Path(places[1]) / "tidemill"
+    assert scratch.find_scratch(places) == folder
+    (folder / "weights").mkdir()
+    assert scratch.find_scratch(places) == folder
+    assert scratch.find_scratch(places[2:]) is None
+
+
+def test_the_worker_takes_its_place_and_is_told_of_it(
+    places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same process, so that a signal reaches it; what it writes goes to one folder."""
+    told: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(scratch, "PLACES", places)
+    monkeypatch.setattr(os, "environ", {"TIDEMILL_TABLE": "mill", "HOME": "/"})
+    monkeypatch.setattr(
+        os, "execvp", lambda file, words: told.append((file, words, dict(os.environ)))
+    )
+    scratch.main(["worker", "--device", "cuda"])
+    [(file, words, environment)] = told
+    assert (file, words) == ("tidemill", ["tidemill", "worker", "--device", "cuda"])
+    assert environment.pop("TIDEMILL_TABLE") == "mill"
+    assert all(value.startswith(f"{places[1]}/tidemill") for value in environment.values())
+    assert {"HOME", "TIDEMILL_WEIGHTS_CACHE", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"} <= set(
+        environment
+    )
+
+
+def test_a_job_without_any_place_says_so(
+    places: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log names what was looked at."""
+    monkeypatch.setattr(scratch, "PLACES", places[2:])
+    with pytest.raises(SystemExit, match=f"No folder can be written to: {places[2]}"):
+        scratch.main(["worker"])
