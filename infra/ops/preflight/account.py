@@ -73,7 +73,7 @@ def _services(config: Config) -> Iterator[str]:
         if config.compute == "managed-instances"
         else ("autoscaling.amazonaws.com")
     )
-    if config.spot:
+    if any(config.capacity_of(model) == "spot" for model in config.models):
         yield "spot.amazonaws.com"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from infra.config import Config
-from infra.gpus import GPUS
 from infra.ops.preflight.account import NotReady
 from infra.ops.zones import region_zones
 
@@ -20,8 +19,8 @@ def check_machines(config: Config, ec2: Any) -> Iterator[str]:
     if config.compute == "sagemaker":
         return
     covered = _covered_zones(config, ec2)
-    for gpu, count in dict.fromkeys((model.gpu, model.gpus_per_worker) for model in config.models):
-        types = GPUS[gpu].instances[count]
+    wanted = ((model.gpu, model.gpus_per_worker, model.machines) for model in config.models)
+    for gpu, count, types in dict.fromkeys(wanted):
         machines = f"machines with {count} × {gpu} ({', '.join(types)})"
         offered = _offered_zones(types, ec2)
         if not offered:

@@ -116,21 +116,21 @@ def _shortfall(demand: Demand) -> str:
 
 def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
     """Yield a demand for each family of machines, in vCPUs of the smallest that do."""
-    families: dict[str, list[Model]] = {}
+    families: dict[tuple[str, bool], list[Model]] = {}
     for model in config.models:
-        families.setdefault(GPUS[model.gpu].families[0][0], []).append(model)
+        capacity = config.capacity_of(model)
+        if capacity != "reserved":  # a reservation that there is has passed its quota
+            letter = GPUS[model.gpu].families[0][0]
+            families.setdefault((letter, capacity == "spot"), []).append(model)
     for family, models in families.items():
         known = [
             found
-            for code in _EC2_CODES[family, config.spot]
+            for code in _EC2_CODES[family]
             if (found := _quota("ec2", code, quotas)) is not None
         ]
         if known:
             quota = max(known, key=lambda each: each["Value"])
-            smallest = {
-                model.name: num_vcpus(GPUS[model.gpu].instances[model.gpus_per_worker][0])
-                for model in models
-            }
+            smallest = {model.name: num_vcpus(model.machines[0]) for model in models}
             yield Demand(
                 quota=quota["QuotaName"],
                 value=int(quota["Value"]),
@@ -143,10 +143,11 @@ def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
 
 def _sagemaker_demands(config: Config, quotas: Any) -> Iterator[Demand]:
     """Yield a demand for each model, in machines of all types that its jobs are tried on."""
-    usage = "for spot training job usage" if config.spot else "for training job usage"
-    known = _sagemaker_quotas(usage, quotas)
+    known = _sagemaker_quotas(quotas)
     for model in config.models:
-        types = GPUS[model.gpu].instances[model.gpus_per_worker]
+        is_spot = config.capacity_of(model) == "spot"
+        usage = "for spot training job usage" if is_spot else "for training job usage"
+        types = model.machines
         found = [known[name] for each in types if (name := f"ml.{each} {usage}") in known]
         if found:
             total = sum(int(quota["Value"]) for quota in found)
@@ -177,8 +178,8 @@ def _quota(service: str, code: str, quotas: Any) -> dict[str, Any] | None:
     return None
 
 
-def _sagemaker_quotas(usage: str, quotas: Any) -> dict[str, dict[str, Any]]:
-    """Return the quotas of a usage by their names, the account's own before AWS's defaults."""
+def _sagemaker_quotas(quotas: Any) -> dict[str, dict[str, Any]]:
+    """Return the quotas of training jobs by their names, the account's own before defaults."""
     return {
         quota["QuotaName"]: quota
         for operation in ("list_aws_default_service_quotas", "list_service_quotas")
@@ -186,5 +187,5 @@ def _sagemaker_quotas(usage: str, quotas: Any) -> dict[str, dict[str, Any]]:
             ServiceCode="sagemaker", PaginationConfig={"PageSize": 100}
         )
         for quota in page["Quotas"]
-        if quota["QuotaName"].endswith(usage)
+        if quota["QuotaName"].endswith("training job usage")
     }

@@ -210,6 +210,11 @@ CASES = {
     "P5's own Spot quota": Case(
         Account(**READY | {"quotas": {P_SPOT: 0, P5_SPOT: 192}}), models(H100) | {"spot": True}
     ),
+    "reserved machines, and larger ones on Spot": Case(
+        Account(**READY | {"quotas": {G_SPOT: 15, P: 0}}),
+        models(L4 | {"capacity": "spot", "memory_gib": 40}, H100 | {"capacity": "reserved"}),
+        refused=((NAMES[G_SPOT], "is 15 vCPUs", "one worker of a takes 16"),),
+    ),
     "no such GPU in the region": Case(
         Account(**READY, zones=()),
         refused=(("eu-west-1 has no machines with 1 × l4 (g6.xlarge,", "another region"),),
