@@ -13,7 +13,7 @@ import pytest
 # Versions of Node that need not warn of their age; aws_cdk starts it when it is imported.
 os.environ["JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION"] = "18,20,22"
 
-from aws_cdk import App, Stack
+from aws_cdk import App, Environment, Stack
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk.assertions import Template
 
@@ -53,20 +53,21 @@ def make_app(
     default_config: dict[str, Any],
     stub_bundle: Callable[[], Bundle],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[[dict[str, Any]], App]:
+) -> Callable[..., App]:
     """Return a function that gives an app with all stacks, not yet synthesised.
 
-    Its argument holds the keys in which the configuration differs from infra/config.toml.
+    Its arguments are the keys in which the configuration differs from infra/config.toml, and the
+    account and region, which are nobody's without it.
     """
     # An image that is built at deployment, as the real one: its repository is CDK's own.
     image = tmp_path_factory.mktemp("image")
     (image / DOCKERFILE).parent.mkdir()
     (image / DOCKERFILE).write_text("FROM scratch\n", encoding="utf-8")
 
-    def make(overrides: dict[str, Any]) -> App:
+    def make(overrides: dict[str, Any], env: Environment | None = None) -> App:
         app = App(outdir=str(tmp_path_factory.mktemp("cdk")))
         config = make_config(default_config | overrides, "test")
-        add_stacks(app, config, stub_bundle(), image)
+        add_stacks(app, config, stub_bundle(), image, env)
         return app
 
     return make
@@ -84,9 +85,7 @@ def acknowledged() -> dict[str, set[Acknowledgement]]:
 
 
 @pytest.fixture(scope="session")
-def synth(
-    make_app: Callable[[dict[str, Any]], App], acknowledged: dict[str, set[Acknowledgement]]
-) -> Synth:
+def synth(make_app: Callable[..., App], acknowledged: dict[str, set[Acknowledgement]]) -> Synth:
     """Return a function that gives the templates by stack (`Data`, `Api`, …); keep them as is.
 
     Whatever it synthesises has passed cdk-nag.

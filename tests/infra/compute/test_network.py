@@ -106,24 +106,20 @@ def test_machines_have_an_address_of_each_sort(public: Compute) -> None:
         assert leading == ["NetworkVpcIGW"] * DEFAULT_ZONES
 
 
-def test_tasks_reach_sqs_where_it_has_such_addresses(public: Compute, any_region: str) -> None:
+@pytest.mark.parametrize(
+    "region", ["eu-west-1", "us-east-1", "ap-southeast-2", "us-gov-west-1", "cn-north-1"]
+)
+def test_tasks_reach_sqs_where_it_has_such_addresses(
+    compute: dict[str, Compute], region: str
+) -> None:
     """Tasks have no public address of the older sort: SQS is told them by its other name."""
-    [variable] = {
-        variable["Value"]
-        for task in public.of("AWS::ECS::TaskDefinition").values()
-        for container in task["ContainerDefinitions"]
-        for variable in container["Environment"]
-        if variable["Name"] == "AWS_ENDPOINT_URL_SQS"
-    }
-    both = Config(use_dualstack_endpoint=True)
-    client = Session().create_client("sqs", any_region, config=both)
-    assert variable.replace("eu-west-1", any_region) == client.meta.endpoint_url
-
-
-@pytest.fixture(params=["eu-west-1", "us-east-1", "ap-southeast-2"])
-def any_region(request: pytest.FixtureRequest) -> str:
-    """Return a region in turn."""
-    return str(request.param)
+    made = compute["managed"]
+    for slug in ("orgbig", "small"):
+        assert made.environment(slug)["AWS_ENDPOINT_URL_SQS"] == "https://sqs.eu-west-1.api.aws"
+    [endings] = made.templates["Compute"]["Mappings"].values()
+    ending = endings[Session().get_partition_for_region(region)]["suffix"]
+    client = Session().create_client("sqs", region, config=Config(use_dualstack_endpoint=True))
+    assert client.meta.endpoint_url == f"https://sqs.{region}.{ending}"
 
 
 def test_a_way_out_is_for_the_web_alone(public: Compute) -> None:

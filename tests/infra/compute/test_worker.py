@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +15,9 @@ from tests.infra.compute.kinds import BIG, SMALL, Compute
 from tests.infra.conftest import Synth
 from tests.infra.reading import Grant, each
 from tidemill.cli.commands.worker import WorkerOptions, options_from
+from tidemill.cli.engine.weights import _aws_in
 from tidemill.cli.main import make_parser
+from tidemill.handler.aws.sync import Aws
 from tidemill.handler.fleet.ecs import EcsConfig
 from tidemill.handler.settings import read_settings
 from tidemill.handler.worker import engine_client, worker
@@ -247,10 +250,18 @@ def test_a_worker_is_told_its_model_by_flags_that_it_knows(made: Compute) -> Non
     assert options_of(made, "orgbig").max_num_seqs == 64
 
 
-def test_a_worker_is_told_of_weights_elsewhere(synth: Synth) -> None:
-    """Else it would refuse what its configuration allows."""
+def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told the region, and with all of its variables goes there by IPv6, as to its queue."""
     made = Compute(synth({"models": [SMALL | {"weights_region": "us-west-2"}]}))
-    assert options_of(made, "small").given["weights_region"] == "us-west-2"
+    region = options_of(made, "small").given["weights_region"]
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in made.environment("small").items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
+    far = _aws_in(str(region)).clients["s3"].meta.endpoint_url
+    assert far == "https://s3.dualstack.us-west-2.amazonaws.com"
+    assert Aws().clients["sqs"].meta.endpoint_url == "https://sqs.eu-west-1.api.aws"
 
 
 def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute]) -> None:
