@@ -5,6 +5,7 @@ from __future__ import annotations
 from aws_cdk import RemovalPolicy
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -38,9 +39,22 @@ def add_alarm(
     return alarm
 
 
-def log_group(scope: Construct, construct_id: str, *, days: int) -> logs.LogGroup:
-    """Return a new log group."""
-    group = logs.LogGroup(scope, construct_id, removal_policy=RemovalPolicy.DESTROY)
+def log_group(
+    scope: Construct,
+    construct_id: str,
+    *,
+    days: int,
+    key: kms.IKey | None = None,
+    name: str | None = None,
+) -> logs.LogGroup:
+    """Return a new log group, encrypted by the key if there is one."""
+    group = logs.LogGroup(
+        scope,
+        construct_id,
+        log_group_name=name,
+        encryption_key=key,
+        removal_policy=RemovalPolicy.DESTROY,
+    )
     resource = group.node.default_child
     assert isinstance(resource, logs.CfnLogGroup)
     resource.retention_in_days = days

@@ -70,6 +70,12 @@ ACKNOWLEDGED: Final = (
         for prefix in prefixes
     ),
     Acknowledgement(
+        "AwsSolutions-IAM5",
+        "Api/*/Role/DefaultPolicy",
+        "X-Ray knows no resources for the segments that a function sends.",
+        finding="Resource::[*]",
+    ),
+    Acknowledgement(
         "AwsSolutions-L1",
         "Api/*/Function",
         "Functions run on the version of Python that made their bundle: its byte code is in it.",

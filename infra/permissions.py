@@ -7,7 +7,7 @@ what each needs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Final, Literal, get_args
 
 from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
@@ -20,6 +20,16 @@ TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "Delet
 
 # S3 answers "not found" only to those who may list; to others a missing object is forbidden.
 _FIND = "s3:ListBucket"
+# What a key is used for by a service in the name of who does this. Parts of an upload and messages
+# are encrypted by a key that the service has KMS make, and decrypt when it meets it again.
+_READ, _WRITE = ("Decrypt",), ("Decrypt", "GenerateDataKey")
+# AWS lists these for whoever uses a table, and not by what is done.
+_TABLE = ("Decrypt", "DescribeKey", "Encrypt", "GenerateDataKey", "ReEncryptFrom", "ReEncryptTo")
+_KEY_RIGHTS: Final[Mapping[str, Mapping[str, Sequence[str]]]] = {
+    "s3": {"s3:GetObject": _READ, "s3:PutObject": _WRITE},
+    "sqs": {"sqs:ReceiveMessage": _READ, "sqs:SendMessage": _WRITE},
+    "dynamodb": {f"dynamodb:{action}": _TABLE for action in get_args(TableAction)},
+}
 
 
 def service_principal(stack: Stack, service: str) -> iam.ServicePrincipal:
@@ -167,17 +177,41 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
     ]
+    statements += use_key(data, statements)
     if model.weights_key:
         statements.append(_decrypt(data, model))
     return [*statements, *(right for url in model.prefixes for right in _read_weights(data, url))]
 
 
+def use_key(
+    data: DataStack, statements: Sequence[iam.PolicyStatement]
+) -> list[iam.PolicyStatement]:
+    """Return the rights to have services use the deployment's key for what the statements allow."""
+    if data.key is None:
+        return []
+    allowed = {action for statement in statements for action in statement.actions}
+    return [
+        _by_service(data, service, data.key.key_arn, rights)
+        for service, uses in _KEY_RIGHTS.items()
+        if (rights := list(dict.fromkeys(it for use in uses if use in allowed for it in uses[use])))
+    ]
+
+
 def _decrypt(data: DataStack, model: Model) -> iam.PolicyStatement:
     """Return the right to have S3 decrypt a model's weights, and nothing else, by their key."""
     region = model.weights_region or Stack.of(data).region
-    statement = allow(["kms:Decrypt"], [model.weights_key])
+    return _by_service(data, "s3", model.weights_key, ["Decrypt"], region)
+
+
+def _by_service(
+    data: DataStack, service: str, key_arn: str, rights: Sequence[str], region: str = ""
+) -> iam.PolicyStatement:
+    """Return the right to have one service of a region use a key, and nothing else."""
+    stack = Stack.of(data)
+    statement = allow([f"kms:{right}" for right in rights], [key_arn])
     statement.add_condition(
-        "StringEquals", {"kms:ViaService": f"s3.{region}.{Stack.of(data).url_suffix}"}
+        "StringEquals",
+        {"kms:ViaService": f"{service}.{region or stack.region}.{stack.url_suffix}"},
     )
     return statement
 

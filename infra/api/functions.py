@@ -11,9 +11,9 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from infra.bundle import Bundle
-from infra.config import Config
+from infra.data.stack import DataStack
 from infra.monitoring import log_group
-from infra.permissions import service_principal
+from infra.permissions import service_principal, use_key
 from tidemill.handler.observability import NAMESPACE, Metric
 
 
@@ -27,7 +27,7 @@ class Function(Construct):
         *,
         module: str,
         bundle: Bundle,
-        config: Config,
+        data: DataStack,
         environment: Mapping[str, str],
         statements: Iterable[iam.PolicyStatement],
         memory_mib: int,
@@ -36,10 +36,11 @@ class Function(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self._module = module
-        self.logs = log_group(self, "Logs", days=config.retention.log_days)
+        config, granted = data.config, list(statements)
+        self.logs = log_group(self, "Logs", days=config.retention.log_days, key=data.key)
         self.role = iam.Role(self, "Role", assumed_by=service_principal(Stack.of(self), "lambda"))
         self.logs.grant_write(self.role)
-        for statement in statements:
+        for statement in (*granted, *use_key(data, granted)):
             self.role.add_to_policy(statement)
         self.function = lambda_.Function(
             self,
@@ -55,6 +56,7 @@ class Function(Construct):
             memory_size=memory_mib,
             timeout=timeout,
             ephemeral_storage_size=scratch,
+            tracing=lambda_.Tracing.ACTIVE if config.tracing else None,
             description=f"{config.name}: {module}",
         )
 

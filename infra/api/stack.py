@@ -54,7 +54,15 @@ class ApiStack(Stack):
             "Http",
             api=self.api.function,
             signed=data.config.auth == "iam",
-            access_logs=log_group(self, "AccessLogs", days=data.config.retention.log_days),
+            access_logs=log_group(
+                self,
+                "AccessLogs",
+                days=data.config.retention.log_days,
+                key=data.key,
+                # Of groups of other names each needs a line in a policy of the account's logs,
+                # which is short.
+                name=f"/aws/vendedlogs/{self.stack_name}",
+            ),
         )
         self._add_alarms()
         CfnOutput(self, "ApiUrl", value=self.http_api.url)
@@ -161,11 +169,12 @@ class ApiStack(Stack):
                 conditions={"StringEquals": {"aws:SourceAccount": self.account}},
             ),
         )
-        for action, resource in (
-            ("lambda:InvokeFunction", called.function.function_arn),
-            ("sqs:SendMessage", undeliverable.queue_arn),
-        ):
-            role.add_to_policy(iam.PolicyStatement(actions=[action], resources=[resource]))
+        granted = [
+            permissions.allow(["lambda:InvokeFunction"], [called.function.function_arn]),
+            permissions.allow(["sqs:SendMessage"], [undeliverable.queue_arn]),
+        ]
+        for statement in (*granted, *permissions.use_key(self.data, granted)):
+            role.add_to_policy(statement)
         return role
 
     def _add_dead_letters(self) -> Function:
@@ -248,7 +257,7 @@ class ApiStack(Stack):
             construct_id,
             module=module,
             bundle=self._bundle,
-            config=self.data.config,
+            data=self.data,
             environment=environment,
             statements=statements,
             memory_mib=memory_mib,

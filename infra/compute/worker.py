@@ -52,7 +52,7 @@ class WorkerTask(Construct):
         super().__init__(scope, construct_id)
         self._data, self._network, self._model = data, network, model
         capacity = machines.add(self, model)
-        self.logs = log_group(self, "Logs", days=data.config.retention.log_days)
+        self.logs = log_group(self, "Logs", days=data.config.retention.log_days, key=data.key)
         self.role, self.execution_role = self._add_roles(image)
         self.task = self._add_task(image, capacity.compatibility)
         self.means: dict[str, Any] = {

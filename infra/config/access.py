@@ -1,4 +1,4 @@
-"""`permissions_boundary`, `role_path` and `[tags]`: what an organisation asks of every resource."""
+"""What an organisation asks of every resource: a key, a permissions boundary, a path, tags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, StringConstraints
 
+from infra.config.model import KEY
+
 _BOUNDARY = r"arn:aws[a-z-]*:iam::([0-9]{12}|aws):policy/[A-Za-z0-9_+=,.@/-]+"
 Boundary = Annotated[str, StringConstraints(pattern=rf"^({_BOUNDARY})?$")]
+KmsKey = Annotated[str, StringConstraints(pattern=rf"^({KEY})?$")]
 RolePath = Annotated[str, StringConstraints(pattern=r"^/([A-Za-z0-9+=,.@_-]{1,64}/){0,7}$")]
 
 # AWS takes 50 of a resource; CDK, CloudFormation and Tidemill set some themselves.

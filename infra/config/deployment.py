@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
-from infra.config.access import Boundary, RolePath, Tags
+from infra.config.access import Boundary, KmsKey, RolePath, Tags
 from infra.config.data import Budget, Limits, Retention, Windows
 from infra.config.model import Capacity, Model
 from infra.config.network import Network
@@ -39,6 +39,9 @@ class Config(Table):
     drop_tenants: bool = False
     producers: Annotated[tuple[Producer, ...], Field(max_length=100, strict=False)] = ()
     currency: Annotated[str, StringConstraints(pattern=r"^[A-Z]{3}$")] = "USD"
+    alarm_messages: Literal["text", "chat"] = "text"
+    kms_key: KmsKey = ""
+    tracing: bool = False
     permissions_boundary: Boundary = ""
     role_path: RolePath = "/"
     # On every resource; machines and jobs that start later get theirs from infra/compute.

@@ -17,7 +17,7 @@ _PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
 Alias = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z0-9][A-Za-z0-9._/:-]{0,127})$")]
 Capacity = Literal["on-demand", "spot", "reserved", "reserved-first"]
 _GROUP = r"arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:[0-9]{12}:group/[A-Za-z0-9_.-]+"
-_KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
+KEY = r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+"
 
 
 # Of machines that were reserved, alone or before others.
@@ -45,7 +45,7 @@ class Model(Table):
     weights_region: Annotated[str, StringConstraints(pattern=r"^([a-z]{2}(-[a-z]+)+-[0-9]+)?$")] = (
         ""
     )
-    weights_key: Annotated[str, StringConstraints(pattern=rf"^({_KEY})?$")] = ""
+    weights_key: Annotated[str, StringConstraints(pattern=rf"^({KEY})?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     memory_gib: Annotated[int, Field(ge=4, le=2048)] | None = None

@@ -83,6 +83,7 @@ _MESSAGES = {
 _PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
+    "kms_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "producers.arn": "a role, a user or an account: arn:aws:iam::111122223333:role/producer",
     "producers.tenant": "a tenant's name",
     "models.adapters.name": "a name, such as sql",

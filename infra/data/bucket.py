@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
@@ -25,14 +26,23 @@ class DropBucket(Construct):
     """A private, versioned bucket that notifies `drops` of uploads; retained by deletions."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, retention: Retention, drops: sqs.Queue
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        retention: Retention,
+        drops: sqs.Queue,
+        key: kms.IKey | None,
     ) -> None:
         super().__init__(scope, construct_id)
         self.bucket = s3.Bucket(
             self,
             "Bucket",
             block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
-            encryption=s3.BucketEncryption.S3_MANAGED,
+            encryption=s3.BucketEncryption.KMS if key else s3.BucketEncryption.S3_MANAGED,
+            encryption_key=key,
+            # One request to KMS serves many objects.
+            bucket_key_enabled=True if key else None,
             enforce_ssl=True,
             minimum_tls_version=1.2,
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,

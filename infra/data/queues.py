@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aws_cdk import Duration
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.config import Model
 from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
 
+# A queue asks KMS for a key so often; at five minutes, the default, idle queues cost dollars.
+_DATA_KEY_REUSE = Duration.hours(1)
 # Of every handler; a queue that calls one must hide a message for longer.
 LAMBDA_SECONDS = 900
 _LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
@@ -34,8 +37,16 @@ class Queues(Construct):
     stop no cancel. S3's events are in no message group: a fair queue hands them out first.
     """
 
-    def __init__(self, scope: Construct, construct_id: str, *, models: Iterable[Model]) -> None:
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        models: Iterable[Model],
+        key: kms.IKey | None,
+    ) -> None:
         super().__init__(scope, construct_id)
+        self._key = key
         # What even its own handler cannot deal with stays here for a person, and raises an alarm.
         self.undeliverable = self._queue("Undeliverable")
         self.dead_letters = self._queue(
@@ -76,7 +87,9 @@ class Queues(Construct):
         return sqs.Queue(
             self,
             construct_id,
-            encryption=sqs.QueueEncryption.SQS_MANAGED,
+            encryption=sqs.QueueEncryption.KMS if self._key else sqs.QueueEncryption.SQS_MANAGED,
+            encryption_master_key=self._key,
+            data_key_reuse=_DATA_KEY_REUSE if self._key else None,
             enforce_ssl=True,
             visibility_timeout=visibility_timeout,
             retention_period=_RETENTION,

@@ -8,6 +8,7 @@ from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Stack
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 from infra.config import Config, Model
@@ -28,17 +29,21 @@ class DataStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.config = config
-        self.queues = Queues(self, "Doorbells", models=config.models)
-        drops = DropBucket(self, "Drops", retention=config.retention, drops=self.queues.drops)
+        # The user's own, whose policy lets AWS's services use it: docs/deploy.md.
+        self.key = kms.Key.from_key_arn(self, "Key", config.kms_key) if config.kms_key else None
+        self.queues = Queues(self, "Doorbells", models=config.models, key=self.key)
+        drops = DropBucket(
+            self, "Drops", retention=config.retention, drops=self.queues.drops, key=self.key
+        )
         drops.let_in(config.producers)
         self.bucket = drops.bucket
         self._allow_worker_events()
-        self.table = BatchTable(self, "Batches").table
+        self.table = BatchTable(self, "Batches", key=self.key).table
         events = BatchEvents(
             self,
             "Events",
-            name=config.name,
-            alarm_email=config.alarm_email,
+            config=config,
+            key=self.key,
             undeliverable=self.queues.undeliverable,
         )
         self.bus, self.topic = events.bus, events.topic
@@ -162,5 +167,6 @@ class DataStack(Stack):
             ("FleetsPath", self.config.fleets_path),
             ("DeadLetterQueueUrl", self.queues.dead_letters.queue_url),
             ("EventBusName", self.bus.event_bus_name),
+            ("AlarmTopicArn", self.topic.topic_arn),
         ):
             CfnOutput(self, name, value=value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aws_cdk import RemovalPolicy
 from aws_cdk import aws_dynamodb as dynamodb
+from aws_cdk import aws_kms as kms
 from constructs import Construct
 
 TENANT_INDEX = "by_tenant"
@@ -12,7 +13,7 @@ TENANT_INDEX = "by_tenant"
 class BatchTable(Construct):
     """One DynamoDB table paid by the request; kept when its stack goes, restorable for 35 days."""
 
-    def __init__(self, scope: Construct, construct_id: str) -> None:
+    def __init__(self, scope: Construct, construct_id: str, *, key: kms.IKey | None) -> None:
         super().__init__(scope, construct_id)
         self.table = dynamodb.Table(
             self,
@@ -20,7 +21,10 @@ class BatchTable(Construct):
             partition_key=_text("pk"),
             sort_key=_text("sk"),
             billing_mode=dynamodb.BillingMode.PAY_PER_REQUEST,
-            encryption=dynamodb.TableEncryption.AWS_MANAGED,
+            encryption=dynamodb.TableEncryption.CUSTOMER_MANAGED
+            if key
+            else dynamodb.TableEncryption.AWS_MANAGED,
+            encryption_key=key,
             point_in_time_recovery_specification=dynamodb.PointInTimeRecoverySpecification(
                 point_in_time_recovery_enabled=True
             ),

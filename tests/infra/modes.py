@@ -29,6 +29,14 @@ _FAR = {"name": "far", "gpu": "l40s", "weights": "s3://far/m", "weights_region":
 _GROUP = "arn:aws:resource-groups:us-east-1:111122223333:group/blocks"
 _RESERVED = _BIG | {"capacity": "reserved", "reservation_group": _GROUP}
 _IMAGE = "111122223333.dkr.ecr.us-east-1.amazonaws.com/tidemill"
+_REVIEW = {
+    "alarm_messages": "chat",
+    "kms_key": "arn:aws:kms:us-east-1:111122223333:key/abc",
+    "tracing": True,
+    "permissions_boundary": "arn:aws:iam::111122223333:policy/boundary",
+    "role_path": "/platform/",
+    "tags": {"team": "ml"},
+}
 # A value is what a configuration says instead of infra/config.toml; the first is the default.
 KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "compute": {
@@ -59,14 +67,7 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "auth": {"keys": {}, "iam": {"auth": "iam"}},
     "spot": {"on demand": {}, "spot": {"spot": True}},
     "image": {"built": {}, "tag": {"image": f"{_IMAGE}:1"}},
-    "organisation": {
-        "none": {},
-        "boundary": {
-            "permissions_boundary": "arn:aws:iam::111122223333:policy/boundary",
-            "role_path": "/platform/",
-            "tags": {"team": "search"},
-        },
-    },
+    "review": {"nothing": {}, "review": _REVIEW},
     "drops": {
         "of one tenant": {},
         "of tenants": {

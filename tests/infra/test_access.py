@@ -1,6 +1,8 @@
-"""What an organisation asks of every resource: tags, a permissions boundary, a path of roles."""
+"""What an organisation asks of every resource: a key, tags, traces, a boundary and path."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 from aws_cdk.assertions import Template
@@ -8,16 +10,19 @@ from aws_cdk.assertions import Template
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 
+KEY = "arn:aws:kms:eu-west-1:111122223333:key/abc"
 BOUNDARY = "arn:aws:iam::111122223333:policy/teams/boundary"
 OF_IAM = ("AWS::IAM::Role", "AWS::IAM::ManagedPolicy", "AWS::IAM::InstanceProfile")
 
 
 @pytest.fixture(scope="module")
 def bounded(synth: Synth) -> Deployment:
-    """Return a deployment with all three."""
+    """Return a deployment with all of it."""
     return Deployment(
         synth(
             {
+                "kms_key": KEY,
+                "tracing": True,
                 "permissions_boundary": BOUNDARY,
                 "role_path": "/platform/llm/",
                 "tags": {"cost-center": "4711", "owner": "ml platform"},
@@ -60,3 +65,71 @@ def test_tags_are_on_everything_that_has_some(
     assert len(tags(bounded)) == len(tags(Deployment(templates))) > 40
     assert [it for it in tags(bounded) if not wanted.items() <= it.items()] == []
     assert [it for it in tags(Deployment(templates)) if it.keys() & {"cost-center", "owner"}] == []
+
+
+def test_a_key_encrypts_what_is_kept(bounded: Deployment) -> None:
+    """Bucket, table, queues, topic and logs are encrypted by it, at few requests to KMS."""
+    [rule] = bounded.properties("AWS::S3::Bucket")["DropsBucket"]["BucketEncryption"][
+        "ServerSideEncryptionConfiguration"
+    ]
+    assert rule == {
+        "BucketKeyEnabled": True,
+        "ServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": KEY},
+    }
+    [table] = bounded.properties("AWS::DynamoDB::Table").values()
+    assert table["SSESpecification"] == {
+        "SSEEnabled": True,
+        "SSEType": "KMS",
+        "KMSMasterKeyId": KEY,
+    }
+    for kind, name in (
+        ("AWS::SQS::Queue", "KmsMasterKeyId"),
+        ("AWS::SNS::Topic", "KmsMasterKeyId"),
+        ("AWS::Logs::LogGroup", "KmsKeyId"),
+    ):
+        assert {it.get(name) for it in bounded.properties(kind).values()} == {KEY}
+    queues = bounded.properties("AWS::SQS::Queue").values()
+    assert {it["KmsDataKeyReusePeriodSeconds"] for it in queues} == {3600}
+
+
+# By the services that a role uses: what it may have each do with the key.
+READ, WRITE = "Decrypt", "Decrypt GenerateDataKey"
+TABLE = "Decrypt DescribeKey Encrypt GenerateDataKey ReEncryptFrom ReEncryptTo"
+KEY_USES = {
+    "ControlRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE, "": READ},
+    "IntakeRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE, "": READ},
+    "ReaperRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE},
+    "DeadLettersRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE, "": READ},
+    "ApiRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE},
+    "ScheduleRole": {"sqs": WRITE},
+    "WorkertidemilldemoRole": {"s3": WRITE, "sqs": WRITE, "dynamodb": TABLE},
+}
+
+
+def test_a_role_has_services_use_the_key(bounded: Deployment) -> None:
+    """Each by the services that it uses alone; Lambda decrypts what it hands on of queues."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for role in bounded.properties("AWS::IAM::Role"):
+        for grant in bounded.grants(role):
+            if grant.action.startswith("kms:"):
+                assert grant.resource == KEY
+                condition = json.loads(grant.condition or "{}")
+                via = condition.get("StringEquals", {}).get("kms:ViaService", "")
+                if via:
+                    assert via.endswith(".eu-west-1.amazonaws.com")
+                service = via.partition(".")[0]
+                uses = found.setdefault(role, {}).setdefault(service, set())
+                uses.add(grant.action.removeprefix("kms:"))
+    assert found == {
+        role: {service: set(words.split()) for service, words in uses.items()}
+        for role, uses in KEY_USES.items()
+    }
+
+
+def test_functions_are_traced_where_that_is_asked_for(
+    bounded: Deployment, templates: dict[str, Template]
+) -> None:
+    """Lambda writes the traces itself: nothing more is imported."""
+    for found, mode in ((bounded, {"Mode": "Active"}), (Deployment(templates), None)):
+        functions = found.properties("AWS::Lambda::Function").values()
+        assert [it.get("TracingConfig") for it in functions] == [mode] * len(functions)

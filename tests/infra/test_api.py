@@ -333,7 +333,10 @@ def test_requests_are_logged_without_what_is_secret(deployment: Deployment) -> N
         "latency_ms": "$context.responseLatency",
         "error": "$context.error.message",
     }
-    assert deployment.properties("AWS::Logs::LogGroup")["AccessLogs"]["RetentionInDays"] == 30
+    group = deployment.properties("AWS::Logs::LogGroup")["AccessLogs"]
+    assert group["RetentionInDays"] == 30
+    # What is delivered to other groups takes room in a policy of the account's.
+    assert group["LogGroupName"].startswith("/aws/vendedlogs/")
 
 
 # Alarms

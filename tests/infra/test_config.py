@@ -182,6 +182,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         )
         for path in ("", "platform/", "/platform", "//")
     ),
+    (
+        {"kms_key": "alias/mine"},
+        (
+            'kms_key is "alias/mine", which does not look like a key of KMS: '
+            "arn:aws:kms:eu-west-1:111122223333:key/…."
+        ),
+    ),
+    ({"alarm_messages": "json"}, "alarm_messages is 'json'; it can be 'text' or 'chat'."),
     ({"tags": "team"}, "tags must be a table."),
     ({"tags": {"team": 3}}, "tags.team must be a text in quotes."),
     ({"tags": {"aws:team": "ml"}}, 'tags has the key "aws:team", which is not free.'),

@@ -363,6 +363,19 @@ def test_a_batch_that_ends_badly_is_told(deployment: Deployment) -> None:
     }
 
 
+def test_a_batch_that_ends_badly_is_told_to_a_chat(synth: Synth) -> None:
+    """Amazon Q Developer shows what has this form, and alarms as they are."""
+    found = Deployment(synth({"alarm_messages": "chat"}))
+    (target,) = found.properties("AWS::Events::Rule")["EventsEndedBadly"]["Targets"]
+    said = json.loads(target["InputTransformer"]["InputTemplate"])
+    assert (said["version"], said["source"]) == ("1.0", "custom")
+    assert said["content"] == {
+        "textType": "client-markdown",
+        "title": "Batch <detail-status>",
+        "description": "Batch <detail-batch_id> of <detail-input> is <detail-status>.",
+    }
+
+
 def test_the_bus_has_the_deployments_name(synth: Synth) -> None:
     """Two deployments of an account have buses of their own."""
     for name in ("tidemill", "mill-two"):
@@ -440,6 +453,7 @@ def test_queues_raise_alarms(  # noqa: PLR0917 - a table of alarms
 def test_the_stack_says_its_names(deployment: Deployment) -> None:
     """What people and scripts need to know stands in the outputs."""
     assert deployment.outputs("Data") == {
+        "AlarmTopicArn": "EventsAlarms",
         "BucketName": "DropsBucket",
         "TableName": "BatchesTable",
         "ControlQueueUrl": "DoorbellsControl",

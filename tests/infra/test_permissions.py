@@ -160,6 +160,8 @@ RESOURCELESS = {
     "ecs:DiscoverPollEndpoint",
     "ecs:ListTasks",
     "sagemaker:ListTrainingJobs",
+    "xray:PutTelemetryRecords",
+    "xray:PutTraceSegments",
 }
 # EventBridge documents no condition for topics; who abuses that can send us a message.
 OPEN_TO_SERVICES = {("EventsAlarms", "events.amazonaws.com")}
@@ -176,6 +178,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "asg and iam": {
         "compute": "asg",
         "auth": "iam",
+        "tracing": True,
         "models": [{"name": "small", "gpu": "t4", "weights": "s3://weights/small"}],
     },
     "jobs, isolated": {"compute": "sagemaker", "network": "isolated"},
