@@ -48,8 +48,9 @@ def authenticate(app: ApiGatewayResolver) -> None:
 
 def admitted(event: APIGatewayProxyEventV2) -> Caller:
     """Return who calls, with the request counted; raises Unauthorized and LimitReached."""
-    caller = aws().run(identify(event, deployment().keys))
-    aws().run(deployment().limits.admit_request(caller.tenant, time.time()))
+    now, here = time.time(), deployment()
+    caller = aws().run(identify(event, here.keys, here.refusals, now))
+    aws().run(here.limits.admit_request(caller.tenant, now))
     return caller
 
 

@@ -14,6 +14,8 @@ from constructs import Construct
 # One person with a runaway loop must not use up the account's Lambdas.
 # Of all tenants together, before anybody is asked who they are; each has limits of its own.
 _REQUESTS_PER_SECOND, _BURST = 500, 1000
+# Of each page that needs no key: a flood of one is stopped before it reaches the Lambda.
+_PUBLIC_REQUESTS_PER_SECOND, _PUBLIC_BURST = 50, 100
 # What needs no signature; handler/api/open_paths.py has the same list. None of it holds anything
 # of a tenant.
 _PUBLIC = ("/", "/health", "/openapi.json", "/dashboard", "/dashboard/assets/{proxy+}")
@@ -62,12 +64,20 @@ class HttpApi(Construct):
             destination_arn=access_logs.log_group_arn, format=json.dumps(_LOGGED)
         )
         integration = integrations.HttpLambdaIntegration("Lambda", api)
+        methods = [gateway.HttpMethod.GET, gateway.HttpMethod.HEAD]
         for path in _PUBLIC:
-            self.api.add_routes(
-                path=path,
-                methods=[gateway.HttpMethod.GET, gateway.HttpMethod.HEAD],
-                integration=integration,
-            )
+            for route in self.api.add_routes(path=path, methods=methods, integration=integration):
+                # It must be there before it can have settings.
+                assert isinstance(route.node.default_child, gateway.CfnRoute)
+                stage.add_dependency(route.node.default_child)
+        stage.route_settings = {
+            f"{method.value} {path}": {
+                "ThrottlingRateLimit": _PUBLIC_REQUESTS_PER_SECOND,
+                "ThrottlingBurstLimit": _PUBLIC_BURST,
+            }
+            for method in methods
+            for path in _PUBLIC
+        }
         self.api.add_routes(
             path="/{proxy+}",
             methods=[gateway.HttpMethod.ANY],

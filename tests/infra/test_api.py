@@ -304,6 +304,10 @@ def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:
         "ThrottlingRateLimit": 500,
         "ThrottlingBurstLimit": 1000,
     }
+    of_pages = {"ThrottlingRateLimit": 50, "ThrottlingBurstLimit": 100}
+    assert stage["RouteSettings"] == dict.fromkeys(PUBLIC_ROUTES, of_pages)
+    [whole] = deployment.resources("AWS::ApiGatewayV2::Stage").values()
+    assert len(whole["DependsOn"]) == len(PUBLIC_ROUTES)
 
 
 def test_a_budget_has_an_alarm(deployment: Deployment, synth: Synth) -> None:

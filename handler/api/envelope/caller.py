@@ -16,6 +16,7 @@ from ...aws.calls import Operation
 from ...aws.sync import Aws
 from ...observability import logger
 from ...tenants.keys import KeyStore
+from ...tenants.refusals import Refusals
 from .errors import Refused
 
 _MAKE_ONE: Final = "`tidemill keys create` makes one."
@@ -35,24 +36,32 @@ class Unauthorized(Refused):
     status = HTTPStatus.UNAUTHORIZED
 
 
-def identify(event: APIGatewayProxyEventV2, keys: KeyStore) -> Operation[Caller]:
+def identify(
+    event: APIGatewayProxyEventV2, keys: KeyStore, refusals: Refusals, now: float
+) -> Operation[Caller]:
     """Return the caller; raises Unauthorized without a valid key, AwsError if the store fails.
 
-    Nothing is cached: a revoked key is refused from the next request on. Requests
-    signed with IAM are all of the tenant that owns what is dropped into the bucket.
+    Raises LimitReached for an address from which many wrong keys came. No key is let in unread: a
+    revoked one is refused from the next request on. Requests signed with IAM are all of the tenant
+    that owns what is dropped into the bucket.
     """
     authorizer = event.request_context.authorizer
     if authorizer and authorizer.iam and authorizer.iam.user_arn:
         return Caller(DROP_TENANT)
-    scheme, _, token = (event.headers.get("authorization") or "").partition(" ")
-    if scheme.lower() != "bearer" or not token.strip():
+    scheme, _, rest = (event.headers.get("authorization") or "").partition(" ")
+    token = rest.strip()
+    if scheme.lower() != "bearer" or not token:
         raise Unauthorized(
             f"The request has no API key: send one as `Authorization: Bearer tm_…`. {_MAKE_ONE}",
             code="missing_api_key",
         )
-    key = yield from keys.check(token.strip())
+    address = event.request_context.http.source_ip
+    key = None
+    if not refusals.is_known(token, address, now):
+        key = yield from keys.check(token)
+        refusals.note(token, address, now, is_right=key is not None)
     if key is None:
-        logger.info("key refused")
+        logger.info("key refused", address=address)
         raise Unauthorized(
             "The API key is wrong or was revoked. This deployment's keys begin with `tm_`; "
             f"{_MAKE_ONE}",

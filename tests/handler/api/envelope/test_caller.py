@@ -13,6 +13,7 @@ from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud
 from tidemill.handler.api import app
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
+from tidemill.handler.tenants.refusals import REFUSALS_A_MINUTE
 
 UNKNOWN = f"tm_{'0' * 16}_{'a' * 43}"
 
@@ -147,4 +148,41 @@ def test_a_refusal_is_logged_without_the_key(
     del cloud
     with caplog.at_level(logging.INFO, logger="tidemill"):
         refused(f"Bearer {UNKNOWN}")
-    assert [record.getMessage() for record in caplog.records] == ["key refused"]
+    [record] = caplog.records
+    assert record.getMessage() == "key refused"
+    assert vars(record)["address"] == "192.0.2.1"
+
+
+def test_a_wrong_key_costs_one_read(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it comes; after many refusals its address is told to wait, others are not."""
+    reads: list[Any] = []
+    get = KeyStore.get
+
+    def note(store: KeyStore, key: Any) -> Any:
+        reads.append(key)
+        return get(store, key)
+
+    monkeypatch.setattr(KeyStore, "get", note)
+    monkeypatch.setattr(app.time, "time", lambda: 60.0 * 1_000_000 + 18)
+    token = cloud.run(keys_of(cloud).create(tenant="search", name="x", now=1))
+    assert answer_to(asked(f"Bearer {token}"))["statusCode"] == 200
+    num_reads = len(reads)
+    for _ in range(REFUSALS_A_MINUTE):
+        assert refused(f"Bearer {UNKNOWN}") == "invalid_api_key"
+    assert len(reads) == num_reads + 1
+
+    other = f"tm_{'1' * 16}_{'a' * 43}"
+    answer = answer_to(asked(f"Bearer {other}"))
+    status, error = refusal_in(answer)
+    assert (status, error["type"], error["code"]) == (
+        429,
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    )
+    assert answer["headers"]["Retry-After"] == "42"
+    assert len(reads) == num_reads + 1
+
+    assert answer_to(asked(f"Bearer {token}"))["statusCode"] == 200
+    elsewhere = asked(f"Bearer {other}")
+    elsewhere["requestContext"]["http"]["sourceIp"] = "192.0.2.2"
+    assert refusal_in(answer_to(elsewhere))[0] == 401
