@@ -8,6 +8,7 @@ from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 from constructs import Construct
 
+from infra.api.http_api import ApiMetric
 from infra.api.stack import ApiStack
 from infra.config import Model
 from infra.data.stack import DataStack
@@ -81,8 +82,7 @@ class Dashboard(Construct):
                     ),
                 ],
                 [
-                    self._graph("API, milliseconds", self._latencies()),
-                    self._graph("API, answers and errors", self._answers()),
+                    *self._api_graphs(),
                     self._graph("GPUs, price an hour", [self._price(m) for m in models]),
                 ],
                 [
@@ -131,19 +131,21 @@ class Dashboard(Construct):
             period=_MINUTE, statistic="Maximum", label=model.name
         )
 
-    def _latencies(self) -> list[cloudwatch.IMetric]:
-        api = self._api.http_api.api
-        return [
-            api.metric_latency(period=_MINUTE, statistic=statistic, label=statistic)
+    def _api_graphs(self) -> list[cloudwatch.GraphWidget]:
+        gateway = self._api.gateway
+        if gateway is None:
+            return []
+        latencies = [
+            gateway.metric("latency", period=_MINUTE, statistic=statistic, label=statistic)
             for statistic in ("p50", "p99")
         ]
-
-    def _answers(self) -> list[cloudwatch.IMetric]:
-        api = self._api.http_api.api
+        names: tuple[ApiMetric, ...] = ("requests", "4xx", "5xx")
+        answers = [
+            gateway.metric(name, period=_MINUTE, statistic="Sum", label=name) for name in names
+        ]
         return [
-            api.metric_count(period=_MINUTE, statistic="Sum", label="requests"),
-            api.metric_client_error(period=_MINUTE, statistic="Sum", label="4xx"),
-            api.metric_server_error(period=_MINUTE, statistic="Sum", label="5xx"),
+            self._graph("API, milliseconds", latencies),
+            self._graph("API, answers and errors", answers),
         ]
 
     def _price(self, model: Model) -> cloudwatch.IMetric:

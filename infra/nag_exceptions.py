@@ -106,6 +106,25 @@ ACKNOWLEDGED: Final = (
         "The function looks at keys itself, before anything else: the gateway's refusals have a "
         "form that OpenAI's clients do not read.",
     ),
+    *(
+        Acknowledgement(
+            rule,
+            "Api/Private/*",
+            "A REST API writes logs by one role of the whole account, which is not this "
+            "deployment's to set; the function logs every request.",
+        )
+        for rule in ("AwsSolutions-APIG1", "AwsSolutions-APIG6")
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG2",
+        "Api/Private/Api",
+        "The function checks what it is sent, and says what is wrong in the form of OpenAI's API.",
+    ),
+    Acknowledgement(
+        "AwsSolutions-APIG3",
+        "Api/Private/*",
+        "Only what comes through endpoints of the organisation's own VPCs gets to a private API.",
+    ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Worker-*/Role/DefaultPolicy",

@@ -12,6 +12,7 @@ from ..api.app import app
 from ..api.envelope.caller import IS_HEAD, aws
 from ..dashboard import routes as dashboard
 from ..observability import logger
+from .rest_event import as_http_event, as_rest_answer, is_rest
 
 # Lambda encodes the answer as a string within JSON: quotes and backslashes could double a long one,
 # beyond the limit of 6 MB. Base64 always takes four thirds.
@@ -43,10 +44,22 @@ def respond(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
 # An event is never logged, whatever the environment says: it holds the caller's key.
 @logger.inject_lambda_context(log_event=False, correlation_id_path="requestContext.requestId")
 def handler(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
-    """Answer one request (payload format 2.0), under the id that the logs have of it.
+    """Answer one request of an HTTP API (payload format 2.0) or of a REST API.
 
-    `Server-Timing` holds the milliseconds that this took, and those spent waiting for AWS.
+    Its id is the one that the logs have of it. A REST API writes no access log: it is written here.
     """
+    if not is_rest(event):
+        return timed(event, context)
+    event = as_http_event(event)
+    answer = as_rest_answer(timed(event, context))
+    http = event["requestContext"]["http"]
+    asked = {"method": http["method"], "path": http["path"], "address": http["sourceIp"]}
+    logger.info("answered", status=answer["statusCode"], **asked)
+    return answer
+
+
+def timed(event: dict[str, Any], context: LambdaContext) -> dict[str, Any]:
+    """Answer one request; `Server-Timing` has its milliseconds, and those spent waiting for AWS."""
     started, waited = time.perf_counter(), aws().waiting.seconds
     answer = respond(event, context)
     total, waited = time.perf_counter() - started, aws().waiting.seconds - waited

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
+from aws_cdk import Duration
 from aws_cdk import aws_apigatewayv2 as gateway
 from aws_cdk import aws_apigatewayv2_authorizers as authorizers
 from aws_cdk import aws_apigatewayv2_integrations as integrations
+from aws_cdk import aws_certificatemanager as acm
+from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from infra.config import Domain
+
 # One person with a runaway loop must not use up the account's Lambdas.
 # Of all tenants together, before anybody is asked who they are; each has limits of its own.
-_REQUESTS_PER_SECOND, _BURST = 500, 1000
+REQUESTS_PER_SECOND, BURST = 500, 1000
 # Of each page that needs no key: a flood of one is stopped before it reaches the Lambda.
 _PUBLIC_REQUESTS_PER_SECOND, _PUBLIC_BURST = 50, 100
 # What needs no signature; handler/api/open_paths.py has the same list. None of it holds anything
@@ -30,6 +36,7 @@ _LOGGED = {
     "latency_ms": "$context.responseLatency",
     "error": "$context.error.message",
 }
+ApiMetric = Literal["latency", "requests", "4xx", "5xx"]
 
 
 class HttpApi(Construct):
@@ -47,8 +54,10 @@ class HttpApi(Construct):
         api: lambda_.IFunction,
         signed: bool,
         access_logs: logs.ILogGroup,
+        domain: Domain | None,
     ) -> None:
         super().__init__(scope, construct_id)
+        self._domain = domain
         self.api = gateway.HttpApi(self, "Api", create_default_stage=False)
         self.stage = gateway.HttpStage(
             self,
@@ -56,7 +65,7 @@ class HttpApi(Construct):
             http_api=self.api,
             stage_name="$default",
             auto_deploy=True,
-            throttle=gateway.ThrottleSettings(rate_limit=_REQUESTS_PER_SECOND, burst_limit=_BURST),
+            throttle=gateway.ThrottleSettings(rate_limit=REQUESTS_PER_SECOND, burst_limit=BURST),
         )
         stage = self.stage.node.default_child
         assert isinstance(stage, gateway.CfnStage)
@@ -69,7 +78,7 @@ class HttpApi(Construct):
             for route in self.api.add_routes(path=path, methods=methods, integration=integration):
                 # It must be there before it can have settings.
                 assert isinstance(route.node.default_child, gateway.CfnRoute)
-                stage.add_dependency(route.node.default_child)
+                stage.node.add_dependency(route.node.default_child)
         stage.route_settings = {
             f"{method.value} {path}": {
                 "ThrottlingRateLimit": _PUBLIC_REQUESTS_PER_SECOND,
@@ -85,7 +94,34 @@ class HttpApi(Construct):
             authorizer=authorizers.HttpIamAuthorizer() if signed else None,
         )
 
+        # What the domain's name has to lead to, by a CNAME or an alias.
+        self.domain_target = self._add_domain(domain) if domain else None
+
     @property
     def url(self) -> str:
         """The address of the API, as `base_url` of the OpenAI SDK wants it but for `/v1`."""
-        return self.api.api_endpoint
+        return f"https://{self._domain.name}" if self._domain else self.api.api_endpoint
+
+    def metric(
+        self, name: ApiMetric, *, period: Duration, statistic: str, label: str | None = None
+    ) -> cloudwatch.Metric:
+        """Return a metric of all requests."""
+        of_api = {
+            "latency": self.api.metric_latency,
+            "requests": self.api.metric_count,
+            "4xx": self.api.metric_client_error,
+            "5xx": self.api.metric_server_error,
+        }
+        return of_api[name](period=period, statistic=statistic, label=label)
+
+    def _add_domain(self, domain: Domain) -> str:
+        certificate = acm.Certificate.from_certificate_arn(self, "Certificate", domain.certificate)
+        name = gateway.DomainName(
+            self,
+            "Domain",
+            domain_name=domain.name,
+            certificate=certificate,
+            security_policy=gateway.SecurityPolicy.TLS_1_2,
+        )
+        gateway.ApiMapping(self, "Mapping", api=self.api, domain_name=name, stage=self.stage)
+        return name.regional_domain_name

@@ -18,6 +18,7 @@ from infra.api.concurrency import MAX_RUNS
 from infra.api.environment import check_environment_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
+from infra.api.private_api import PrivateApi
 from infra.bundle import Bundle
 from infra.data.queues import LAMBDA_SECONDS
 from infra.data.stack import DataStack
@@ -48,24 +49,13 @@ class ApiStack(Stack):
         self.intake = self._add_intake()
         self.reaper = self._add_reaper()
         self.dead_letters = self._add_dead_letters()
-        self.api = self._add_api()
-        self.http_api = HttpApi(
-            self,
-            "Http",
-            api=self.api.function,
-            signed=data.config.auth == "iam",
-            access_logs=log_group(
-                self,
-                "AccessLogs",
-                days=data.config.retention.log_days,
-                key=data.key,
-                # Of groups of other names each needs a line in a policy of the account's logs,
-                # which is short.
-                name=f"/aws/vendedlogs/{self.stack_name}",
-            ),
-        )
+        self.api = None if data.config.api == "none" else self._add_api()
+        self.gateway = self._add_gateway(self.api) if self.api else None
         self._add_alarms()
-        CfnOutput(self, "ApiUrl", value=self.http_api.url)
+        if self.gateway is None:
+            CfnOutput(self, "NoApi", value='api = "none"')
+        else:
+            CfnOutput(self, "ApiUrl", value=self.gateway.url)
 
     def _add_control(self) -> Function:
         """Add the Lambda that takes short files in, joins the rows of all and delivers them."""
@@ -223,6 +213,40 @@ class ApiStack(Stack):
             ],
         )
 
+    def _add_gateway(self, api: Function) -> HttpApi | PrivateApi:
+        """Add what callers reach the Lambda by."""
+        data, config = self.data, self.data.config
+        if config.api == "private":
+            return PrivateApi(
+                self,
+                "Private",
+                api=api.function,
+                name=self.stack_name,
+                signed=config.auth == "iam",
+                endpoint_ids=config.vpc_endpoint_ids,
+                tracing=config.tracing,
+            )
+        # Of groups of other names each needs a line in a policy of the account's logs, which is
+        # short.
+        access_logs = log_group(
+            self,
+            "AccessLogs",
+            days=config.retention.log_days,
+            key=data.key,
+            name=f"/aws/vendedlogs/{self.stack_name}",
+        )
+        gateway = HttpApi(
+            self,
+            "Http",
+            api=api.function,
+            signed=config.auth == "iam",
+            access_logs=access_logs,
+            domain=config.domain,
+        )
+        if gateway.domain_target:
+            CfnOutput(self, "DomainTarget", value=gateway.domain_target)
+        return gateway
+
     @property
     def launcher_roles(self) -> list[iam.IRole]:
         """The roles of the Lambdas that start workers."""
@@ -280,7 +304,8 @@ class ApiStack(Stack):
 
     def _add_alarms(self) -> None:
         topic = self.data.topic
-        for function in (self.control, self.intake, self.reaper, self.dead_letters, self.api):
+        functions = [self.control, self.intake, self.reaper, self.dead_letters]
+        for function in (*functions, *([self.api] if self.api else [])):
             add_alarm(
                 function,
                 "Errors",
@@ -313,13 +338,13 @@ class ApiStack(Stack):
                 periods=1,
                 description="The GPU hours of the day are used up: workers start tomorrow again.",
             )
+        if self.gateway is None:
+            return
         add_alarm(
             self,
             "ApiServerErrors",
             topic=topic,
-            metric=self.http_api.api.metric_server_error(
-                period=Duration.minutes(1), statistic="Sum"
-            ),
+            metric=self.gateway.metric("5xx", period=Duration.minutes(1), statistic="Sum"),
             above=0,
             periods=3,
             description="The API answers requests with 5xx.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from infra.config.api import Domain
 from infra.config.data import Retention
 from infra.config.deployment import Config
 from infra.config.model import Adapter, Model
@@ -22,6 +23,7 @@ __all__ = (
     "Adapter",
     "Config",
     "ConfigRefused",
+    "Domain",
     "Model",
     "Network",
     "Producer",

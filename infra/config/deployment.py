@@ -9,6 +9,7 @@ from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
 from infra.config.access import Boundary, KmsKey, RolePath, Tags
+from infra.config.api import Domain, EndpointId
 from infra.config.data import Budget, Limits, Retention, Windows
 from infra.config.model import Capacity, Model
 from infra.config.network import Network
@@ -35,6 +36,9 @@ class Config(Table):
     spot: bool = False
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
+    api: Literal["public", "private", "none"] = "public"
+    vpc_endpoint_ids: Annotated[tuple[EndpointId, ...], Field(strict=False)] = ()
+    domain: Domain | None = None
     strict_endpoint: bool = False
     drop_tenants: bool = False
     producers: Annotated[tuple[Producer, ...], Field(max_length=100, strict=False)] = ()
@@ -95,6 +99,19 @@ class Config(Table):
             if twice:
                 raise ValueError(f"{words} {min(twice)}")
         return models
+
+    @model_check(mode="after")
+    def _check_api(self) -> Self:
+        if self.api == "private" and not self.vpc_endpoint_ids:
+            raise ValueError(
+                'api = "private" is reached through endpoints of a VPC for the service '
+                "execute-api: name them in vpc_endpoint_ids"
+            )
+        if self.vpc_endpoint_ids and self.api != "private":
+            raise ValueError('vpc_endpoint_ids are of api = "private"')
+        if self.domain and self.api != "public":
+            raise ValueError('[domain] is of api = "public"')
+        return self
 
     @model_check(mode="after")
     def _check_producers(self) -> Self:

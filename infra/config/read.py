@@ -82,6 +82,8 @@ _MESSAGES = {
 # What a text must look like, by its place in the file.
 _PATTERN_HINTS = {
     "alarm_email": "an e-mail address",
+    "domain.certificate": "one of ACM: arn:aws:acm:eu-west-1:111122223333:certificate/…",
+    "domain.name": "a name, such as llm.example.com",
     "image": "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1",
     "kms_key": "a key of KMS: arn:aws:kms:eu-west-1:111122223333:key/…",
     "producers.arn": "a role, a user or an account: arn:aws:iam::111122223333:role/producer",
@@ -100,6 +102,7 @@ _PATTERN_HINTS = {
     "network.vpc_id": "a VPC: vpc-0123456789abcdef0",
     "network.zones": "a zone, such as eu-west-1a",
     "permissions_boundary": "a policy's ARN: arn:aws:iam::111122223333:policy/boundary",
+    "vpc_endpoint_ids": "an endpoint of a VPC, such as vpce-0123456789abcdef0",
     "role_path": "a path of roles between slashes: /platform/",
 }
 

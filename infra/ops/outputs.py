@@ -79,6 +79,8 @@ def _outputs_of(cloudformation: Any, stack: str, needed: str) -> dict[str, str]:
             f"there is no stack {stack} here: deploy first, or look at the region and the account"
         ) from exc
     found = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
+    if "NoApi" in found and needed == "ApiUrl":
+        raise NotDeployed(f"the stack {stack} has no API, which this needs: {found['NoApi']}")
     if needed not in found:
         raise NotDeployed(
             f"the stack {stack} ({described['StackStatus']}) tells no {needed}: deploy again, or "

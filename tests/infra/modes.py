@@ -64,6 +64,17 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "far": {"models": [_FAR]},
         "reserved": {"models": [_RESERVED, _SMALL]},
     },
+    "api": {
+        "public": {},
+        "private": {"api": "private", "vpc_endpoint_ids": ["vpce-0123456789abcdef0"]},
+        "none": {"api": "none"},
+        "domain": {
+            "domain": {
+                "name": "llm.example.com",
+                "certificate": "arn:aws:acm:us-east-1:111122223333:certificate/abc",
+            }
+        },
+    },
     "auth": {"keys": {}, "iam": {"auth": "iam"}},
     "spot": {"on demand": {}, "spot": {"spot": True}},
     "image": {"built": {}, "tag": {"image": f"{_IMAGE}:1"}},

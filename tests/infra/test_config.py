@@ -28,6 +28,7 @@ LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
 GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
+CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 A_PATH = "a path of roles between slashes: /platform/"
 A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
 A_NAME = "a short name of small letters, digits and dashes between them"
@@ -189,6 +190,34 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             "arn:aws:kms:eu-west-1:111122223333:key/…."
         ),
     ),
+    ({"api": "hidden"}, "api is 'hidden'; it can be 'public', 'private' or 'none'."),
+    (
+        {"api": "private"},
+        (
+            'api = "private" is reached through endpoints of a VPC for the service execute-api: '
+            "name them in vpc_endpoint_ids."
+        ),
+    ),
+    (
+        {"vpc_endpoint_ids": ["vpce-0123456789abcdef0"]},
+        'vpc_endpoint_ids are of api = "private".',
+    ),
+    (
+        {"api": "private", "vpc_endpoint_ids": ["vpc-1"]},
+        (
+            'vpc_endpoint_ids[1] is "vpc-1", which does not look like an endpoint of a VPC, such '
+            "as vpce-0123456789abcdef0."
+        ),
+    ),
+    (
+        {"api": "none", "domain": {"name": "llm.example.com", "certificate": CERTIFICATE}},
+        '[domain] is of api = "public".',
+    ),
+    (
+        {"domain": {"name": "LLM", "certificate": CERTIFICATE}},
+        'domain.name is "LLM", which does not look like a name, such as llm.example.com.',
+    ),
+    ({"domain": {"name": "llm.example.com"}}, "domain.certificate must be given."),
     ({"alarm_messages": "json"}, "alarm_messages is 'json'; it can be 'text' or 'chat'."),
     ({"tags": "team"}, "tags must be a table."),
     ({"tags": {"team": 3}}, "tags.team must be a text in quotes."),

@@ -1,0 +1,20 @@
+"""`vpc_endpoint_ids` and `[domain]`: how callers reach the API."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from infra.config.table import Table
+
+_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+_CERTIFICATE = r"arn:aws[a-z-]*:acm:[a-z0-9-]+:[0-9]{12}:certificate/[A-Za-z0-9-]+"
+EndpointId = Annotated[str, StringConstraints(pattern=r"^vpce-[0-9a-f]{8,17}$")]
+
+
+class Domain(Table):
+    """A name of the API and its certificate, which is in the deployment's region."""
+
+    name: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})+$")]
+    certificate: Annotated[str, StringConstraints(pattern=rf"^{_CERTIFICATE}$")]

@@ -1,0 +1,142 @@
+"""How callers reach the API: by a name of one's own, inside a VPC alone, or not at all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from aws_cdk.assertions import Template
+
+from infra.api.private_api import STAGES
+from tests.infra.conftest import Synth
+from tests.infra.reading import Deployment
+from tidemill.handler.api.open_paths import PUBLIC
+
+ENDPOINTS = ["vpce-0123456789abcdef0", "vpce-0123456789abcdef1"]
+PRIVATE = {"api": "private", "vpc_endpoint_ids": ENDPOINTS}
+CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
+OF_GATEWAYS = ("AWS::ApiGatewayV2::Api", "AWS::ApiGateway::RestApi")
+INVOKE = "arn:aws:apigateway:eu-west-1:lambda:path/2015-03-31/functions/ApiFunction.Arn/invocations"
+
+
+@pytest.fixture(scope="module")
+def private(synth: Synth) -> Deployment:
+    """Return a deployment whose API is inside a VPC."""
+    return Deployment(synth(PRIVATE))
+
+
+def only(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the one of what there is one of."""
+    ((_, properties),) = found.items()
+    return properties
+
+
+def rest_api(found: Deployment) -> dict[str, Any]:
+    """Return the properties of the private API."""
+    return only(found.properties("AWS::ApiGateway::RestApi"))
+
+
+def test_a_private_api_has_no_public_one_beside_it(
+    private: Deployment, templates: dict[str, Template]
+) -> None:
+    """And a public one none that is private."""
+    for found, kind in ((private, OF_GATEWAYS[1]), (Deployment(templates), OF_GATEWAYS[0])):
+        assert [it for it in OF_GATEWAYS if found.resources(it)] == [kind]
+
+
+def test_a_private_api_is_reached_through_its_endpoints_alone(private: Deployment) -> None:
+    """Whoever comes another way is denied; its address is a name of the first endpoint's."""
+    api = rest_api(private)
+    assert api["EndpointConfiguration"] == {"Types": ["PRIVATE"], "VpcEndpointIds": ENDPOINTS}
+    allowed, denied = api["Policy"]["Statement"]
+    assert (allowed["Effect"], allowed["Resource"]) == ("Allow", "execute-api:/*")
+    assert (denied["Effect"], denied["Resource"]) == ("Deny", "execute-api:/*")
+    assert denied["Condition"] == {"StringNotEquals": {"aws:SourceVpce": ENDPOINTS}}
+    host = f"PrivateApi-{ENDPOINTS[0]}.execute-api.eu-west-1.amazonaws.com"
+    assert private.outputs("Api") == {"ApiUrl": f"https://{host}"}
+
+
+def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) -> None:
+    """Bytes come as they are; refusals of the gateway have the form that clients read."""
+    api = rest_api(private)
+    methods = [method for path in api["Body"]["paths"].values() for method in path.values()]
+    assert set(api["Body"]["paths"]) == {"/", "/{proxy+}"}
+    assert {it["x-amazon-apigateway-integration"]["uri"] for it in methods} == {INVOKE}
+    assert api["BinaryMediaTypes"] == ["*/*"]
+    busy = api["Body"]["x-amazon-apigateway-gateway-responses"]["THROTTLED"]
+    error = json.loads(busy["responseTemplates"]["application/json"])["error"]
+    assert (busy["statusCode"], error["type"]) == (429, "rate_limit_error")
+    permission = only(private.properties("AWS::Lambda::Permission"))
+    assert permission["Principal"] == "apigateway.amazonaws.com"
+    assert permission["SourceArn"].endswith(":PrivateApi/*")
+
+
+def test_a_stage_is_the_first_part_of_the_paths_that_clients_know(private: Deployment) -> None:
+    """Each has the limit of requests; what stands at the top of the public API is not there."""
+    stages = private.properties("AWS::ApiGateway::Stage").values()
+    assert {it["StageName"] for it in stages} == set(STAGES)
+    assert {path.split("/")[1] for path in PUBLIC} <= {*STAGES, "", "openapi.json"}
+    for stage in stages:
+        [settings] = stage["MethodSettings"]
+        assert settings["ThrottlingRateLimit"] == 500
+    alarm = private.properties("AWS::CloudWatch::Alarm")["ApiServerErrors"]
+    assert alarm["MetricName"] == "5XXError"
+    assert alarm["Dimensions"] == [{"Name": "ApiName", "Value": rest_api(private)["Name"]}]
+
+
+def test_a_private_api_takes_signatures(synth: Synth) -> None:
+    """The page alone needs none, and the policy lets nobody call what their own does not."""
+    api = rest_api(Deployment(synth(PRIVATE | {"auth": "iam"})))
+    paths = api["Body"]["paths"]
+    signed = {
+        path
+        for path, methods in paths.items()
+        for method in methods.values()
+        if method.get("x-amazon-apigateway-auth") == {"type": "AWS_IAM"}
+    }
+    assert set(paths) - signed == {"/", "/assets/{proxy+}"}
+    allowed, _ = api["Policy"]["Statement"]
+    assert allowed["Resource"] == [
+        f"execute-api:/{path}"
+        for path in ("dashboard/GET/", "dashboard/GET/assets/*", "health/GET/")
+    ]
+
+
+def test_a_change_of_a_private_api_is_deployed(private: Deployment, synth: Synth) -> None:
+    """A deployment is a snapshot: another API has another."""
+    other = Deployment(synth(PRIVATE | {"auth": "iam"}))
+    names = [set(it.resources("AWS::ApiGateway::Deployment")) for it in (private, other)]
+    assert names[0] & names[1] == set()
+
+
+def test_a_deployment_can_have_no_api(synth: Synth) -> None:
+    """Neither function nor gateway, graph nor alarm; what needs an API is told."""
+    found = Deployment(synth({"api": "none"}))
+    assert [it for it in OF_GATEWAYS if found.resources(it)] == []
+    assert not [it for it in found.resources("AWS::Lambda::Function") if it.startswith("Api")]
+    assert not [it for it in found.resources("AWS::CloudWatch::Alarm") if it.startswith("Api")]
+    assert "AWS/ApiGateway" not in json.dumps(found.templates)
+    assert found.outputs("Api") == {"NoApi": 'api = "none"'}
+
+
+def test_a_domain_leads_to_the_api(synth: Synth) -> None:
+    """Clients use its name, which its owner points at the target."""
+    domain = {"name": "llm.example.com", "certificate": CERTIFICATE}
+    found = Deployment(synth({"domain": domain}))
+    named = only(found.properties("AWS::ApiGatewayV2::DomainName"))
+    assert named["DomainName"] == "llm.example.com"
+    [endpoint] = named["DomainNameConfigurations"]
+    assert endpoint == {
+        "CertificateArn": CERTIFICATE,
+        "EndpointType": "REGIONAL",
+        "SecurityPolicy": "TLS_1_2",
+    }
+    mapping = only(found.resources("AWS::ApiGatewayV2::ApiMapping"))
+    assert found.plain(mapping["Properties"]["ApiId"]) == "HttpApi"
+    assert mapping["Properties"]["Stage"] == "$default"
+    assert [name.startswith("HttpStage") for name in mapping["DependsOn"]] == [True]
+    assert found.outputs("Api") == {
+        "ApiUrl": "https://llm.example.com",
+        "DomainTarget": "HttpDomain.RegionalDomainName",
+    }
