@@ -81,8 +81,8 @@ class WebhookObject(BaseModel):
 class WaitingObject(BaseModel):
     """Reason why no worker is started for open lines, since when, and what helps.
 
-    The code is `crash_loop`, `start_refused`, `stopped` (by a person), `no_capacity` or
-    `not_started`.
+    The code is `crash_loop`, `start_refused`, `stopped` (by a person), `no_capacity`,
+    `not_started`, `gpu_hours_used_up` (the tenant's of this day) or `budget_used_up` (everybody's).
     """
 
     code: str
@@ -97,7 +97,8 @@ class TidemillObject(BaseModel):
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to. `cost` is
     in the currency of the deployment's price for a GPU-hour, null without one. `has_worker` says
-    whether a worker runs lines of it now.
+    whether a worker runs lines of it now. A batch that is erased is so from `erasing_at` on, and
+    all its bytes are gone at `erased_at`.
     """
 
     seconds: int
@@ -117,6 +118,8 @@ class TidemillObject(BaseModel):
     webhook: WebhookObject | None
     has_worker: bool
     waiting: WaitingObject | None
+    erasing_at: int | None
+    erased_at: int | None
 
 
 class BatchObject(BaseModel):
@@ -161,6 +164,8 @@ def batch_object(
 
     Of an ended batch `now` counts for nothing. The cost is null unless a price is given.
     """
+    if batch.erasing_at is not None:
+        batch = batch.tombstone
     done = batch.final or progress
     return BatchObject(
         id=batch.id,
@@ -240,6 +245,8 @@ def _tidemill_object(
         webhook=_webhook(batch),
         has_worker=is_running and has_worker,
         waiting=None if waiting is None else WaitingObject(**asdict(waiting)),
+        erasing_at=batch.erasing_at,
+        erased_at=batch.erased_at,
     )
 
 

@@ -172,7 +172,8 @@ class Batch:
     `webhook_due`. `turn` is the Lambda run that has the batch, `turn_until` when the newest one had
     ended or must have; `ended_at` is the end that was chosen. `seen` is what the reaper saw, and
     `seen_at` since when that is so. From `expires` on the table forgets it, long after
-    `expires_at`; None means never, here and in what belongs to a batch.
+    `expires_at`; None means never, here and in what belongs to a batch. Clients see
+    its tombstone alone from `erasing_at` on, and at `erased_at` there is nothing else.
     """
 
     id: str
@@ -222,6 +223,8 @@ class Batch:
     ended_at: int | None = None
     engine: EngineInfo = EngineInfo()
     pause: Pause | None = None
+    erasing_at: int | None = None
+    erased_at: int | None = None
     announced: Status | None = None
     turn: str | None = None
     turn_until: float = 0.0
@@ -233,6 +236,23 @@ class Batch:
     def is_terminal(self) -> bool:
         """Say whether the batch has come to its end."""
         return self.status in TERMINAL
+
+    @property
+    def tombstone(self) -> Batch:
+        """Return what remains of a batch that is erased: ids, times and counts, no client's words.
+
+        Neither its options nor its errors, and no name of a file.
+        """
+        window = self.options.completion_window
+        kept = {name: getattr(self, name) for name in _KEPT}
+        nothing = Source(self.source.bucket, "", "", 0)
+        return Batch(
+            **kept,
+            source=nothing,
+            input_file_id="",
+            options=Options(completion_window=window),
+            outputs=Outputs("", "", ""),
+        )
 
     def pause_at(self, now: float) -> Pause | None:
         """Return the reason that no shard of it is begun now, None where they are."""
@@ -253,6 +273,15 @@ class Batch:
         check_move(self.status, status)
         changes: dict[str, Any] = {"status": status, f"{status}_at": now}
         return replace(self, **changes)
+
+
+# Of what is erased.
+_KEPT = (
+    *("id", "tenant", "status", "endpoint", "model", "engine", "expires", "announced", "outcome"),
+    *("created_at", "expires_at", "in_progress_at", "finalizing_at", "completed_at", "failed_at"),
+    *("expired_at", "cancelling_at", "cancelled_at", "ended_at", "erasing_at", "erased_at"),
+    *("num_rows", "num_shards", "final", "predecessor", "queued_lines"),
+)
 
 
 class ShardStatus(StrEnum):

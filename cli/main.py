@@ -12,6 +12,7 @@ from .commands import (
     cancel,
     completion,
     drop,
+    erase,
     keys,
     local,
     results,
@@ -53,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(command=_without_a_command)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    to_batches = (submit, resume, status, results, cancel, drop)
+    to_batches = (submit, resume, status, results, cancel, erase, drop)
     for command in (run, serve, *to_batches, worker, local, keys, tenants, workers, completion):
         command.add_command(commands)
     return parser

@@ -53,7 +53,8 @@ class Settings(BaseModel):
     Files are deleted `file_days` after their creation, never where that is 0.
     `intake_queue` gets the messages of files to be read, `drops_queue` those of uploads to the
     bucket; without one the control queue does.
-    With `drop_tenants` the first folder below `input/` names the tenant of an upload.
+    With `drop_tenants` the first folder below `input/` names the tenant of an upload, with
+    `erase_batches` clients may erase what has ended.
     One run reads `range_bytes` of a file, or little more.
     `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
     `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials.
@@ -67,6 +68,7 @@ class Settings(BaseModel):
     intake_queue: str = ""
     drops_queue: str = ""
     drop_tenants: bool = False
+    erase_batches: bool = False
     fleets: str = ""
     work_queues: Json[dict[str, str]] = Field(default_factory=dict)
     model_aliases: Json[dict[str, str]] = Field(default_factory=dict)

@@ -110,6 +110,14 @@ def delete_objects(data: DataStack, *prefixes: str) -> iam.PolicyStatement:
     return allow(["s3:DeleteObject"], _objects(data, prefixes))
 
 
+def erase_objects(data: DataStack, *prefixes: str) -> list[iam.PolicyStatement]:
+    """Return the rights to find all versions of objects and to delete them for good."""
+    return [
+        allow(["s3:ListBucketVersions"], [data.bucket.bucket_arn]),
+        allow(["s3:DeleteObject", "s3:DeleteObjectVersion"], _objects(data, prefixes)),
+    ]
+
+
 def send_to_control(data: DataStack) -> iam.PolicyStatement:
     """Allow to send messages to the control queue."""
     return allow(["sqs:SendMessage"], [data.queues.control.queue_arn])

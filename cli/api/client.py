@@ -129,6 +129,10 @@ class Client:
         """Cancel a batch."""
         return self.http.ask(_batch, "POST", f"batches/{_quoted(batch_id)}/cancel")
 
+    def erase(self, batch_id: str) -> Batch:
+        """Erase a batch."""
+        return self.http.ask(_batch, "DELETE", f"batches/{_quoted(batch_id)}")
+
     def batches(self, limit: int | None) -> Iterator[Batch]:
         """Yield batches newest first; None means all."""
         params: dict[str, Any] = {}

@@ -65,7 +65,7 @@ def with_file_names(client: Client, batches: Sequence[Batch]) -> list[NamedBatch
     uploaded = [name for name in inputs if name and not name.startswith(_DROPPED)]
     names = _names(client, uploaded)
     return [
-        (batch, names.get(name) or _dropped_name(name))
+        (batch, names.get(name) or _dropped_name(name) or "erased")
         for batch, name in zip(batches, inputs, strict=True)
     ]
 

@@ -36,6 +36,7 @@ _WAITS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # What only some routes answer, by the names of their functions.
 _ALSO: Final = {
     "list_results": {HTTPStatus.GONE, HTTPStatus.SERVICE_UNAVAILABLE},
+    "list_history": {HTTPStatus.GONE},
     "complete_upload": {HTTPStatus.SERVICE_UNAVAILABLE},
 }
 _REDIRECTS: Final = {

@@ -74,6 +74,16 @@ class ObjectHead(NamedTuple):
     modified: int
 
 
+class ObjectVersion(NamedTuple):
+    """A version of an object, or a marker of its deletion; `id` is "null" without versions."""
+
+    key: str
+    id: str
+    etag: str | None
+    is_latest: bool
+    is_marker: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Bucket:
     """Makes the operations on the bucket that a deployment owns."""
@@ -90,9 +100,9 @@ class Bucket:
             return None
         return response
 
-    def get(self, key: str) -> Operation[bytes]:
+    def get(self, key: str, version_id: str | None = None) -> Operation[bytes]:
         """Return an object whole; raises NotThere."""
-        response = yield Call("s3", "get_object", {"Bucket": self.name, "Key": key})
+        response = yield Call("s3", "get_object", self._version(key, version_id))
         body: bytes = response["Body"]
         return body
 
@@ -170,6 +180,40 @@ class Bucket:
         found = yield from self.head(key)
         if found is not None and version_id in {None, found.get("VersionId")}:
             yield from self.delete_found(key, found)
+
+    def list_versions(
+        self, prefix: str, after: Mapping[str, str] | None = None
+    ) -> Operation[tuple[list[ObjectVersion], Mapping[str, str] | None]]:
+        """Return versions and markers of keys with a prefix, a thousand at most.
+
+        Beside them what the next page follows, None behind the last.
+        """
+        where = {"Bucket": self.name, "Prefix": prefix, **(after or {})}
+        response = yield Call("s3", "list_object_versions", where)
+        following = None
+        if response.get("IsTruncated"):
+            names = ("KeyMarker", "VersionIdMarker")
+            following = {name: response[f"Next{name}"] for name in names}
+        found = [
+            ObjectVersion(
+                each["Key"],
+                each["VersionId"],
+                each.get("ETag"),
+                each["IsLatest"],
+                is_marker=kind == "DeleteMarkers",
+            )
+            for kind in ("Versions", "DeleteMarkers")
+            for each in response.get(kind, ())
+        ]
+        return found, following
+
+    def erase(self, versions: Sequence[ObjectVersion]) -> Operation[None]:
+        """Delete at most a thousand versions for good; AwsError where S3 refuses one."""
+        gone = [{"Key": each.key, "VersionId": each.id} for each in versions]
+        where = {"Bucket": self.name, "Delete": {"Objects": gone, "Quiet": True}}
+        response = yield Call("s3", "delete_objects", where)
+        if refused := response.get("Errors"):
+            raise AwsError(f"s3 delete_objects: {len(refused)} refused, {refused[0].get('Code')}")
 
     # Multipart uploads
 

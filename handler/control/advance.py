@@ -27,6 +27,7 @@ from ..intake.shards import enqueue_shards
 from ..lifecycle.announce import announce
 from ..lifecycle.finish import end_batch
 from ..observability import logger
+from .erase import erase
 
 
 def advance(
@@ -75,7 +76,10 @@ def advance_batch(
         finalize(aws, deployment, batch, time_left, now=now)
     elif batch is not None and batch.is_terminal:
         abort_conversion(aws, deployment, batch)
-        send_webhook(aws, deployment, batch, time_left, now=now)
+        if batch.erasing_at is None:
+            send_webhook(aws, deployment, batch, time_left, now=now)
+        else:
+            erase(aws, deployment, batch, time_left, now=now)
 
 
 def _validate(

@@ -106,7 +106,7 @@ def _handle_batch(
 ) -> Operation[None]:
     """Resend the message of a batch; an intake without progress for hours fails it."""
     batch = yield from deployment.table.get_batch(batch_id)
-    if batch is None or batch.is_terminal:
+    if batch is None or (batch.is_terminal and (batch.erasing_at is None or batch.erased_at)):
         logger.info("dead message dropped", batch_id=batch_id)
     elif batch.status is Status.VALIDATING and (yield from _fails_for_long(deployment, batch, now)):
         yield from _fail(deployment, batch, now)

@@ -16,7 +16,7 @@ from tidemill.batch.states import TERMINAL, Status
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..api.envelope.caller import aws, tenant_of
-from ..api.routers.batches import list_batches, own_batch, retrieve_batch, router
+from ..api.routers.batches import kept_batch, list_batches, retrieve_batch, router
 from ..api.routers.files import file_content
 from ..deployment import deployment
 from ..queries.batch_view import progress_of
@@ -138,7 +138,7 @@ def batch(batch_id: str) -> Response[str]:
 
 def errors(batch_id: str) -> Response[str]:
     """Return the first rows of a batch that went wrong."""
-    found = own_batch(router.context, batch_id)
+    found = kept_batch(router.context, batch_id)
     progress = aws().run(progress_of(deployment(), found, time.time()))
     failures = aws().run(first_errors(deployment(), found)) or []
     return html(
@@ -176,7 +176,7 @@ def _rows(wires: Sequence[BatchObject]) -> list[BatchRow]:
     """Return batches under the names of their files; one whose file is gone goes by its id."""
     tenant, now = tenant_of(router.context), time.time()
     files = deployment().files
-    uploaded = [wire.input_file_id for wire in wires if not _is_drop(wire)]
+    uploaded = [wire.input_file_id for wire in wires if wire.input_file_id and not _is_drop(wire)]
     found = aws().run_all(files.get_file(file_id) for file_id in uploaded)
     names = {file.id: file.filename for file in found if file and file.tenant == tenant}
     return [BatchRow(wire, names.get(wire.input_file_id) or _key_of(wire), now) for wire in wires]
@@ -189,5 +189,5 @@ def _is_drop(wire: BatchObject) -> bool:
 def _key_of(wire: BatchObject) -> str:
     """Return a drop's key without what all have in common, and the id of any other file."""
     if not _is_drop(wire):
-        return wire.input_file_id
+        return wire.input_file_id or "erased"
     return wire.input_file_id.split("/", 3)[-1].removeprefix(INPUT_PREFIX)

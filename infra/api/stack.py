@@ -79,6 +79,12 @@ class ApiStack(Stack):
                 permissions.resume_uploads(data, _WORK, *_RESULTS),
                 permissions.delete_objects(data, *_RESULTS),
                 permissions.tag_objects(data, "files/"),
+                # What versions protect from is the one right that goes around them.
+                *(
+                    permissions.erase_objects(data, _INPUT, _WORK, *_RESULTS)
+                    if data.config.retention.erase_batches
+                    else ()
+                ),
             ],
         )
         self._add_event_source(control, data.queues.control, max_concurrency=MAX_RUNS["control"])

@@ -36,12 +36,17 @@ class Windows(Table):
 
 
 class Retention(Table):
-    """Retention periods in days; `output_days = 0` keeps results for ever."""
+    """Retention periods in days; 0 keeps results and inputs for ever.
 
+    With `erase_batches` the API erases ended batches with their files for good.
+    """
+
+    input_days: Days = 0
     output_days: Days = 90
     work_days: Annotated[int, Field(ge=_MIN_WORK_DAYS, le=3650)] = _MIN_WORK_DAYS
     log_days: LogDays = 30
     table_days: Annotated[int, Field(ge=2, le=3650)] = 90
+    erase_batches: bool = False
 
     @property
     def file_days(self) -> int:

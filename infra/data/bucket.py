@@ -124,8 +124,14 @@ def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
             expiration=work,
             noncurrent_version_expiration=Duration.days(1),
         ),
-        # A batch reads the version that was dropped, also after a newer drop of the same key.
-        s3.LifecycleRule(id="replaced-input", prefix="input/", noncurrent_version_expiration=work),
+        # A batch reads the version that was dropped, also after a newer drop of the same key, or
+        # when it has come to its end.
+        s3.LifecycleRule(
+            id="replaced-input",
+            prefix=_DROPS,
+            expiration=_days(retention.input_days),
+            noncurrent_version_expiration=work,
+        ),
     ]
     rules.append(
         s3.LifecycleRule(

@@ -57,6 +57,7 @@ class DataStack(Stack):
             "TIDEMILL_INTAKE_QUEUE": self.queues.intake.queue_url,
             "TIDEMILL_DROPS_QUEUE": self.queues.drops.queue_url,
             "TIDEMILL_GPU_HOURS_PER_DAY": str(self.config.budget.gpu_hours_per_day),
+            **({"TIDEMILL_ERASE_BATCHES": "1"} if self.config.retention.erase_batches else {}),
             **({"TIDEMILL_DROP_TENANTS": "1"} if self.config.drop_tenants else {}),
             "TIDEMILL_FLEETS": self.config.fleets_path,
         }

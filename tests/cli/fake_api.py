@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(status, json.dumps(found).encode())
 
-    do_GET = do_POST = do_PUT = _serve  # noqa: N815 - the library's names
+    do_GET = do_POST = do_PUT = do_DELETE = _serve  # noqa: N815 - the library's names
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -263,7 +263,9 @@ class _Handler(BaseHTTPRequestHandler):
         batch = api.batches[words[0]]
         if words[1:] == ["results"]:
             return 200, self._rows(batch, int(query["after_line"]))
-        if words[1:] == ["cancel"]:
+        if self.command == "DELETE":
+            batch["tidemill"] |= {"erasing_at": 1, "erased_at": batch["tidemill"].get("erasing_at")}
+        elif words[1:] == ["cancel"]:
             batch["status"] = "cancelling"
         else:
             api.advance(batch)

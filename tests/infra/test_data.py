@@ -168,6 +168,15 @@ def test_retention_is_configured(synth: Synth) -> None:
     } == {"30"}
 
 
+def test_inputs_go_where_the_configuration_says(synth: Synth) -> None:
+    """By the prefix of drops; the version that a batch reads stays as long as one may run."""
+    found = Deployment(synth({"retention": {"input_days": 3}}))
+    rule = rules(found.properties("AWS::S3::Bucket")["DropsBucket"])["replaced-input"]
+    assert (rule["Prefix"], rule["ExpirationInDays"]) == ("input/", 3)
+    noncurrent = rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
+    assert noncurrent * DAY_SECONDS > MAX_WINDOW_SECONDS
+
+
 def test_an_uploaded_input_lasts_as_long_as_a_batch_that_reads_it(synth: Synth) -> None:
     """Files of the API outlive any batch, however short results are kept."""
     found = Deployment(synth({"retention": {"output_days": 2}}))

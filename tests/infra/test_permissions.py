@@ -12,6 +12,7 @@ from aws_cdk.assertions import Template
 from tests.infra.calls import needed_by
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, each
+from tidemill.handler.settings import read_settings
 
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
@@ -112,6 +113,7 @@ FUNCTION_ROLES = {
 }
 FED_ROLES = {"ControlRole", "DeadLettersRole", "IntakeRole"}
 READ_TENANTS = {"ApiRole", "ControlRole", "IntakeRole", "ReaperRole"}
+ERASED = "ListBucketVersions DeleteObjectVersion"
 # What starts workers and reads how they ended: given with them, where a deployment has any.
 OF_LAUNCHERS = (
     ("ecs", "describe_tasks"),
@@ -134,6 +136,7 @@ RIGHTS = {
     ("s3", "delete_objects"): "s3:DeleteObject",
     ("s3", "head_object"): "s3:GetObject ListBucket",
     ("s3", "list_objects_v2"): "s3:ListBucket",
+    ("s3", "list_object_versions"): "s3:ListBucketVersions",
     ("s3", "list_parts"): "s3:ListMultipartUploadParts",
     ("s3", "upload_part"): "s3:PutObject",
     ("s3", "upload_part_copy"): "s3:GetObject PutObject",
@@ -229,7 +232,27 @@ def test_a_role_may_do_what_its_code_does(role: str) -> None:
         used |= rights(RIGHTS.get((service, method), f"{service}:{camel}"))
     for text in needed.texts & set(RIGHTS_OF_TEXTS):
         used |= rights(RIGHTS_OF_TEXTS[text])
+    if ("s3", "list_object_versions") in needed.calls:
+        used -= rights(f"s3:{ERASED}")  # which it has where a deployment erases
     assert {action for words in ROLES[role].values() for action in rights(words)} == used
+
+
+def test_only_a_deployment_that_erases_has_the_rights_for_it(
+    deployment: Deployment, synth: Synth
+) -> None:
+    """To list versions and to delete them for good, of objects alone, and in one role."""
+    found = Deployment(synth({"retention": {"erase_batches": True}}))
+    for role in FUNCTION_ROLES:
+        more = {
+            (grant.action, grant.resource)
+            for grant in found.grants(role, "Api") - deployment.grants(role, "Api")
+        }
+        objects = {("s3:DeleteObjectVersion", it) for it in (INPUT, IN_FLIGHT, OUTPUT, FILES)}
+        objects |= {("s3:DeleteObject", it) for it in (INPUT, IN_FLIGHT)}
+        listing = {("s3:ListBucketVersions", BUCKET)}
+        assert more == (objects | listing if role == "ControlRole" else set()), role
+    for function in found.properties("AWS::Lambda::Function").values():
+        assert read_settings(function["Environment"]["Variables"]).erase_batches
 
 
 def test_only_the_api_lists_tenants() -> None:

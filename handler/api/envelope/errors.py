@@ -46,6 +46,13 @@ class NotFound(Refused):
     status = HTTPStatus.NOT_FOUND
 
 
+class Gone(Refused):
+    """Something that was there and is no longer kept."""
+
+    code = "gone"
+    status = HTTPStatus.GONE
+
+
 class NotFinished(Refused):
     """More work than one request has time for; the next request continues it."""
 

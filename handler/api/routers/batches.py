@@ -18,9 +18,10 @@ from tidemill.batch.pagination import Page, make_page
 from ...deployment import deployment
 from ...intake.new_batch import create_batch
 from ...lifecycle.cancel import NotCancellable, cancel
+from ...lifecycle.erasure import NotErasable, request_erasure
 from ...queries.batch_view import describe_batch
 from ..envelope.caller import aws, tenant_of
-from ..envelope.errors import NotFound, Refused
+from ..envelope.errors import Gone, NotFound, Refused
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -82,6 +83,25 @@ def cancel_batch(batch_id: str) -> BatchObject:
     if batch is None:
         raise _unknown(batch_id, None)
     return _batch_response(batch)
+
+
+@router.delete("/v1/batches/<batch_id>")
+def erase_batch(batch_id: str) -> BatchObject:
+    """Erase a batch that has ended with its input, its results and its rows, for good."""
+    batch = own_batch(router.context, batch_id)
+    try:
+        batch = aws().run(request_erasure(deployment(), batch, int(time.time())))
+    except NotErasable as exc:
+        raise Refused(str(exc), code=exc.code) from exc
+    return _batch_response(batch)
+
+
+def kept_batch(context: Mapping[str, Any], batch_id: str) -> Batch:
+    """Return a batch as `own_batch` does; raises Gone for one that was erased."""
+    batch = own_batch(context, batch_id)
+    if batch.erasing_at is not None:
+        raise Gone(f"Batch {batch.id} was erased.", code="batch_erased")
+    return batch
 
 
 def own_batch(context: Mapping[str, Any], batch_id: str, param: str | None = None) -> Batch:

@@ -11,7 +11,7 @@ from tidemill.batch.progress import HistoryBucket
 
 from ...deployment import deployment
 from ..envelope.caller import aws
-from .batches import own_batch
+from .batches import kept_batch
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 
@@ -26,5 +26,5 @@ class HistoryObject(BaseModel):
 @router.get("/v1/batches/<batch_id>/history")
 def list_history(batch_id: str) -> HistoryObject:
     """Return what a batch gained in each minute, of an older one in each quarter of an hour."""
-    batch = own_batch(router.context, batch_id)
+    batch = kept_batch(router.context, batch_id)
     return HistoryObject(data=aws().run(deployment().ledger.list_history(batch.id)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from http import HTTPStatus
 from typing import Annotated
 
 from aws_lambda_powertools.event_handler.openapi.params import Query
@@ -23,18 +22,11 @@ from ...queries.part_cache import PartCache
 from ...queries.results import MAX_BYTES, read_results
 from ...queries.row_finder import NotIndexed, WorkGone
 from ..envelope.caller import aws
-from ..envelope.errors import NotFinished, Refused
-from .batches import own_batch
+from ..envelope.errors import Gone, NotFinished
+from .batches import kept_batch
 
 router = APIGatewayHttpRouter()  # type: ignore[no-untyped-call]
 part_cache = cache(PartCache)
-
-
-class Gone(Refused):
-    """Something that was there and is no longer kept."""
-
-    code = WorkGone.code
-    status = HTTPStatus.GONE
 
 
 @router.get("/v1/batches/<batch_id>/results")
@@ -44,13 +36,13 @@ def list_results(
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED_ROWS)] = 100,
 ) -> ResultsObject:
     """List the rows behind a line that are finished; they are here seconds after they were made."""
-    batch = own_batch(router.context, batch_id)
+    batch = kept_batch(router.context, batch_id)
     try:
         found = read_results(
             aws(), deployment(), batch, part_cache(), after_line=after_line, limit=limit
         )
     except WorkGone as exc:
-        raise Gone(rows_deleted_message(batch)) from exc
+        raise Gone(rows_deleted_message(batch), code=WorkGone.code) from exc
     except NotIndexed as exc:
         words = "There are too many parts to look at in one request; ask again."
         raise NotFinished(words, code=exc.code) from exc

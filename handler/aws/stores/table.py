@@ -11,12 +11,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tidemill.batch.model import Batch, Outputs
-from tidemill.batch.object_keys import results_name
-from tidemill.batch.states import Status, sources_of
+from tidemill.batch.object_keys import is_drop, results_name
+from tidemill.batch.states import TERMINAL, Status, sources_of
 
 from ...errors import ConditionFailed
 from ..calls import Call, Operation
-from ..items import dump, load, to_item
+from ..items import dump, from_item, load, to_item
 from .drops import Arrival, drop_item, drop_key, is_overtaken, known_batch
 from .shards import ShardStore, batch_key
 from .store import condition, nothing_there, present
@@ -263,6 +263,49 @@ class Table(ShardStore):
         found = yield from self.get_many(list(keys.values()))
         names = {str(key["pk"]): name for name, key in keys.items()}
         return {names[fields["pk"]]: fields for fields in found}
+
+    def note_erasing(self, batch: Batch, now: int) -> Operation[Batch | None]:
+        """Note that an ended batch is erased from now on, once; None where it has not ended."""
+        ended, names = _status_in(TERMINAL)
+        required = f"{ended} AND attribute_not_exists(#erasing_at)"
+        found, _ = yield from self._set_if(batch.id, {"erasing_at": now}, required, names)
+        return found if found is not None and found.erasing_at is not None else None
+
+    def page_of_items(self, batch: Batch, limit: int) -> Operation[list[Mapping[str, Any]]]:
+        """Return the keys of items that belong to a batch beside its own, not more than `limit`."""
+        own = batch_key(batch.id)
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "KeyConditionExpression": "pk = :pk",
+            "ExpressionAttributeValues": to_item({":pk": own["pk"]}),
+            "ProjectionExpression": "pk, sk",
+            "ConsistentRead": True,
+            "Limit": limit + 1,
+        }
+        response = yield Call("dynamodb", "query", arguments)
+        keys = (to_item(from_item(key)) for key in response["Items"])
+        return [key for key in keys if key != to_item(own)]
+
+    def delete_item(self, key: Mapping[str, Any]) -> Operation[None]:
+        """Delete an item by its key, as DynamoDB has it."""
+        yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
+
+    def bury(self, batch: Batch) -> Operation[None]:
+        """Put the tombstone of a batch in its place, and forget the name of its upload."""
+        if is_drop(batch.outputs):
+            yield from self._forget_drop(batch)
+        listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
+        item = batch_key(batch.id) | dump(batch.tombstone) | listed
+        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": to_item(item)})
+
+    def _forget_drop(self, batch: Batch) -> Operation[None]:
+        """Forget the name of a batch's upload, unless a newer one has it."""
+        key = to_item(drop_key(batch.source.bucket, batch.outputs))
+        own = condition("batch_id = :id", {":id": batch.id})
+        try:
+            yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key, **own})
+        except ConditionFailed:
+            return
 
     def list_batches(
         self, tenant: str, *, limit: int, after: Batch | None = None

@@ -39,6 +39,7 @@ _PART = {"data": ("x", b"12")}
 OF_ONE: Mapping[str, Call] = {
     "GET /v1/batches/<batch_id>": Call(),
     "POST /v1/batches/<batch_id>/cancel": Call(),
+    "DELETE /v1/batches/<batch_id>": Call(),
     "GET /v1/batches/<batch_id>/history": Call(),
     "GET /v1/batches/<batch_id>/results": Call(),
     "GET /v1/files/<file_id>": Call(),

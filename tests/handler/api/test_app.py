@@ -22,6 +22,7 @@ ROUTES = [
     ("GET", "/v1/batches"),
     ("GET", "/v1/batches/batch_1"),
     ("POST", "/v1/batches/batch_1/cancel"),
+    ("DELETE", "/v1/batches/batch_1"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/tidemill-demo"),
 ]
@@ -83,7 +84,7 @@ def test_a_head_is_answered_as_a_get_without_its_body() -> None:
         ("GET", "/v1"),
         ("GET", "/v1/batchess"),
         ("GET", "/v1/batches/batch_1/none"),
-        ("DELETE", "/v1/batches/batch_1"),
+        ("DELETE", "/v1/batches"),
         ("GET", "/v1/batches/batch_1/cancel"),
         ("GET", "/v1/batches/"),
         ("GET", "/v1/batches/batch_1/"),

@@ -1,0 +1,42 @@
+"""`tidemill erase`: erases an ended batch with its input and its results, for good."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..api.server import add_server_flags, server_of
+from ..batches.outcome import print_json
+from ..console.errors import Refused
+from ..console.signals import StopSignals
+from ..console.terminal import log
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `erase` to the command line."""
+    parser = commands.add_parser(
+        "erase",
+        help="erase an ended batch with its input and its results, for good",
+        description="Erases a batch that has ended: its input, its results, its rows and its "
+        "options. What remains is its id with times and counts. A deployment must allow it "
+        "(erase_batches).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("id", metavar="ID", help="the whole id of the batch")
+    parser.add_argument("--yes", action="store_true", help="say that you mean it")
+    add_server_flags(parser)
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Have the batch erased and return the exit status."""
+    if not arguments.yes:
+        raise Refused("input, results and rows of the batch go for good: say --yes to mean it")
+    from ..api.client import Client
+
+    with StopSignals(), Client(server_of(arguments.base_url)) as client:
+        batch = client.erase(arguments.id)
+    if arguments.json:
+        print_json(batch.fields)
+    is_gone = batch.extension.get("erased_at") is not None
+    log(f"{batch.id} is {'erased' if is_gone else 'being erased, which takes seconds to minutes'}")
+    return 0

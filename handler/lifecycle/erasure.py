@@ -1,0 +1,63 @@
+"""Erasure: a client has an ended batch erased; the control Lambda does it (`control.erase`)."""
+
+from __future__ import annotations
+
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.model import Batch
+from tidemill.batch.result_kinds import KINDS
+
+from ..aws.calls import Operation
+from ..aws.queues import advance_message
+from ..deployment import Deployment
+from ..observability import logger
+
+
+class NotErasable(HandlerError):
+    """A batch that cannot be erased as things are; `code` says why."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation[Batch]:
+    """Have an ended batch erased and return it; from now on clients see its tombstone alone.
+
+    Idempotent; repeated it sends the message again. Raises NotErasable.
+    """
+    if batch.erased_at is not None:
+        return batch
+    if not deployment.settings.erase_batches:
+        raise NotErasable(
+            "This deployment erases nothing: `erase_batches = true` under [retention] of its "
+            "configuration allows it.",
+            "erasing_not_allowed",
+        )
+    if batch.erasing_at is None:
+        yield from _check_input(deployment, batch)
+    erasing = yield from deployment.table.note_erasing(batch, now)
+    if erasing is None:
+        raise NotErasable(
+            f"Batch {batch.id} is {batch.status}: only one that has ended can be erased. Cancel "
+            "it first.",
+            "batch_not_ended",
+        )
+    names = [kind.file_id_of(batch) for kind in KINDS]
+    for file_id in (*names, batch.input_file_id):
+        file = yield from deployment.files.get_file(file_id)
+        if file is not None and file.tenant == batch.tenant:
+            yield from deployment.files.delete_file(file, now)
+    yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
+    logger.info("batch is to be erased", batch_id=batch.id)
+    return erasing
+
+
+def _check_input(deployment: Deployment, batch: Batch) -> Operation[None]:
+    """Raise NotErasable while another batch of the tenant reads the same input."""
+    for other in (yield from deployment.overview.list_active(batch.tenant)):
+        if other.id != batch.id and other.input == batch.input:
+            raise NotErasable(
+                f"Batch {other.id} still reads the input of this one: wait for its end, or cancel "
+                "it.",
+                "input_in_use",
+            )

@@ -1,0 +1,169 @@
+"""Erasure: nothing is left of a batch but its tombstone, and nothing of another is touched."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.emulators import Emulator
+from tests.handler.finalize.rig import Cloud, Drop, plenty
+from tests.handler.killing import is_killed_after
+from tidemill.batch.model import Options
+from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.control.advance import advance
+from tidemill.handler.control.dead_letters import handle_dead_letter
+from tidemill.handler.lifecycle.erasure import NotErasable, request_erasure
+
+NOW = int(time.time())
+
+
+@pytest.fixture
+def cloud(emulator: Emulator) -> Cloud:
+    """Return a deployment that erases, on each emulator in turn."""
+    return Cloud.on(emulator, erase_batches="1")
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return such a deployment on one emulator."""
+    return Cloud.on(ministack, erase_batches="1")
+
+
+def ended(cloud: Cloud, **dropped: Any) -> Drop:
+    """Return a batch that is completed, of eight lines of which two have failed."""
+    drop = cloud.drop(8, options=Options(metadata={"who": "Ada"}), **dropped).begin()
+    for number in range(drop.num_shards):
+        drop.run_shard(number)
+    advance(cloud.aws, cloud.deployment, drop.id, plenty)
+    drop.finish()
+    cloud.messages()
+    return drop
+
+
+def request(cloud: Cloud, drop: Drop) -> None:
+    """Ask for the erasure of a batch."""
+    cloud.run(request_erasure(cloud.deployment, drop.batch, NOW))
+
+
+def run(cloud: Cloud, drop: Drop) -> None:
+    """Let the control Lambda do what the message asks for."""
+    advance(cloud.aws, cloud.deployment, drop.id, plenty)
+
+
+def everything(cloud: Cloud) -> tuple[set[str], list[dict[str, Any]]]:
+    """Return the keys of all versions in the bucket, and all items of the table."""
+    listed = cloud.aws.clients["s3"].list_object_versions(Bucket=cloud.deployment.bucket.name)
+    scanned = cloud.aws.clients["dynamodb"].scan(TableName=cloud.deployment.table.name)
+    return {version["Key"] for version in listed.get("Versions", ())}, scanned["Items"]
+
+
+def test_a_tombstone_remains(cloud: Cloud) -> None:
+    """With id, times and counts: no name of a file, no word of the client's, no byte of a row."""
+    drop = ended(cloud)
+    before = drop.batch
+    assert len(everything(cloud)[0]) > 4
+    request(cloud, drop)
+    assert cloud.messages() == [advance_message(drop.id)]
+    assert drop.batch.erased_at is None
+    run(cloud, drop)
+    keys, items = everything(cloud)
+    assert keys == set()
+    kinds = sorted({item["pk"]["S"].partition("#")[0] for item in items})
+    assert kinds == ["BATCH", "FILE", "USAGE"]
+    assert [item["sk"]["S"] for item in items if item["pk"]["S"] == f"BATCH#{drop.id}"] == ["META"]
+    assert "Ada" not in str(items)
+    assert "x.jsonl" not in str(items)
+    after = drop.batch
+    assert after == after.tombstone
+    assert (after.erasing_at, after.erased_at is not None) == (NOW, True)
+    assert (after.created_at, after.completed_at) == (before.created_at, before.completed_at)
+    assert (after.final, after.expires) == (before.final, before.expires)
+    request(cloud, drop)
+    assert drop.batch == after
+    assert cloud.messages() == []
+
+
+def test_another_upload_of_the_name_keeps_what_is_its_own(cloud: Cloud) -> None:
+    """Older or newer; what was replaced does not show again where the newest goes."""
+    older, newer = ended(cloud, sequencer="01"), ended(cloud, sequencer="02")
+    results = newer.batch.outputs.output_key, newer.batch.outputs.report_key
+    request(cloud, older)
+    run(cloud, older)
+    assert newer.report()["id"] == newer.id
+    assert newer.ids("output") == ["c1", "c2", "c3", "c5", "c6", "c7"]
+    assert cloud.versions("input/x.jsonl") == 1
+    assert [cloud.versions(key) for key in results] == [1, 1]
+    table, source = cloud.deployment.table, newer.batch.source
+    assert cloud.run(table.newest_drop(source.bucket, newer.batch.outputs)) == newer.id
+
+    newest = ended(cloud, sequencer="03")
+    request(cloud, newest)
+    run(cloud, newest)
+    assert cloud.read("input/x.jsonl") is None
+    assert [cloud.read(key) for key in results] == [None, None]
+    assert cloud.versions("input/x.jsonl") == 1
+    assert [cloud.versions(key) for key in results] == [1, 1]
+
+
+def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud) -> None:
+    """The message that comes again goes on where it was, in any number of runs."""
+    num_calls, was_killed = 0, True
+    while was_killed:
+        drop = ended(mini, key=f"input/{num_calls}.jsonl")
+        request(mini, drop)
+        was_killed = is_killed_after(num_calls, mini.aws, partial(run, mini, drop))
+        run(mini, drop)
+        assert drop.batch.erased_at is not None
+        assert everything(mini)[0] == set()
+        num_calls += 3
+    assert num_calls > 20
+
+
+def test_what_the_time_does_not_allow_is_left_to_another_run(mini: Cloud) -> None:
+    """It is asked for by a message, which comes again also from among the dead letters."""
+    drop = ended(mini)
+    request(mini, drop)
+    mini.messages()
+    advance(mini.aws, mini.deployment, drop.id, lambda: 0.0)
+    assert drop.batch.erased_at is None
+    assert mini.messages() == [advance_message(drop.id)]
+    body = f'{{"kind": "advance", "batch_id": "{drop.id}"}}'
+    mini.run(handle_dead_letter(mini.deployment, body, NOW))
+    assert mini.run(mini.deployment.control.count()) == 1
+    run(mini, drop)
+    assert drop.batch.erased_at is not None
+
+
+def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
+    """Nor an input that another batch reads, nor anything where the deployment does not say so."""
+    drop = mini.drop(4).begin()
+    with pytest.raises(NotErasable, match="in_progress: only one that has ended") as refused:
+        request(mini, drop)
+    assert refused.value.code == "batch_not_ended"
+    drop.move(Status.CANCELLING).move(Status.CANCELLED)
+    reader = mini.drop(4, key="input/y.jsonl")
+    table = mini.deployment.table
+    source = {name: getattr(drop.batch.source, name) for name in drop.batch.source.__slots__}
+    mini.run(table.change_batch(reader.id, Status.VALIDATING, source=source))
+    with pytest.raises(NotErasable, match=f"{reader.id} still reads the input") as refused:
+        request(mini, drop)
+    assert refused.value.code == "input_in_use"
+    reader.move(Status.FAILED)
+    request(mini, drop)
+    assert drop.batch.erasing_at == NOW
+
+
+def test_a_deployment_that_does_not_say_so_erases_nothing(ministack: Emulator) -> None:
+    """The right to delete for good is one that its Lambdas do not have."""
+    cloud = Cloud.on(ministack)
+    drop = ended(cloud)
+    with pytest.raises(NotErasable, match="erase_batches = true") as refused:
+        request(cloud, drop)
+    assert refused.value.code == "erasing_not_allowed"
+    run(cloud, drop)
+    assert drop.batch.erasing_at is None
+    assert drop.ids("output")
