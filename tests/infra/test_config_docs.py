@@ -1,0 +1,42 @@
+"""The tables of docs/deploy.md have every key of the configuration and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.config import Config, Model
+from infra.config.table import Table
+
+PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
+
+
+def documented(text: str) -> list[str]:
+    """Return the keys of the first table in a text, as `table.key`, in the order of the page."""
+    rows = re.search(r"^\| key \|.*\n\|---.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert rows is not None
+    found = []
+    for row in rows[1].splitlines():
+        cell = row.split("|")[1]
+        table = re.match(r" `\[(\w+)\]", cell)
+        prefix = f"{table[1]}." if table else ""
+        keys = [key.split("] ")[-1] for key in re.findall(r"`([^`]+)`", cell)]
+        found += [key.strip("[]") if key.endswith("]") else f"{prefix}{key}" for key in keys]
+    return found
+
+
+def fields(model: type[Table], prefix: str = "") -> Iterator[str]:
+    """Yield the keys of a model and of the tables in it; lists of tables are keys themselves."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            yield from fields(field.annotation, f"{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def test_the_tables_have_every_key_once() -> None:
+    """Those of a deployment, and behind them those of each of its models."""
+    whole, models = PAGE.read_text(encoding="utf-8").split("and for each `[[models]]`:\n")
+    assert sorted(documented(whole)) == sorted({*fields(Config)} - {"models"})
+    assert sorted(documented(models)) == sorted(fields(Model))
