@@ -55,7 +55,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap image deploy destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -65,6 +65,8 @@ help:
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/deploy.md)"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
+	@echo "make diff          what a deployment would change in the account"
+	@echo "make template      write plain CloudFormation templates, for tools other than the CDK"
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
@@ -208,16 +210,40 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(CDK) bootstrap -c config=$(CONFIG)
 	@$(BIN)/python -m infra.ops.linked_roles
 
+# YES=1 asks nobody before permissions are widened, as where nobody sits before it.
+YES ?=
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
-	$(CDK) deploy --all $(CONTEXT) --require-approval broadening
+	$(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
+
+diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
+	$(PREFLIGHT) $(CONFIG)
+	$(CDK) diff $(CONTEXT)
+
+template: $(INSTALLED_LOCAL)
+	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates
 
 # Needs a builder of buildx; zstd is read in a fraction of gzip's time. Prints what `image` is to be.
+# A known fault of a package of Python stops it before the image is pushed, unless AUDIT=no or
+# AUDIT_FLAGS="--ignore-vuln ID" say otherwise. Debian's packages are scanned by ECR.
 IMAGE ?=
-image:
+AUDIT ?= yes
+AUDIT_FLAGS ?=
+AUDIT_VENV := .venv-audit
+INSTALLED_AUDIT := $(AUDIT_VENV)/.installed
+$(INSTALLED_AUDIT): | $(INSTALLED_VENV)
+	@$(BIN)/python -m venv $(AUDIT_VENV)
+	@$(call pip_install,$(AUDIT_VENV)/bin/python,pip-audit==2.10.1)
+	@touch $@
+
+image: $(if $(IMAGE),$(if $(filter no,$(AUDIT)),,$(INSTALLED_AUDIT)))
 	@test -n "$(IMAGE)" || { \
 	  echo "Name it: make image IMAGE=111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1" >&2; exit 1; }
 	@mkdir -p $(OUT)
+	docker buildx build --platform linux/amd64 --file container/Dockerfile \
+	  --target sbom --output type=local,dest=$(OUT)/sbom .
+	$(if $(filter no,$(AUDIT)),@echo "Not audited: $(OUT)/sbom/sbom.json",$(AUDIT_VENV)/bin/pip-audit \
+	  --requirement $(OUT)/sbom/requirements.txt --no-deps --disable-pip $(AUDIT_FLAGS))
 	docker buildx build --platform linux/amd64 --file container/Dockerfile \
 	  --metadata-file $(OUT)/image.json --output \
 	  type=image,name=$(IMAGE),push=true,oci-mediatypes=true,compression=zstd,force-compression=true .
@@ -356,7 +382,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -58,7 +58,7 @@ def test_every_stage_begins_with_one_base_by_its_digest() -> None:
     assert re.fullmatch(r"BASE=python:3\.11\.\d+-slim-bookworm@sha256:[0-9a-f]{64}", base)
     assert "with Python 3.11." in (ROOT / "constraints.txt").read_text(encoding="utf-8")
     bases = [it.words.split()[0] for it in INSTRUCTIONS if it.name == "FROM"]
-    assert bases == ["${BASE}", "compiler", "build", "${BASE}", "scratch"]
+    assert bases == ["${BASE}", "compiler", "build", "${BASE}", "build", "scratch", "scratch"]
 
 
 def test_the_last_stage_runs_nothing_and_takes_nothing_of_the_context() -> None:
@@ -209,14 +209,15 @@ def test_nothing_else_of_the_repository_gets_to_a_build(tmp_path: Path) -> None:
     folder = tmp_path / f"asset.{asset.asset_hash}"
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {name.split("/")[0] for name in files} == {*COPIED, "container", ".dockerignore"}
-    assert {name for name in files if name.startswith("container/")} == {"container/Dockerfile"}
+    container = {"container/Dockerfile", "container/sbom.py"}
+    assert {name for name in files if name.startswith("container/")} == container
     wanted = {
         str(path.relative_to(ROOT))
         for name in COPIED
         for path in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert files == {*wanted, "container/Dockerfile", ".dockerignore"}
+    assert files == {*wanted, *container, ".dockerignore"}
 
 
 def test_a_server_listens_where_others_reach_it() -> None:

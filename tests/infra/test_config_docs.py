@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import UnionType
 
 from infra.config import Config, Model
 from infra.config.table import Table
@@ -29,10 +30,17 @@ def documented(text: str) -> list[str]:
 def fields(model: type[Table], prefix: str = "") -> Iterator[str]:
     """Yield the keys of a model and of the tables in it; lists of tables are keys themselves."""
     for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
-            yield from fields(field.annotation, f"{name}.")
+        said = field.annotation
+        choices = said.__args__ if isinstance(said, UnionType) else (said,)
+        if tables := [each for each in choices if is_table(each)]:
+            yield from fields(tables[0], f"{name}.")
         else:
             yield f"{prefix}{name}"
+
+
+def is_table(annotation: object) -> bool:
+    """Say whether a type is a table of the configuration."""
+    return isinstance(annotation, type) and issubclass(annotation, Table)
 
 
 def test_the_tables_have_every_key_once() -> None:

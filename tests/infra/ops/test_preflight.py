@@ -171,7 +171,7 @@ def test_the_builder_is_the_one_that_the_cdk_takes(tmp_path: Path) -> None:
         check_builder(environment)
 
 
-@pytest.mark.parametrize("target", ["bootstrap", "deploy", "destroy", "smoke"])
+@pytest.mark.parametrize("target", ["bootstrap", "deploy", "diff", "destroy", "smoke"])
 def test_make_looks_first(target: str) -> None:
     """Nothing that asks AWS comes before; an image is built for `deploy` alone."""
     lines = subprocess.run(
@@ -185,6 +185,15 @@ def test_make_looks_first(target: str) -> None:
     assert "-m infra.ops.preflight --config my.toml" in asking[0]
     assert len(asking) > 1
     assert ("--deploy" in asking[0]) is (target == "deploy")
+
+
+@pytest.mark.parametrize(("said", "approval"), [((), "broadening"), (("YES=1",), "never")])
+def test_yes_asks_nobody(said: tuple[str, ...], approval: str) -> None:
+    """As in a pipeline; without it the CDK asks before permissions are widened."""
+    recipe = subprocess.run(
+        ["make", "--dry-run", "deploy", *said], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert f" --require-approval {approval}\n" in recipe
 
 
 @pytest.mark.usefixtures("account")

@@ -1,0 +1,115 @@
+"""`python -m infra.templates`: plain CloudFormation templates and their assets, for other tools.
+
+They are those of `cdk deploy` but for where assets lie, which the parameters `AssetsBucket` and
+`AssetsPrefix` of the Api stack say: the CDK's bootstrap is not needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from aws_cdk import App, CfnParameter, DefaultStackSynthesizer, Stack
+
+from infra.api.stack import ApiStack
+from infra.app import add_stacks
+from infra.bundle import ROOT, Bundle, make_bundle
+from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
+from infra.nag_exceptions import add_checks
+
+OUTPUT: Final = ROOT / "out" / "templates"
+_ASSETS: Final = "assets"
+_NO_IMAGE = (
+    "templates name an image that is in ECR already: say which by `image` (`make image` makes one)"
+)
+
+
+def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
+    """Write a template for each stack, and their assets below them; return the templates.
+
+    What was in the folder is deleted. Raises ConfigRefused for a deployment that builds its image.
+    """
+    if not config.image:
+        raise ConfigRefused(_NO_IMAGE)
+    with TemporaryDirectory() as outdir:
+        app = _app(outdir)
+        add_stacks(app, config, bundle, ROOT)
+        stacks = [child for child in app.node.children if isinstance(child, Stack)]
+        _add_parameters(next(stack for stack in stacks if isinstance(stack, ApiStack)))
+        add_checks(app)
+        made = Path(app.synth().directory)
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / _ASSETS).mkdir(parents=True)
+        templates = []
+        for stack in stacks:
+            templates.append(folder / f"{stack.node.id.lower()}.template.json")
+            shutil.copy(made / stack.template_file, templates[-1])
+            _write_assets(made, stack, folder / _ASSETS)
+    return templates
+
+
+def _app(outdir: str) -> App:
+    """Return an app with the settings of cdk.json, whose assets lie where a parameter says."""
+    context: dict[str, Any] = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))["context"]
+    synthesizer = DefaultStackSynthesizer(
+        generate_bootstrap_version_rule=False,
+        file_assets_bucket_name="${AssetsBucket}",
+        bucket_prefix="${AssetsPrefix}",
+    )
+    return App(outdir=outdir, context=context, default_stack_synthesizer=synthesizer)
+
+
+def _add_parameters(stack: Stack) -> None:
+    """Have the stack of the Lambdas, the only one with assets, be told where these lie."""
+    bucket, prefix = "The bucket that assets lie in", "The start of their keys"
+    CfnParameter(stack, "AssetsBucket", description=bucket)
+    CfnParameter(stack, "AssetsPrefix", description=prefix, default=f"{_ASSETS}/")
+
+
+def _write_assets(made: Path, stack: Stack, folder: Path) -> None:
+    manifest = json.loads((made / f"{stack.artifact_id}.assets.json").read_text(encoding="utf-8"))
+    for asset in manifest["files"].values():
+        path = made / asset["source"]["path"]
+        [destination] = asset["destinations"].values()
+        target = folder / destination["objectKey"].rpartition("}")[2]
+        if path.is_dir():
+            _zip(path, target)
+        elif not path.name.endswith(".template.json"):
+            shutil.copy(path, target)
+
+
+def _zip(folder: Path, target: Path) -> None:
+    """Write a folder as an archive that is the same for the same files."""
+    with ZipFile(target, "w", ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = ZipInfo(str(path.relative_to(folder)))
+            # Of files that a builder alone may read Lambda would read none.
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the templates of a configuration and say where they are."""
+    parser = argparse.ArgumentParser(prog="python -m infra.templates", description=__doc__)
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parsed = parser.parse_args(arguments)
+    try:
+        written = write_templates(read_config(parsed.config), make_bundle("arm64"), parsed.output)
+    except ConfigRefused as exc:
+        sys.stderr.write(f"{parsed.config}: {exc}\n" if exc.args[0] == _NO_IMAGE else f"{exc}\n")
+        return 1
+    sys.stdout.writelines(f"{path}\n" for path in written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""Templates for other tools than the CDK: whole, and free of its bootstrap."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from cfnlint import api as cfn_lint
+
+from infra import templates
+from infra.bundle import Bundle
+from infra.config import ConfigRefused, make_config
+from infra.templates import write_templates
+
+ROOT = Path(__file__).parents[2]
+MODULE = ROOT / "infra" / "terraform"
+IMAGE = "111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
+
+
+@pytest.fixture(scope="module")
+def written(
+    default_config: dict[str, Any],
+    stub_bundle: Callable[[], Bundle],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """Return a folder with the templates of infra/config.toml and an image; it had another file."""
+    folder = tmp_path_factory.mktemp("templates")
+    (folder / "old.template.json").touch()
+    config = make_config(default_config | {"image": IMAGE}, "test")
+    made = write_templates(config, stub_bundle(), folder)
+    assert made == [folder / f"{name}.template.json" for name in ("data", "api", "compute")]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "api.template.json",
+        "assets",
+        "compute.template.json",
+        "data.template.json",
+    ]
+    return folder
+
+
+def test_they_need_no_bootstrap(written: Path) -> None:
+    """The Lambdas' alone has assets, and parameters that say where they lie."""
+    for path in written.glob("*.json"):
+        text = path.read_text(encoding="utf-8")
+        assert "cdk-hnb659fds" not in text
+        parameters = {"AssetsBucket", "AssetsPrefix"} if path.name.startswith("api.") else set()
+        assert "BootstrapVersion" not in text
+        assert parameters <= set(json.loads(text).get("Parameters", {}))
+        assert ("AssetsBucket" in text) == bool(parameters)
+        found = {match.rule.id for match in cfn_lint.lint(text, regions=["us-east-1"])}
+        assert found <= {"W3005"}
+
+
+def test_the_code_of_each_lambda_is_among_the_assets(written: Path) -> None:
+    """Under the key that its template has, with rights that Lambda can read."""
+    found = json.loads((written / "api.template.json").read_text(encoding="utf-8"))["Resources"]
+    codes = [
+        resource["Properties"]["Code"]
+        for resource in found.values()
+        if resource["Type"] == "AWS::Lambda::Function"
+    ]
+    assert codes
+    assert [path.suffix for path in (written / "assets").iterdir()] == [".zip"]
+    for code in codes:
+        assert code["S3Bucket"] == {"Fn::Sub": "${AssetsBucket}"}
+        prefix, _, name = code["S3Key"]["Fn::Sub"].rpartition("}")
+        assert prefix == "${AssetsPrefix"
+        with ZipFile(written / "assets" / name) as archive:
+            assert archive.namelist() == ["empty.py"]
+            assert archive.infolist()[0].external_attr >> 16 == 0o100644
+
+
+def test_an_image_that_is_to_be_built_is_refused(
+    default_config: dict[str, Any], stub_bundle: Callable[[], Bundle], tmp_path: Path
+) -> None:
+    """Nobody would build it; what was written before stays."""
+    (tmp_path / "kept").touch()
+    with pytest.raises(ConfigRefused, match="say which by `image`"):
+        write_templates(make_config(default_config, "test"), stub_bundle(), tmp_path)
+    assert (tmp_path / "kept").exists()
+
+
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the words of the configuration, with its path."""
+    monkeypatch.setattr(templates, "make_bundle", lambda _: None)
+    path = tmp_path / "config.toml"
+    for text, words in (
+        ("name = 1\n", "name must be"),
+        ('[[models]]\nname="m"\ngpu="l4"', "image"),
+    ):
+        path.write_text(text)
+        assert templates.main(["--config", str(path), "--output", str(tmp_path / "out")]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"{path}: ")
+        assert words in said
+
+
+@pytest.mark.long
+def test_terraform_takes_the_module(tmp_path: Path) -> None:
+    """`terraform validate` with its provider, where both are to be had (TF_CLI_ARGS_init)."""
+    if shutil.which("terraform") is None:
+        pytest.skip("there is no terraform here")
+    shutil.copy(MODULE / "main.tf", tmp_path)
+
+    def terraform(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["terraform", *words],
+            cwd=tmp_path,
+            env=os.environ | {"TF_DATA_DIR": str(tmp_path / "data")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert terraform("fmt", "-check").returncode == 0
+    if terraform("init", "-backend=false", "-input=false").returncode:
+        pytest.skip("its provider for AWS cannot be had")
+    said = terraform("validate", "-json")
+    assert json.loads(said.stdout)["diagnostics"] == []
