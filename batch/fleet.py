@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from .weekly_hours import number_at
+
 # The code of a breaker opened by a refusal of AWS that only we can fix.
 START_REFUSED = "start_refused"
 
@@ -25,7 +27,8 @@ class FleetPlan:
     `release` names what new workers are started as: another one closes the breaker, and takes the
     place of workers of the one before. Between one and `max_workers` are started so that what is
     open is done in `target_seconds`, or by the end of its window; from its start to its first rows
-    a worker takes about `start_seconds`. `means` are the launcher's own.
+    a worker takes about `start_seconds`. In `min_workers_hours` (`WeeklyHours`) `min_workers` are
+    kept also without work. `means` are the launcher's own.
     """
 
     model: str
@@ -34,7 +37,13 @@ class FleetPlan:
     max_workers: int = 1
     target_seconds: int = 3600
     start_seconds: int = 300
+    min_workers: int = 0
+    min_workers_hours: str = ""
     means: dict[str, Any] = field(default_factory=dict)
+
+    def min_workers_at(self, now: float) -> int:
+        """Return how many workers are kept at a time (Unix seconds), also without work."""
+        return number_at(self.min_workers, self.min_workers_hours, now)
 
 
 @dataclass(frozen=True, slots=True)

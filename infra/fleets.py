@@ -59,6 +59,8 @@ class Fleet(Construct):
             release=release,
             max_workers=model.max_workers,
             target_seconds=model.target_minutes * 60,
+            min_workers=model.min_workers,
+            min_workers_hours=model.min_workers_hours,
             means=dict(means),
         )
         text = Stack.of(self).to_json_string(asdict(plan))

@@ -29,6 +29,9 @@ def worker_flags(model: Model) -> list[str]:
         flags += ["--model", model.weights]
     if model.weights_region:
         flags += ["--weights-region", model.weights_region]
+    if model.min_workers:
+        flags += ["--min-workers", str(model.min_workers)]
+        flags += ["--min-workers-hours", model.min_workers_hours]
     flags += adapter_flags(model)
     return [*flags, *model.args]
 

@@ -190,6 +190,16 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help=f"end when there was no work for (default: never; without a number, {_IDLE_SECONDS})",
     )
+    group.add_argument(
+        "--min-workers",
+        metavar="N",
+        help="of all workers of the model, so many stay although they are idle (default: 0)",
+    )
+    group.add_argument(
+        "--min-workers-hours",
+        metavar="HOURS",
+        help="when they do, in UTC, such as 'Mon-Fri 07:00-18:00' (default: always)",
+    )
 
 
 def options_from(arguments: argparse.Namespace) -> WorkerOptions:

@@ -25,7 +25,7 @@ from ..errors import AwsError
 from ..observability import Metric, emit, logger
 from .backoff import back_off, record_failed_start, reset_backoff
 from .circuit_breaker import STOPPED, forget_other_releases, open_on_refusal
-from .demand import estimate_demand
+from .demand import Demand, estimate_demand
 from .launcher import Launcher, NoCapacity, NotStarted, StartRefused
 from .launchers import launcher_for
 from .reconcile import is_breaker_open, is_recent, is_start_blocked, reconcile, unlisted
@@ -46,7 +46,8 @@ def scale_all(
     for model, plan in sorted(plans.items()):
         try:
             yield from stop_hung_workers(deployment, plan)
-            if work := open_by_model.get(model):
+            work = open_by_model.get(model, ())
+            if work or plan.min_workers_at(now):
                 yield from scale(deployment, plan, work, now, sees_all=True)
         except Exception:  # noqa: BLE001 - one model's failure must not stop the others
             logger.exception("fleet not tended", model=model)
@@ -90,6 +91,8 @@ def scale(
     rate = yield from fleets.get_rate(plan.model)
     ready_at = _ready_at(workers, unlisted(state.launches, workers, now), plan)
     aim = estimate_demand(work, rate, plan, ready_at=ready_at, now=now)
+    if aim.count < (least := plan.min_workers_at(now)):
+        aim = Demand(least, "so many are kept ready at this hour")
     if sees_all:
         num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
         emit({Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}, model=plan.model)

@@ -36,6 +36,8 @@ _HAND_OVER_SECONDS = 20.0
 _HANDLING_SECONDS = 5.0
 _LAST_SECONDS = 5.0
 _MAX_BACKOFF_SECONDS = 30.0
+# A worker that stays renews its place when it was idle as long again: at the next poll.
+_READY_SECONDS = 60
 # A minute of failed polls: an idle worker that may exit costs money for nothing.
 _MAX_FAILED_POLLS = 6
 # Bisecting 4,096 suspects down to one takes twelve deaths; more than that in a row without a row
@@ -88,6 +90,7 @@ class Worker:
         self._returning: set[asyncio.Task[None]] = set()
         self._busy_at = context.clock()
         self._name = f"{socket.gethostname()}-{os.getpid()}"
+        self._id = f"{self._name}-{uuid4().hex}"  # SageMaker gives all of its hosts one name
         self._num_barren_lives = 0
         self._num_failed_starts = 0
         self._canary: Canary | None = None
@@ -240,7 +243,7 @@ class Worker:
                     for message in messages:
                         await self._handle_message(feed, info, ShardMessage(self._context, message))
                 num_failures = 0
-                if not messages and self._is_idle(limit):
+                if not messages and self._is_idle(limit) and not await self._stays_ready():
                     logger.info("idle", seconds=limit)
                     return
             except HandlerError as exc:  # one message's failure must not stop the next
@@ -255,6 +258,22 @@ class Worker:
         """Say whether the worker has been idle for its limit, if it has one."""
         is_due = limit is not None and self._context.clock() >= self._busy_at + limit
         return is_due and not self._runs
+
+    async def _stays_ready(self) -> bool:
+        """Say whether this idle worker is one of those that stay at this hour, and for how long.
+
+        The others are not missed: the reaper starts more where fewer than these run.
+        """
+        context, now = self._context, self._context.wall()
+        least = context.config.min_workers_at(now)
+        if not least or context.model is None:
+            return False
+        until = now + (context.config.exit_when_idle_seconds or 0) + _READY_SECONDS
+        fleets = context.deployment.fleets
+        keep = fleets.keep_ready(context.model, least, self._id, now=now, until=until)
+        if is_kept := await context.aws.run(keep):
+            self._busy_at = context.clock()
+        return is_kept
 
     async def _poll(self, wait_seconds: int) -> list[Message]:
         return await self._context.aws.run(

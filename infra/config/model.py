@@ -11,6 +11,7 @@ from pydantic import model_validator as model_check
 from infra.config.table import Table
 from infra.gpus import GPUS
 from tidemill.batch.batch_request import MAX_WINDOW_SECONDS
+from tidemill.batch.weekly_hours import WeeklyHours
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]
 _PREFIX = r"s3://[a-z0-9.-]{3,63}/[^*?$]+"
@@ -37,7 +38,8 @@ class Model(Table):
     `weights_region` is said of weights that are in another region than the workers, adapters too;
     `weights_key` of those that a key of KMS encrypts. `memory_gib` is what a worker gets, and the
     least that a machine has; `max_price_factor` bounds its price, in prices of the cheapest.
-    Without `capacity` it is the deployment's.
+    Without `capacity` it is the deployment's. In `min_workers_hours` `min_workers` stay, work or
+    none.
     """
 
     name: Name
@@ -53,6 +55,8 @@ class Model(Table):
     reservation_group: Annotated[str, StringConstraints(pattern=rf"^({_GROUP})?$")] = ""
     max_price_factor: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
     machine_idle_minutes: Annotated[int, Field(ge=0, le=60)] | None = None
+    min_workers: Annotated[int, Field(ge=0, le=1000)] = 0
+    min_workers_hours: str = ""
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     target_minutes: Annotated[int, Field(ge=1, le=MAX_WINDOW_SECONDS // 60)] = 60
     idle_minutes: Annotated[int, Field(ge=1, le=24 * 60)] = 5
@@ -70,6 +74,23 @@ class Model(Table):
         if gpu not in GPUS:
             raise ValueError(f'is "{gpu}"; it can be {", ".join(GPUS)}')
         return gpu
+
+    @field_check("min_workers_hours")
+    @classmethod
+    def _check_hours(cls, hours: str) -> str:
+        try:
+            WeeklyHours.parse(hours)
+        except ValueError as exc:
+            raise ValueError(f'is "{hours}": {exc}') from exc
+        return hours
+
+    @model_check(mode="after")
+    def _check_workers(self) -> Self:
+        if self.min_workers > self.max_workers:
+            raise ValueError(f"has min_workers above max_workers = {self.max_workers}")
+        if self.min_workers_hours and not self.min_workers:
+            raise ValueError("has min_workers_hours and no min_workers")
+        return self
 
     @model_check(mode="after")
     def _check_count(self) -> Self:

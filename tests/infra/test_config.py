@@ -349,6 +349,18 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         {"machine_idle_minutes": 61},
         "models[2].machine_idle_minutes is 61; it must be 60 or less.",
     ),
+    ({"min_workers": 2}, "models[2] has min_workers above max_workers = 1."),
+    (
+        {"min_workers_hours": "07:00-18:00"},
+        "models[2] has min_workers_hours and no min_workers.",
+    ),
+    (
+        {"min_workers": 1, "min_workers_hours": "9 to 5"},
+        (
+            "models[2].min_workers_hours is \"9 to 5\": '9 to 5' is no span such as Mon-Fri "
+            "07:00-18:00."
+        ),
+    ),
     ({"max_workers": 0}, "models[2].max_workers is 0; it must be 1 or more."),
     ({"max_workers": "2"}, "models[2].max_workers must be a whole number."),
     (

@@ -61,6 +61,27 @@ class FleetStore(Store):
         measured = {name: value for name, value in dump(rate).items() if value}
         yield from self.update(_pace_key(model), measured)
 
+    def keep_ready(
+        self, model: str, num_workers: int, owner: str, *, now: float, until: float
+    ) -> Operation[bool]:
+        """Say whether an idle worker is one of those that stay: each has a place until a time.
+
+        It keeps its own place, or takes one whose owner has let the time pass.
+        """
+        place = {"owner": owner, "until": int(until)}
+        for number in range(num_workers):
+            try:
+                yield from self.update(
+                    {"pk": f"FLEET#{model}", "sk": f"READY#{number}"},
+                    place,
+                    "attribute_not_exists(pk) OR #owner = :me OR #until < :now",
+                    {":me": owner, ":now": int(now)},
+                )
+            except ConditionFailed:
+                continue
+            return True
+        return False
+
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:
         fields = (yield from self.get(_state_key(model))) or {}
         return load(FleetState, fields), int(fields.get("version", 0))

@@ -6,11 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+)
+
+from tidemill.batch.weekly_hours import WeeklyHours, number_at
 
 _PREFIX = "TIDEMILL_"
 _INFLIGHT_PER_SEQUENCE = 4
 _MAX_TICK_SECONDS = 3.0
+
+
+def _checked(hours: str) -> str:
+    WeeklyHours.parse(hours)
+    return hours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +37,8 @@ class WorkerConfig:
     there are `flush_bytes` of them: with the time of the write, a kill loses at most ten seconds.
     `max_held_bytes` bounds requests and unflushed rows (backpressure). After SIGTERM, requests have
     `grace_seconds` to finish. An engine that needs more than `start_seconds` to load, or makes no
-    progress for `stall_seconds`, is killed.
+    progress for `stall_seconds`, is killed. In `min_workers_hours` as many as `min_workers` of a
+    model's stay although they are idle.
     """
 
     queue: Annotated[str, Field(min_length=1)]
@@ -37,6 +53,12 @@ class WorkerConfig:
     start_seconds: PositiveFloat = 1800.0
     stall_seconds: PositiveFloat = 120.0
     exit_when_idle_seconds: NonNegativeFloat | None = None
+    min_workers: NonNegativeInt = 0
+    min_workers_hours: Annotated[str, AfterValidator(_checked)] = ""
+
+    def min_workers_at(self, now: float) -> int:
+        """Return how many idle workers stay at a time (Unix seconds)."""
+        return number_at(self.min_workers, self.min_workers_hours, now)
 
     @property
     def tick_seconds(self) -> float:

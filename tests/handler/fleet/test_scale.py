@@ -86,6 +86,18 @@ def test_what_is_wanted_is_started_once(mill: Cloud, launcher: ListLauncher) -> 
     assert state_of(mill).launches == ()
 
 
+def test_so_many_are_kept_ready_without_work(mill: Cloud, launcher: ListLauncher) -> None:
+    """In the hours that the plan says, which NOW is in; more where there is work for them."""
+    plan = replace(PLAN, min_workers=2, min_workers_hours="Wed 03:00-04:00")
+    plans = {MODEL: plan}
+    mill.run(scale_all(mill.deployment, plans, {}, NOW - 3600))
+    assert launcher.asked == []
+    mill.run(scale_all(mill.deployment, plans, {}, NOW))
+    assert len(launcher.workers) == 2
+    mill.run(scale_all(mill.deployment, plans, {MODEL: [WORK]}, NOW + 1))
+    assert len(launcher.workers) == 3
+
+
 def test_who_died_is_replaced_under_a_new_number(mill: Cloud, launcher: ListLauncher) -> None:
     """A number is used once, so that a name that AWS remembers is never asked for again."""
     look(mill)

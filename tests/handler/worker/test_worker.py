@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.emulators import MODEL
 from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tests.handler.worker.rig import NEVER, Rig, Work, until
 from tidemill.batch.file.lines import MAX_LINE_BYTES
@@ -217,6 +218,44 @@ async def test_messages_that_ring_for_nothing_keep_no_worker(rig: Rig) -> None:
         worker = Worker(context, FakeEngine().new_life)
         assert await worker.run() == 0
     assert num_looks == 6
+
+
+@pytest.mark.parametrize(
+    ("hours", "is_taken", "stays"),
+    [("", False, True), ("", True, False), ("Mon-Sat 00:00-24:00", False, False)],
+)
+async def test_an_idle_worker_stays_if_it_is_one_of_those_that_shall(
+    rig: Rig, hours: str, *, is_taken: bool, stays: bool
+) -> None:
+    """One whose place another has goes, and all do outside of the hours."""
+    num_looks, sunday = 0, 1_672_531_200
+    if is_taken:
+        fleets = rig.deployment.fleets
+        keep = fleets.keep_ready(MODEL, 1, "other", now=sunday, until=sunday + 600)
+        assert rig.run(keep)
+
+    class Looking(QuickAws):
+        async def _send(self, call: Call) -> Any:
+            nonlocal num_looks
+            if call.method == "receive_message":
+                num_looks += 1
+                if num_looks == 40:
+                    worker.stop()
+            return await super()._send(call)
+
+    async with Looking() as aws:
+        config = rig.config(exit_when_idle_seconds=5, min_workers=1, min_workers_hours=hours)
+        context = WorkerContext(
+            aws,
+            rig.deployment,
+            rig.queue,
+            config,
+            wall=lambda: float(sunday),
+            clock=lambda: float(num_looks),
+        )
+        worker = Worker(context, FakeEngine().new_life)
+        assert await worker.run() == 0
+    assert num_looks == (40 if stays else 5)
 
 
 # The end of a batch

@@ -264,6 +264,16 @@ def test_a_worker_reaches_weights_elsewhere(synth: Synth, monkeypatch: pytest.Mo
     assert Aws().clients["sqs"].meta.endpoint_url == "https://sqs.eu-west-1.api.aws"
 
 
+def test_a_worker_knows_how_many_are_kept_ready(synth: Synth) -> None:
+    """As its plan does, by which the reaper starts them."""
+    ready = {"min_workers": 1, "min_workers_hours": "Mon-Fri 07:00-18:00"}
+    made = Compute(synth({"models": [SMALL | ready]}))
+    [plan] = made.plans().values()
+    given = options_of(made, "small").given
+    assert (plan.min_workers, plan.min_workers_hours) == (1, "Mon-Fri 07:00-18:00")
+    assert (given["min_workers"], given["min_workers_hours"]) == ("1", "Mon-Fri 07:00-18:00")
+
+
 def test_without_weights_a_worker_runs_the_demo_model(compute: dict[str, Compute]) -> None:
     """It lies in the image; its name is the configuration's."""
     options = options_of(compute["as it is"], "tidemilldemo")

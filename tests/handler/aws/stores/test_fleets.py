@@ -54,3 +54,19 @@ def test_a_pace_is_the_last_one_told(cloud: Cloud) -> None:
     assert cloud.run(fleets.get_rate("m")) == WorkerRate(7, 2.5, 10.0)
     cloud.run(fleets.put_rate("m", WorkerRate(9)))  # rows, and not yet enough of them for a rate
     assert cloud.run(fleets.get_rate("m")) == WorkerRate(9, 2.5, 10.0)
+
+
+def test_as_many_stay_ready_as_there_are_places(cloud: Cloud) -> None:
+    """Who has one keeps it; one that was not kept in time is the next one's."""
+
+    def keeps(owner: str, now: int) -> bool:
+        fleets = cloud.deployment.fleets
+        return bool(cloud.run(fleets.keep_ready("m", 2, owner, now=now, until=now + 100)))
+
+    assert keeps("a", 0)
+    assert keeps("b", 10)
+    assert not keeps("c", 20)
+    assert keeps("b", 90)
+    assert keeps("c", 101)
+    assert not keeps("a", 102)
+    assert keeps("b", 150)
