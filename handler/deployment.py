@@ -21,6 +21,7 @@ from .aws.stores.usage import UsageStore
 from .settings import Settings, read_settings
 from .tenants.keys import KeyStore
 from .tenants.limits import TenantLimits
+from .tenants.oidc import TokenVerifier
 from .tenants.refusals import Refusals
 from .tenants.tenants import KnownTenants, TenantStore
 
@@ -33,6 +34,7 @@ class Deployment:
         self.table = Table(settings.table)
         self.keys = KeyStore(settings.table)
         self.refusals = Refusals()
+        self.tokens = TokenVerifier(settings.oidc) if settings.oidc else None
         self.tenants = TenantStore(settings.table)
         self.usage = UsageStore(settings.table)
         self.known_tenants = KnownTenants(self.tenants)

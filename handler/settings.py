@@ -41,6 +41,15 @@ class Limits:
     gpu_hours_per_day: NonNegativeInt = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Oidc:
+    """Who issues people's tokens, for which audience, and the claim that names their tenant."""
+
+    issuer: str
+    audience: str
+    tenant_claim: str
+
+
 class Settings(BaseModel):
     """Names of a deployment's resources, and its limits.
 
@@ -57,7 +66,8 @@ class Settings(BaseModel):
     `erase_batches` clients may erase what has ended.
     One run reads `range_bytes` of a file, or little more.
     `fleets` is the path of the parameters with the fleet plans; empty without a launcher.
-    `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials.
+    `auth` is the authentication of callers: by keys, or by requests signed with AWS credentials;
+    with `oidc` tokens of its issuer are taken beside keys.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -75,6 +85,7 @@ class Settings(BaseModel):
     model_adapters: Json[dict[str, str]] = Field(default_factory=dict)
     event_bus: str = "default"
     auth: Literal["keys", "iam"] = "keys"
+    oidc: Json[Oidc] | None = None
     shard_lines: PositiveInt = MAX_SHARD_LINES
     shard_bytes: PositiveInt = MAX_SHARD_BYTES
     range_bytes: PositiveInt = RANGE_BYTES

@@ -80,7 +80,9 @@ def main() -> int:
         sys.stderr.write(f"{exc}\n")
         return 1
     is_local = app.node.try_get_context("local") == "true"
-    bundle = make_bundle(host_processor() if is_local else "arm64")
+    bundle = make_bundle(
+        host_processor() if is_local else "arm64", has_oidc=config.oidc is not None
+    )
     try:
         add_stacks(app, config, bundle, None if is_local else ROOT)
     except ConfigRefused as exc:

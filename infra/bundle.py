@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -47,14 +47,15 @@ class Bundle:
     architecture: lambda_.Architecture
 
 
-def make_bundle(processor: Processor) -> Bundle:
+def make_bundle(processor: Processor, *, has_oidc: bool = False) -> Bundle:
     """Return the bundle for a kind of processor, built unless it is there.
 
-    It runs on the Python that runs this: its byte code is in the bundle, as Lambda would compile
+    What verifies tokens makes it larger by half and is in it for `[oidc]` alone. It runs on the
+    Python that runs this: its byte code is in the bundle, as Lambda would compile
     every module again at each cold start.
     """
     return Bundle(
-        lambda_.Code.from_asset(str(build(processor))),
+        lambda_.Code.from_asset(str(build(processor, has_oidc=has_oidc))),
         lambda_.Runtime(
             f"python{_python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
         ),
@@ -67,13 +68,13 @@ def host_processor() -> Processor:
     return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
 
 
-def build(processor: Processor, bundles: Path = BUNDLES) -> Path:
+def build(processor: Processor, bundles: Path = BUNDLES, *, has_oidc: bool = False) -> Path:
     """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
 
     A folder that is there is whole: it grows elsewhere. One builds at a time, and who comes
     meanwhile waits and finds what it wants.
     """
-    folder = bundles / f"{processor}-{_digest(processor)}"
+    folder = bundles / f"{processor}-{_digest(processor, has_oidc=has_oidc)}"
     if folder.exists():
         return folder
     bundles.mkdir(parents=True, exist_ok=True)
@@ -81,7 +82,7 @@ def build(processor: Processor, bundles: Path = BUNDLES) -> Path:
         if not folder.exists():
             with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
                 growing = Path(place) / folder.name
-                _fill(growing, processor)
+                _fill(growing, processor, requirements(has_oidc=has_oidc))
                 growing.rename(folder)
     return folder
 
@@ -97,8 +98,8 @@ def _locked(bundles: Path) -> Iterator[None]:
         os.close(place)  # which ends the lock
 
 
-def _fill(folder: Path, processor: Processor) -> None:
-    _install(folder, processor)
+def _fill(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
+    _install(folder, processor, wanted)
     _prune(folder)
     for name in _OWN_PACKAGES:
         source, target = ROOT / name, folder / name
@@ -121,7 +122,7 @@ def _copy_vendor(folder: Path) -> None:
         shutil.copy(INSTALLED / path, folder / name)
 
 
-def _install(folder: Path, processor: Processor) -> None:
+def _install(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
     architecture = "aarch64" if processor == "arm64" else "x86_64"
     subprocess.run(  # noqa: S603 - our own command
         [
@@ -132,18 +133,18 @@ def _install(folder: Path, processor: Processor) -> None:
             *("--platform", f"manylinux2014_{architecture}"),
             *("--platform", f"manylinux_2_28_{architecture}"),
             *("--constraint", str(ROOT / "constraints.txt")),
-            *requirements(),
+            *wanted,
         ],
         check=True,
         stdin=subprocess.DEVNULL,
     )
 
 
-def requirements() -> list[str]:
+def requirements(*, has_oidc: bool = False) -> list[str]:
     """Return what the bundle holds of other people, as pyproject.toml names it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found: list[str] = project["optional-dependencies"]["lambda"]
-    return found
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    return extras["lambda"] + (extras["oidc"] if has_oidc else [])
 
 
 def _prune(folder: Path) -> None:
@@ -155,8 +156,8 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _digest(processor: Processor) -> str:
-    digest = sha256(f"{processor} {_python_version()}".encode())
+def _digest(processor: Processor, *, has_oidc: bool = False) -> str:
+    digest = sha256(f"{processor} {_python_version()} {has_oidc}".encode())
     for path in sorted(_sources()):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())

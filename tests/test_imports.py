@@ -62,6 +62,8 @@ MAY_IMPORT = {
         "httpx",
         "jinja2",
         "markupsafe",
+        # Where tokens are taken, and imported for one alone.
+        "jwt",
         "prometheus_client",
         "pydantic",
         "pydantic_core",

@@ -42,14 +42,15 @@ def authenticate(app: ApiGatewayResolver) -> None:
     if is_open(event.path):
         return
     caller = admitted(event)
-    logger.info("request", tenant=caller.tenant, key_id=caller.key_id)
+    whose = {"subject": caller.subject} if caller.subject else {"key_id": caller.key_id}
+    logger.info("request", tenant=caller.tenant, **whose)
     app.append_context(caller=caller)  # type: ignore[no-untyped-call]
 
 
 def admitted(event: APIGatewayProxyEventV2) -> Caller:
     """Return who calls, with the request counted; raises Unauthorized and LimitReached."""
     now, here = time.time(), deployment()
-    caller = aws().run(identify(event, here.keys, here.refusals, now))
+    caller = aws().run(identify(event, here, now))
     aws().run(here.limits.admit_request(caller.tenant, now))
     return caller
 

@@ -23,7 +23,7 @@ _ABOUT: Final = (
 )
 _ERRORS: Final = {
     HTTPStatus.BAD_REQUEST: "What was sent cannot be; `param` names what is wrong.",
-    HTTPStatus.UNAUTHORIZED: "There is no key, or it is wrong or was revoked.",
+    HTTPStatus.UNAUTHORIZED: "There is no key or token, or it is wrong, expired or was revoked.",
     HTTPStatus.NOT_FOUND: "There is no such thing for this tenant.",
     HTTPStatus.GONE: "It was there and is no longer kept.",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "The body is too large; larger files come by uploads.",
@@ -35,9 +35,8 @@ _ALWAYS: Final = {HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.BAD_REQUEST, HTTP
 _WAITS: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # What only some routes answer, by the names of their functions.
 _ALSO: Final = {
-    "list_results": {HTTPStatus.GONE, HTTPStatus.SERVICE_UNAVAILABLE},
+    "list_results": {HTTPStatus.GONE},
     "list_history": {HTTPStatus.GONE},
-    "complete_upload": {HTTPStatus.SERVICE_UNAVAILABLE},
 }
 _REDIRECTS: Final = {
     "file_content": {
@@ -104,6 +103,8 @@ def _complete(operation: dict[str, Any], function: Any, path: str) -> None:
         operation["security"] = []
     else:
         statuses |= {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED}
+        # Such as a token whose issuer cannot be reached.
+        statuses |= {HTTPStatus.SERVICE_UNAVAILABLE}
     if "requestBody" in operation:
         statuses |= {HTTPStatus.REQUEST_ENTITY_TOO_LARGE}
     for status in statuses:
@@ -157,7 +158,11 @@ def _with_plain_names(made: str) -> str:
 
 
 _SECURITY: Final = {
-    "key": {"type": "http", "scheme": "bearer", "description": "A key from `tidemill keys create`."}
+    "key": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "A key from `tidemill keys create`, or a person's token.",
+    }
 }
 _TEXT_OR_NULL: Final = {"type": ["string", "null"]}
 _ERROR: Final = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Size, Stack
@@ -200,6 +200,9 @@ class ApiStack(Stack):
             "api",
             memory_mib=512,
             timeout=Duration.seconds(29),
+            environment={"TIDEMILL_OIDC": data.config.oidc.model_dump_json()}
+            if data.config.oidc
+            else {},
             statements=[
                 *([permissions.read_api_keys(data)] if data.config.auth == "keys" else []),
                 permissions.read_tenants(data),
@@ -279,8 +282,13 @@ class ApiStack(Stack):
         timeout: Duration,
         statements: Iterable[iam.PolicyStatement],
         scratch: Size | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Function:
-        environment = {**self.data.settings(), "POWERTOOLS_SERVICE_NAME": module}
+        environment = {
+            **self.data.settings(),
+            "POWERTOOLS_SERVICE_NAME": module,
+            **(environment or {}),
+        }
         check_environment_size(self.data, environment, len(self.data.config.models))
         return Function(
             self,

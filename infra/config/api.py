@@ -1,4 +1,4 @@
-"""`vpc_endpoint_ids` and `[domain]`: how callers reach the API."""
+"""`vpc_endpoint_ids`, `[domain]` and `[oidc]`: how callers reach the API, and who they are."""
 
 from __future__ import annotations
 
@@ -18,3 +18,13 @@ class Domain(Table):
 
     name: Annotated[str, StringConstraints(pattern=rf"^{_LABEL}(\.{_LABEL})+$")]
     certificate: Annotated[str, StringConstraints(pattern=rf"^{_CERTIFICATE}$")]
+
+
+class Oidc(Table):
+    """People whose tokens are taken beside keys: who issues them, for whom, and their tenant."""
+
+    issuer: Annotated[
+        str, StringConstraints(pattern=r"^https://[^\s?#@]+[^\s?#@/]/?$", max_length=512)
+    ]
+    audience: Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=512)]
+    tenant_claim: Annotated[str, StringConstraints(pattern=r"^\S+$", max_length=128)]

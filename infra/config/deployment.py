@@ -9,7 +9,7 @@ from pydantic import field_validator as field_check
 from pydantic import model_validator as model_check
 
 from infra.config.access import Boundary, KmsKey, RolePath, Tags
-from infra.config.api import Domain, EndpointId
+from infra.config.api import Domain, EndpointId, Oidc
 from infra.config.data import Budget, Limits, Retention, Windows
 from infra.config.model import Capacity, Model
 from infra.config.network import Network
@@ -39,6 +39,7 @@ class Config(Table):
     api: Literal["public", "private", "none"] = "public"
     vpc_endpoint_ids: Annotated[tuple[EndpointId, ...], Field(strict=False)] = ()
     domain: Domain | None = None
+    oidc: Oidc | None = None
     strict_endpoint: bool = False
     drop_tenants: bool = False
     producers: Annotated[tuple[Producer, ...], Field(max_length=100, strict=False)] = ()
@@ -111,6 +112,8 @@ class Config(Table):
             raise ValueError('vpc_endpoint_ids are of api = "private"')
         if self.domain and self.api != "public":
             raise ValueError('[domain] is of api = "public"')
+        if self.oidc and (self.auth != "keys" or self.api == "none"):
+            raise ValueError('[oidc] is of an API with auth = "keys", beside which it stands')
         return self
 
     @model_check(mode="after")

@@ -75,7 +75,17 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             }
         },
     },
-    "auth": {"keys": {}, "iam": {"auth": "iam"}},
+    "auth": {
+        "keys": {},
+        "iam": {"auth": "iam"},
+        "oidc": {
+            "oidc": {
+                "issuer": "https://login.example.com",
+                "audience": "tidemill",
+                "tenant_claim": "department",
+            }
+        },
+    },
     "spot": {"on demand": {}, "spot": {"spot": True}},
     "image": {"built": {}, "tag": {"image": f"{_IMAGE}:1"}},
     "review": {"nothing": {}, "review": _REVIEW},

@@ -21,7 +21,7 @@ from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 from tidemill.handler.api.open_paths import PUBLIC
 from tidemill.handler.deployment import deployment as cached_deployment
-from tidemill.handler.settings import read_settings
+from tidemill.handler.settings import Oidc, read_settings
 
 FUNCTIONS = {
     "Control": "control",
@@ -161,7 +161,7 @@ def test_models_that_no_environment_holds_are_refused(
     add_stacks(App(outdir=str(tmp_path)), make_config({"models": models[:12]}, ""), stub_bundle())
     path = tmp_path / "config.toml"
     path.write_text(f"models = [{', '.join(json.dumps(it).replace(':', '=') for it in models)}]")
-    monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
+    monkeypatch.setattr(infra_app, "make_bundle", lambda *_, **__: stub_bundle())
     monkeypatch.setattr(
         infra_app, "App", lambda: App(outdir=str(tmp_path), context={"config": str(path)})
     )
@@ -293,6 +293,19 @@ def test_only_an_api_that_takes_keys_reads_them(deployment: Deployment, signed: 
         return any("KEY#*" in grant.condition for grant in found.grants("ApiRole"))
 
     assert (reads_keys(deployment), reads_keys(signed)) == (True, False)
+
+
+def test_the_api_alone_knows_whose_tokens_it_takes(synth: Synth) -> None:
+    """As the configuration says; the gateway still hands every request on."""
+    oidc = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
+    found = Deployment(synth({"oidc": oidc}))
+    told = {
+        name: read_settings(function["Environment"]["Variables"]).oidc
+        for name, function in found.properties("AWS::Lambda::Function").items()
+    }
+    assert told.pop("ApiFunction") == Oidc(**oidc)
+    assert set(told.values()) == {None}
+    assert routes(found)["ANY /{proxy+}"]["AuthorizationType"] == "NONE"
 
 
 def test_one_caller_cannot_use_up_the_account(deployment: Deployment) -> None:

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from aws_cdk import aws_lambda as lambda_
 
 from infra import bundle as bundles
-from infra.bundle import ROOT, Processor, build, host_processor, make_bundle
+from infra.bundle import ROOT, Processor, build, host_processor, make_bundle, requirements
 from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
 # Measured: 27 and 10. Lambda takes 250 MB; each of them is read and checked at a cold start.
@@ -90,7 +91,7 @@ def native() -> Path:
 def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pip install one package, at once."""
 
-    def install(folder: Path, _: Processor) -> None:
+    def install(folder: Path, *_: object) -> None:
         for name in ("botocore/data/s3", "botocore/data/ec2", "bin"):
             (folder / name).mkdir(parents=True)
         (folder / "botocore/__init__.py").write_text("number = 1\n", encoding="utf-8")
@@ -219,7 +220,7 @@ def test_functions_run_where_their_bundle_can(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Processor
 ) -> None:
     """Processor and Python of the functions are those that the bundle was made for."""
-    monkeypatch.setattr(bundles, "build", lambda _: tmp_path)
+    monkeypatch.setattr(bundles, "build", lambda *_, **__: tmp_path)
     made = make_bundle(machine)
     assert made.architecture.name == machine
     assert made.runtime.name == f"python3.{sys.version_info.minor}"
@@ -284,6 +285,7 @@ def test_another_source_or_processor_makes_another_bundle(
 ) -> None:
     """What goes into a bundle stands in its name."""
     folders = {build("arm64", tmp_path), build("x86_64", tmp_path)}
+    folders.add(build("arm64", tmp_path, has_oidc=True))
     changed = tmp_path / "changed.py"
     changed.touch()
     sources = list(bundles._sources())
@@ -292,7 +294,13 @@ def test_another_source_or_processor_makes_another_bundle(
     folders.add(tmp_path / f"arm64-{bundles._digest('arm64')}")
     changed.write_text("number = 2\n", encoding="utf-8")
     folders.add(tmp_path / f"arm64-{bundles._digest('arm64')}")
-    assert len(folders) == 4
+    assert len(folders) == 5
+
+
+def test_tokens_bring_what_verifies_them() -> None:
+    """Where they are taken, and nowhere else: cryptography is half as large as all the rest."""
+    more = set(requirements(has_oidc=True)) - set(requirements())
+    assert {name.partition(">")[0] for name in more} == {"cryptography", "pyjwt"}
 
 
 @pytest.mark.usefixtures("few_packages")
@@ -308,7 +316,7 @@ def test_what_was_left_half_done_does_no_harm(tmp_path: Path) -> None:
 def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """When pip cannot install, the error is told and the next build begins anew."""
 
-    def fail(folder: Path, _: Processor) -> None:
+    def fail(folder: Path, *_: object) -> None:
         folder.mkdir()
         raise subprocess.CalledProcessError(1, "pip")
 
@@ -327,11 +335,11 @@ def test_who_comes_while_a_bundle_is_built_waits_for_it(
     made: list[Path] = []
     filled: list[Path] = []
 
-    def fill_slowly(folder: Path, machine: Processor) -> None:
+    def fill_slowly(folder: Path, *more: Any) -> None:
         filled.append(folder)
         is_filling.set()
         assert may_go_on.wait(60)
-        fill(folder, machine)
+        fill(folder, *more)
 
     monkeypatch.setattr(bundles, "_fill", fill_slowly)
     threads = [Thread(target=lambda: made.append(build("arm64", tmp_path))) for _ in range(2)]

@@ -28,6 +28,8 @@ LOG_DAYS = "1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545 or 731"
 GPU_NAMES = "t4, a10g, l4, l40s, a100, h100, h200"
 A_MODEL_NAME = "a model's name, such as Qwen/Qwen3-0.6B"
 AN_IMAGE = "an image in ECR: 111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"
+OIDC = {"issuer": "https://login.example.com", "audience": "a", "tenant_claim": "team"}
+ALONE = '[oidc] is of an API with auth = "keys", beside which it stands'
 CERTIFICATE = "arn:aws:acm:eu-west-1:111122223333:certificate/abc"
 A_PATH = "a path of roles between slashes: /platform/"
 A_PRINCIPAL = "a role, a user or an account: arn:aws:iam::111122223333:role/producer"
@@ -216,6 +218,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (
         {"domain": {"name": "LLM", "certificate": CERTIFICATE}},
         'domain.name is "LLM", which does not look like a name, such as llm.example.com.',
+    ),
+    ({"oidc": OIDC, "auth": "iam"}, f"{ALONE}."),
+    ({"oidc": OIDC, "api": "none"}, f"{ALONE}."),
+    (
+        {"oidc": OIDC | {"issuer": "http://login.example.com"}},
+        (
+            'oidc.issuer is "http://login.example.com", which does not look like the address of '
+            "an issuer: https://login.example.com."
+        ),
     ),
     ({"domain": {"name": "llm.example.com"}}, "domain.certificate must be given."),
     ({"alarm_messages": "json"}, "alarm_messages is 'json'; it can be 'text' or 'chat'."),

@@ -72,7 +72,7 @@ def test_the_app_is_checked(
         s3.Bucket(Stack(app, "Planted"), "Bucket")
 
     monkeypatch.setattr(infra_app, "add_stacks", add_stacks_and_fault)
-    monkeypatch.setattr(infra_app, "make_bundle", lambda _: stub_bundle())
+    monkeypatch.setattr(infra_app, "make_bundle", lambda *_, **__: stub_bundle())
     monkeypatch.setattr(infra_app, "App", lambda: App(outdir=str(tmp_path)))
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         infra_app.main()

@@ -14,20 +14,30 @@ from tidemill.batch.object_keys import DROP_TENANT
 
 from ...aws.calls import Operation
 from ...aws.sync import Aws
+from ...deployment import Deployment
 from ...observability import logger
-from ...tenants.keys import KeyStore
-from ...tenants.refusals import Refusals
+from ...tenants.oidc import (
+    RETRY_SECONDS,
+    IssuerUnavailable,
+    TokenRefused,
+    TokenVerifier,
+    is_token,
+)
 from .errors import Refused
 
 _MAKE_ONE: Final = "`tidemill keys create` makes one."
+_WRONG_KEY: Final = (
+    f"The API key is wrong or was revoked. This deployment's keys begin with `tm_`; {_MAKE_ONE}"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Caller of a request; a signed one has no key."""
+    """Caller of a request; a signed one has no key, and a person with a token a `subject`."""
 
     tenant: str
     key_id: str | None = None
+    subject: str | None = None
 
 
 class Unauthorized(Refused):
@@ -36,9 +46,15 @@ class Unauthorized(Refused):
     status = HTTPStatus.UNAUTHORIZED
 
 
-def identify(
-    event: APIGatewayProxyEventV2, keys: KeyStore, refusals: Refusals, now: float
-) -> Operation[Caller]:
+class IssuerDown(Refused):
+    """A token that cannot be verified now, as the keys of its issuer are not to be had."""
+
+    code = "issuer_unavailable"
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    retry_after_seconds = RETRY_SECONDS
+
+
+def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Operation[Caller]:
     """Return the caller; raises Unauthorized without a valid key, AwsError if the store fails.
 
     Raises LimitReached for an address from which many wrong keys came. No key is let in unread: a
@@ -56,18 +72,28 @@ def identify(
             code="missing_api_key",
         )
     address = event.request_context.http.source_ip
-    key = None
-    if not refusals.is_known(token, address, now):
-        key = yield from keys.check(token)
-        refusals.note(token, address, now, is_right=key is not None)
-    if key is None:
+    caller, words = None, _WRONG_KEY
+    if not here.refusals.is_known(token, address, now):
+        if here.tokens and is_token(token):
+            caller, words = _verify(here.tokens, token, now)
+        elif key := (yield from here.keys.check(token)):
+            caller = Caller(key.tenant, key.id)
+        here.refusals.note(token, address, now, is_right=caller is not None)
+    if caller is None:
         logger.info("key refused", address=address)
-        raise Unauthorized(
-            "The API key is wrong or was revoked. This deployment's keys begin with `tm_`; "
-            f"{_MAKE_ONE}",
-            code="invalid_api_key",
-        )
-    return Caller(key.tenant, key.id)
+        raise Unauthorized(words, code="invalid_api_key")
+    return caller
+
+
+def _verify(tokens: TokenVerifier, token: str, now: float) -> tuple[Caller | None, str]:
+    """Return the person with a token, or why it is refused; raises IssuerDown."""
+    try:
+        person = tokens.verify(token, now)
+    except TokenRefused as exc:
+        return None, exc.message
+    except IssuerUnavailable as exc:
+        raise IssuerDown("The keys of the token's issuer cannot be fetched; try again.") from exc
+    return Caller(person.tenant, subject=person.subject), ""
 
 
 def tenant_of(context: Mapping[str, Any]) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from tests.emulators import Emulator
 from tests.handler.api.rig import answer_to, refusal_in, request_of, serving
 from tests.handler.intake.rig import Cloud
+from tests.handler.tenants.test_oidc import EC_KEY, SETTINGS, Issuer
+from tests.handler.tenants.test_oidc import token as signed
 from tidemill.handler.api import app
+from tidemill.handler.tenants import oidc
 from tidemill.handler.tenants.keys import KeyStore, key_id_of
 from tidemill.handler.tenants.refusals import REFUSALS_A_MINUTE
 
@@ -186,3 +191,43 @@ def test_a_wrong_key_costs_one_read(cloud: Cloud, monkeypatch: pytest.MonkeyPatc
     elsewhere = asked(f"Bearer {other}")
     elsewhere["requestContext"]["http"]["sourceIp"] = "192.0.2.2"
     assert refusal_in(answer_to(elsewhere))[0] == 401
+
+
+@pytest.fixture
+def issuer(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Issuer:
+    """Let the deployment take tokens of an issuer beside its keys."""
+    del cloud
+    issuer = Issuer(one=EC_KEY)
+    monkeypatch.setenv("TIDEMILL_OIDC", json.dumps(asdict(SETTINGS)))
+    monkeypatch.setattr(oidc, "fetch_json", issuer.fetch)
+    return issuer
+
+
+@pytest.mark.usefixtures("issuer")
+def test_a_person_is_let_in_beside_keys(token: str, caplog: pytest.LogCaptureFixture) -> None:
+    """By a token, whose subject is logged; keys go on working on the same paths."""
+    with caplog.at_level(logging.INFO, logger="tidemill"):
+        answer = answer_to(asked(f"Bearer {signed()}"))
+    assert (answer["statusCode"], "search" in answer["body"]) == (200, True)
+    [record] = (it for it in caplog.records if it.getMessage() == "request")
+    assert (vars(record)["tenant"], vars(record)["subject"]) == ("search", "u-1")
+    assert answer_to(asked(f"Bearer {token}"))["statusCode"] == 200
+    status, error = refusal_in(answer_to(asked(f"Bearer {signed(exp=1)}")))
+    assert (status, error["code"]) == (401, "invalid_api_key")
+    assert error["message"] == "The token is refused: it has expired."
+
+
+def test_without_its_issuer_a_token_waits(issuer: Issuer, token: str) -> None:
+    """Nobody is refused for that, and keys need no issuer."""
+    issuer.is_down = True
+    answer = answer_to(asked(f"Bearer {signed()}"))
+    status, error = refusal_in(answer)
+    assert (status, error["type"], error["code"]) == (503, "server_error", "issuer_unavailable")
+    assert answer["headers"]["Retry-After"] == "5"
+    assert answer_to(asked(f"Bearer {token}"))["statusCode"] == 200
+
+
+@pytest.mark.usefixtures("no_table")
+def test_a_token_is_no_key_where_no_issuer_is_known() -> None:
+    """Nothing but the form of keys is looked at."""
+    assert refused(f"Bearer {signed()}") == "invalid_api_key"
