@@ -142,8 +142,11 @@ class FleetAlarms(Construct):
                 label="no worker for open work",
                 period=_METRIC_PERIOD,
                 using_metrics={
-                    "wanted": model_metric(model, Metric.WORKERS_WANTED, "reaper", "Maximum"),
-                    "workers": model_metric(model, Metric.WORKERS, "reaper", "Maximum"),
+                    name: model_metric(model, metric, "reaper", "Maximum", period=_METRIC_PERIOD)
+                    for name, metric in (
+                        ("wanted", Metric.WORKERS_WANTED),
+                        ("workers", Metric.WORKERS),
+                    )
                 },
             ),
             above=0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from aws_cdk import Aws, CfnMapping, Stack
+from aws_cdk import Annotations, Aws, CfnMapping, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from constructs import Construct
@@ -98,6 +98,8 @@ class WorkerNetwork(Construct):
             ec2.Subnet.from_subnet_attributes(self, name, subnet_id=name)
             for name in settings.subnet_ids
         ]
+        for subnet in self.subnets:  # nothing here adds routes
+            Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
         self.groups = [
             ec2.SecurityGroup.from_security_group_id(self, name, name, mutable=False)
             for name in settings.security_group_ids

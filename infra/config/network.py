@@ -19,6 +19,8 @@ GroupId = Annotated[str, StringConstraints(pattern=rf"^sg-{_ID}$")]
 DEFAULT_ZONES = 2
 # The largest VPC, and one whose subnets, sixteenths of it, are the smallest that AWS has.
 _PREFIXES = range(16, 25)
+# Carriers' addresses, which companies use behind a NAT where theirs are scarce.
+_SHARED = IPv4Network("100.64.0.0/10")
 
 
 class Network(Table):
@@ -53,7 +55,8 @@ class Network(Table):
             network = IPv4Network(cidr)
         except (AddressValueError, NetmaskValueError, ValueError) as exc:
             raise ValueError(f'is "{cidr}"; it must be a block such as 10.73.0.0/16') from exc
-        if network.prefixlen not in _PREFIXES or not network.is_private:
+        is_private = network.is_private or network.subnet_of(_SHARED)
+        if network.prefixlen not in _PREFIXES or not is_private:
             raise ValueError(f'is "{cidr}"; it must be private, and from /16 to /24')
         return cidr
 

@@ -479,6 +479,12 @@ def test_whole_numbers_are_prices_too() -> None:
     assert config.models[0].gpu_hour_price == 4.0
 
 
+def test_a_network_may_have_the_addresses_that_a_company_has_left() -> None:
+    """Those that carriers share, too."""
+    config = make_config({"models": [MODEL], "network": {"cidr": "100.64.16.0/20"}}, "mill.toml")
+    assert config.network.cidr == "100.64.16.0/20"
+
+
 def test_endpoints_may_stand_in_every_zone_that_is_named() -> None:
     """With zones of its own a network has as many as there are."""
     zones = ["eu-west-1a", "eu-west-1b", "eu-west-1c"]

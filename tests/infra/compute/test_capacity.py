@@ -10,8 +10,7 @@ import botocore.session
 import pytest
 
 from infra.gpus import GPUS, machine_gib
-from tests.infra.compute.kinds import SMALL, Compute
-from tests.infra.conftest import Synth
+from tests.infra.compute.kinds import Compute
 from tests.infra.reading import Grant
 
 # What EC2 says of the machines: processors, GiB of memory, GPUs.
@@ -85,76 +84,6 @@ def test_managed_machines_keep_weights_on_their_own_disks(compute: dict[str, Com
         assert launch["InstanceRequirements"]["LocalStorage"] == "required"
         assert launch["LocalStorageConfiguration"] == {"UseLocalStorage": True}
         assert "StorageConfiguration" not in launch
-
-
-def test_a_machine_has_the_memory_that_a_worker_is_to_get(synth: Synth) -> None:
-    """More than the smallest leaves is asked of ECS, and smaller types are left out of a group."""
-    model = SMALL | {"gpu": "l4", "memory_gib": 40}
-    managed, groups, jobs = (
-        Compute(synth({"models": [model], "compute": compute}))
-        for compute in ("managed-instances", "asg", "sagemaker")
-    )
-    for made in (managed, groups):
-        assert made.task("small")["Memory"] == str(40 * 1024)
-    assert launch_of(managed)["InstanceRequirements"]["MemoryMiB"] == {"Min": 40 * 1024}
-    sizes = [f"g6.{size}xlarge" for size in (4, 8, 16)]
-    [group] = groups.of("AWS::AutoScaling::AutoScalingGroup").values()
-    template = group["MixedInstancesPolicy"]["LaunchTemplate"]
-    assert [override["InstanceType"] for override in template["Overrides"]] == sizes
-    assert groups.only("AWS::EC2::LaunchTemplate")["LaunchTemplateData"]["InstanceType"] == sizes[0]
-    [plan] = jobs.plans().values()
-    assert plan.means["instance_types"] == [f"ml.{size}" for size in sizes]
-
-
-@pytest.mark.parametrize(
-    ("key", "differing"),
-    [
-        ("OnDemandMaxPricePercentageOverLowestPrice", {}),
-        ("SpotMaxPricePercentageOverLowestPrice", {"capacity": "spot"}),
-    ],
-)
-def test_larger_machines_are_taken_up_to_a_price(
-    synth: Synth, key: str, differing: dict[str, Any]
-) -> None:
-    """By default up to twice the cheapest's; EC2's own limit would leave every larger one out."""
-    for factor, above in (({}, 100), ({"max_price_factor": 4.5}, 350)):
-        made = Compute(synth({"models": [SMALL | factor | differing]}))
-        needs = launch_of(made)["InstanceRequirements"]
-        assert {name: value for name, value in needs.items() if "Price" in name} == {key: above}
-
-
-@pytest.mark.parametrize(
-    ("capacity", "managed", "grouped"),
-    [
-        ("reserved", "RESERVATIONS_ONLY", "capacity-reservations-only"),
-        ("reserved-first", "RESERVATIONS_FIRST", "capacity-reservations-first"),
-    ],
-)
-def test_reserved_machines_are_taken_alone_or_first(
-    synth: Synth, capacity: str, managed: str, grouped: str
-) -> None:
-    """Any that match, or those of one group of reservations."""
-    arn = "arn:aws:resource-groups:eu-west-1:111122223333:group/mine"
-    for group in ({}, {"reservation_group": arn}):
-        models = [SMALL | {"capacity": capacity} | group]
-        launch = launch_of(Compute(synth({"models": models, "spot": True})))
-        assert launch["CapacityOptionType"] == "RESERVED"
-        target = {"ReservationGroupArn": arn} if group else {}
-        assert launch["CapacityReservations"] == {"ReservationPreference": managed} | target
-        made = Compute(synth({"models": models, "compute": "asg"}))
-        found = made.only("AWS::AutoScaling::AutoScalingGroup")
-        targets = {"CapacityReservationTarget": {"CapacityReservationResourceGroupArns": [arn]}}
-        assert found["CapacityReservationSpecification"] == {
-            "CapacityReservationPreference": grouped
-        } | (targets if group else {})
-
-
-def test_a_machine_may_stay_for_the_next_worker(synth: Synth) -> None:
-    """ECS ends an idle one after these seconds; without the key, when it likes."""
-    for differing, found in (({}, None), ({"machine_idle_minutes": 30}, {"ScaleInAfter": 1800})):
-        made = Compute(synth({"models": [SMALL | differing]}))
-        managed = made.only("AWS::ECS::CapacityProvider")["ManagedInstancesProvider"]
-        assert managed.get("InfrastructureOptimization") == found
 
 
 @pytest.mark.parametrize(("kind", "option"), [("managed", "ON_DEMAND"), ("managed, Spot", "SPOT")])
@@ -336,12 +265,6 @@ def test_ecs_starts_machines_with_the_policy_that_aws_keeps_for_it(
         launch = managed["InstanceLaunchTemplate"]
         assert launch["Ec2InstanceProfileArn"] == "MachinesProfile.Arn"
         assert provider["ClusterName"] == "Cluster"
-
-
-def launch_of(made: Compute) -> dict[str, Any]:
-    """Return what the only model's managed machines are made from."""
-    managed = made.only("AWS::ECS::CapacityProvider")["ManagedInstancesProvider"]
-    return dict(managed["InstanceLaunchTemplate"])
 
 
 def templates_of(made: Compute) -> dict[str, dict[str, Any]]:
