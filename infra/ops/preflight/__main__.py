@@ -21,6 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.ops.preflight.account import SHORT_TIMEOUTS, NotReady, check_account, check_roles
 from infra.ops.preflight.builder import check_builder
+from infra.ops.preflight.key import check_key
 from infra.ops.preflight.machines import check_machines
 from infra.ops.preflight.quotas import check_concurrency, check_gpu_quotas
 from infra.ops.preflight.weights import check_weights
@@ -39,6 +40,7 @@ def deployment_problems(config: Config, client: Any = None) -> Iterator[str]:
         lambda: check_machines(config, client("ec2")),
         lambda: check_gpu_quotas(config, client("service-quotas")),
         lambda: check_concurrency(client("lambda")),
+        lambda: check_key(config, client("kms")),
         lambda: check_weights(config),
     )
     for check in checks:

@@ -52,3 +52,11 @@ def test_a_stack_that_was_rolled_back_is_named() -> None:
     """It is there and has no outputs: a sentence says so."""
     with pytest.raises(NotDeployed, match=r"mill-data \(ROLLBACK_COMPLETE\) tells no FleetsPath"):
         read_outputs(Stacks(data={}), "mill", needs_api=False)
+
+
+def test_a_deployment_without_an_api_says_so() -> None:
+    """To what needs one; the rest goes on."""
+    stacks = Stacks(data=DATA, api={"NoApi": 'api = "none"'})
+    with pytest.raises(NotDeployed, match='mill-api has no API, which this needs: api = "none"'):
+        read_outputs(stacks, "mill")
+    assert read_outputs(stacks, "mill", needs_api=False).api_url == ""

@@ -1,0 +1,56 @@
+"""The deployment's own key of KMS: that it is there, and lets services in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from infra.config import Config
+from infra.ops.preflight.account import NotReady
+
+
+def check_key(config: Config, kms: Any) -> None:
+    """Raise NotReady for a key that cannot encrypt here, or whose policy leaves a service out."""
+    key, region = config.kms_key, kms.meta.region_name
+    if not key:
+        return
+    if key.split(":")[3] != region:
+        raise NotReady(f"kms_key is of {key.split(':')[3]}, and the deployment of {region}.")
+    try:
+        found = kms.describe_key(KeyId=key)["KeyMetadata"]
+    except ClientError as exc:
+        if exc.response["Error"]["Code"] == "NotFoundException":
+            raise NotReady(f"There is no key {key}: kms_key names another one.") from exc
+        raise
+    if found["KeyState"] != "Enabled" or found["KeySpec"] != "SYMMETRIC_DEFAULT":
+        raise NotReady(
+            f"kms_key is {found['KeyState']}, of the kind {found['KeySpec']}: a deployment needs "
+            "one that is Enabled, and SYMMETRIC_DEFAULT."
+        )
+    policy = json.loads(kms.get_key_policy(KeyId=key, PolicyName="default")["Policy"])
+    let_in = {name for statement in policy["Statement"] for name in _principals(statement)}
+    services = [f"{name}.amazonaws.com" for name in ("s3", "events", "cloudwatch")]
+    logs = {"logs.amazonaws.com", f"logs.{region}.amazonaws.com", f"logs.{region}.amazonaws.com.cn"}
+    missing = [name for name in services if not let_in & {name, "*"}]
+    if not let_in & {*logs, "*"}:
+        missing.append(f"logs.{region}.amazonaws.com")
+    if missing:
+        raise NotReady(
+            f"The policy of kms_key does not let {', '.join(missing)} use it: docs/deploy.md has "
+            "the statements."
+        )
+
+
+def _principals(statement: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the services that a statement allows something, or `*` for everybody."""
+    principal = statement.get("Principal")
+    if statement["Effect"] != "Allow" or not principal:
+        return
+    if principal == "*":
+        yield "*"
+        return
+    services = principal.get("Service", [])
+    yield from [services] if isinstance(services, str) else services

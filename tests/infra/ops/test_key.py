@@ -1,0 +1,85 @@
+"""The check of a deployment's own key, on answers in AWS's form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+
+from infra.config import make_config
+from infra.ops.preflight.account import NotReady
+from infra.ops.preflight.key import check_key
+
+KEY = "arn:aws:kms:eu-west-1:111122223333:key/abc"
+GOOD = {"KeyState": "Enabled", "KeySpec": "SYMMETRIC_DEFAULT"}
+LOGS = "logs.eu-west-1.amazonaws.com"
+SERVICES = ["s3.amazonaws.com", "events.amazonaws.com", "cloudwatch.amazonaws.com", LOGS]
+
+
+def check(
+    metadata: dict[str, Any] | None, principals: tuple[Any, ...] = (), key: str = KEY
+) -> None:
+    """Check a key that KMS describes so, whose policy allows these principals something."""
+    kms = boto3.client(
+        "kms", region_name="eu-west-1", aws_access_key_id="k", aws_secret_access_key="s"
+    )
+    statements = [{"Effect": "Allow", "Principal": it, "Action": "kms:*"} for it in principals]
+    statements.append({"Effect": "Deny", "Principal": {"Service": SERVICES}, "Action": "kms:*"})
+    config = make_config({"models": [{"name": "m", "gpu": "l4"}], "kms_key": key}, "test")
+    with Stubber(kms) as stubber:
+        if metadata is None:
+            stubber.add_client_error("describe_key", "NotFoundException")
+        else:
+            stubber.add_response("describe_key", {"KeyMetadata": metadata | {"KeyId": "abc"}})
+            policy = json.dumps({"Statement": statements})
+            stubber.add_response("get_key_policy", {"Policy": policy})
+        check_key(config, kms)
+
+
+ROOT = {"AWS": "arn:aws:iam::111122223333:root"}
+
+
+@pytest.mark.parametrize(
+    "principals",
+    [
+        (ROOT, {"Service": SERVICES}),
+        ({"Service": SERVICES[0]}, {"Service": SERVICES[1:]}),
+        ({"Service": [*SERVICES[:3], "logs.amazonaws.com"]},),
+        ("*",),
+    ],
+)
+def test_a_key_that_lets_services_in_is_good(principals: tuple[Any, ...]) -> None:
+    """In one statement or in several, by either name of CloudWatch Logs."""
+    check(GOOD, principals)
+
+
+def test_a_deployment_without_a_key_asks_nothing() -> None:
+    """AWS's own keys need no check."""
+    check_key(
+        make_config({"models": [{"name": "m", "gpu": "l4"}]}, "test"),
+        boto3.client("kms", region_name="eu-west-1"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "principals", "key", "words"),
+    [
+        (GOOD, (ROOT,), KEY, f"does not let {', '.join(SERVICES)} use it"),
+        (GOOD, ({"Service": SERVICES[:3]},), KEY, f"does not let {LOGS} use it"),
+        (GOOD, ({"Service": SERVICES[1:]},), KEY, "does not let s3.amazonaws.com use it"),
+        (None, (), KEY, "There is no key arn:aws:kms:"),
+        (GOOD | {"KeyState": "Disabled"}, (), KEY, "kms_key is Disabled"),
+        (GOOD | {"KeySpec": "RSA_2048"}, (), KEY, "of the kind RSA_2048"),
+        (GOOD, (), KEY.replace("west", "north"), "kms_key is of eu-north-1, and the deployment"),
+    ],
+)
+def test_what_a_key_lacks_is_said(
+    metadata: dict[str, Any] | None, principals: tuple[Any, ...], key: str, words: str
+) -> None:
+    """In a sentence, before anything is made."""
+    with pytest.raises(NotReady) as said:
+        check(metadata, principals, key)
+    assert words in str(said.value)
