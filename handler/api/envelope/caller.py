@@ -29,6 +29,7 @@ _MAKE_ONE: Final = "`tidemill keys create` makes one."
 _WRONG_KEY: Final = (
     f"The API key is wrong or was revoked. This deployment's keys begin with `tm_`; {_MAKE_ONE}"
 )
+_WRONG_TOKEN: Final = "The token is refused, as it was a moment ago: send a new one."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,11 @@ def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Ope
             code="missing_api_key",
         )
     address = event.request_context.http.source_ip
-    caller, words = None, _WRONG_KEY
+    verifier = here.tokens if is_token(token) else None
+    caller, words = None, _WRONG_TOKEN if verifier else _WRONG_KEY
     if not here.refusals.is_known(token, address, now):
-        if here.tokens and is_token(token):
-            caller, words = _verify(here.tokens, token, now)
+        if verifier:
+            caller, words = _verify(verifier, token, now)
         elif key := (yield from here.keys.check(token)):
             caller = Caller(key.tenant, key.id)
         here.refusals.note(token, address, now, is_right=caller is not None)
