@@ -105,6 +105,8 @@ class WorkerTask(Construct):
                 "TIDEMILL_HEALTH_FILE": _HEALTH_FILE,
                 "TIDEMILL_WEIGHTS_CACHE": f"{_CACHE}/weights",
             },
+            # Its own limit too: the engine reads that one, and not its task's.
+            memory_limit_mib=model.worker_gib * 1024,
             gpu_count=count,
             user=_USER,
             readonly_root_filesystem=True,

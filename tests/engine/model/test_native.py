@@ -26,6 +26,7 @@ from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import ParityResult
 from tidemill.engine.model.transformers_forward import TransformersNetwork
+from tidemill.engine.model.weight_map import Weight
 
 CPU = torch.device("cpu")
 
@@ -107,6 +108,18 @@ def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
     assert isinstance(loaded.network, Decoder)
     (note,) = loaded.notes
     assert f"the first {num_layers} of 4 layers" in note
+
+
+def test_what_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers makes its network there, in a container that may be the smaller of the two."""
+    weights = [Weight("embedding", (1000,), ())]
+    free = {"cuda": 10_000, "cpu": 10_000}
+    monkeypatch.setattr(native, "free_bytes", lambda device: free[device.type])
+    assert native.fits(weights, torch.device("cuda"))
+    for device in free:
+        with monkeypatch.context() as patched:
+            patched.setitem(free, device, 4_000)
+            assert not native.fits(weights, torch.device("cuda"))
 
 
 def test_its_first_layers_are_enough_to_find_a_wrong_one(

@@ -150,6 +150,8 @@ def test_a_worker_has_the_gpus_that_the_configuration_says(made: Compute) -> Non
         assert shared == count
         assert ("--tensor-parallel-size" in words) == (count != "1")
         assert ("--quantization" in words) == ("quantization" in model)
+        # The engine reads its container's limit, not its task's.
+        assert str(container["Memory"]) == made.task(slug)["Memory"]
         memory = container["LinuxParameters"].get("SharedMemorySize")
         assert memory == (None if count == "1" else 1024)
 
