@@ -100,7 +100,11 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         },
     },
     "mail": {"nobody": {}, "mail": {"alarm_email": "ops@example.com"}},
-    "retention": {"days": {}, "kept": {"retention": {"output_days": 0}}},
+    "retention": {
+        "days": {},
+        "kept": {"retention": {"output_days": 0, "input_days": 30, "erase_batches": True}},
+    },
+    "budget": {"no limit": {}, "budget": {"budget": {"gpu_hours_per_day": 40}}},
 }
 Choice = tuple[str, str]
 

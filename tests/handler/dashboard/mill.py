@@ -29,16 +29,20 @@ def file_of(scripts: Sequence[dict[str, Any]]) -> bytes:
 
 @contextmanager
 def control_running(cloud: Cloud) -> Iterator[None]:
-    """Let the control Lambda answer its queue until the block is left."""
+    """Let the control Lambda answer its queues until the block is left."""
     stop = Event()
-    mapping = EventSourceMapping(cloud.deployment.control.url, "control", _control, 900)
-    thread = Thread(target=mapping.run, args=(stop,))
-    thread.start()
+    threads = [
+        Thread(target=EventSourceMapping(queue.url, "control", _control, 900).run, args=(stop,))
+        for queue in (cloud.deployment.control, cloud.deployment.drops)
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         stop.set()
-        thread.join()
+        for thread in threads:
+            thread.join()
 
 
 @contextmanager
