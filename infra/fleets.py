@@ -151,7 +151,7 @@ class FleetAlarms(Construct):
             ),
             above=0,
             periods=_NO_WORKER_PERIODS,
-            words=f"{name} has open work and no worker runs.",
+            words=f"{name} has open work, or min_workers, and no worker runs.",
         )
         self._add(
             "OldestMessage",

@@ -31,6 +31,7 @@ def worker_flags(model: Model) -> list[str]:
         flags += ["--weights-region", model.weights_region]
     if model.min_workers:
         flags += ["--min-workers", str(model.min_workers)]
+    if model.min_workers_hours:
         flags += ["--min-workers-hours", model.min_workers_hours]
     flags += adapter_flags(model)
     return [*flags, *model.args]

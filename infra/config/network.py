@@ -17,6 +17,7 @@ SubnetId = Annotated[str, StringConstraints(pattern=rf"^subnet-{_ID}$")]
 GroupId = Annotated[str, StringConstraints(pattern=rf"^sg-{_ID}$")]
 # What a network gets where nobody has named its region's zones: a template knows no more of them.
 DEFAULT_ZONES = 2
+MAX_ZONES = 6
 # The largest VPC, and one whose subnets, sixteenths of it, are the smallest that AWS has.
 _PREFIXES = range(16, 25)
 # Carriers' addresses, which companies use behind a NAT where theirs are scarce.
@@ -32,10 +33,10 @@ class Network(Table):
     """
 
     kind: Literal["public", "isolated", "existing"] = "public"
-    zones: Annotated[tuple[Zone, ...], Field(max_length=6, strict=False)] = ()
+    zones: Annotated[tuple[Zone, ...], Field(max_length=MAX_ZONES, strict=False)] = ()
     cidr: str = "10.73.0.0/16"
     internet: bool = False
-    endpoint_zones: Annotated[int, Field(ge=1, le=6)] = 1
+    endpoint_zones: Annotated[int, Field(ge=1, le=MAX_ZONES)] = 1
     vpc_id: Annotated[str, StringConstraints(pattern=rf"^(vpc-{_ID})?$")] = ""
     subnet_ids: Annotated[tuple[SubnetId, ...], Field(max_length=16, strict=False)] = ()
     security_group_ids: Annotated[tuple[GroupId, ...], Field(max_length=5, strict=False)] = ()

@@ -11,6 +11,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from infra.config.deployment import Config
+from infra.config.network import MAX_ZONES
 
 DEFAULT_PATH: Final = Path(__file__).parents[1] / "config.toml"
 
@@ -59,7 +60,7 @@ def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
     network = config.network
     if not zones or network.zones or network.kind == "existing" or not config.has_network:
         return config
-    named = network.model_dump() | {"zones": tuple(zones)}
+    named = network.model_dump() | {"zones": tuple(zones[:MAX_ZONES])}
     return make_config(config.model_dump() | {"network": named}, where)
 
 

@@ -514,6 +514,13 @@ def test_a_network_has_the_zones_of_its_region(
     assert with_zones(config, [], "zones") is config
 
 
+def test_a_network_has_no_more_zones_than_room_for_subnets() -> None:
+    """A region may have more, and is no mistake of whoever deploys."""
+    config = make_config({"models": [MODEL]}, "mill.toml")
+    named = with_zones(config, [f"eu-west-1{letter}" for letter in "abcdefgh"], "zones")
+    assert named.network.zones == tuple(f"eu-west-1{letter}" for letter in "abcdef")
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
