@@ -16,6 +16,8 @@ from typing import Any
 from localstack.cloud import Cloud
 from tidemill.handler.aws.queues import advance_message, shard_message
 
+_START_SECONDS = 240
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -63,13 +65,21 @@ class Faults:
         ]
 
     def do_harm(self, seconds: float, batch_id: str) -> None:
-        """Do something every half second or so, for a while, then mend all processes."""
+        """Do something every half second or so, for a while, then mend all processes.
+
+        At least one worker is killed, also where a busy machine starts the first one late.
+        """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             time.sleep(self._random.uniform(0.2, 0.8))
             self._wake_sleepers()
             self._random.choice(self._acts)(batch_id)
             self._mend()
+        patience = time.monotonic() + _START_SECONDS
+        while not any(fault.name.startswith("worker-") for fault in self.done):
+            assert time.monotonic() < patience, "no worker came"
+            time.sleep(0.1)
+            self._kill_worker(batch_id)
         for name in list(self._sleeping):
             self._continue(name)
         self._mend()
