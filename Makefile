@@ -256,9 +256,11 @@ destroy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	@$(BIN)/python -m infra.ops.stop --config $(CONFIG)
 	$(CDK) destroy --all --force -c config=$(CONFIG)
 
+# RECORD=folder writes what AWS said there, as fixtures of tests (docs/first-day.md).
+RECORD ?=
 smoke: $(INSTALLED_LOCAL)
 	$(PREFLIGHT) $(CONFIG)
-	$(BIN)/python -m infra.ops.smoke --deployment $(NAME)
+	$(BIN)/python -m infra.ops.smoke --deployment $(NAME) $(if $(RECORD),--record $(RECORD))
 
 # What holds a bound of time or memory runs first, with nothing beside it; the rest is shared among
 # processes, more than there are cores, as most tests wait for others (docs/testing.md).

@@ -11,8 +11,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from itertools import chain
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from infra.ops.client import Api, ApiFailed
 from infra.ops.copy_speed import time_copies
 from infra.ops.drops import Drops
 from infra.ops.outputs import NotDeployed, Outputs, read_outputs
+from infra.ops.record import Record, recording
 from infra.ops.workers import Workers
 from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.handler.aws.sync import Aws, aws_client
@@ -60,6 +62,10 @@ class SmokeTest:
         if seconds is None:
             raise SmokeFailed("workers: they still run, and have nothing to do")
         yield f"the last worker ended by itself after {seconds:.0f} s"
+
+    def reports(self) -> dict[str, Any]:
+        """Return the reports of the batches that have ended, with the times of their states."""
+        return {name: self._drops.report(name) for name in self._names}
 
     def clean_up(self) -> None:
         """Delete what was dropped and what came of it."""
@@ -178,7 +184,12 @@ def temporary_key(outputs: Outputs) -> Iterator[str]:
 
 
 def smoke(
-    name: str, *, seconds: float, model: str | None = None, notify: Callable[[str], None]
+    name: str,
+    *,
+    seconds: float,
+    model: str | None = None,
+    notify: Callable[[str], None],
+    record: Record | None = None,
 ) -> None:
     """Try the deployment of this name; raises SmokeFailed, ApiFailed, NotDeployed."""
     outputs = read_outputs(aws_client("cloudformation"), name)
@@ -192,8 +203,14 @@ def smoke(
             for sentence in chain(visit.run(), visit.watch(workers)):
                 notify(sentence)
         finally:
+            if record:
+                record.write("batches", visit.reports())
             visit.clean_up()
     notify(time_copies(s3, outputs.bucket))
+
+
+def _recording(folder: Path | None, name: str) -> AbstractContextManager[Record | None]:
+    return recording(folder, name, aws_client) if folder else nullcontext()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -204,14 +221,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=2700, help="a batch may take, cold start and all (2700)"
     )
+    parser.add_argument("--record", type=Path, help="write what AWS said there, as fixtures")
     parsed = parser.parse_args(arguments)
-
-    def notify(sentence: str) -> None:
-        sys.stdout.write(f"ok: {sentence}\n")
-        sys.stdout.flush()
-
     try:
-        smoke(parsed.deployment, seconds=parsed.seconds, model=parsed.model, notify=notify)
+        with _recording(parsed.record, parsed.deployment) as record:
+
+            def notify(sentence: str) -> None:
+                sys.stdout.write(f"ok: {sentence}\n")
+                sys.stdout.flush()
+                if record:
+                    record.note(sentence)
+
+            smoke(
+                parsed.deployment,
+                seconds=parsed.seconds,
+                model=parsed.model,
+                notify=notify,
+                record=record,
+            )
     except (SmokeFailed, ApiFailed, NotDeployed) as exc:
         sys.stderr.write(f"failed: {exc}\n")
         return 1

@@ -18,7 +18,7 @@ from infra.ops.preflight.account import NotReady
 
 # By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
 # accounts: the larger of the two counts.
-_EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
+EC2_CODES: Final[Mapping[tuple[str, bool], tuple[str, ...]]] = {
     ("g", False): ("L-DB2E81BA",),
     ("g", True): ("L-3819A6DF",),
     ("p", False): ("L-417A185B",),
@@ -125,7 +125,7 @@ def _ec2_demands(config: Config, quotas: Any) -> Iterator[Demand]:
     for family, models in families.items():
         known = [
             found
-            for code in _EC2_CODES[family]
+            for code in EC2_CODES[family]
             if (found := _quota("ec2", code, quotas)) is not None
         ]
         if known:

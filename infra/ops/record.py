@@ -1,0 +1,199 @@
+"""Records what AWS really said while a deployment was tried, as fixtures of tests.
+
+Events of workers are taken by a queue and rules of its own, which are deleted again. Everything is
+redacted before it is written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from infra.gpus import GPUS
+from infra.ops.preflight.quotas import EC2_CODES
+from infra.ops.redact import redact
+
+# What a rule narrows its events to; a record has those of a worker's start, too.
+_STATES: Final = frozenset({"lastStatus", "TrainingJobStatus", "status"})
+# The last event of a worker comes a little after its end.
+_DRAIN_SECONDS: Final = 60.0
+
+# A worker's log line with the seconds of its start, and where SageMaker puts those of jobs.
+_COLD_START: Final = '{ $.message = "cold start" }'
+_JOBS_LOG: Final = "/aws/sagemaker/TrainingJobs"
+
+Client = Callable[[str], Any]
+
+
+class Record:
+    """Writes what is noted, one JSON file for each; `account` is taken out of all of them."""
+
+    def __init__(self, folder: Path, account: str) -> None:
+        self._folder, self._account = folder, account
+        self._started = time.monotonic()
+        self._timings: list[dict[str, Any]] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def note(self, sentence: str) -> None:
+        """Note when something was said; seconds since the start."""
+        seconds = round(time.monotonic() - self._started, 1)
+        self._timings.append({"seconds": seconds, "said": sentence})
+        self.write("timings", self._timings)
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a value as `name.json`."""
+        text = json.dumps(redact(value, self._account), indent=2)
+        (self._folder / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+    def write_events(self, found: Sequence[Mapping[str, Any]]) -> None:
+        """Write events in the order in which they came to be, by their kind and state."""
+        numbers: Counter[str] = Counter()
+        for event in sorted(found, key=lambda each: str(each.get("time"))):
+            name = _name(event)
+            numbers[name] += 1
+            self.write(f"{name}_{numbers[name]}", event)
+
+
+@contextmanager
+def recording(
+    folder: Path, deployment: str, client: Client, *, drain_seconds: float = _DRAIN_SECONDS
+) -> Iterator[Record]:
+    """Record what is said within the block, also of one that fails; `client` makes boto3's."""
+    identity = client("sts").get_caller_identity()
+    record = Record(folder, identity["Account"])
+    record.write("quotas", account_answers(client))
+    started, found = int(time.time() * 1000), list[dict[str, Any]]()
+    try:
+        with _worker_events(deployment, client, found, drain_seconds):
+            try:
+                yield record
+            except Exception as exc:
+                record.note(f"failed: {exc}")
+                raise
+    finally:
+        record.write_events(found)
+        record.write("cold_starts", _answer(partial(cold_starts, deployment, client, started)))
+
+
+def account_answers(client: Client) -> dict[str, Any]:
+    """Return what an account says of its quotas and zones; a refusal is an answer, too."""
+    quotas, ec2 = client("service-quotas"), client("ec2")
+    types = [name for gpu in GPUS.values() for names in gpu.instances.values() for name in names]
+    wanted: dict[str, Callable[[], Any]] = {
+        code: partial(quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)
+        for codes in EC2_CODES.values()
+        for code in codes
+    } | {
+        "lambda": client("lambda").get_account_settings,
+        "offerings": partial(
+            ec2.describe_instance_type_offerings,
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": types}],
+        ),
+    }
+    return {name: _answer(ask) for name, ask in wanted.items()}
+
+
+def cold_starts(deployment: str, client: Client, since: int) -> dict[str, Any]:
+    """Return by log group what workers have said of their starts since a time, in milliseconds."""
+    logs, stack = client("logs"), f"{deployment}-compute"
+    pages = client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
+    groups = [
+        resource["PhysicalResourceId"]
+        for page in pages
+        for resource in page["StackResourceSummaries"]
+        if resource["ResourceType"] == "AWS::Logs::LogGroup"
+    ]
+    found: dict[str, Any] = {}
+    for group in groups or [_JOBS_LOG]:
+        said = logs.get_paginator("filter_log_events").paginate(
+            logGroupName=group, startTime=since, filterPattern=_COLD_START
+        )
+        lines = [json.loads(event["message"]) for page in said for event in page["events"]]
+        # Emulators know fewer patterns.
+        found[group] = [line for line in lines if line.get("message") == "cold start"]
+    return found
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    try:
+        said = ask()
+    except ClientError as exc:
+        return exc.response.get("Error")
+    except BotoCoreError as exc:
+        return str(exc)
+    return {name: held for name, held in said.items() if name != "ResponseMetadata"}
+
+
+@contextmanager
+def _worker_events(
+    deployment: str, client: Client, found: list[dict[str, Any]], drain_seconds: float
+) -> Iterator[None]:
+    """Add the events of workers to a list when the block is left."""
+    events, sqs = client("events"), client("sqs")
+    name = f"{deployment}-record-{uuid4().hex[:8]}"
+    patterns = list(_patterns(deployment, events))
+    rules = [f"{name}-{number}" for number in range(1, len(patterns) + 1)]
+    url = sqs.create_queue(QueueName=name)["QueueUrl"]
+    try:
+        asked = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])
+        arn = asked["Attributes"]["QueueArn"]
+        sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": _policy(arn)})
+        for rule, pattern in zip(rules, patterns, strict=True):
+            events.put_rule(Name=rule, EventPattern=json.dumps(pattern))
+            events.put_targets(Rule=rule, Targets=[{"Id": "record", "Arn": arn}])
+        try:
+            yield
+        finally:
+            found += _drain(sqs, url, drain_seconds)
+    finally:
+        for rule in rules:
+            _answer(partial(events.remove_targets, Rule=rule, Ids=["record"]))
+            _answer(partial(events.delete_rule, Name=rule))
+        sqs.delete_queue(QueueUrl=url)
+
+
+def _patterns(deployment: str, events: Any) -> Iterator[dict[str, Any]]:
+    """Yield the patterns of the deployment's own rules, for workers in every state."""
+    for rule in events.list_rules(NamePrefix=f"{deployment}-ends-")["Rules"]:
+        pattern = json.loads(rule["EventPattern"])
+        detail = {key: held for key, held in pattern["detail"].items() if key not in _STATES}
+        yield pattern | {"detail": detail}
+
+
+def _policy(queue: str) -> str:
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"Service": "events.amazonaws.com"},
+        "Action": "sqs:SendMessage",
+        "Resource": queue,
+        "Condition": {"StringEquals": {"aws:SourceAccount": queue.split(":")[4]}},
+    }
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+def _drain(sqs: Any, url: str, seconds: float) -> Iterator[dict[str, Any]]:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        asked = {"QueueUrl": url, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 1}
+        for message in sqs.receive_message(**asked).get("Messages", ()):
+            yield json.loads(message["Body"])
+            sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+
+
+def _name(event: Mapping[str, Any]) -> str:
+    """Return what a fixture is called: `ecs_task_stopped` for a task's change of state."""
+    detail = event.get("detail", {})
+    kind = str(event.get("detail-type", "event")).removesuffix(" State Change")
+    state = detail.get("lastStatus") or detail.get("TrainingJobStatus") or detail.get("status", "")
+    return re.sub(r"[^a-z0-9]+", "_", f"{kind} {state}".lower()).strip("_")
