@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from tidemill.batch.fleet import OpenWork
@@ -56,7 +57,7 @@ _LAST: Final = {
 
 
 def reap(aws: Aws, deployment: Deployment, now: int) -> None:
-    """Check every active batch, then scale the fleets of models that have work.
+    """Check every active batch, then scale the fleets of models that have work, or are kept ready.
 
     A batch that cannot be repaired does not block the others.
     """
@@ -77,13 +78,16 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
             found += [work for work in pool.map(check, names) if work is not None]
             if after is None:
                 break
-    aws.run(_scale_workers(deployment, found, now))
-    if aws.run(deployment.limits.is_budget_spent(now)):
+    is_spent = aws.run(deployment.limits.is_budget_spent(now))
+    if is_spent:
         emit({Metric.BUDGET_SPENT: 1}, model=None)
+    aws.run(_scale_workers(deployment, found, now, keeps_ready=not is_spent))
     logger.info("reaped", num_active=num_active)
 
 
-def _scale_workers(deployment: Deployment, found: Sequence[OpenWork], now: int) -> Operation[None]:
+def _scale_workers(
+    deployment: Deployment, found: Sequence[OpenWork], now: int, *, keeps_ready: bool
+) -> Operation[None]:
     open_by_model: dict[str, list[OpenWork]] = {}
     for work in found:
         open_by_model.setdefault(work.model, []).append(work)
@@ -92,6 +96,8 @@ def _scale_workers(deployment: Deployment, found: Sequence[OpenWork], now: int) 
     except Exception:  # noqa: BLE001 - the next run is in a minute
         logger.exception("plans of fleets not read")
         return
+    if not keeps_ready:
+        plans = {model: replace(plan, min_workers=0) for model, plan in plans.items()}
     yield from scale_all(deployment, plans, open_by_model, now)
 
 

@@ -304,6 +304,23 @@ def test_the_reaper_starts_what_was_lost(local: Cloud) -> None:
     assert second != first
 
 
+def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
+    """It would wait for lines that nobody runs before tomorrow."""
+    path, now = local.deployment.settings.fleets, int(time.time())
+    local.aws.clients["ssm"].put_parameter(
+        Name=f"{path}/demo",
+        Value=plan_text(replace(PLAN, min_workers=1)),
+        Type="String",
+        Overwrite=True,
+    )
+    cloud = local.having(gpu_hours_per_day=1)
+    local.run(local.deployment.usage.add_gpu_seconds("default", 3600, now))
+    reap(cloud.aws, cloud.deployment, now)
+    assert asked(local) == []
+    reap(local.aws, local.deployment, now)
+    assert len(asked(local)) == 1
+
+
 def test_a_shard_that_is_given_up_starts_nobody(local: Cloud) -> None:
     """Finalize closes it: a worker would find nothing to do."""
     batch_id = rung_for(local)
