@@ -267,10 +267,12 @@ def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Itera
         yield cloud
 
 
-def create_key(clients: Mapping[str, Any], outputs: Outputs, *, name: str) -> str:
-    """Return the token of a new key of the API, for the tenant of what is dropped."""
+def create_key(
+    clients: Mapping[str, Any], outputs: Outputs, *, name: str, tenant: str = DROP_TENANT
+) -> str:
+    """Return the token of a new key of the API, for the tenant of what is dropped in no folder."""
     aws = Aws(lambda service, **options: boto3.client(service, **clients, **options))
-    making = KeyStore(outputs.table).create(tenant=DROP_TENANT, name=name, now=int(time.time()))
+    making = KeyStore(outputs.table).create(tenant=tenant, name=name, now=int(time.time()))
     return aws.run(making)
 
 

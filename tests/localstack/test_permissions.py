@@ -40,6 +40,11 @@ from tidemill.handler.settings import read_settings
 ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
 EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
+CONFIG = (
+    DEFAULT_PATH.read_text(encoding="utf-8")
+    .replace("drop_tenants = false", "drop_tenants = true")
+    .replace("[retention]", "[retention]\nerase_batches = true")
+)
 # The emulator asks for rights that IAM does not know: there a batch of messages is sent by the
 # right to send one, and parameters are read by the right to those of their path.
 # https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonsqs.html
@@ -76,8 +81,8 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    """Return the configuration of the repository, with weights in a bucket."""
-    found = tomllib.loads(DEFAULT_PATH.read_text(encoding="utf-8"))
+    """Return the configuration of the repository, with rights that it leaves out."""
+    found = tomllib.loads(CONFIG)
     return make_config(found, "test")
 
 
@@ -90,7 +95,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Iterato
         environment = environment_for(url, enforcement.authority)
         # The CDK's bundle of the AWS SDK knows no authorities but its own.
         trusting = environment | {"NODE_TLS_REJECT_UNAUTHORIZED": "0"}
-        outputs = deploy(trusting, folder, config=DEFAULT_PATH, name=config.name)
+        path = folder / "config.toml"
+        path.write_text(CONFIG, encoding="utf-8")
+        outputs = deploy(trusting, folder, config=path, name=config.name)
         options = client_options(environment)
         iam = boto3.client("iam", **options)
         for role in iam.list_roles(MaxItems=1000)["Roles"]:
@@ -239,15 +246,29 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
 def test_the_api_answers_and_cancels_under_its_roles(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The API finds the key, then the batch, and ends it with a report."""
+    """The API finds the key, then the batch, and ends it with a report; then all of it is erased.
+
+    A tenant's drops are those in its folder.
+    """
     monkeypatch.setenv("SSL_CERT_FILE", guarded.environment["SSL_CERT_FILE"])
-    key = create_key(client_options(guarded.environment), guarded.outputs, name="test")
-    url = guarded.drops.drop("cancelled", EXAMPLE)
+    options = client_options(guarded.environment)
+    key = create_key(options, guarded.outputs, name="test", tenant="search")
+    url = guarded.drops.drop("search/cancelled", EXAMPLE)
     with closing(Api(guarded.api_url, key)) as api:
         batch = api.follow(url, seconds=60, until=lambda batch: batch["status"] == "in_progress")
         assert api.cancel(batch["id"])["status"] == "cancelled"
-    report = guarded.drops.wait("cancelled", seconds=30)
+    report = guarded.drops.wait("search/cancelled", seconds=30)
     assert (report["id"], report["status"]) == (batch["id"], "cancelled")
+    headers = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=guarded.api_url, headers=headers) as http:
+        path = f"/v1/batches/{batch['id']}"
+        assert http.delete(path).json()["tidemill"]["erasing_at"]
+        wait_for(lambda: http.get(path).json()["tidemill"]["erased_at"] is not None)
+    listed = [
+        guarded.client("s3").list_object_versions(Bucket=guarded.outputs.bucket, Prefix=prefix)
+        for prefix in ("input/search/", "output/search/", f"work/{batch['id']}/")
+    ]
+    assert [versions.get("Versions", []) for versions in listed] == [[], [], []]
 
 
 def test_the_api_keeps_files_under_its_role(
