@@ -115,6 +115,15 @@ ACKNOWLEDGED: Final = (
         )
         for rule in ("AwsSolutions-APIG1", "AwsSolutions-APIG6")
     ),
+    *(
+        Acknowledgement(
+            rule,
+            "Api/Private/Method*",
+            "The function looks at keys and tokens itself, before anything else; where requests "
+            "are signed, only pages are not, which are the same for everybody.",
+        )
+        for rule in ("AwsSolutions-APIG4", "AwsSolutions-COG4")
+    ),
     Acknowledgement(
         "AwsSolutions-APIG2",
         "Api/Private/Api",

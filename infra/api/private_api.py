@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 from aws_cdk import Duration, Stack
 from aws_cdk import aws_apigateway as apigateway
@@ -60,12 +60,10 @@ class PrivateApi(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         self._name, self._endpoint_ids = name, endpoint_ids
-        body = _body(Stack.of(self), api, signed=signed)
         self.api = apigateway.CfnRestApi(
             self,
             "Api",
             name=name,
-            body=body,
             # Else a form's bytes would be read as text.
             binary_media_types=["*/*"],
             endpoint_configuration=apigateway.CfnRestApi.EndpointConfigurationProperty(
@@ -73,6 +71,7 @@ class PrivateApi(Construct):
             ),
             policy=_policy(endpoint_ids, signed=signed),
         )
+        self._methods = self._add_methods(api, signed=signed)
         api.add_permission(
             "Invoke",
             principal=iam.ServicePrincipal("apigateway.amazonaws.com"),
@@ -80,13 +79,7 @@ class PrivateApi(Construct):
                 service="execute-api", resource=self.api.ref, resource_name="*"
             ),
         )
-        # What is deployed stays as it is: a change of the API needs another deployment.
-        described = json.dumps(Stack.of(self).resolve([body, self.api.policy]), sort_keys=True)
-        deployment = apigateway.CfnDeployment(
-            self,
-            f"Deployment{sha256(described.encode()).hexdigest()[:8]}",
-            rest_api_id=self.api.ref,
-        )
+        deployment = self._add_deployment()
         for stage in STAGES:
             apigateway.CfnStage(
                 self,
@@ -104,6 +97,68 @@ class PrivateApi(Construct):
                     )
                 ],
             )
+
+    def _add_methods(self, api: lambda_.IFunction, *, signed: bool) -> list[apigateway.CfnMethod]:
+        """Add every path behind a stage; of what must be signed, pages need no signature."""
+        stack = Stack.of(self)
+        integration = apigateway.CfnMethod.IntegrationProperty(
+            type="AWS_PROXY",
+            integration_http_method="POST",
+            uri=f"arn:{stack.partition}:apigateway:{stack.region}:lambda:path/2015-03-31/functions/"
+            f"{api.function_arn}/invocations",
+        )
+        root = self.api.attr_root_resource_id
+        below = self._add_resource("Below", root, "{proxy+}")
+        if signed:
+            assets = self._add_resource("Assets", root, "assets")
+            files = self._add_resource("Files", assets, "{proxy+}")
+            wanted = [(of, verb, "NONE") for of in (root, files) for verb in ("GET", "HEAD")]
+            wanted.append((below, "ANY", "AWS_IAM"))
+        else:
+            wanted = [(of, "ANY", "NONE") for of in (root, below)]
+        return [
+            apigateway.CfnMethod(
+                self,
+                f"Method{number}",
+                rest_api_id=self.api.ref,
+                resource_id=resource_id,
+                http_method=verb,
+                authorization_type=authorization,
+                integration=integration,
+            )
+            for number, (resource_id, verb, authorization) in enumerate(wanted, start=1)
+        ]
+
+    def _add_resource(self, construct_id: str, parent_id: str, path_part: str) -> str:
+        return apigateway.CfnResource(
+            self,
+            construct_id,
+            rest_api_id=self.api.ref,
+            parent_id=parent_id,
+            path_part=path_part,
+        ).ref
+
+    def _add_deployment(self) -> apigateway.CfnDeployment:
+        """Add the snapshot that the stages show, and refusals in the form that clients read."""
+        busy = apigateway.CfnGatewayResponse(
+            self,
+            "Busy",
+            rest_api_id=self.api.ref,
+            response_type="THROTTLED",
+            status_code="429",
+            response_templates={"application/json": json.dumps(_BUSY)},
+            response_parameters={"gatewayresponse.header.Retry-After": "'1'"},
+        )
+        # A snapshot stays as it is: what changes the API makes another.
+        parts = [[it.resource_id, it.http_method, it.authorization_type] for it in self._methods]
+        described = json.dumps(Stack.of(self).resolve([parts, self.api.policy]), sort_keys=True)
+        deployment = apigateway.CfnDeployment(
+            self,
+            f"Deployment{sha256(described.encode()).hexdigest()[:8]}",
+            rest_api_id=self.api.ref,
+        )
+        deployment.node.add_dependency(busy, *self._methods)
+        return deployment
 
     @property
     def url(self) -> str:
@@ -126,48 +181,13 @@ class PrivateApi(Construct):
         )
 
 
-def _body(stack: Stack, api: lambda_.IFunction, *, signed: bool) -> dict[str, Any]:
-    """Return the API as OpenAPI: every path leads to the function, refusals have OpenAI's form."""
-    uri = (
-        f"arn:{stack.partition}:apigateway:{stack.region}:lambda:path/2015-03-31/functions/"
-        f"{api.function_arn}/invocations"
-    )
-    method: dict[str, Any] = {
-        "responses": {"default": {"description": "What the function answers"}},
-        "x-amazon-apigateway-integration": {"type": "aws_proxy", "httpMethod": "POST", "uri": uri},
-    }
-    proxy = {"in": "path", "name": "proxy", "required": True, "schema": {"type": "string"}}
-    behind = method | {"parameters": [proxy]}
-    key = "x-amazon-apigateway-any-method"
-    if signed:
-        auth = {"x-amazon-apigateway-auth": {"type": "AWS_IAM"}}
-        paths: dict[str, Any] = {
-            "/": {"get": method, "head": method},
-            "/assets/{proxy+}": {"get": behind, "head": behind},
-            "/{proxy+}": {key: behind | auth},
-        }
-    else:
-        paths = {"/": {key: method}, "/{proxy+}": {key: behind}}
-    busy = {
-        "statusCode": 429,
-        "responseTemplates": {"application/json": json.dumps(_BUSY)},
-        "responseParameters": {"gatewayresponse.header.Retry-After": "'1'"},
-    }
-    return {
-        "openapi": "3.0.1",
-        "info": {"title": "Tidemill", "version": "1"},
-        "paths": paths,
-        "x-amazon-apigateway-gateway-responses": {"THROTTLED": busy},
-    }
-
-
 def _policy(endpoint_ids: Sequence[str], *, signed: bool) -> iam.PolicyDocument:
     """Return the policy of the API: nobody gets in but through the endpoints.
 
     To those who sign it allows nothing but pages: what they may call their own policies say.
     """
     paths = _PUBLIC if signed else ("*",)
-    everybody = [iam.AnyPrincipal()]
+    everybody = [iam.StarPrincipal()]
     return iam.PolicyDocument(
         statements=[
             iam.PolicyStatement(

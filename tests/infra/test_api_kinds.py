@@ -57,16 +57,31 @@ def test_a_private_api_is_reached_through_its_endpoints_alone(private: Deploymen
     assert private.outputs("Api") == {"ApiUrl": f"https://{host}"}
 
 
+def methods(found: Deployment) -> dict[tuple[str, str], str]:
+    """Return how the methods of a private API authorise, by the path of each and its verb."""
+    paths = {
+        name: f"{it['ParentId'].partition('.')[0]}/{it['PathPart']}"
+        for name, it in found.properties("AWS::ApiGateway::Resource").items()
+    }
+    return {
+        (paths.get(it["ResourceId"], "/"), it["HttpMethod"]): it["AuthorizationType"]
+        for it in found.properties("AWS::ApiGateway::Method").values()
+    }
+
+
 def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) -> None:
     """Bytes come as they are; refusals of the gateway have the form that clients read."""
-    api = rest_api(private)
-    methods = [method for path in api["Body"]["paths"].values() for method in path.values()]
-    assert set(api["Body"]["paths"]) == {"/", "/{proxy+}"}
-    assert {it["x-amazon-apigateway-integration"]["uri"] for it in methods} == {INVOKE}
-    assert api["BinaryMediaTypes"] == ["*/*"]
-    busy = api["Body"]["x-amazon-apigateway-gateway-responses"]["THROTTLED"]
-    error = json.loads(busy["responseTemplates"]["application/json"])["error"]
-    assert (busy["statusCode"], error["type"]) == (429, "rate_limit_error")
+    assert methods(private) == {("/", "ANY"): "NONE", ("PrivateApi/{proxy+}", "ANY"): "NONE"}
+    for method in private.properties("AWS::ApiGateway::Method").values():
+        assert method["Integration"] == {
+            "IntegrationHttpMethod": "POST",
+            "Type": "AWS_PROXY",
+            "Uri": INVOKE,
+        }
+    assert rest_api(private)["BinaryMediaTypes"] == ["*/*"]
+    busy = only(private.properties("AWS::ApiGateway::GatewayResponse"))
+    error = json.loads(busy["ResponseTemplates"]["application/json"])["error"]
+    assert (busy["StatusCode"], error["type"]) == ("429", "rate_limit_error")
     permission = only(private.properties("AWS::Lambda::Permission"))
     assert permission["Principal"] == "apigateway.amazonaws.com"
     assert permission["SourceArn"].endswith(":PrivateApi/*")
@@ -87,16 +102,15 @@ def test_a_stage_is_the_first_part_of_the_paths_that_clients_know(private: Deplo
 
 def test_a_private_api_takes_signatures(synth: Synth) -> None:
     """The page alone needs none, and the policy lets nobody call what their own does not."""
-    api = rest_api(Deployment(synth(PRIVATE | {"auth": "iam"})))
-    paths = api["Body"]["paths"]
-    signed = {
-        path
-        for path, methods in paths.items()
-        for method in methods.values()
-        if method.get("x-amazon-apigateway-auth") == {"type": "AWS_IAM"}
+    signed = Deployment(synth(PRIVATE | {"auth": "iam"}))
+    assert methods(signed) == {
+        ("/", "GET"): "NONE",
+        ("/", "HEAD"): "NONE",
+        ("PrivateAssets/{proxy+}", "GET"): "NONE",
+        ("PrivateAssets/{proxy+}", "HEAD"): "NONE",
+        ("PrivateApi/{proxy+}", "ANY"): "AWS_IAM",
     }
-    assert set(paths) - signed == {"/", "/assets/{proxy+}"}
-    allowed, _ = api["Policy"]["Statement"]
+    allowed, _ = rest_api(signed)["Policy"]["Statement"]
     assert allowed["Resource"] == [
         f"execute-api:/{path}"
         for path in ("dashboard/GET/", "dashboard/GET/assets/*", "health/GET/")
@@ -108,6 +122,8 @@ def test_a_change_of_a_private_api_is_deployed(private: Deployment, synth: Synth
     other = Deployment(synth(PRIVATE | {"auth": "iam"}))
     names = [set(it.resources("AWS::ApiGateway::Deployment")) for it in (private, other)]
     assert names[0] & names[1] == set()
+    taken = only(other.resources("AWS::ApiGateway::Deployment"))["DependsOn"]
+    assert len(taken) == len(methods(other)) + 1
 
 
 def test_a_deployment_can_have_no_api(synth: Synth) -> None:
