@@ -133,9 +133,10 @@ class WorkerNetwork(Construct):
             cidr_mask=_OUT_CIDR_MASK,
             map_public_ip_on_launch=False,
         )
+        # Addresses are given in this order: those of workers stay when a zone is added.
         return self._add_vpc(
             nat_gateways=1 if has_way_out else 0,
-            subnet_configuration=[workers, out] if has_way_out else [workers],
+            subnet_configuration=[out, workers] if has_way_out else [workers],
         )
 
     @property

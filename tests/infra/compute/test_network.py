@@ -205,6 +205,20 @@ def test_urls_in_lines_are_reached_where_that_is_asked_for(compute: dict[str, Co
     assert sorted(ports) == [80, 443]
 
 
+def test_another_zone_moves_no_subnet(synth: Synth) -> None:
+    """CloudFormation makes the new subnet before it deletes any: addresses must not overlap."""
+
+    def blocks(zones: str) -> dict[str, str]:
+        names = [f"eu-west-1{letter}" for letter in zones]
+        network = {"kind": "isolated", "internet": True, "zones": names}
+        subnets = Compute(synth({"network": network})).of("AWS::EC2::Subnet")
+        return {name: subnet["CidrBlock"] for name, subnet in subnets.items()}
+
+    two, three = blocks("ab"), blocks("abc")
+    assert len(three) == len(two) + 2
+    assert two.items() <= three.items()
+
+
 def test_what_a_worker_and_its_machine_call_has_an_endpoint(isolated: Compute) -> None:
     """Queue, logs, images and ECS itself, under their own names; each costs by the hour."""
     endpoints = interfaces_of(isolated)
