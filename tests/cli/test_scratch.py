@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -21,7 +22,7 @@ class Usage(NamedTuple):
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a small disk, a large one, a larger one that is a file, and one that is missing."""
-    free = {"small": 1, "large": 2}
+    free = {"small": 10**9, "large": 2 * 10**9}
     for name in free:
         (tmp_path / name).mkdir()
     (tmp_path / "file").touch()
@@ -39,9 +40,9 @@ def test_the_roomiest_place_is_taken(places: list[str]) -> None:
 
 
 def test_the_worker_takes_its_place_and_is_told_of_it(
-    places: list[str], monkeypatch: pytest.MonkeyPatch
+    places: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same process, so that a signal reaches it; what it writes goes to one folder."""
+    """The same process, so that a signal reaches it; it writes to one folder, which it says."""
     told: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(scratch, "PLACES", places)
     monkeypatch.setattr(os, "environ", {"TIDEMILL_TABLE": "mill", "HOME": "/"})
@@ -50,6 +51,8 @@ def test_the_worker_takes_its_place_and_is_told_of_it(
     )
     scratch.main(["worker", "--device", "cuda"])
     [(file, words, environment)] = told
+    said = json.loads(capsys.readouterr().out)
+    assert (said["folder"], said["free_gigabytes"]) == (f"{places[1]}/tidemill", 2)
     assert (file, words) == ("tidemill", ["tidemill", "worker", "--device", "cuda"])
     assert environment.pop("TIDEMILL_TABLE") == "mill"
     assert all(value.startswith(f"{places[1]}/tidemill") for value in environment.values())
