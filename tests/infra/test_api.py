@@ -13,6 +13,7 @@ from aws_cdk import App
 from aws_cdk.assertions import Template
 
 from infra import app as infra_app
+from infra.api.concurrency import MAX_RUNS
 from infra.app import add_stacks
 from infra.bundle import Bundle
 from infra.config import make_config
@@ -215,6 +216,13 @@ def test_a_queue_calls_a_function_with_one_message(
     assert mapping["FunctionResponseTypes"] == ["ReportBatchItemFailures"]
     assert mapping["ScalingConfig"] == {"MaximumConcurrency": runs}
     assert "MaximumBatchingWindowInSeconds" not in mapping
+
+
+def test_the_preflight_knows_what_all_queues_may_ask_for(deployment: Deployment) -> None:
+    """It says what an account's limit means for them."""
+    mappings = deployment.properties("AWS::Lambda::EventSourceMapping").values()
+    runs = [mapping["ScalingConfig"]["MaximumConcurrency"] for mapping in mappings]
+    assert sorted(runs) == sorted(MAX_RUNS.values())
 
 
 def test_a_message_is_hidden_while_its_function_may_run(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ import trustme
 from botocore.exceptions import ClientError
 from openai import OpenAI
 
-from infra.config import DEFAULT_PATH, Config, make_config
+from infra.config import DEFAULT_PATH, Config, read_config
 from infra.ops.client import Api
 from infra.ops.drops import Drops
 from infra.ops.outputs import Outputs
@@ -79,15 +79,34 @@ class Guarded:
         return boto3.client(service, **client_options(environment), **session)
 
 
-@pytest.fixture(scope="module")
-def config() -> Config:
-    """Return the configuration of the repository, with rights that it leaves out."""
-    found = tomllib.loads(CONFIG)
-    return make_config(found, "test")
+# Keys that add to what roles are allowed, or bound it.
+MORE_KEYS = """\
+tracing = true
+role_path = "/platform/"
+permissions_boundary = "{boundary}"
+kms_key = "{key}"
+tags = {{ team = "search" }}
+producers = [{{ arn = "arn:aws:iam::000000000000:role/etl", tenant = "search" }}]
+"""
+
+
+def write_config(options: Mapping[str, Any], folder: Path) -> Path:
+    """Write the configuration with more keys, and make the policy and the key that they name."""
+    everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [everything]})
+    iam, kms = boto3.client("iam", **options), boto3.client("kms", **options)
+    boundary = iam.create_policy(PolicyName="boundary", PolicyDocument=document)["Policy"]["Arn"]
+    key = kms.create_key()["KeyMetadata"]["Arn"]
+    more, text = MORE_KEYS.format(boundary=boundary, key=key), CONFIG
+    for name in (line.split(" = ")[0] for line in more.splitlines()):
+        text = re.sub(rf"^{name} = .*\n", "", text, flags=re.MULTILINE)
+    path = folder / "config.toml"
+    path.write_text(more + text, encoding="utf-8")
+    return path
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Iterator[Guarded]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Deploy Data and Api, and give the worker the role that the Compute stack makes for it."""
     folder = tmp_path_factory.mktemp("guarded")
     enforcement = make_enforcement(folder)
@@ -95,10 +114,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, config: Config) -> Iterato
         environment = environment_for(url, enforcement.authority)
         # The CDK's bundle of the AWS SDK knows no authorities but its own.
         trusting = environment | {"NODE_TLS_REJECT_UNAUTHORIZED": "0"}
-        path = folder / "config.toml"
-        path.write_text(CONFIG, encoding="utf-8")
-        outputs = deploy(trusting, folder, config=path, name=config.name)
         options = client_options(environment)
+        path = write_config(options, folder)
+        config = read_config(path)
+        outputs = deploy(trusting, folder, config=path, name=config.name)
         iam = boto3.client("iam", **options)
         for role in iam.list_roles(MaxItems=1000)["Roles"]:
             if role["RoleName"].startswith(f"{config.name}-api-"):
@@ -165,6 +184,7 @@ def resolve(template: Any, cloudformation: Any) -> Any:
         "AWS::Partition": "aws",
         "AWS::Region": "us-east-1",
         "AWS::AccountId": "000000000000",
+        "AWS::URLSuffix": "amazonaws.com",
     }
 
     def value(found: Any) -> Any:
