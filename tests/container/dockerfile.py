@@ -140,7 +140,11 @@ def build_image(root: Path) -> Image:
             *sources, destination = it.words.split()
             _copy(sources, folder / destination)
         else:
-            _run(image.here(it.words), folder)
+            # torch's builds with CUDA bring triton along; its build for CPUs, which is here, none.
+            words = it.words.replace(
+                "> requirements.txt", "> requirements.txt && echo triton >> requirements.txt"
+            )
+            _run(image.here(words), folder)
     return image
 
 
