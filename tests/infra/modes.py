@@ -123,13 +123,30 @@ def overrides_of(mode: Mapping[str, str]) -> dict[str, Any]:
 @cache
 def modes() -> Mapping[str, dict[str, Any]]:
     """Return the configurations by a name that tells their values."""
+    return {name: overrides_of(mode) for name, mode in _chosen().items()}
+
+
+@cache
+def few_modes() -> frozenset[str]:
+    """Return the names of configurations that have each value of each key between them."""
+    uncovered = {choice for mode in _chosen().values() for choice in mode.items()}
+    names = set()
+    while uncovered:
+        name, mode = max(_chosen().items(), key=lambda it: len(uncovered & it[1].items()))
+        names.add(name)
+        uncovered -= mode.items()
+    return frozenset(names)
+
+
+@cache
+def _chosen() -> Mapping[str, Mapping[str, str]]:
     uncovered = {pair for pair in _pairs() if _is_possible(dict(pair))}
     chosen = [{key: next(iter(KEYS[key])) for key in KEYS}]
     uncovered -= _covered(chosen[0])
     while uncovered:
         chosen.append(_fill(dict(min(uncovered)), uncovered))
         uncovered -= _covered(chosen[-1])
-    return {", ".join(_unusual(mode)) or "as it is": overrides_of(mode) for mode in chosen}
+    return {", ".join(_unusual(mode)) or "as it is": mode for mode in chosen}
 
 
 def _pairs() -> Iterator[tuple[Choice, Choice]]:

@@ -10,14 +10,20 @@ from cfnlint import api as cfn_lint
 
 from infra.nag_exceptions import ACKNOWLEDGED, Acknowledgement
 from tests.infra.conftest import Synth, key_of
-from tests.infra.modes import KEYS, modes
+from tests.infra.modes import KEYS, few_modes, modes
 
 # W3005 (dependency already enforced): CDK has each function wait for all of its role, which does no
 # harm. W3010 (hard-coded zone): a configuration names zones.
 LEFT_UNHEEDED = {"W3005", "W3010"}
 
 
-@pytest.mark.parametrize("mode", modes())
+# `make test` has each value in some template, `make test-all` each pair of values.
+CHOSEN = [
+    pytest.param(name, marks=() if name in few_modes() else pytest.mark.long) for name in modes()
+]
+
+
+@pytest.mark.parametrize("mode", CHOSEN)
 def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
     """`synth` raises for a finding of cdk-nag; cfn-lint's are listed."""
     said = {
@@ -28,6 +34,7 @@ def test_templates_of_a_mode_pass_the_checks(synth: Synth, mode: str) -> None:
     assert said == {}
 
 
+@pytest.mark.long
 def test_no_acknowledgement_is_idle(
     synth: Synth, acknowledged: dict[str, set[Acknowledgement]]
 ) -> None:
