@@ -17,7 +17,7 @@ from constructs import Construct
 from infra.compute.network import WorkerNetwork
 from infra.config import Config, Model
 from infra.config.model import Capacity
-from infra.gpus import GPUS
+from infra.gpus import GPUS, machine_gib
 from infra.permissions import allow
 
 # For the image, which brings CUDA along, and for a model's weights beside it: a group's machines
@@ -95,6 +95,8 @@ class CapacityProviders(Construct):
             if capacity in _RESERVATIONS
             else None,
             instance_requirements=_requirements(model, is_spot=capacity == "spot"),
+            # EC2 starts no machine whose metadata would have tags with a slash or a space in a key.
+            instance_metadata_tags_propagation=False,
             # Their own disks are faster than any other and cost nothing more.
             local_storage_configuration=made.ManagedInstancesLocalStorageConfigurationProperty(
                 use_local_storage=True
@@ -263,7 +265,7 @@ def _requirements(
     above = round((model.max_price_factor - 1) * 100)
     return made.InstanceRequirementsRequestProperty(
         v_cpu_count=made.VCpuCountRangeRequestProperty(min=gpu.vcpus * count),
-        memory_mib=made.MemoryMiBRequestProperty(min=model.worker_gib * 1024),
+        memory_mib=made.MemoryMiBRequestProperty(min=machine_gib(model.machines[0]) * 1024),
         accelerator_count=made.AcceleratorCountRequestProperty(min=count, max=count),
         accelerator_manufacturers=["nvidia"],
         accelerator_types=["gpu"],

@@ -36,10 +36,10 @@ class Model(Table):
     """A served model and the workers that run it.
 
     `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts. `memory_gib` is what a worker gets, and the
-    least that a machine has; `max_price_factor` bounds its price, in prices of the cheapest.
-    Without `capacity` it is the deployment's. In `min_workers_hours` `min_workers` stay, work or
-    none.
+    `weights_key` of those that a key of KMS encrypts. `memory_gib` is what a worker gets, at
+    most nine tenths of its machine's; `max_price_factor` bounds a machine's price, in prices of the
+    cheapest. Without `capacity` it is the deployment's. In `min_workers_hours` `min_workers` stay,
+    work or none.
     """
 
     name: Name

@@ -60,20 +60,21 @@ def test_ec2_and_sagemaker_know_the_machines(name: str) -> None:
 
 
 def test_managed_machines_have_the_gpus_of_one_worker(compute: dict[str, Compute]) -> None:
-    """Neither fewer nor more, of the right kind, beside what the task asks for."""
-    wanted = {"orgbig": ("g6.*", 4), "small": ("g4dn.*", 1)}
+    """Neither fewer nor more, of the right kind, with room for the task and for the system."""
+    wanted = {"orgbig": ("g6.*", 4, 192), "small": ("g4dn.*", 1, 16)}
     for kind in ("managed", "managed, Spot"):
         made = compute[kind]
         providers = made.of("AWS::ECS::CapacityProvider")
         assert len(providers) == len(wanted)
-        for slug, (family, count) in wanted.items():
+        for slug, (family, count, gibibytes) in wanted.items():
             launch = providers[f"Worker{slug}Machines"]["ManagedInstancesProvider"]
             needs = launch["InstanceLaunchTemplate"]["InstanceRequirements"]
             task = made.task(slug)
             assert needs["AllowedInstanceTypes"] == [family]
             assert needs["AcceleratorCount"] == {"Min": count, "Max": count}
             assert needs["AcceleratorManufacturers"] == ["nvidia"]
-            assert needs["MemoryMiB"] == {"Min": int(task["Memory"])}
+            assert needs["MemoryMiB"] == {"Min": gibibytes * 1024}
+            assert int(task["Memory"]) <= 0.9 * gibibytes * 1024
             assert needs["VCpuCount"] == {"Min": int(task["Cpu"]) / 1024}
 
 
