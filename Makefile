@@ -201,8 +201,9 @@ CDK := PATH="$(abspath $(BIN)):$$PATH" infra/node_modules/.bin/cdk
 # Says what is missing before anything takes minutes.
 PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 
-# The region's zones, which templates cannot ask for.
-CONTEXT = -c config=$(CONFIG) -c zones=$$($(BIN)/python -m infra.ops.zones)
+# The region's zones, which templates cannot ask for; nothing is changed where they are not known.
+ZONES = zones=$$($(BIN)/python -m infra.ops.zones --config $(CONFIG))
+CONTEXT = -c config=$(CONFIG) -c zones="$$zones"
 
 # Once in an account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
@@ -214,11 +215,11 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 YES ?=
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
-	$(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
+	$(ZONES) && $(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
 
 diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
-	$(CDK) diff $(CONTEXT)
+	$(ZONES) && $(CDK) diff $(CONTEXT)
 
 template: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates

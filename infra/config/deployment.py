@@ -160,6 +160,11 @@ class Config(Table):
         return self.compute != "sagemaker" or self.network.kind != "public"
 
     @property
+    def lacks_zones(self) -> bool:
+        """Say whether the workers' network is made here and the file does not name its zones."""
+        return self.has_network and self.network.kind != "existing" and not self.network.zones
+
+    @property
     def fleets_path(self) -> str:
         """Return the path of the parameters that say how workers are started."""
         # SSM takes no parameter whose name begins with its own or with AWS's.

@@ -57,10 +57,9 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
 
 def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
     """Return the configuration with the zones of its region, unless it names some."""
-    network = config.network
-    if not zones or network.zones or network.kind == "existing" or not config.has_network:
+    if not zones or not config.lacks_zones:
         return config
-    named = network.model_dump() | {"zones": tuple(zones[:MAX_ZONES])}
+    named = config.network.model_dump() | {"zones": tuple(zones[:MAX_ZONES])}
     return make_config(config.model_dump() | {"network": named}, where)
 
 

@@ -1,17 +1,24 @@
 """`python -m infra.ops.zones`: prints the region's zones, for the templates to have them all.
 
 A template can count no more than two zones of a region that it does not know, and the CDK is not
-to ask. Who may not ask either gets those two.
+to ask. Where EC2 does not answer, no deployment goes on: with two zones it would delete the subnets
+of the others.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from infra.config import DEFAULT_PATH, ConfigRefused, read_config
 from tidemill.handler.aws.sync import aws_client
+
+_DENIED: Final = {"AccessDenied", "UnauthorizedOperation"}
 
 
 def region_zones(ec2: Any) -> list[str]:
@@ -26,13 +33,33 @@ def region_zones(ec2: Any) -> list[str]:
     return sorted(zone["ZoneName"] for zone in found["AvailabilityZones"])
 
 
-def main() -> int:
-    """Print the zones with commas between them, or nothing where EC2 does not tell them."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the zones with commas between them, or nothing where the network needs none."""
+    parser = argparse.ArgumentParser(prog="python -m infra.ops.zones", description=__doc__)
+    parser.add_argument("--config", type=Path, default=DEFAULT_PATH)
+    parsed = parser.parse_args(arguments)
     try:
-        sys.stdout.write(f"{','.join(region_zones(aws_client('ec2')))}\n")
+        zones = region_zones(aws_client("ec2")) if read_config(parsed.config).lacks_zones else []
+    except ConfigRefused as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
     except (BotoCoreError, ClientError) as exc:
-        sys.stderr.write(f"zones: {exc}; workers get two of AWS's choice\n")
+        sys.stderr.write(f"{_refusal(exc)}\n")
+        return 1
+    sys.stdout.write(f"{','.join(zones)}\n")
     return 0
+
+
+def _refusal(exc: BotoCoreError | ClientError) -> str:
+    if isinstance(exc, ClientError) and exc.response["Error"]["Code"] in _DENIED:
+        return (
+            "These credentials may not ask EC2 for the region's zones "
+            "(ec2:DescribeAvailabilityZones): name them, sorted, in `zones` of [network]."
+        )
+    return (
+        f"EC2 does not say which zones the region has: {str(exc).rstrip('.')}. Try again, or name "
+        "them, sorted, in `zones` of [network]."
+    )
 
 
 if __name__ == "__main__":
