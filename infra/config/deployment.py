@@ -21,6 +21,8 @@ _IMAGE = (
     r"[0-9]{12}\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/[a-z0-9][a-z0-9._/-]*"
     r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})"
 )
+# No capacity provider's name may begin so, and theirs begin with the deployment's.
+_PROVIDERS_OF_AWS: Final = ("aws", "ecs", "fargate")
 # Keys of the top level that have moved, and where to.
 _MOVED: Final = {"zones": "[network] zones", "isolated": "[network] internet and endpoint_zones"}
 
@@ -63,6 +65,11 @@ class Config(Table):
     def _check_name(cls, name: str) -> str:
         if name == "default":
             raise ValueError('is "default", as an event bus and a cluster of every account are')
+        if name.startswith(_PROVIDERS_OF_AWS):
+            raise ValueError(
+                f'is "{name}": ECS keeps names of capacity providers that begin with aws, ecs or '
+                "fargate to itself"
+            )
         return name
 
     @model_check(mode="before")

@@ -48,6 +48,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"name": "default"},
         'name is "default", as an event bus and a cluster of every account are.',
     ),
+    *(
+        (
+            {"name": name},
+            (
+                f'name is "{name}": ECS keeps names of capacity providers that begin with aws, ecs '
+                "or fargate to itself."
+            ),
+        )
+        for name in ("awsome", "ecs-batch", "fargate")
+    ),
     ({"alarm_email": "ops"}, 'alarm_email is "ops", which does not look like an e-mail address.'),
     ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
     (
