@@ -189,6 +189,15 @@ ACKNOWLEDGED: Final = (
         )
         for finding in ("[*]", "arn:*:logs:*:log-stream:[*]", "arn:*:ec2:*:network-interface/[*]")
     ),
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            "Compute/Worker-*/Role/DefaultPolicy",
+            "An existing VPC may be another account's, which shares it: its ids say which one.",
+            finding=f"Resource::arn:*:ec2:*:[*]:{kind}/*",
+        )
+        for kind in ("subnet", "security-group")
+    ),
     Acknowledgement(
         "AwsSolutions-IAM5",
         "Compute/Launching/Policy*",

@@ -105,12 +105,18 @@ def test_jobs_go_into_an_existing_network(synth: Synth) -> None:
     means = means_of(made, SMALL)
     assert list(means.subnets) == EXISTING["subnet_ids"]
     assert list(means.security_groups) == GROUPS_OF_OTHERS
-    joined = {
-        grant.resource.rpartition("/")[2]
-        for grant in made.grants("WorkersmallRole")
-        if grant.action == "ec2:CreateNetworkInterface"
+    found = made.grants("WorkersmallRole")
+    joined = {it.resource for it in found if it.action == "ec2:CreateNetworkInterface"}
+    # What another account shares has that account in its ARN; interfaces are the job's own.
+    shared = "arn:aws:ec2:eu-west-1:*"
+    assert joined == {
+        f"arn:aws:ec2:{ACCOUNT}:network-interface/*",
+        *(f"{shared}:subnet/{name}" for name in EXISTING["subnet_ids"]),
+        *(f"{shared}:security-group/{name}" for name in GROUPS_OF_OTHERS),
     }
-    assert joined == {"*", *EXISTING["subnet_ids"], *GROUPS_OF_OTHERS}
+    vpc = {"ArnEquals": {"ec2:Vpc": f"{shared}:vpc/{EXISTING['vpc_id']}"}}
+    [condition] = {it.condition for it in found if it.action == "ec2:DeleteNetworkInterface"}
+    assert json.loads(condition) == vpc
 
 
 def test_a_job_has_the_gpus_of_its_worker(jobs: Compute) -> None:

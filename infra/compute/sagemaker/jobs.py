@@ -120,7 +120,9 @@ class WorkerJobs(Construct):
             *_log_statements(stack),
         ]
         if network is not None:
-            statements += _vpc_statements(stack, network)
+            # Of a VPC that another account shares, ARNs have that account, which nobody names here.
+            is_existing = self._data.config.network.kind == "existing"
+            statements += _vpc_statements(stack, network, "*" if is_existing else stack.account)
         for statement in statements:
             role.add_to_policy(statement)
         image.grant_pull(role)
@@ -166,13 +168,15 @@ def _log_statements(stack: Stack) -> list[iam.PolicyStatement]:
     ]
 
 
-def _vpc_statements(stack: Stack, network: WorkerNetwork) -> list[iam.PolicyStatement]:
-    """Return the rights by which SageMaker puts a job's interfaces into a network."""
+def _vpc_statements(stack: Stack, network: WorkerNetwork, owner: str) -> list[iam.PolicyStatement]:
+    """Return the rights by which SageMaker puts a job's interfaces into a network of an account."""
 
-    def arn(resource: str, name: str) -> str:
-        return stack.format_arn(service="ec2", resource=resource, resource_name=name)
+    def arn(resource: str, name: str, account: str = owner) -> str:
+        return stack.format_arn(
+            service="ec2", account=account, resource=resource, resource_name=name
+        )
 
-    interfaces = arn("network-interface", "*")
+    interfaces = arn("network-interface", "*", stack.account)
     own = {"ArnEquals": {"ec2:Vpc": arn("vpc", network.vpc.vpc_id)}}
     return [
         allow(
