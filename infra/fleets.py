@@ -67,9 +67,9 @@ class Fleet(Construct):
         length = _length(Stack.of(self).resolve(text))
         if length > _MAX_PARAMETER:
             raise ConfigRefused(
-                f"{model.name} has more args, aliases or adapters than fit into the parameter that "
-                f"says how its workers are started: it takes about {length:,} characters, and AWS "
-                f"takes {_MAX_PARAMETER:,}. Give it fewer or shorter ones."
+                f"{model.name} has more {_words(means)} than fit into the parameter that says how "
+                f"its workers are started: it takes about {length:,} characters, and AWS takes "
+                f"{_MAX_PARAMETER:,}. Give it fewer or shorter ones."
             )
         ssm.StringParameter(
             self,
@@ -78,6 +78,11 @@ class Fleet(Construct):
             string_value=text,
             description=f"How workers of {model.name} are started",
         )
+
+
+def _words(means: Mapping[str, Any]) -> str:
+    """Return what of a configuration takes room in a plan: tags, where no template has them."""
+    return "args, aliases, adapters or tags" if "tags" in means else "args, aliases or adapters"
 
 
 def _length(value: Any) -> int:

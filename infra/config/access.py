@@ -19,16 +19,20 @@ _MAX_TAGS: Final = 40
 _MAX_KEY, _MAX_VALUE = 128, 256
 # What the tags of all services may hold.
 _TEXT: Final = re.compile(r"[\w .:/=+@-]*")
-# `tidemill` is the deployment's own: rights and costs go by it.
+# `tidemill` is the deployment's own: rights and costs go by it. IAM tells no small letters from
+# large ones in keys.
 _RESERVED: Final = "tidemill"
 
 
 def _check_tags(tags: dict[str, str]) -> dict[str, str]:
     if len(tags) > _MAX_TAGS:
         raise ValueError(f"must not hold more than {_MAX_TAGS}")
+    keys: dict[str, str] = {}
     for key, value in tags.items():
-        if key == _RESERVED or key.lower().startswith("aws:"):
+        if key.lower() == _RESERVED or key.lower().startswith("aws:"):
             raise ValueError(f'has the key "{key}", which is not free')
+        if (other := keys.setdefault(key.lower(), key)) != key:
+            raise ValueError(f'has "{other}" and "{key}", which are one key to IAM')
         if not 0 < len(key) <= _MAX_KEY or len(value) > _MAX_VALUE:
             raise ValueError(
                 f'has "{key}" with a key or value that is too long: a key has 1 to {_MAX_KEY} '

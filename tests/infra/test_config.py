@@ -244,6 +244,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tags": {"team": 3}}, "tags.team must be a text in quotes."),
     ({"tags": {"aws:team": "ml"}}, 'tags has the key "aws:team", which is not free.'),
     ({"tags": {"tidemill": "ml"}}, 'tags has the key "tidemill", which is not free.'),
+    ({"tags": {"TideMill": "ml"}}, 'tags has the key "TideMill", which is not free.'),
+    (
+        {"tags": {"Team": "ml", "team": "ml"}},
+        'tags has "Team" and "team", which are one key to IAM.',
+    ),
     (
         {"tags": {"team": "m&l"}},
         (

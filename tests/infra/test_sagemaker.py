@@ -251,3 +251,10 @@ def test_what_no_job_holds_is_refused(synth: Synth, differing: dict[str, Any], s
     """In a sentence, when the stacks are made."""
     with pytest.raises(ConfigRefused, match=said):
         synth({"models": [SMALL | differing], "compute": "sagemaker"})
+
+
+def test_tags_that_no_plan_holds_are_refused_by_name(synth: Synth) -> None:
+    """A plan has those of its jobs, which no template has."""
+    tags = {f"{number:0128}": "x" * 256 for number in range(20)}
+    with pytest.raises(ConfigRefused, match="small has more args, aliases, adapters or tags than"):
+        synth(KINDS["jobs"] | {"models": [SMALL], "tags": tags})
