@@ -74,22 +74,25 @@ def enqueue_shards(
 ) -> None:
     """Ring for the shards not rung for yet and see that there is a worker to hear it.
 
-    What the time does not allow, the next run does.
+    What the time does not allow, the next run does. A pause is written before the first message is
+    sent: a worker that polls already would find none, and begin the shards.
     Two runs may do so at once, and a shard be rung for twice: that changes nothing.
     """
     queue = deployment.work.get(batch.model or "")
     if queue is None:
         logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
         return
-    rung = batch.shards_rung
+    rung, now = batch.shards_rung, int(time.time())
+    is_paused = aws.run(update_pause(deployment, batch, now)) is not None
     while rung < batch.num_shards:
         until = min(rung + _RING_AT_ONCE, batch.num_shards)
         for messages in message_batches(
             shard_message(batch.id, number) for number in range(rung, until)
         ):
             aws.run(queue.send_all(messages, group=batch.tenant))
-        if rung == batch.shards_rung:
-            _ensure_workers(aws, deployment, batch)
+        if rung == batch.shards_rung and not is_paused:
+            work = open_work(batch, Progress(), num_shards=batch.shards_left)
+            aws.run(scale_for_batch(deployment, work, now))
         rung = until
         noted = deployment.table.change_batch(batch.id, Status.IN_PROGRESS, shards_rung=rung)
         if aws.run(noted) is None:
@@ -99,10 +102,3 @@ def enqueue_shards(
             aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
             return
     logger.info("shards rung for", batch_id=batch.id, num_shards=batch.num_shards)
-
-
-def _ensure_workers(aws: Aws, deployment: Deployment, batch: Batch) -> None:
-    now = int(time.time())
-    if aws.run(update_pause(deployment, batch, now)) is None:
-        work = open_work(batch, Progress(), num_shards=batch.shards_left)
-        aws.run(scale_for_batch(deployment, work, now))

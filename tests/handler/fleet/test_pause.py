@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill.batch.fleet import OpenWork
 from tidemill.batch.model import Batch
 from tidemill.handler.aws.calls import Operation
+from tidemill.handler.aws.queues import Queue
 from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.aws.stores.usage import DAY_SECONDS
 from tidemill.handler.control.advance import advance
@@ -110,6 +112,25 @@ def test_a_spent_budget_starts_no_worker_and_raises_the_alarm(
     reap(cloud.aws, cloud.deployment, NOW)
     assert totals(lines_in(capsys.readouterr().out))["BudgetSpent"] == 1
     assert code(cloud, first) == "budget_used_up"
+
+
+def test_a_pause_is_written_before_any_shard_is_rung_for(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that polls for others has the message at once, and looks for the pause once."""
+    cloud = mini.having(gpu_hours_per_day=1)
+    batch = cloud.ingest(cloud.create(lines_of(5)))
+    spend(cloud, 1)
+    found: list[str | None] = []
+    send_all = Queue.send_all
+
+    def note(queue: Queue, *arguments: Any, **options: Any) -> Operation[None]:
+        found.append(code(cloud, batch))
+        yield from send_all(queue, *arguments, **options)
+
+    monkeypatch.setattr(Queue, "send_all", note)
+    advance(cloud.aws, cloud.deployment, batch.id, plenty)
+    assert found == ["budget_used_up"]
 
 
 def test_a_batch_that_expires_while_it_waits_says_why(mini: Cloud) -> None:
