@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.progress import HistoryBucket
@@ -34,6 +34,13 @@ class OperationDriver(Protocol):
         """Return the operation's result; raises AwsError that the operation does not handle."""
 
 
+class KnownPause(NamedTuple):
+    """Pause of a batch: its end, and the time until which no message has the batch read again."""
+
+    until: float
+    known_until: float
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Shared state of a worker. `wall` is Unix time, `clock` is monotonic.
@@ -41,8 +48,8 @@ class WorkerContext:
     `usage_meter` sums up the work done, `history` the progress of each batch, `rate_meter` the
     throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
     `ended_batches` maps batches that were found ended to the time (Unix seconds) until which their
-    messages are dropped, `paused_batches` those whose messages are put off until then. `paces` are
-    those of batches whose last run here ended less than a minute ago.
+    messages are dropped, `paused_batches` those whose messages are put off. `paces` are those of
+    batches whose last run here ended less than a minute ago.
     """
 
     aws: OperationDriver
@@ -57,7 +64,7 @@ class WorkerContext:
     cold_start: ColdStart = field(default_factory=ColdStart)
     gpu_usage: GpuUsage = field(default_factory=GpuUsage)
     ended_batches: dict[str, float] = field(default_factory=dict)
-    paused_batches: dict[str, float] = field(default_factory=dict)
+    paused_batches: dict[str, KnownPause] = field(default_factory=dict)
     paces: dict[str, RateWindow] = field(default_factory=dict)
 
     @property

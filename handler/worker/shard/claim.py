@@ -15,7 +15,7 @@ from ...aws.queues import MAX_DELAY_SECONDS, advance_message
 from ...errors import ConditionFailed, LeaseLost
 from ...lifecycle.finish import abandon
 from ...observability import Metric, logger
-from ..context.context import WorkerContext
+from ..context.context import KnownPause, WorkerContext
 from .message import ShardMessage, ShardTarget
 
 _MAX_JITTER_SECONDS = 5.0
@@ -47,8 +47,9 @@ async def claim_shard(context: WorkerContext, message: ShardMessage, *, owner: s
         # A cancelled batch may have thousands of messages, and no GPU shall wait for each.
         await message.delete()
         return None
-    if context.wall() < context.paused_batches.get(target.batch_id, 0.0):
-        await message.resend(MAX_DELAY_SECONDS)
+    known = context.paused_batches.get(target.batch_id)
+    if known is not None and (now := context.wall()) < known.known_until:
+        await message.resend(min(MAX_DELAY_SECONDS, known.until - now))
         return None
     table, lease_seconds = context.deployment.table, context.config.lease_seconds
     sent_at = context.clock()
@@ -118,7 +119,8 @@ async def _put_off(
 ) -> None:
     """Release a shard whose batch is paused, and send its message again for later."""
     now = context.wall()
-    context.paused_batches[shard.batch_id] = min(pause.until, now + _PAUSE_KNOWN_SECONDS)
+    known_until = min(pause.until, now + _PAUSE_KNOWN_SECONDS)
+    context.paused_batches[shard.batch_id] = KnownPause(pause.until, known_until)
     await _release(context, shard, attempts=shard.attempts - 1)
     logger.info("put off", reason=pause.code, batch_id=shard.batch_id, shard=shard.number)
     await message.resend(min(MAX_DELAY_SECONDS, pause.until - now))

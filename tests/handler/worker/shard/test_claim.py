@@ -336,14 +336,16 @@ async def test_a_shard_that_finalize_takes_meanwhile_is_left_to_it(
     assert await num_hidden(context) == 0
 
 
+@pytest.mark.parametrize(("left", "delay"), [(1000, 900), (500, 500)])
 async def test_messages_of_a_paused_batch_are_put_off(
-    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch, left: int, delay: int
 ) -> None:
-    """Its shards stay free and have used up no try; all but the first cost no claim."""
+    """To its end, if that is near; all but the first cost no claim, and no try is used up."""
     work = rig.batch(GOOD, GOOD, shard_lines=1, rings=False)
     now = int(time.time())
-    pause = {"code": "budget_used_up", "message": "m", "since": now, "until": now + 1000}
+    pause = {"code": "budget_used_up", "message": "m", "since": now, "until": now + left}
     rig.run(rig.deployment.table.change_batch(work.id, Status.IN_PROGRESS, pause=pause))
+    paused = replace(context, wall=lambda: float(now))
     delays: list[float] = []
     send = type(context.queue).send
 
@@ -354,13 +356,13 @@ async def test_messages_of_a_paused_batch_are_put_off(
     monkeypatch.setattr(type(context.queue), "send", note)
     for number in (0, 1):
         await context.aws.run(send(context.queue, shard_message(work.id, number), group="t"))
-        assert await claim(context) is None
+        assert await claim(paused) is None
         [again] = await context.aws.run(context.queue.receive(visibility_seconds=30))
         assert again.group == "t"
-    assert delays == [900, 900]
+    assert delays == [delay, delay]
     assert [work.shard(n).fence for n in (0, 1)] == [1, 0]
     assert all(work.shard(n).attempts == 0 for n in (0, 1))
     assert work.is_free
-    later = replace(context, wall=lambda: now + 1001.0)
+    later = replace(context, wall=lambda: now + left + 1.0)
     work.ring(1)
     assert await claim(later)
