@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_DAY, _TIME = f"({'|'.join(_DAYS)})", r"([01]\d|2[0-4]):([0-5]\d)"
+_DAY, _TIME = f"({'|'.join(_DAYS)})", r"([01]\d|2[0-3]|24(?=:00)):([0-5]\d)"
 _SPAN = re.compile(rf"(?:{_DAY}(?:-{_DAY})? )?{_TIME}-{_TIME}")
 _MINUTES_OF_DAY = 24 * 60
 _MINUTES_OF_WEEK = 7 * _MINUTES_OF_DAY

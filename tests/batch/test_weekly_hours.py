@@ -41,7 +41,16 @@ def test_a_time_is_inside_or_outside(text: str, inside: list[float], outside: li
 
 
 @pytest.mark.parametrize(
-    "text", ["Mon", "weekdays 07:00-18:00", "7:00-18:00", "07:00-18:00,", "25:00-26:00"]
+    "text",
+    [
+        "Mon",
+        "weekdays 07:00-18:00",
+        "7:00-18:00",
+        "07:00-18:00,",
+        "25:00-26:00",
+        "18:00-24:30",
+        "24:59-06:00",
+    ],
 )
 def test_other_words_are_refused(text: str) -> None:
     """With the form that is meant."""
