@@ -2,8 +2,9 @@
 
 How long its receivers were waited for is beside them, and is no promise.
 
-A count whose answer is lost may be added once more by the client's next try. Of a day's counts that
-costs the tenant one request or upload; lines of batches are counted once, whatever is lost.
+A count whose answer is lost may be added once more by the next try. Of a day's counts that costs
+the tenant one request or upload, or the GPU seconds of one report of a worker; lines of batches are
+counted once, whatever is lost.
 """
 
 from __future__ import annotations
@@ -58,13 +59,12 @@ class UsageStore(Store):
         return True
 
     def add_gpu_seconds(self, tenant: str, seconds: float, now: float) -> Operation[None]:
-        """Add GPU time of a tenant's requests to the day, its own and everybody's."""
-        for each in (tenant, EVERYBODY):
-            yield from self.update(
-                _day_key(each, now),
-                {"expires": int(now) + _KEPT_SECONDS},
-                added={"gpu_seconds": round(seconds, 3)},
-            )
+        """Add GPU time to the day of a tenant, or of EVERYBODY; a call is one write or none."""
+        yield from self.update(
+            _day_key(tenant, now),
+            {"expires": int(now) + _KEPT_SECONDS},
+            added={"gpu_seconds": round(seconds, 3)},
+        )
 
     def gpu_seconds_today(self, tenant: str, now: float) -> Operation[float]:
         """Return the GPU time of a tenant's requests, or of EVERYBODY's, since 00:00 UTC."""

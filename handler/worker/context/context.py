@@ -113,8 +113,7 @@ class WorkerContext:
                 await self.aws.run(self.deployment.usage.add_gpu_seconds(tenant, seconds, now))
                 del left[tenant]
         finally:
-            for tenant, seconds in left.items():
-                self.gpu_usage.add(tenant, seconds)
+            self.gpu_usage.put_back(left)
 
     async def write_rate(self) -> None:
         """Write the throughput of this worker; an unknown model has no fleet."""

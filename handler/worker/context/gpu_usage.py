@@ -1,14 +1,17 @@
-"""GPU usage: the GPU time of each tenant's requests, for the limits of a day."""
+"""GPU usage: the GPU time of each tenant's requests and of all, for the limits of a day."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+
+from ...aws.stores.usage import EVERYBODY
 
 REPORT_SECONDS = 30.0
 
 
 class GpuUsage:
-    """Sums up GPU seconds by tenant until `collect`; `now` is monotonic."""
+    """Sums up GPU seconds by tenant, and EVERYBODY's, until `collect`; `now` is monotonic."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
@@ -17,6 +20,11 @@ class GpuUsage:
     def add(self, tenant: str, seconds: float) -> None:
         """Add GPU time that this worker has written to the table as progress."""
         if seconds > 0:
+            self.put_back({tenant: seconds, EVERYBODY: seconds})
+
+    def put_back(self, left: Mapping[str, float]) -> None:
+        """Keep what was collected and not written, of each tenant or of EVERYBODY."""
+        for tenant, seconds in left.items():
             self._seconds[tenant] += seconds
 
     def is_due(self, now: float) -> bool:

@@ -15,7 +15,7 @@ from tidemill.batch.model import Batch
 from tidemill.handler.aws.calls import Operation
 from tidemill.handler.aws.queues import Queue
 from tidemill.handler.aws.stores.table import active_name
-from tidemill.handler.aws.stores.usage import DAY_SECONDS
+from tidemill.handler.aws.stores.usage import DAY_SECONDS, EVERYBODY
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.reaper import check_batch, reap
 from tidemill.handler.deployment import Deployment
@@ -34,7 +34,8 @@ def mini(ministack: Emulator) -> Cloud:
 
 def spend(cloud: Cloud, hours: float, tenant: str = "default", now: int = NOW) -> None:
     """Add GPU time to a day as workers do."""
-    cloud.run(cloud.deployment.usage.add_gpu_seconds(tenant, hours * 3600, now))
+    for each in (tenant, EVERYBODY):
+        cloud.run(cloud.deployment.usage.add_gpu_seconds(each, hours * 3600, now))
 
 
 def look(cloud: Cloud, batch: Batch, now: int = NOW) -> OpenWork | None:

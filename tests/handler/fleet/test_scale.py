@@ -24,6 +24,7 @@ from tidemill.batch.fleet import (
 from tidemill.handler.aws.calls import Call, Operation, T
 from tidemill.handler.aws.parameters import plan_text
 from tidemill.handler.aws.queues import shard_message
+from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.dead_letters import handle_dead_letter
 from tidemill.handler.control.reaper import reap
@@ -314,7 +315,7 @@ def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
         Overwrite=True,
     )
     cloud = local.having(gpu_hours_per_day=1)
-    local.run(local.deployment.usage.add_gpu_seconds("default", 3600, now))
+    local.run(local.deployment.usage.add_gpu_seconds(EVERYBODY, 3600, now))
     reap(cloud.aws, cloud.deployment, now)
     assert asked(local) == []
     reap(local.aws, local.deployment, now)
