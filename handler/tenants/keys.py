@@ -94,6 +94,11 @@ class KeyStore(Store):
         return sorted(own, key=lambda key: (key.created_at, key.id))
 
 
+def is_key(text: str) -> bool:
+    """Say whether a text has the form of a key."""
+    return _TOKEN.fullmatch(text) is not None
+
+
 def key_id_of(token_or_id: str) -> str:
     """Return the id in a token, or the id itself: people have either at hand."""
     match = _TOKEN.fullmatch(token_or_id)

@@ -1,4 +1,7 @@
-"""Refusals without a read of the table: of keys refused before, and of addresses that try many."""
+"""Refusals without a read of the table: of keys refused before, and of addresses that try many.
+
+The limits are of one process, of which a Lambda has as many as there are requests at a time.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from typing import Final, TypeVar
 
 from .limits import LimitReached
 
-# Of one process; a Lambda has as many as there are requests at a time.
 REFUSALS_A_MINUTE: Final = 30
+# Keys that may be right and are not known yet are looked up beyond the first limit.
+LOOKED_UP_REFUSALS_A_MINUTE: Final = 300
+RIGHT_SECONDS: Final = 3600
 _MINUTE_SECONDS: Final = 60
 MAX_REMEMBERED: Final = 10_000
 # What a site gets; a host takes as many addresses in it as it likes.
@@ -21,53 +26,59 @@ Value = TypeVar("Value")
 
 
 class Refusals:
-    """The keys that a process has refused or let in, and refusals by address, in a minute.
+    """The keys refused in a minute, also by address, and the keys let in within an hour.
 
-    A key that was let in is looked up in the table at each request, whatever its address has tried:
-    nobody is locked out by others who send from the same address.
+    A key that was let in is looked up in the table at each request, whatever its address has tried.
+    One that is not known is looked up until the address has had many more refusals: only then can
+    those who try keys there make it wait for the next minute.
     """
 
     def __init__(self) -> None:
-        self._is_right: dict[bytes, bool] = {}
+        self._refused: dict[bytes, None] = {}
+        self._right_until: dict[bytes, float] = {}
         self._by_site: dict[str, int] = {}
         self._minute = 0
         self._changing = Lock()
 
-    def is_known(self, token: str, address: str, now: float) -> bool:
+    def is_known(self, token: str, address: str, now: float, *, is_well_formed: bool) -> bool:
         """Say whether a token was refused before, which counts; raises LimitReached by address.
 
-        The limit is one of refusals: requests of a tenant have limits of their own.
+        The limits are of refusals: requests of a tenant have limits of their own.
         """
         with self._changing:
             self._forget(now)
-            is_right = self._is_right.get(_digest(token))
-            if is_right:
+            digest, site = _digest(token), _site(address)
+            if now < self._right_until.get(digest, 0.0):
                 return False
-            site = _site(address)
-            if self._by_site.get(site, 0) >= REFUSALS_A_MINUTE:
+            is_refused = digest in self._refused
+            may_be_right = is_well_formed and not is_refused
+            limit = LOOKED_UP_REFUSALS_A_MINUTE if may_be_right else REFUSALS_A_MINUTE
+            if self._by_site.get(site, 0) >= limit:
                 raise LimitReached(
                     "Too many requests with wrong keys came from this address.",
                     retry_after_seconds=_MINUTE_SECONDS - int(now) % _MINUTE_SECONDS,
                 )
-            if is_right is None:
-                return False
-            _put(self._by_site, site, self._by_site.get(site, 0) + 1)
-            return True
+            if is_refused:
+                _put(self._by_site, site, self._by_site.get(site, 0) + 1)
+            return is_refused
 
     def note(self, token: str, address: str, now: float, *, is_right: bool) -> None:
         """Remember the verdict on a token; a refusal counts for its address."""
         with self._changing:
             self._forget(now)
-            _put(self._is_right, _digest(token), is_right)
-            if not is_right:
-                site = _site(address)
+            digest, site = _digest(token), _site(address)
+            self._right_until.pop(digest, None)
+            if is_right:
+                _put(self._right_until, digest, now + RIGHT_SECONDS)
+            else:
+                _put(self._refused, digest, None)
                 _put(self._by_site, site, self._by_site.get(site, 0) + 1)
 
     def _forget(self, now: float) -> None:
         minute = int(now) // _MINUTE_SECONDS
         if minute != self._minute:
             self._minute = minute
-            self._is_right.clear()
+            self._refused.clear()
             self._by_site.clear()
 
 

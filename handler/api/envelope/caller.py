@@ -16,6 +16,7 @@ from ...aws.calls import Operation
 from ...aws.sync import Aws
 from ...deployment import Deployment
 from ...observability import logger
+from ...tenants.keys import is_key
 from ...tenants.oidc import (
     RETRY_SECONDS,
     IssuerUnavailable,
@@ -75,7 +76,8 @@ def identify(event: APIGatewayProxyEventV2, here: Deployment, now: float) -> Ope
     address = event.request_context.http.source_ip
     verifier = here.tokens if is_token(token) else None
     caller, words = None, _WRONG_TOKEN if verifier else _WRONG_KEY
-    if not here.refusals.is_known(token, address, now):
+    is_well_formed = verifier is not None or is_key(token)
+    if not here.refusals.is_known(token, address, now, is_well_formed=is_well_formed):
         if verifier:
             caller, words = _verify(verifier, token, now)
         elif key := (yield from here.keys.check(token)):

@@ -58,7 +58,8 @@ def cloud(ministack: Emulator) -> Iterator[Cloud]:
     deployed = Cloud.on(ministack, erase_batches="1")
     with pytest.MonkeyPatch.context() as patch, serving(deployed) as cloud:
         # All wrong keys of these tests come from one address.
-        patch.setattr("tidemill.handler.tenants.refusals.REFUSALS_A_MINUTE", 10_000)
+        for limit in ("REFUSALS_A_MINUTE", "LOOKED_UP_REFUSALS_A_MINUTE"):
+            patch.setattr(f"tidemill.handler.tenants.refusals.{limit}", 10_000)
         yield cloud
 
 

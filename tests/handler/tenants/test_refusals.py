@@ -1,26 +1,44 @@
-"""Refusals of one process: by token and by address, for a minute, in bounded memory."""
+"""Refusals of one process: by token and by address, in bounded memory."""
 
 from __future__ import annotations
 
 import pytest
 
 from tidemill.handler.tenants.limits import LimitReached
-from tidemill.handler.tenants.refusals import MAX_REMEMBERED, REFUSALS_A_MINUTE, Refusals
+from tidemill.handler.tenants.refusals import (
+    LOOKED_UP_REFUSALS_A_MINUTE,
+    MAX_REMEMBERED,
+    REFUSALS_A_MINUTE,
+    RIGHT_SECONDS,
+    Refusals,
+)
 
 NOW = 60_000_000
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
-def exhaust(refusals: Refusals, address: str) -> None:
+def exhaust(refusals: Refusals, address: str, now: float = NOW, limit: int = 0) -> None:
     """Refuse as many tokens from an address as it may try."""
-    for number in range(REFUSALS_A_MINUTE):
-        refusals.note(f"{address}-{number}", address, NOW, is_right=False)
+    for number in range(limit or REFUSALS_A_MINUTE):
+        refusals.note(f"{address}-{number}", address, now, is_right=False)
 
 
-def is_stopped(refusals: Refusals, address: str, now: float = NOW, token: str = "new") -> bool:
+def is_known(refusals: Refusals, token: str, address: str, now: float = NOW) -> bool:
+    """Say whether a token of the right form was refused before."""
+    return refusals.is_known(token, address, now, is_well_formed=True)
+
+
+def is_stopped(
+    refusals: Refusals,
+    address: str,
+    now: float = NOW,
+    token: str = "new",
+    *,
+    is_well_formed: bool = False,
+) -> bool:
     """Say whether an address has to wait."""
     try:
-        refusals.is_known(token, address, now)
+        refusals.is_known(token, address, now, is_well_formed=is_well_formed)
     except LimitReached:
         return True
     return False
@@ -30,19 +48,42 @@ def test_a_token_is_refused_again_for_the_rest_of_its_minute() -> None:
     """The next minute asks the table again; a token that nobody tried is asked for, too."""
     refusals = Refusals()
     refusals.note("wrong", HERE, NOW, is_right=False)
-    assert refusals.is_known("wrong", THERE, NOW + 59)
-    assert not refusals.is_known("other", THERE, NOW + 59)
-    assert not refusals.is_known("wrong", THERE, NOW + 60)
+    assert is_known(refusals, "wrong", THERE, NOW + 59)
+    assert not is_known(refusals, "other", THERE, NOW + 59)
+    assert not is_known(refusals, "wrong", THERE, NOW + 60)
 
 
 def test_a_token_that_was_let_in_is_asked_for_until_it_is_refused() -> None:
     """A key that is revoked meanwhile is refused as any other."""
     refusals = Refusals()
     refusals.note("key", HERE, NOW, is_right=True)
-    exhaust(refusals, HERE)
-    assert not refusals.is_known("key", HERE, NOW)
+    exhaust(refusals, HERE, limit=LOOKED_UP_REFUSALS_A_MINUTE)
+    assert not is_known(refusals, "key", HERE)
     refusals.note("key", HERE, NOW, is_right=False)
-    assert refusals.is_known("key", THERE, NOW)
+    assert is_known(refusals, "key", THERE)
+
+
+def test_a_key_that_was_let_in_is_not_locked_out_for_an_hour() -> None:
+    """By whoever tries keys at its address, in any minute; each use begins another hour."""
+    refusals = Refusals()
+    for begin in (NOW, NOW + RIGHT_SECONDS - 60):
+        refusals.note("key", HERE, begin, is_right=True)
+        for later, stopped in ((RIGHT_SECONDS - 1, False), (RIGHT_SECONDS, True)):
+            exhaust(refusals, HERE, begin + later, LOOKED_UP_REFUSALS_A_MINUTE)
+            at = begin + later
+            assert is_stopped(refusals, HERE, at, "key", is_well_formed=True) == stopped
+
+
+def test_a_key_that_may_be_right_is_looked_up_for_longer() -> None:
+    """What has not the form of one, or was refused, is stopped at once."""
+    refusals = Refusals()
+    exhaust(refusals, HERE)
+    assert is_stopped(refusals, HERE)
+    assert is_stopped(refusals, HERE, token=f"{HERE}-0", is_well_formed=True)
+    assert not is_stopped(refusals, HERE, is_well_formed=True)
+    exhaust(refusals, HERE, limit=LOOKED_UP_REFUSALS_A_MINUTE - REFUSALS_A_MINUTE)
+    assert is_stopped(refusals, HERE, is_well_formed=True)
+    assert not is_stopped(refusals, HERE, NOW + 60)
 
 
 def test_an_address_waits_for_the_next_minute() -> None:
@@ -50,9 +91,9 @@ def test_an_address_waits_for_the_next_minute() -> None:
     refusals = Refusals()
     refusals.note("wrong", HERE, NOW, is_right=False)
     for _ in range(REFUSALS_A_MINUTE - 1):
-        assert refusals.is_known("wrong", HERE, NOW)
+        assert is_known(refusals, "wrong", HERE)
     with pytest.raises(LimitReached) as stopped:
-        refusals.is_known("wrong", HERE, NOW + 20)
+        is_known(refusals, "wrong", HERE, NOW + 20)
     assert stopped.value.retry_after_seconds == 40
     assert not is_stopped(refusals, HERE, NOW + 60)
 
@@ -80,5 +121,10 @@ def test_memory_is_bounded() -> None:
     for number in range(MAX_REMEMBERED):
         refusals.note(str(number), f"10.0.{number >> 8}.{number & 255}", NOW, is_right=False)
     assert not is_stopped(refusals, HERE)
-    assert not refusals.is_known(f"{HERE}-0", "10.1.0.0", NOW)
-    assert refusals.is_known("0", "10.1.0.0", NOW)
+    assert not is_known(refusals, f"{HERE}-0", "10.1.0.0")
+    assert is_known(refusals, "0", "10.1.0.0")
+    for number in range(MAX_REMEMBERED + 1):
+        refusals.note(f"right-{number}", HERE, NOW, is_right=True)
+    exhaust(refusals, HERE, limit=LOOKED_UP_REFUSALS_A_MINUTE)
+    stopped = [is_stopped(refusals, HERE, token=f"right-{number}") for number in (0, 1)]
+    assert stopped == [True, False]
