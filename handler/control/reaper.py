@@ -12,13 +12,13 @@ times: a message is sent when a try is due.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
-from tidemill.batch.fleet import OpenWork
+from tidemill.batch.fleet import FleetPlan, OpenWork
 from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.progress import ShardProgress
 from tidemill.batch.states import Status
@@ -26,6 +26,7 @@ from tidemill.batch.states import Status
 from ..aws.calls import Operation
 from ..aws.queues import advance_message, message_batches, shard_message
 from ..aws.stores.table import active_name, id_of_active
+from ..aws.stores.usage import DAY_SECONDS
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import AwsError
@@ -47,6 +48,8 @@ WEBHOOK_OVERDUE_SECONDS = 30
 
 _MAX_RESENT, _MAX_RESENT_TO_EMPTY = 10, 5000
 _NOTE_SECONDS = 5 * 60
+# Three runs of the reaper: workers stay again soon after a budget was raised.
+_BLOCKED_SECONDS = 3 * 60
 _NUM_THREADS = 8
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
@@ -97,8 +100,21 @@ def _scale_workers(
         logger.exception("plans of fleets not read")
         return
     if not keeps_ready:
+        yield from _release_ready(deployment, plans, now)
         plans = {model: replace(plan, min_workers=0) for model, plan in plans.items()}
     yield from scale_all(deployment, plans, open_by_model, now)
+
+
+def _release_ready(
+    deployment: Deployment, plans: Mapping[str, FleetPlan], now: int
+) -> Operation[None]:
+    """Block the places of workers kept ready: idle ones go, until the day or the budget changes."""
+    until = min(now + _BLOCKED_SECONDS, now - now % DAY_SECONDS + DAY_SECONDS - 1)
+    for model, plan in plans.items():
+        try:
+            yield from deployment.fleets.block_ready(model, plan.min_workers, until=until)
+        except AwsError:
+            logger.exception("workers kept ready", model=model)
 
 
 def check_batch(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:

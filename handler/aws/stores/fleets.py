@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from tidemill.batch.fleet import FleetState, WorkerRate
 
@@ -10,6 +11,9 @@ from ...errors import ConditionFailed
 from ..calls import Call, Operation
 from ..items import dump, load, to_item
 from .store import Store, condition
+
+# No worker's name: a place that is blocked.
+_NOBODY: Final = "*"
 
 
 class FleetStore(Store):
@@ -72,7 +76,7 @@ class FleetStore(Store):
         for number in range(num_workers):
             try:
                 yield from self.update(
-                    {"pk": f"FLEET#{model}", "sk": f"READY#{number}"},
+                    _place_key(model, number),
                     place,
                     "attribute_not_exists(pk) OR #owner = :me OR #until < :now",
                     {":me": owner, ":now": int(now)},
@@ -82,6 +86,13 @@ class FleetStore(Store):
             return True
         return False
 
+    def block_ready(self, model: str, num_workers: int, *, until: float) -> Operation[None]:
+        """Take the places of workers that stay, whoever has them, until a time."""
+        for number in range(num_workers):
+            yield from self.update(
+                _place_key(model, number), {"owner": _NOBODY, "until": int(until)}
+            )
+
     def _read(self, model: str) -> Operation[tuple[FleetState, int]]:
         fields = (yield from self.get(_state_key(model))) or {}
         return load(FleetState, fields), int(fields.get("version", 0))
@@ -89,6 +100,10 @@ class FleetStore(Store):
 
 def _state_key(model: str) -> dict[str, object]:
     return {"pk": f"FLEET#{model}", "sk": "STATE"}
+
+
+def _place_key(model: str, number: int) -> dict[str, object]:
+    return {"pk": f"FLEET#{model}", "sk": f"READY#{number}"}
 
 
 def _pace_key(model: str) -> dict[str, object]:

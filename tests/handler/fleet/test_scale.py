@@ -24,7 +24,7 @@ from tidemill.batch.fleet import (
 from tidemill.handler.aws.calls import Call, Operation, T
 from tidemill.handler.aws.parameters import plan_text
 from tidemill.handler.aws.queues import shard_message
-from tidemill.handler.aws.stores.usage import EVERYBODY
+from tidemill.handler.aws.stores.usage import DAY_SECONDS, EVERYBODY
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.dead_letters import handle_dead_letter
 from tidemill.handler.control.reaper import reap
@@ -306,7 +306,7 @@ def test_the_reaper_starts_what_was_lost(local: Cloud) -> None:
 
 
 def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
-    """It would wait for lines that nobody runs before tomorrow."""
+    """It would wait for lines that nobody runs before tomorrow; one that waits has to go."""
     path, now = local.deployment.settings.fleets, int(time.time())
     local.aws.clients["ssm"].put_parameter(
         Name=f"{path}/demo",
@@ -314,10 +314,19 @@ def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
         Type="String",
         Overwrite=True,
     )
+
+    def stays(at: int) -> bool:
+        keep = local.deployment.fleets.keep_ready(MODEL, 1, "ready", now=at, until=at + 600)
+        return bool(local.run(keep))
+
+    assert stays(now)
     cloud = local.having(gpu_hours_per_day=1)
     local.run(local.deployment.usage.add_gpu_seconds(EVERYBODY, 3600, now))
     reap(cloud.aws, cloud.deployment, now)
     assert asked(local) == []
+    assert not stays(now)
+    # The places of its hours are free again when the day, or the reason, has ended.
+    assert stays(min(now + 181, now - now % DAY_SECONDS + DAY_SECONDS))
     reap(local.aws, local.deployment, now)
     assert len(asked(local)) == 1
 
