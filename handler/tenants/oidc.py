@@ -74,6 +74,8 @@ class TokenVerifier:
         import jwt
 
         settings = self._settings
+        if not token.isascii():  # nor could it be encoded, with half of a surrogate pair in it
+            raise TokenRefused("The token is refused: it is malformed.")
         try:
             header = jwt.get_unverified_header(token)
             if header.get("alg") not in ALGORITHMS or not isinstance(header.get("kid"), str):
@@ -92,9 +94,11 @@ class TokenVerifier:
             )
         except jwt.PyJWTError as exc:
             raise TokenRefused(f"The token is refused: {_reason(exc)}.") from exc
+        tenant = claims.get(settings.tenant_claim)
         try:
-            return Person(check_tenant(str(claims[settings.tenant_claim])), claims["sub"])
-        except (KeyError, InvalidOption) as exc:
+            # Not its text: that of null would be a name.
+            return Person(check_tenant(tenant if isinstance(tenant, str) else ""), claims["sub"])
+        except InvalidOption as exc:
             raise TokenRefused(
                 f"The token's claim `{settings.tenant_claim}` does not name a tenant."
             ) from exc
@@ -157,6 +161,7 @@ def _signing_keys(published: Any) -> list[tuple[str, PyJWK]]:
 
 def fetch_json(url: str) -> Any:
     """Return what an https url answers with; raises OSError or ValueError."""
+    from http.client import HTTPException
     from urllib.request import HTTPRedirectHandler, build_opener
 
     class Staying(HTTPRedirectHandler):
@@ -167,8 +172,11 @@ def fetch_json(url: str) -> Any:
 
     if not url.startswith("https://"):
         raise ValueError("its keys are not at an https url")
-    with build_opener(Staying).open(url, timeout=_FETCH_SECONDS) as answer:
-        content = answer.read(_MAX_BYTES + 1)
+    try:
+        with build_opener(Staying).open(url, timeout=_FETCH_SECONDS) as answer:
+            content = answer.read(_MAX_BYTES + 1)
+    except HTTPException as exc:  # such as an answer that is no HTTP, or that breaks off
+        raise OSError(f"{type(exc).__name__}: {exc}") from exc
     if len(content) > _MAX_BYTES:
         raise ValueError(f"it answers with more than {_MAX_BYTES:,} bytes")
     return json.loads(content)

@@ -112,6 +112,8 @@ NOW = int(time.time())
         ({"department": None}, "claim `department` does not name a tenant"),
         ({"department": "a/b"}, "claim `department` does not name a tenant"),
         ({"department": ["search"]}, "claim `department` does not name a tenant"),
+        ({"department": 7}, "claim `department` does not name a tenant"),
+        ({"department": True}, "claim `department` does not name a tenant"),
         ({"key": OTHER_KEY}, "it is malformed, or its signature is wrong"),
         ({"kid": None}, "not signed by a named key with RS256 or ES256"),
         ({"kid": "none"}, "signed by a key that its issuer does not publish"),
@@ -129,7 +131,15 @@ def test_a_token_is_refused(verify: Callable[..., Person], changes: Changes, wor
     assert given[:20] not in refused.value.message
 
 
-@pytest.mark.parametrize("given", ["a.b.c", "..", "e30.e30.e30", "é.é.é"])
+def test_a_claim_that_is_null_names_no_tenant(verify: Callable[..., Person]) -> None:
+    """Nor one called `None`."""
+    claims = jwt.decode(token(), options={"verify_signature": False}) | {"department": None}
+    given = jwt.encode(claims, EC_KEY, algorithm="ES256", headers={"kid": "one"})
+    with pytest.raises(TokenRefused, match="does not name a tenant"):
+        verify(given)
+
+
+@pytest.mark.parametrize("given", ["a.b.c", "..", "e30.e30.e30", "é.é.é", "\ud800.b.c"])
 def test_what_is_no_token_is_refused(verify: Callable[..., Person], given: str) -> None:
     """Before an issuer is asked."""
     assert is_token(given)
@@ -200,10 +210,13 @@ def test_keys_that_sign_nothing_are_left_out(issuer: Issuer) -> None:
 
 
 class Pages(BaseHTTPRequestHandler):
-    """A site with keys, one page that is too large, and one that has moved."""
+    """A site with keys, one page that is too large, one that has moved, and one that is none."""
 
     def do_GET(self) -> None:
         """Answer one request."""
+        if self.path == "/broken":
+            self.wfile.write(b"no HTTP\r\n\r\n")
+            return
         self.send_response(302 if self.path == "/moved" else 200)
         self.send_header("location", "/keys")
         self.end_headers()
@@ -239,6 +252,8 @@ def test_keys_are_fetched_by_tls_alone(site: str) -> None:
         fetch_json(f"{site}/keys".replace("https", "http"))
     with pytest.raises(ValueError, match="262,144 bytes"):
         fetch_json(f"{site}/large")
+    with pytest.raises(OSError, match="BadStatusLine"):
+        fetch_json(f"{site}/broken")
     with pytest.raises(OSError, match="302"):
         fetch_json(f"{site}/moved")
     with pytest.raises(OSError, match="refused"):
