@@ -37,6 +37,7 @@ from ..deployment import Deployment
 from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS
 from ..lifecycle.cancel import NotCancellable, cancel
+from ..lifecycle.erasure import BatchErased
 from ..observability import logger
 from .control_messages import Drop
 
@@ -113,7 +114,8 @@ def create_batch(
     """Return the batch that an API request makes, or has made when it is repeated.
 
     Raises InvalidOption for a file that is not there, or where a webhook could not be signed; what
-    is wrong with the file is seen later and stands in the batch. Raises LimitReached.
+    is wrong with the file is seen later and stands in the batch. Raises LimitReached, and
+    BatchErased where what was made has been erased since.
     """
     options = asked.options
     batch_id = batch_id_of_request(tenant, asked.idempotency_key or uuid4().hex)
@@ -135,6 +137,8 @@ def create_batch(
             **(yield from _webhook_of(deployment, tenant, options, "webhook_url", now)),
         )
         made = yield from deployment.table.create_batch(batch)
+    if made.erasing_at is not None:
+        raise BatchErased(made)
     asked.check_same(made)
     # Not left to the run that reads it: a cancel may come before that one.
     yield from announce(deployment, made)

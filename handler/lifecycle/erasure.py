@@ -20,6 +20,15 @@ class NotErasable(HandlerError):
         self.code = code
 
 
+class BatchErased(HandlerError):
+    """A batch that was erased, or is to be: only its tombstone is shown."""
+
+    code = "batch_erased"
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__(f"Batch {batch.id} was erased.")
+
+
 def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation[Batch]:
     """Have an ended batch erased and return it; from now on clients see its tombstone alone.
 

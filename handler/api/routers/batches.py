@@ -18,7 +18,7 @@ from tidemill.batch.pagination import Page, make_page
 from ...deployment import deployment
 from ...intake.new_batch import create_batch
 from ...lifecycle.cancel import NotCancellable, cancel
-from ...lifecycle.erasure import NotErasable, request_erasure
+from ...lifecycle.erasure import BatchErased, NotErasable, request_erasure
 from ...queries.batch_view import describe_batch
 from ..envelope.caller import aws, tenant_of
 from ..envelope.errors import Gone, NotFound, Refused
@@ -47,7 +47,11 @@ def make_batch(
         )
     fields["idempotency_key"] = key if key is not None else fields["idempotency_key"]
     tenant, asked = tenant_of(router.context), parse_request(fields)
-    return _batch_response(aws().run(create_batch(deployment(), tenant, asked, int(time.time()))))
+    try:
+        batch = aws().run(create_batch(deployment(), tenant, asked, int(time.time())))
+    except BatchErased as exc:
+        raise Gone(str(exc), code=exc.code) from exc
+    return _batch_response(batch)
 
 
 @router.get("/v1/batches")
@@ -100,7 +104,8 @@ def kept_batch(context: Mapping[str, Any], batch_id: str) -> Batch:
     """Return a batch as `own_batch` does; raises Gone for one that was erased."""
     batch = own_batch(context, batch_id)
     if batch.erasing_at is not None:
-        raise Gone(f"Batch {batch.id} was erased.", code="batch_erased")
+        erased = BatchErased(batch)
+        raise Gone(str(erased), code=erased.code)
     return batch
 
 

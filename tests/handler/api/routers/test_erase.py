@@ -74,6 +74,28 @@ def test_a_batch_is_gone_for_clients_at_once(erasing: Cloud, client: OpenAI) -> 
     assert [each.id for each in client.batches.list()] == [batch.id]
 
 
+@pytest.mark.usefixtures("erasing")
+def test_a_repeated_request_does_not_make_what_was_erased(client: OpenAI) -> None:
+    """It is told so, and not that its key has made another batch."""
+    file = client.files.create(file=("x.jsonl", lines_of(3)), purpose="batch")
+
+    def make() -> str:
+        return client.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            extra_headers={"Idempotency-Key": "once"},
+        ).id
+
+    batch_id = make()
+    client.batches.cancel(batch_id)
+    assert make() == batch_id
+    asked(batch_id, "DELETE")
+    with pytest.raises(openai.APIStatusError) as refused:
+        make()
+    assert (refused.value.status_code, refused.value.code) == (410, "batch_erased")
+
+
 def test_what_cannot_be_erased_is_refused(
     erasing: Cloud, client: OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
