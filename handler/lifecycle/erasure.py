@@ -45,12 +45,8 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
     if batch.erasing_at is None:
         yield from _check_input(deployment, batch)
     erasing = yield from deployment.table.note_erasing(batch, now)
-    if erasing is None:
-        raise NotErasable(
-            f"Batch {batch.id} is {batch.status}: only one that has ended can be erased. Cancel "
-            "it first.",
-            "batch_not_ended",
-        )
+    if erasing.erasing_at is None:
+        raise _why_not(erasing)
     names = [kind.file_id_of(batch) for kind in KINDS]
     for file_id in (*names, batch.input_file_id):
         file = yield from deployment.files.get_file(file_id)
@@ -59,6 +55,20 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
     yield from deployment.control.send(advance_message(batch.id), group=batch.tenant)
     logger.info("batch is to be erased", batch_id=batch.id)
     return erasing
+
+
+def _why_not(batch: Batch) -> NotErasable:
+    if batch.is_terminal:
+        return NotErasable(
+            f"The webhook of batch {batch.id} has not been told of its end yet: erase it when "
+            "`webhook` says `delivered` or `failed`, within a day of the end.",
+            "webhook_pending",
+        )
+    return NotErasable(
+        f"Batch {batch.id} is {batch.status}: only one that has ended can be erased. Cancel it "
+        "first.",
+        "batch_not_ended",
+    )
 
 
 def _check_input(deployment: Deployment, batch: Batch) -> Operation[None]:

@@ -264,12 +264,20 @@ class Table(ShardStore):
         names = {str(key["pk"]): name for name, key in keys.items()}
         return {names[fields["pk"]]: fields for fields in found}
 
-    def note_erasing(self, batch: Batch, now: int) -> Operation[Batch | None]:
-        """Note that an ended batch is erased from now on, once; None where it has not ended."""
+    def note_erasing(self, batch: Batch, now: int) -> Operation[Batch]:
+        """Note that a batch is erased from now on, once, and return it as it is then.
+
+        Only one that has ended, and of whose end no webhook is still to be told.
+        """
         ended, names = _status_in(TERMINAL)
-        required = f"{ended} AND attribute_not_exists(#erasing_at)"
-        found, _ = yield from self._set_if(batch.id, {"erasing_at": now}, required, names)
-        return found if found is not None and found.erasing_at is not None else None
+        told = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
+        found, _ = yield from self._set_if(
+            batch.id,
+            {"erasing_at": now},
+            f"{ended} AND {told} AND attribute_not_exists(#erasing_at)",
+            {**names, ":pending": "pending"},
+        )
+        return found or batch
 
     def page_of_items(self, batch: Batch, limit: int) -> Operation[list[Mapping[str, Any]]]:
         """Return the keys of items that belong to a batch beside its own, not more than `limit`."""

@@ -157,6 +157,20 @@ def test_only_what_has_ended_is_erased(mini: Cloud) -> None:
     assert drop.batch.erasing_at == NOW
 
 
+def test_a_webhook_is_told_of_the_end_first(mini: Cloud) -> None:
+    """Or has failed for good: its receiver waits for it."""
+    drop = ended(mini)
+    change = mini.deployment.table.change_batch
+    mini.run(change(drop.id, Status.COMPLETED, webhook_delivery="pending"))
+    with pytest.raises(NotErasable, match="has not been told") as refused:
+        request(mini, drop)
+    assert refused.value.code == "webhook_pending"
+    assert drop.batch.erasing_at is None
+    mini.run(change(drop.id, Status.COMPLETED, webhook_delivery="failed"))
+    request(mini, drop)
+    assert drop.batch.erasing_at == NOW
+
+
 def test_a_deployment_that_does_not_say_so_erases_nothing(ministack: Emulator) -> None:
     """The right to delete for good is one that its Lambdas do not have."""
     cloud = Cloud.on(ministack)
