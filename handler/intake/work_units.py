@@ -17,6 +17,7 @@ from ..aws.objects.stream import CHUNK_BYTES
 from ..aws.queues import advance_message, intake_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
+from ..errors import ConditionFailed, NotThere
 from ..lifecycle.batch_lock import LockLost
 from ..observability import logger
 from .control_messages import IntakeStep
@@ -87,6 +88,10 @@ class _UnitRun:
         self._checked_at = self.now()
         try:
             self._do(unit, reading)
+            if batch.failing_since is not None:
+                change = deployment.table.change_batch(batch.id, batch.status, failing_since=None)
+                self.aws.run(change)
+            return not self.aws.run(deployment.intake_progress.complete_unit(batch.id, unit)).left
         except FileRefused as exc:
             fail_batch(self.aws, deployment, batch, exc.verdict, self.now())
             return False
@@ -94,10 +99,13 @@ class _UnitRun:
             logger.info("intake stops", batch_id=batch.id, reason=str(exc))
             self.aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
             return False
-        if batch.failing_since is not None:
-            change = deployment.table.change_batch(batch.id, batch.status, failing_since=None)
-            self.aws.run(change)
-        return not self.aws.run(deployment.intake_progress.complete_unit(batch.id, unit)).left
+        except (ConditionFailed, NotThere):
+            # Of a batch that has ended meanwhile all may have been erased.
+            latest = self.aws.run(deployment.table.get_batch(batch.id))
+            if latest is not None and latest.status is Status.VALIDATING:
+                raise
+            logger.info("intake stops", batch_id=batch.id, reason="the batch has ended")
+            return False
 
     def _do(self, unit: WorkUnit, reading: IntakeProgress) -> None:
         match unit.phase:

@@ -14,14 +14,14 @@ from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty
 from tests.handler.killing import Killed
 from tidemill.batch.file.formats import FileFormat
-from tidemill.batch.intake_progress import new_progress
+from tidemill.batch.intake_progress import WorkUnit, new_progress
 from tidemill.batch.model import Batch, Shard
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import intake_message
 from tidemill.handler.errors import AwsError
 from tidemill.handler.intake import phases
 from tidemill.handler.intake.control_messages import IntakeStep
-from tidemill.handler.intake.work_units import run_unit
+from tidemill.handler.intake.work_units import _UnitRun, run_unit
 from tidemill.handler.lifecycle.cancel import cancel
 
 
@@ -206,6 +206,28 @@ def test_a_unit_hears_of_a_cancel(mini: Cloud) -> None:
     reading = mini.run(mini.deployment.intake_progress.get_progress(batch.id))
     assert reading is not None
     assert asked.unit in reading.left
+    assert mini.batch(batch.id).status is Status.CANCELLED
+
+
+def test_a_unit_whose_batch_is_erased_meanwhile_is_over(mini: Cloud) -> None:
+    """Its message does not come again: there is nothing to note it in."""
+    batch = mini.create(lines_of(60))
+    run_unit(mini.aws, mini.deployment, IntakeStep(batch.id), plenty)
+    asked = next(each for each in heard(mini) if each.unit)
+    table, clock = mini.deployment.table, time.time()
+
+    def erase() -> float:
+        """Cancel the batch and erase its items while the unit reads, which looks no more."""
+        if mini.batch(batch.id).status is Status.VALIDATING:
+            mini.run(cancel(mini.deployment, batch.id, int(clock)))
+            for key in mini.run(table.page_of_items(batch, 500)):
+                mini.run(table.delete_item(key))
+        return clock
+
+    one = _UnitRun(mini.aws, mini.deployment, batch, erase, 100)
+    assert not one.do(WorkUnit.named(asked.unit))
+    assert mini.run(table.page_of_items(batch, 500)) == []
+    run_unit(mini.aws, mini.deployment, asked, plenty)
     assert mini.batch(batch.id).status is Status.CANCELLED
 
 
