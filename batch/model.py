@@ -280,7 +280,7 @@ _KEPT = (
     *("id", "tenant", "status", "endpoint", "model", "engine", "expires", "announced", "outcome"),
     *("created_at", "expires_at", "in_progress_at", "finalizing_at", "completed_at", "failed_at"),
     *("expired_at", "cancelling_at", "cancelled_at", "ended_at", "erasing_at", "erased_at"),
-    *("num_rows", "num_shards", "final", "predecessor", "queued_lines"),
+    *("num_rows", "num_shards", "final", "predecessor"),
 )
 
 

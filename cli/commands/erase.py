@@ -38,5 +38,5 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(batch.fields)
     is_gone = batch.extension.get("erased_at") is not None
-    log(f"{batch.id} is {'erased' if is_gone else 'being erased, which takes seconds to minutes'}")
+    log(f"{batch.id} is {'erased' if is_gone else 'being erased, which takes minutes'}")
     return 0

@@ -3,13 +3,16 @@
 Only what is the batch's own goes: the version that it has read, and of results those that it has
 written, as newer and older uploads of the same name have theirs under the same keys. Where such a
 version is the newest a marker takes its place first, else the one before it would show again.
+
+A run of intake, finalize or a worker may still write when its batch has ended. So all is looked
+through once more when the last such run is over, and only then does the tombstone say so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pydantic_core import from_json
 
@@ -24,10 +27,15 @@ from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
 from ..finalize.publish import BATCH_ID
-from ..lifecycle.batch_lock import RESERVE_SECONDS
+from ..lifecycle.batch_lock import RESERVE_SECONDS, Requeue
+from ..lifecycle.erasure import find_reader
 from ..observability import logger
 
 _ITEMS_AT_ONCE = 500
+# The longest that a run lasts: infra/data/queues.py.
+LAMBDA_SECONDS = 900
+
+_IsOwn = Callable[[ObjectVersion], Operation[bool]]
 
 
 def erase(
@@ -38,52 +46,93 @@ def erase(
     *,
     now: Callable[[], float] = time.time,
 ) -> None:
-    """Erase a batch as far as the time allows; the rest is left to a message.
+    """Erase a batch as far as the time allows; the rest is left to a message, or to the reaper.
 
     Any run may do it, any number of times.
     """
     if batch.erasing_at is None or batch.erased_at is not None:
         return
-    pages = _erase_work(aws, deployment, batch)
-    while next(pages, None) is not None:
-        if time_left() < RESERVE_SECONDS:
-            aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
-            return
-    aws.run(_erase_own(deployment, batch.input.key, _is_input(batch)))
-    for kind in KINDS:
-        aws.run(_erase_own(deployment, kind.key_of(batch), _is_result(deployment, batch)))
-    aws.run(_erase_own(deployment, batch.outputs.report_key, _is_report(deployment, batch)))
-    aws.run(deployment.table.bury(replace(batch, erased_at=int(now()))))
+    quiet_at = max(batch.turn_until, batch.ended_at or batch.erasing_at) + LAMBDA_SECONDS
+    wait_seconds = quiet_at - now()
+    try:
+        is_all = _Erasure(aws, deployment, batch, time_left, quiet_at).run()
+        if wait_seconds > 0:
+            raise Requeue(wait_seconds + 1)  # noqa: TRY301 - one end
+    except Requeue as rest:
+        message, seconds = advance_message(batch.id), rest.delay_seconds
+        aws.run(deployment.control.send(message, group=batch.tenant, delay_seconds=seconds))
+        return
+    # As it is now: its end may have been announced, or its lines released, since it was read.
+    latest = aws.run(deployment.table.get_batch(batch.id))
+    if not is_all or latest is None or latest.erased_at is not None:
+        return
+    if latest.announced is not latest.status or latest.queued_lines is not None:
+        logger.info("batch not erased before its end is announced", batch_id=batch.id)
+        return
+    aws.run(deployment.table.bury(replace(latest, erased_at=int(now()))))
     logger.info("batch erased", batch_id=batch.id)
 
 
-def _erase_work(aws: Aws, deployment: Deployment, batch: Batch) -> Iterator[int]:
-    """Delete work in flight and items, and yield how many after each page."""
-    bucket, table = deployment.bucket, deployment.table
-    while versions := aws.run(bucket.list_versions(work_prefix(batch.id)))[0]:
-        aws.run(bucket.erase(versions))
-        yield len(versions)
-    while keys := aws.run(table.page_of_items(batch, _ITEMS_AT_ONCE)):
-        aws.run_all(table.delete_item(key) for key in keys)
-        yield len(keys)
+@dataclass(frozen=True, slots=True)
+class _Erasure:
+    """One run through all that is a batch's own; each step raises Requeue near the deadline.
 
+    Nothing is written for the batch from `quiet_at` on (Unix seconds).
+    """
 
-_IsOwn = Callable[[ObjectVersion], Operation[bool]]
+    aws: Aws
+    deployment: Deployment
+    batch: Batch
+    time_left: Callable[[], float]
+    quiet_at: float
 
+    def run(self) -> bool:
+        """Delete all but the batch's item, and say whether that is all of it.
 
-def _erase_own(deployment: Deployment, key: str, is_own: _IsOwn) -> Operation[None]:
-    """Delete the versions of an object that are the batch's own."""
-    bucket, after = deployment.bucket, None
-    while True:
-        versions, after = yield from bucket.list_versions(key, after)
-        for version in versions:
-            if version.key != key or version.is_marker or not (yield from is_own(version)):
-                continue
-            if version.is_latest:
-                yield from bucket.delete_found(key, {"ETag": version.etag})
-            yield from bucket.erase([version])
-        if after is None or after["KeyMarker"] != key:
-            return
+        An input stays while another batch reads it.
+        """
+        batch, aws, deployment = self.batch, self.aws, self.deployment
+        self._erase_below(work_prefix(batch.id))
+        while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
+            aws.run_all(deployment.table.delete_item(key) for key in keys)
+            self._check()
+        for kind in KINDS:
+            self._erase_own(kind.key_of(batch), _is_result(deployment, batch))
+        self._erase_own(batch.outputs.report_key, _is_report(deployment, batch))
+        # Asked again: another may have begun to read it since the client was told that none does.
+        reader = aws.run(find_reader(deployment, batch))
+        if reader is not None:
+            logger.info("input still read", batch_id=batch.id, reader=reader.id)
+            return False
+        self._erase_own(batch.input.key, _is_input(batch))
+        return True
+
+    def _check(self) -> None:
+        if self.time_left() < RESERVE_SECONDS:
+            raise Requeue
+
+    def _erase_below(self, prefix: str) -> None:
+        """Delete all versions of all objects with a prefix."""
+        bucket = self.deployment.bucket
+        while versions := self.aws.run(bucket.list_versions(prefix))[0]:
+            self.aws.run(bucket.erase(versions))
+            self._check()
+
+    def _erase_own(self, key: str, is_own: _IsOwn) -> None:
+        """Delete the versions of an object that are the batch's own."""
+        bucket, after = self.deployment.bucket, None
+        while True:
+            versions, after = self.aws.run(bucket.list_versions(key, after))
+            for version in versions:
+                if version.key != key or version.is_marker:
+                    continue
+                if self.aws.run(is_own(version)):
+                    if version.is_latest:
+                        self.aws.run(bucket.delete_found(key, {"ETag": version.etag}))
+                    self.aws.run(bucket.erase([version]))
+                self._check()
+            if after is None or after["KeyMarker"] != key:
+                return
 
 
 def _is_input(batch: Batch) -> _IsOwn:

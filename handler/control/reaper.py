@@ -7,7 +7,7 @@ changed for long. A shard is given up after `max_attempts` claims without a new 
 waits seconds for workers, for older batches (the first of them waits for none), and for five tries
 of a delivery. A batch that is not over a day after all that is ended here, with the reason among
 its errors. An ended batch stays in the list until its webhook was delivered or has failed nine
-times: a message is sent when a try is due.
+times: a message is sent when a try is due. One that is erased is in it until nothing is left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tidemill.batch.states import Status
 
 from ..aws.calls import Operation
 from ..aws.queues import advance_message, message_batches, shard_message
-from ..aws.stores.table import active_name, id_of_active
+from ..aws.stores.table import active_name, erasing_name, id_of_active
 from ..aws.stores.usage import DAY_SECONDS
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -128,6 +128,9 @@ def check_batch(deployment: Deployment, name: str, now: int) -> Operation[OpenWo
     if batch is None:
         yield from table.forget_active(name)
         return None
+    if name == erasing_name(batch):
+        yield from _mend_erasure(deployment, batch, name, now)
+        return None
     if name != active_name(batch):  # an earlier version's
         yield from table.rename_active(batch, name)
     yield from announce(deployment, batch)
@@ -156,6 +159,14 @@ def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork 
     else:
         return (yield from _mend_running(deployment, batch, now))
     return None
+
+
+def _mend_erasure(deployment: Deployment, batch: Batch, name: str, now: int) -> Operation[None]:
+    """Resend the message of an erasure that is not done for long: lost, or its input was in use."""
+    if batch.erased_at is not None:
+        yield from deployment.table.forget_active(name)
+    elif (yield from _is_stuck(deployment, batch, "erasing", now)):
+        yield from _send_advance(deployment, batch, "erasure")
 
 
 def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[None]:

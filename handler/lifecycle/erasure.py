@@ -73,10 +73,15 @@ def _why_not(batch: Batch) -> NotErasable:
 
 def _check_input(deployment: Deployment, batch: Batch) -> Operation[None]:
     """Raise NotErasable while another batch of the tenant reads the same input."""
-    for other in (yield from deployment.overview.list_active(batch.tenant)):
-        if other.id != batch.id and other.input == batch.input:
-            raise NotErasable(
-                f"Batch {other.id} still reads the input of this one: wait for its end, or cancel "
-                "it.",
-                "input_in_use",
-            )
+    reader = yield from find_reader(deployment, batch)
+    if reader is not None:
+        raise NotErasable(
+            f"Batch {reader.id} still reads the input of this one: wait for its end, or cancel it.",
+            "input_in_use",
+        )
+
+
+def find_reader(deployment: Deployment, batch: Batch) -> Operation[Batch | None]:
+    """Return another batch of the tenant that reads the same input now, or None."""
+    active = yield from deployment.overview.list_active(batch.tenant, is_consistent=True)
+    return next((it for it in active if it.id != batch.id and it.input == batch.input), None)

@@ -283,6 +283,14 @@ def test_the_api_answers_and_cancels_under_its_roles(
     with httpx.Client(base_url=guarded.api_url, headers=headers) as http:
         path = f"/v1/batches/{batch['id']}"
         assert http.delete(path).json()["tidemill"]["erasing_at"]
+        # As if it had ended long ago, so that no run can write for it any more.
+        guarded.client("dynamodb").update_item(
+            TableName=guarded.outputs.table,
+            Key={"pk": {"S": f"BATCH#{batch['id']}"}, "sk": {"S": "META"}},
+            UpdateExpression="SET ended_at = :long_ago, turn_until = :long_ago",
+            ExpressionAttributeValues={":long_ago": {"N": "1"}},
+        )
+        http.delete(path)
         wait_for(lambda: http.get(path).json()["tidemill"]["erased_at"] is not None)
     listed = [
         guarded.client("s3").list_object_versions(Bucket=guarded.outputs.bucket, Prefix=prefix)

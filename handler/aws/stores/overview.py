@@ -16,11 +16,15 @@ class Overview(Store):
 
     __slots__ = ()
 
-    def list_active(self, tenant: str) -> Operation[list[Batch]]:
-        """Return the tenant's batches that have not ended, oldest first."""
+    def list_active(self, tenant: str, *, is_consistent: bool = False) -> Operation[list[Batch]]:
+        """Return the tenant's batches that have not ended, oldest first.
+
+        They may be a moment behind, and a new one left out, unless the read `is_consistent`.
+        """
         listed = yield from self.query(ACTIVE, f"{tenant}#", ("sk",))
         keys = [batch_key(id_of_active(item["sk"])) for item in listed]
-        found = [load(Batch, fields) for fields in (yield from self.get_many(keys))]
+        there = yield from self.get_many(keys, is_consistent=is_consistent)
+        found = [load(Batch, fields) for fields in there]
         return sorted(
             (batch for batch in found if not batch.is_terminal),
             key=lambda batch: (batch.created_at, batch.id),

@@ -36,12 +36,16 @@ class Store:
         fields = from_item(response.get("Item") or {})
         return fields if fields and not is_expired(fields) else None
 
-    def get_many(self, keys: Sequence[Mapping[str, object]]) -> Operation[list[dict[str, Any]]]:
-        """Return those of the items that are there, in no order; they may be a moment behind.
+    def get_many(
+        self, keys: Sequence[Mapping[str, object]], *, is_consistent: bool = False
+    ) -> Operation[list[dict[str, Any]]]:
+        """Return those of the items that are there, in no order.
 
+        They may be a moment behind unless the read `is_consistent`, which costs twice as much.
         Raises AwsError when answers leave all out, again and again.
         """
         wanted = [to_item(key) for key in keys]
+        consistent = {"ConsistentRead": True} if is_consistent else {}
         found: list[dict[str, Any]] = []
         delay_seconds: float | None = 0.0
         delays = iter(RETRY_DELAYS_SECONDS)
@@ -49,7 +53,7 @@ class Store:
             if delay_seconds is None:
                 raise AwsError(f"dynamodb batch_get_item: {len(wanted)} items left out")
             some, wanted = wanted[:_MAX_KEYS], wanted[_MAX_KEYS:]
-            request = {"RequestItems": {self.name: {"Keys": some}}}
+            request = {"RequestItems": {self.name: {"Keys": some, **consistent}}}
             response = yield Call("dynamodb", "batch_get_item", request, delay_seconds)
             found += present(response["Responses"].get(self.name, ()))
             # What was too much for one answer, or for the table at this moment.

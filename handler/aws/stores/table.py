@@ -19,7 +19,7 @@ from ..calls import Call, Operation
 from ..items import dump, from_item, load, to_item
 from .drops import Arrival, drop_item, drop_key, is_overtaken, known_batch
 from .shards import ShardStore, batch_key
-from .store import condition, nothing_there, present
+from .store import condition, expression, nothing_there, present
 
 TENANT_INDEX = "by_tenant"
 ACTIVE = "ACTIVE"
@@ -267,17 +267,25 @@ class Table(ShardStore):
     def note_erasing(self, batch: Batch, now: int) -> Operation[Batch]:
         """Note that a batch is erased from now on, once, and return it as it is then.
 
+        Until it is buried it is in the list of active ones, by a name of its own.
         Only one that has ended, and of whose end no webhook is still to be told.
         """
         ended, names = _status_in(TERMINAL)
         told = "(attribute_not_exists(#webhook_delivery) OR #webhook_delivery <> :pending)"
-        found, _ = yield from self._set_if(
-            batch.id,
+        change = expression(
             {"erasing_at": now},
-            f"{ended} AND {told} AND attribute_not_exists(#erasing_at)",
-            {**names, ":pending": "pending"},
+            condition=f"{ended} AND {told} AND attribute_not_exists(#erasing_at)",
+            values={**names, ":pending": "pending"},
         )
-        return found or batch
+        listed = to_item({"pk": ACTIVE, "sk": erasing_name(batch)})
+        try:
+            yield self.transact(
+                {"Update": {"TableName": self.name, "Key": to_item(batch_key(batch.id)), **change}},
+                {"Put": {"TableName": self.name, "Item": listed}},
+            )
+        except ConditionFailed:
+            return (yield from self.get_batch(batch.id)) or batch
+        return replace(batch, erasing_at=now)
 
     def page_of_items(self, batch: Batch, limit: int) -> Operation[list[Mapping[str, Any]]]:
         """Return the keys of items that belong to a batch beside its own, not more than `limit`."""
@@ -299,12 +307,28 @@ class Table(ShardStore):
         yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
 
     def bury(self, batch: Batch) -> Operation[None]:
-        """Put the tombstone of a batch in its place, and forget the name of its upload."""
+        """Put the tombstone of a batch in its place, and forget the name of its upload.
+
+        Raises ConditionFailed for one whose end is not announced, or whose lines are still counted:
+        they would be announced and counted again.
+        """
         if is_drop(batch.outputs):
             yield from self._forget_drop(batch)
         listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
         item = batch_key(batch.id) | dump(batch.tombstone) | listed
-        yield Call("dynamodb", "put_item", {"TableName": self.name, "Item": to_item(item)})
+        over = condition(
+            "#status = :status AND #announced = :status AND attribute_exists(#erasing_at)"
+            " AND attribute_not_exists(#queued_lines) AND attribute_not_exists(#erased_at)",
+            {":status": str(batch.status)},
+        )
+        put = {"TableName": self.name, "Item": to_item(item), **over}
+        try:
+            yield Call("dynamodb", "put_item", put)
+        except ConditionFailed:
+            there = yield from self.get_batch(batch.id)
+            if there is None or there.erased_at is None:
+                raise
+        yield from self.forget_active(erasing_name(batch))
 
     def _forget_drop(self, batch: Batch) -> Operation[None]:
         """Forget the name of a batch's upload, unless a newer one has it."""
@@ -344,7 +368,7 @@ class Table(ShardStore):
     def page_of_active(
         self, after: Mapping[str, Any] | None = None
     ) -> Operation[tuple[list[str], Mapping[str, Any] | None]]:
-        """Return names of batches that are not terminal and announced yet, by tenant.
+        """Return names of batches that are not terminal and announced yet, or not erased yet.
 
         Beside them what the next page follows, None behind the last.
         """
@@ -402,6 +426,11 @@ def _created_id(batch: Batch) -> str:
 def active_name(batch: Batch) -> str:
     """Return the name of a batch on the list of active ones: a tenant's have one beginning."""
     return f"{batch.tenant}#{batch.id}"
+
+
+def erasing_name(batch: Batch) -> str:
+    """Return the name of a batch that is being erased on the list of active ones: no tenant's."""
+    return f"#erasing#{batch.id}"
 
 
 def id_of_active(name: str) -> str:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from tests.emulators import Emulator
+from tests.emulators import Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
-from tidemill.batch.model import Options
+from tidemill.batch.model import Options, Shard
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.aws.stores.table import erasing_name
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.dead_letters import handle_dead_letter
+from tidemill.handler.control.erase import LAMBDA_SECONDS, erase
+from tidemill.handler.control.reaper import STUCK_SECONDS, reap
+from tidemill.handler.errors import ConditionFailed
 from tidemill.handler.lifecycle.erasure import NotErasable, request_erasure
 
 NOW = int(time.time())
@@ -49,9 +54,14 @@ def request(cloud: Cloud, drop: Drop) -> None:
     cloud.run(request_erasure(cloud.deployment, drop.batch, NOW))
 
 
+def later() -> float:
+    """Return when nothing writes for a batch any more that has ended now."""
+    return time.time() + LAMBDA_SECONDS + 60
+
+
 def run(cloud: Cloud, drop: Drop) -> None:
-    """Let the control Lambda do what the message asks for."""
-    advance(cloud.aws, cloud.deployment, drop.id, plenty)
+    """Let the control Lambda do what the message asks for, when nothing writes any more."""
+    advance(cloud.aws, cloud.deployment, drop.id, plenty, now=later)
 
 
 def everything(cloud: Cloud) -> tuple[set[str], list[dict[str, Any]]]:
@@ -85,6 +95,74 @@ def test_a_tombstone_remains(cloud: Cloud) -> None:
     request(cloud, drop)
     assert drop.batch == after
     assert cloud.messages() == []
+
+
+def test_what_is_written_after_the_end_goes_too(cloud: Cloud) -> None:
+    """All is looked through again when no run is left that may write; not before is it erased."""
+    drop = ended(cloud)
+    request(cloud, drop)
+    cloud.messages()
+    advance(cloud.aws, cloud.deployment, drop.id, plenty)
+    assert everything(cloud)[0] == set()
+    assert drop.batch.erased_at is None
+    assert cloud.run(cloud.deployment.control.count()) == 1
+    cloud.run(cloud.deployment.bucket.put(f"work/{drop.id}/intake/scan-3", b"late"))
+    cloud.run(cloud.deployment.table.put_shard(Shard(drop.id, 9, 1, 1, 0, 9)))
+    run(cloud, drop)
+    assert everything(cloud)[0] == set()
+    assert drop.batch.erased_at is not None
+    assert cloud.run(cloud.deployment.table.page_of_items(drop.batch, 500)) == []
+
+
+def test_an_erasure_whose_message_was_lost_is_done(mini: Cloud) -> None:
+    """The reaper knows of it until it is done."""
+    drop = ended(mini)
+    request(mini, drop)
+    mini.messages()
+    for seconds in (0, STUCK_SECONDS + 1):
+        assert mini.messages() == []
+        reap(mini.aws, mini.deployment, NOW + seconds)
+    assert mini.messages() == [advance_message(drop.id)]
+    run(mini, drop)
+    assert drop.batch.erased_at is not None
+    assert mini.run(active_ids(mini.deployment.table)) == []
+    # The run that buries it may die before it has taken it off the list.
+    listed = {"pk": {"S": "ACTIVE"}, "sk": {"S": erasing_name(drop.batch)}}
+    mini.aws.clients["dynamodb"].put_item(TableName=mini.deployment.table.name, Item=listed)
+    reap(mini.aws, mini.deployment, NOW)
+    assert mini.run(active_ids(mini.deployment.table)) == []
+
+
+def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
+    """Also one that has begun to since the client was told that none does."""
+    drop = ended(mini)
+    request(mini, drop)
+    reader = mini.drop(4, key="input/y.jsonl")
+    source = {name: getattr(drop.batch.source, name) for name in drop.batch.source.__slots__}
+    mini.run(mini.deployment.table.change_batch(reader.id, Status.VALIDATING, source=source))
+    run(mini, drop)
+    assert drop.batch.erased_at is None
+    assert mini.versions("input/x.jsonl") == 1
+    assert mini.versions(drop.batch.outputs.output_key) == 0
+    reader.move(Status.FAILED)
+    run(mini, drop)
+    assert drop.batch.erased_at is not None
+    assert mini.versions("input/x.jsonl") == 0
+
+
+def test_versions_are_looked_through_as_far_as_time_allows(mini: Cloud) -> None:
+    """The rest is left to another run."""
+    drop = ended(mini)
+    for _ in range(3):
+        mini.run(mini.deployment.bucket.put(drop.batch.outputs.output_key, b"x"))
+    request(mini, drop)
+    mini.messages()
+    times = iter([600.0] * 4 + [0.0] * 100)
+    erase(mini.aws, mini.deployment, drop.batch, lambda: next(times), now=later)
+    assert drop.batch.erased_at is None
+    assert next(times) == 0.0
+    assert len(list(times)) == 98
+    assert mini.messages() == [advance_message(drop.id)]
 
 
 def test_another_upload_of_the_name_keeps_what_is_its_own(cloud: Cloud) -> None:
@@ -136,6 +214,27 @@ def test_what_the_time_does_not_allow_is_left_to_another_run(mini: Cloud) -> Non
     assert mini.run(mini.deployment.control.count()) == 1
     run(mini, drop)
     assert drop.batch.erased_at is not None
+
+
+def test_an_end_is_announced_and_counted_once(mini: Cloud) -> None:
+    """A tombstone has nothing of what was read before another run had announced the end."""
+    drop = ended(mini)
+    request(mini, drop)
+    stale = replace(drop.batch, announced=Status.FINALIZING, queued_lines=8)
+    erase(mini.aws, mini.deployment, stale, plenty, now=later)
+    assert (drop.batch.announced, drop.batch.queued_lines) == (Status.COMPLETED, None)
+    assert drop.batch.erased_at is not None
+
+    drop = ended(mini, key="input/y.jsonl")
+    mini.run(mini.deployment.table.change_batch(drop.id, Status.COMPLETED, queued_lines=8))
+    request(mini, drop)
+    with pytest.raises(ConditionFailed):
+        mini.run(mini.deployment.table.bury(drop.batch))
+    erase(mini.aws, mini.deployment, drop.batch, plenty, now=later)
+    assert drop.batch.erased_at is None
+    run(mini, drop)
+    assert (drop.batch.erased_at is not None, drop.batch.queued_lines) == (True, None)
+    assert mini.run(mini.deployment.usage.count_lines("owner")) == -8
 
 
 def test_only_what_has_ended_is_erased(mini: Cloud) -> None:

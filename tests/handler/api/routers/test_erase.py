@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64decode
 from gzip import decompress
 from typing import Any
@@ -17,6 +18,7 @@ from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
 from tidemill.handler.control.advance import advance
+from tidemill.handler.control.erase import LAMBDA_SECONDS
 from tidemill.handler.deployment import deployment as cached_deployment
 
 
@@ -67,6 +69,9 @@ def test_a_batch_is_gone_for_clients_at_once(erasing: Cloud, client: OpenAI) -> 
     assert "erased" in page
     assert "Ada" not in page
     advance(erasing.aws, erasing.deployment, batch.id, plenty)
+    assert json.loads(asked(batch.id)["body"])["tidemill"]["erased_at"] is None
+    later = time.time() + 2 * LAMBDA_SECONDS
+    advance(erasing.aws, erasing.deployment, batch.id, plenty, now=lambda: later)
     listed = erasing.aws.clients["s3"].list_object_versions(Bucket=erasing.bucket)
     assert "Versions" not in listed
     again = asked(batch.id, "DELETE")
