@@ -75,12 +75,16 @@ class ObjectHead(NamedTuple):
 
 
 class ObjectVersion(NamedTuple):
-    """A version of an object, or a marker of its deletion; `id` is "null" without versions."""
+    """A version of an object, or a marker of its deletion; `id` is "null" without versions.
+
+    `modified` is Unix seconds; of a multipart upload it is when that began.
+    """
 
     key: str
     id: str
     etag: str | None
     is_latest: bool
+    modified: int
     is_marker: bool
 
 
@@ -200,6 +204,7 @@ class Bucket:
                 each["VersionId"],
                 each.get("ETag"),
                 each["IsLatest"],
+                int(each["LastModified"].timestamp()),
                 is_marker=kind == "DeleteMarkers",
             )
             for kind in ("Versions", "DeleteMarkers")

@@ -34,6 +34,8 @@ from ..observability import logger
 _ITEMS_AT_ONCE = 500
 # The longest that a run lasts: infra/data/queues.py.
 LAMBDA_SECONDS = 900
+# Clocks of S3 and Lambdas differ.
+_CLOCK_SECONDS = 300
 
 _IsOwn = Callable[[ObjectVersion], Operation[bool]]
 
@@ -97,8 +99,9 @@ class _Erasure:
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
         for kind in KINDS:
-            self._erase_own(kind.key_of(batch), _is_result(deployment, batch))
-        self._erase_own(batch.outputs.report_key, _is_report(deployment, batch))
+            self._erase_own(kind.key_of(batch), self._while_it_ran(_is_result(deployment, batch)))
+        is_report = self._while_it_ran(_is_report(deployment, batch))
+        self._erase_own(batch.outputs.report_key, is_report)
         # Asked again: another may have begun to read it since the client was told that none does.
         reader = aws.run(find_reader(deployment, batch))
         if reader is not None:
@@ -117,6 +120,18 @@ class _Erasure:
         while versions := self.aws.run(bucket.list_versions(prefix))[0]:
             self.aws.run(bucket.erase(versions))
             self._check()
+
+    def _while_it_ran(self, is_own: _IsOwn) -> _IsOwn:
+        """Return the same question, asked of none but versions of the time that the batch ran.
+
+        Uploads of one name have a version of its results each, and the answer costs a call.
+        """
+        since, until = self.batch.created_at - _CLOCK_SECONDS, self.quiet_at + _CLOCK_SECONDS
+
+        def is_own_then(version: ObjectVersion) -> Operation[bool]:
+            return since <= version.modified <= until and (yield from is_own(version))
+
+        return is_own_then
 
     def _erase_own(self, key: str, is_own: _IsOwn) -> None:
         """Delete the versions of an object that are the batch's own."""

@@ -14,6 +14,7 @@ from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
 from tidemill.batch.model import Options, Shard
 from tidemill.batch.states import Status
+from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.queues import advance_message
 from tidemill.handler.aws.stores.table import erasing_name
 from tidemill.handler.control.advance import advance
@@ -148,6 +149,19 @@ def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
     run(mini, drop)
     assert drop.batch.erased_at is not None
     assert mini.versions("input/x.jsonl") == 0
+
+
+def test_versions_of_another_time_are_not_asked_whose_they_are(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is uploaded every hour has thousands of them."""
+    drop = ended(mini)
+    request(mini, drop)
+    long_ago = NOW - 86_400
+    aged = replace(drop.batch, created_at=long_ago, ended_at=long_ago + 60, turn_until=0.0)
+    monkeypatch.delattr(Bucket, "head")
+    erase(mini.aws, mini.deployment, aged, plenty, now=lambda: long_ago + 60)
+    assert mini.versions(drop.batch.outputs.output_key) == 1
 
 
 def test_versions_are_looked_through_as_far_as_time_allows(mini: Cloud) -> None:
