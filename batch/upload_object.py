@@ -14,6 +14,8 @@ from .parts import MAX_PARTS
 
 MAX_UPLOAD_BYTES: Final = 5 * 2**40  # S3's own limit of one object
 MAX_URLS: Final = 100
+# In the metadata of the object that an upload becomes.
+UPLOAD_ID: Final = "upload-id"
 _MIN_PART_BYTES: Final = 8 * 2**20
 _MIB: Final = 2**20
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pydantic_core import from_json
 
 from tidemill.batch.model import Batch
-from tidemill.batch.object_keys import work_prefix
+from tidemill.batch.object_keys import INPUT_PREFIX, upload_prefix, work_prefix
 from tidemill.batch.result_kinds import KINDS
+from tidemill.batch.upload_object import UPLOAD_ID
 
 from ..aws.bucket import ObjectVersion
 from ..aws.calls import Operation
@@ -107,6 +108,7 @@ class _Erasure:
         if reader is not None:
             logger.info("input still read", batch_id=batch.id, reader=reader.id)
             return False
+        self._erase_upload()
         self._erase_own(batch.input.key, _is_input(batch))
         return True
 
@@ -120,6 +122,17 @@ class _Erasure:
         while versions := self.aws.run(bucket.list_versions(prefix))[0]:
             self.aws.run(bucket.erase(versions))
             self._check()
+
+    def _erase_upload(self) -> None:
+        """Delete the parts that an input was uploaded in, and the upload's item with its name."""
+        source = self.batch.input
+        if source.key.startswith(INPUT_PREFIX):  # there whoever uploads chooses what it names
+            return
+        found = self.aws.run(self.deployment.bucket.head(source.key, source.version_id))
+        upload_id = found["Metadata"].get(UPLOAD_ID) if found else None
+        if upload_id:
+            self._erase_below(upload_prefix(upload_id))
+            self.aws.run(self.deployment.uploads.forget_upload(upload_id))
 
     def _while_it_ran(self, is_own: _IsOwn) -> _IsOwn:
         """Return the same question, asked of none but versions of the time that the batch ran.

@@ -17,6 +17,7 @@ from tidemill.batch.model import Upload, UploadWay
 from tidemill.batch.object_keys import file_key, upload_prefix
 from tidemill.batch.result_kinds import SealedSegment
 from tidemill.batch.upload_object import (
+    UPLOAD_ID,
     check_pending,
     check_sent_to_urls,
     check_uploaded,
@@ -36,7 +37,6 @@ MAX_MD5_BYTES: Final = 256 * 2**20
 # What S3 may take to end an upload of many parts, and the table to note it.
 _RESERVE_SECONDS: Final = 8.0
 _CHUNK_BYTES: Final = 2**20
-_UPLOAD_ID: Final = "upload-id"
 # S3's words for a part that was sent once more since it was listed.
 _CHANGED: Final = frozenset({"InvalidPart", "InvalidPartOrder"})
 
@@ -65,7 +65,7 @@ class Completion:
             mine = self.aws.run(
                 bucket.create_upload(
                     self.key,
-                    {_UPLOAD_ID: self.upload.id},
+                    {UPLOAD_ID: self.upload.id},
                     is_short_lived=self.upload.file_seconds is not None,
                 )
             )

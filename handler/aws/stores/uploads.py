@@ -75,6 +75,11 @@ class UploadStore(Store):
             return now or upload
         return replace(upload, status="completed")
 
+    def forget_upload(self, upload_id: str) -> Operation[None]:
+        """Delete what is known of an upload."""
+        key = to_item(_upload_key(upload_id))
+        yield Call("dynamodb", "delete_item", {"TableName": self.name, "Key": key})
+
     def _change(self, upload: Upload, changes: dict[str, Any], condition: str) -> Operation[Upload]:
         try:
             fields = yield from self.update(

@@ -12,9 +12,11 @@ import pytest
 from tests.emulators import Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
-from tidemill.batch.model import Options, Shard
+from tidemill.batch.model import Options, Shard, Source, Upload
+from tidemill.batch.object_keys import upload_prefix
 from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.items import dump
 from tidemill.handler.aws.queues import advance_message
 from tidemill.handler.aws.stores.table import erasing_name
 from tidemill.handler.control.advance import advance
@@ -149,6 +151,32 @@ def test_an_input_stays_while_another_batch_reads_it(mini: Cloud) -> None:
     run(mini, drop)
     assert drop.batch.erased_at is not None
     assert mini.versions("input/x.jsonl") == 0
+
+
+def test_the_parts_of_an_input_go_with_it(cloud: Cloud) -> None:
+    """With the name that the client gave it; but no others, whatever a dropped file names."""
+    drop = ended(cloud)
+    kept, gone = "upload_1", "upload_2"
+    bucket, s3 = cloud.deployment.bucket, cloud.aws.clients["s3"]
+    for upload_id in (kept, gone):
+        upload = Upload(upload_id, "owner", 4, "Ada.jsonl", "batch", NOW, NOW, "file-1")
+        cloud.run(cloud.deployment.uploads.create_upload(upload))
+        cloud.run(bucket.put(f"{upload_prefix(upload_id)}part_1", b"Ada"))
+        cloud.run(bucket.delete(f"{upload_prefix(upload_id)}part_1"))
+    for key, upload_id in (("input/w.jsonl", kept), ("files/owner/file-1", gone)):
+        drop = ended(cloud, key="input/z.jsonl")
+        put = s3.put_object(
+            Bucket=bucket.name, Key=key, Body=b"Ada", Metadata={"upload-id": upload_id}
+        )
+        source = dump(Source(bucket.name, key, put["ETag"], 3, put["VersionId"]))
+        cloud.run(cloud.deployment.table.change_batch(drop.id, Status.COMPLETED, source=source))
+        request(cloud, drop)
+        run(cloud, drop)
+        assert cloud.versions(key) == 0
+    assert cloud.versions(f"{upload_prefix(kept)}part_1") == 1
+    assert cloud.versions(f"{upload_prefix(gone)}part_1") == 0
+    assert cloud.run(cloud.deployment.uploads.get_upload(kept)) is not None
+    assert cloud.run(cloud.deployment.uploads.get_upload(gone)) is None
 
 
 def test_versions_of_another_time_are_not_asked_whose_they_are(
