@@ -61,7 +61,8 @@ def read_outputs(cloudformation: Any, name: str, *, needs_api: bool = True) -> O
         table=found["TableName"],
         control_queue=found["ControlQueueUrl"],
         intake_queue=found["IntakeQueueUrl"],
-        drops_queue=found["DropsQueueUrl"],
+        # A stack of an older version has all messages in one queue.
+        drops_queue=found.get("DropsQueueUrl", found["ControlQueueUrl"]),
         fleets=found["FleetsPath"],
         work_queues=json.loads(found["WorkQueueUrls"]),
         event_bus=found["EventBusName"],

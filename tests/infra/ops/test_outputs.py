@@ -48,6 +48,12 @@ def test_what_is_half_there_can_be_taken_down(stacks: Stacks) -> None:
         read_outputs(stacks, "mill")
 
 
+def test_an_older_deployment_can_be_taken_down() -> None:
+    """It has one queue for uploads and all else."""
+    older = {key: value for key, value in DATA.items() if key != "DropsQueueUrl"}
+    assert read_outputs(Stacks(data=older), "mill", needs_api=False).drops_queue == "c"
+
+
 def test_a_stack_that_was_rolled_back_is_named() -> None:
     """It is there and has no outputs: a sentence says so."""
     with pytest.raises(NotDeployed, match=r"mill-data \(ROLLBACK_COMPLETE\) tells no FleetsPath"):
