@@ -2,8 +2,8 @@
 
 It checks the configuration, the region and the credentials; with `--deploy` also whether an image
 can be built here, whether the account has the roles and quotas and the network's zones the
-machines, and where the weights are. It changes nothing, and what these credentials may not ask is
-not checked.
+machines, and where the weights are. It changes nothing. What these credentials may not ask, or AWS
+does not answer now, is not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
-from infra.ops.preflight.account import SHORT_TIMEOUTS, NotReady, check_account, check_roles
+from infra.ops.preflight.account import (
+    SHORT_TIMEOUTS,
+    NotReady,
+    check_account,
+    check_roles,
+    is_unanswered,
+)
 from infra.ops.preflight.builder import check_builder
 from infra.ops.preflight.key import check_key
 from infra.ops.preflight.machines import check_machines
@@ -49,8 +55,9 @@ def deployment_problems(config: Config, client: Any = None) -> Iterator[str]:
             sys.stdout.writelines(f"{note}\n" for note in notes)
         except NotReady as exc:
             yield str(exc)
-        except (BotoCoreError, ClientError, AwsError):
-            continue
+        except (BotoCoreError, ClientError, AwsError) as exc:
+            if not is_unanswered(exc):
+                yield f"AWS refuses a question about what the configuration names: {exc}"
 
 
 def problems(path: Path, *, deploys: bool) -> Iterator[str]:

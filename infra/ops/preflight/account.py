@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from botocore.config import Config as ClientConfig
@@ -15,16 +15,38 @@ from botocore.exceptions import (
 
 from infra.config import Config
 from tidemill.handler.aws.sync import aws_client
+from tidemill.handler.errors import AwsError
 
 SHORT_TIMEOUTS: Final = ClientConfig(
     connect_timeout=3, read_timeout=5, retries={"total_max_attempts": 2}
 )
+# Codes of AWS's services for who may not ask.
+_DENIED: Final = frozenset(
+    {"AccessDenied", "AccessDeniedException", "Forbidden", "UnauthorizedOperation"}
+)
+# And for what a region, or an emulator, does not have.
+_UNKNOWN: Final = frozenset({"InvalidAction", "UnknownOperationException"})
+_THROTTLED: Final = frozenset({"RequestLimitExceeded", "SlowDown", "TooManyRequestsException"})
 # Without one the CDK would go to us-east-1 and say so to nobody.
 _NO_REGION = "No AWS region is set: export AWS_REGION=…, or set one in your AWS profile."
 
 
 class NotReady(Exception):
     """Something that a deployment needs is missing; the message says what, and where it is from."""
+
+
+def is_unanswered(error: Exception) -> bool:
+    """Say whether an error tells nothing of the account: not allowed, throttled, not reached."""
+    cause = error.__cause__ if isinstance(error, AwsError) else error
+    if not isinstance(cause, ClientError):
+        return isinstance(cause, ConnectionError | HTTPClientError)
+    response: Mapping[str, Any] = cause.response
+    code = str(response.get("Error", {}).get("Code", ""))
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 400)
+    # A status in place of a code gives no reason: S3's for HEAD, or that of a service that is
+    # not there.
+    is_reason = not code.isdigit() and status < 500
+    return not is_reason or code in _DENIED | _THROTTLED | _UNKNOWN or code.startswith("Throttl")
 
 
 def check_account(image: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -31,7 +32,7 @@ def check_key(config: Config, kms: Any) -> None:
             "one that is Enabled, and SYMMETRIC_DEFAULT."
         )
     policy = json.loads(kms.get_key_policy(KeyId=key, PolicyName="default")["Policy"])
-    let_in = {name for statement in policy["Statement"] for name in _principals(statement)}
+    let_in = {name for statement in _each(policy["Statement"]) for name in _principals(statement)}
     services = [f"{name}.amazonaws.com" for name in ("s3", "events", "cloudwatch")]
     logs = {"logs.amazonaws.com", f"logs.{region}.amazonaws.com", f"logs.{region}.amazonaws.com.cn"}
     missing = [name for name in services if not let_in & {name, "*"}]
@@ -45,12 +46,19 @@ def check_key(config: Config, kms: Any) -> None:
 
 
 def _principals(statement: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the services that a statement allows something, or `*` for everybody."""
+    """Yield the services that a statement lets make data keys, or `*` for everybody."""
     principal = statement.get("Principal")
-    if statement["Effect"] != "Allow" or not principal:
+    # By `NotAction` a statement allows nearly all.
+    patterns = [pattern.lower() for pattern in _each(statement.get("Action", "*"))]
+    is_enough = any(fnmatchcase("kms:generatedatakey", pattern) for pattern in patterns)
+    if statement["Effect"] != "Allow" or not principal or not is_enough:
         return
-    if principal == "*":
+    if principal == "*" or "*" in _each(principal.get("AWS", [])):
         yield "*"
         return
-    services = principal.get("Service", [])
-    yield from [services] if isinstance(services, str) else services
+    yield from _each(principal.get("Service", []))
+
+
+def _each(value: Any) -> list[Any]:
+    """Return the values of what a policy has one of, or a list."""
+    return value if isinstance(value, list) else [value]

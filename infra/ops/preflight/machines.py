@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from infra.config import Config
+from botocore.exceptions import ClientError
+
+from infra.config import Config, Network
 from infra.ops.preflight.account import NotReady
 from infra.ops.zones import region_zones
 
@@ -13,12 +15,13 @@ from infra.ops.zones import region_zones
 def check_machines(config: Config, ec2: Any) -> Iterator[str]:
     """Yield sentences on zones with machines that the network does not cover.
 
-    Raises NotReady for a GPU that none of its zones has. SageMaker tells nobody what it has before
-    a job is asked for.
+    Raises NotReady for a GPU that none of its zones has, and for subnets that are not there.
+    SageMaker tells nobody what it has before a job is asked for.
     """
+    subnets = _subnet_zones(config.network, ec2) if config.network.kind == "existing" else set()
     if config.compute == "sagemaker":
         return
-    covered = _covered_zones(config, ec2)
+    covered = subnets or set(config.network.zones or region_zones(ec2))
     wanted = ((model.gpu, model.gpus_per_worker, model.machines) for model in config.models)
     for gpu, count, types in dict.fromkeys(wanted):
         machines = f"machines with {count} × {gpu} ({', '.join(types)})"
@@ -44,13 +47,23 @@ def _advice(config: Config) -> str:
     return "name them in `zones` of [network]"
 
 
-def _covered_zones(config: Config, ec2: Any) -> set[str]:
-    """Return the zones of the subnets that workers' machines come to stand in."""
-    network = config.network
-    if network.kind == "existing":
-        found = ec2.describe_subnets(SubnetIds=list(network.subnet_ids))
-        return {subnet["AvailabilityZone"] for subnet in found["Subnets"]}
-    return set(network.zones or region_zones(ec2))
+def _subnet_zones(network: Network, ec2: Any) -> set[str]:
+    """Return the zones of an existing VPC's subnets, which must be of that VPC."""
+    try:
+        found = ec2.describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]
+    except ClientError as exc:
+        if exc.response["Error"]["Code"].lower().startswith("invalidsubnet"):
+            raise NotReady(
+                f"`subnet_ids` of [network] has one that is not in {ec2.meta.region_name}: {exc}"
+            ) from exc
+        raise
+    others = [each["SubnetId"] for each in found if each["VpcId"] != network.vpc_id]
+    if others:
+        raise NotReady(
+            f"{', '.join(others)} of `subnet_ids` in [network] is in another VPC than "
+            f"{network.vpc_id}."
+        )
+    return {subnet["AvailabilityZone"] for subnet in found}
 
 
 def _offered_zones(types: Collection[str], ec2: Any) -> set[str]:

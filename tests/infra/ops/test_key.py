@@ -20,21 +20,28 @@ SERVICES = ["s3.amazonaws.com", "events.amazonaws.com", "cloudwatch.amazonaws.co
 
 
 def check(
-    metadata: dict[str, Any] | None, principals: tuple[Any, ...] = (), key: str = KEY
+    metadata: dict[str, Any] | None,
+    principals: tuple[Any, ...] = (),
+    key: str = KEY,
+    *,
+    action: Any = "kms:*",
 ) -> None:
     """Check a key that KMS describes so, whose policy allows these principals something."""
     kms = boto3.client(
         "kms", region_name="eu-west-1", aws_access_key_id="k", aws_secret_access_key="s"
     )
-    statements = [{"Effect": "Allow", "Principal": it, "Action": "kms:*"} for it in principals]
-    statements.append({"Effect": "Deny", "Principal": {"Service": SERVICES}, "Action": "kms:*"})
+    statements = [{"Effect": "Allow", "Principal": it, "Action": action} for it in principals]
+    if len(principals) != 1:
+        statements.append({"Effect": "Deny", "Principal": {"Service": SERVICES}, "Action": "kms:*"})
     config = make_config({"models": [{"name": "m", "gpu": "l4"}], "kms_key": key}, "test")
     with Stubber(kms) as stubber:
         if metadata is None:
             stubber.add_client_error("describe_key", "NotFoundException")
         else:
             stubber.add_response("describe_key", {"KeyMetadata": metadata | {"KeyId": "abc"}})
-            policy = json.dumps({"Statement": statements})
+            # A policy of one statement may have it without a list.
+            said = statements[0] if len(statements) == 1 else statements
+            policy = json.dumps({"Statement": said})
             stubber.add_response("get_key_policy", {"Policy": policy})
         check_key(config, kms)
 
@@ -49,11 +56,21 @@ ROOT = {"AWS": "arn:aws:iam::111122223333:root"}
         ({"Service": SERVICES[0]}, {"Service": SERVICES[1:]}),
         ({"Service": [*SERVICES[:3], "logs.amazonaws.com"]},),
         ("*",),
+        ({"AWS": "*"},),
+        (ROOT, {"AWS": ["*"]}),
     ],
 )
 def test_a_key_that_lets_services_in_is_good(principals: tuple[Any, ...]) -> None:
     """In one statement or in several, by either name of CloudWatch Logs."""
     check(GOOD, principals)
+
+
+def test_a_key_must_let_services_make_data_keys() -> None:
+    """By its action or a pattern of it: what may only decrypt writes nothing."""
+    for action in ("kms:GenerateDataKey*", ["kms:Decrypt", "kms:GenerateDataKey"], "*"):
+        check(GOOD, ({"Service": SERVICES},), action=action)
+    with pytest.raises(NotReady, match="does not let s3"):
+        check(GOOD, ({"Service": SERVICES},), action=["kms:Decrypt", "kms:DescribeKey"])
 
 
 def test_a_deployment_without_a_key_asks_nothing() -> None:

@@ -38,7 +38,7 @@ class Account:
     """What an account's APIs answer; without more said, as a new account's.
 
     `quotas` are its own by code or by name, `defaults` AWS's; of a quota that is in neither there
-    is none. `denied` services answer nothing.
+    is none. `denied` services answer nothing but the `error`.
     """
 
     quotas: Mapping[str, int] = field(default_factory=dict)
@@ -47,6 +47,8 @@ class Account:
     concurrency: int = 10
     roles: tuple[str, ...] = ()
     denied: tuple[str, ...] = ()
+    error: str = "AccessDenied"
+    subnets: tuple[str, ...] = ("subnet-01234567",)
 
     def client(self, service: str) -> Any:
         """Return a client that is answered for each call, by botocore's Stubber: in AWS's form."""
@@ -62,9 +64,7 @@ class Account:
         stubber = Stubber(client)
 
         def prepare(params: Mapping[str, Any], model: Any, **_: Any) -> None:
-            found = (
-                "AccessDenied" if service in self.denied else answers[service](model.name, params)
-            )
+            found = self.error if service in self.denied else answers[service](model.name, params)
             method = xform_name(model.name)
             if isinstance(found, str):
                 stubber.add_client_error(method, found)
@@ -82,11 +82,14 @@ class Account:
         found = [service for service in self.roles if f"/{service}/" in asked["PathPrefix"]]
         return {"Roles": [_role(service) for service in found]}
 
-    def _ec2(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _ec2(self, operation: str, asked: Mapping[str, Any]) -> dict[str, Any] | str:
         if operation == "DescribeAvailabilityZones":
             return {"AvailabilityZones": [{"ZoneName": zone} for zone in ZONES]}
         if operation == "DescribeSubnets":
-            return {"Subnets": [{"AvailabilityZone": "eu-west-1a"} for _ in asked["SubnetIds"]]}
+            if not set(asked["SubnetIds"]) <= set(self.subnets):
+                return "InvalidSubnetID.NotFound"
+            found = {"AvailabilityZone": "eu-west-1a", "VpcId": "vpc-01234567"}
+            return {"Subnets": [found | {"SubnetId": name} for name in asked["SubnetIds"]]}
         [wanted] = asked["Filters"]
         return {
             "InstanceTypeOfferings": [
@@ -151,6 +154,7 @@ READY: dict[str, Any] = {
 }
 NO_ROLES = ("no service-linked role of ecs.amazonaws.com, ecs-compute.amazonaws.com", "bootstrap")
 TEN_RUNS = ("Lambda runs 10 functions", "may ask for 155", f"{QUOTAS}/lambda/quotas/L-B99A9384")
+EVERYTHING = ("iam", "ec2", "service-quotas", "lambda")
 EXISTING = {"kind": "existing", "vpc_id": "vpc-01234567", "subnet_ids": ["subnet-01234567"]}
 CASES = {
     "a new account": Case(
@@ -234,7 +238,22 @@ CASES = {
         {"network": EXISTING},
         refused=(("in eu-west-1b alone", "covers eu-west-1a", "`subnet_ids`"),),
     ),
-    "who may not ask": Case(Account(denied=("iam", "ec2", "service-quotas", "lambda"))),
+    "subnets that are not there, also of SageMaker": Case(
+        Account(**READY, subnets=()),
+        {"network": EXISTING, "compute": "sagemaker"},
+        refused=(("`subnet_ids`", "not in eu-west-1", "InvalidSubnetID.NotFound"),),
+    ),
+    "subnets of another VPC": Case(
+        Account(**READY),
+        {"network": EXISTING | {"vpc_id": "vpc-76543210"}},
+        refused=(("subnet-01234567", "another VPC than vpc-76543210"),),
+    ),
+    "who may not ask": Case(Account(denied=EVERYTHING)),
+    "who asks too often": Case(Account(denied=EVERYTHING, error="ThrottlingException")),
+    "a question that AWS refuses": Case(
+        Account(**READY, denied=("lambda",), error="InvalidParameterValueException"),
+        refused=(("AWS refuses a question", "InvalidParameterValueException"),),
+    ),
 }
 
 
