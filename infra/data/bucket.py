@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any, Final
 
 from aws_cdk import Duration, RemovalPolicy
 from aws_cdk import aws_iam as iam
@@ -11,7 +13,7 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.config import Producer, Retention
+from infra.config import ConfigRefused, Producer, Retention
 
 # Whatever its name: what cannot be taken becomes a batch that says why.
 _DROPS = "input/"
@@ -20,6 +22,9 @@ _ABANDONED_UPLOAD_DAYS = 7
 # What files may be given by `expires_after`, at most.
 _SHORT_LIVED_DAYS = 30
 SHORT_LIVED_TAG = "tidemill-short-lived"
+_MAX_POLICY_BYTES: Final = 20 * 1024
+# What CloudFormation puts in the place of a reference to a bucket, at its longest.
+_BUCKET_ARN: Final = "arn:aws-us-gov:s3:::" + "-" * 63
 
 
 class DropBucket(Construct):
@@ -96,16 +101,43 @@ class DropBucket(Construct):
         resource.node.add_dependency(allowed.policy_dependable)
 
     def let_in(self, producers: Sequence[Producer]) -> None:
-        """Let principals put objects under `input/`, or under the folder of their tenant alone."""
-        for producer in producers:
-            folder = f"{producer.tenant}/" if producer.tenant else ""
+        """Let principals put objects under `input/`, or under the folder of their tenant alone.
+
+        Raises ConfigRefused for more than a bucket's policy holds.
+        """
+        for tenant in dict.fromkeys(producer.tenant for producer in producers):
+            folder = f"{tenant}/" if tenant else ""
+            arns = dict.fromkeys(each.arn for each in producers if each.tenant == tenant)
             self.bucket.add_to_resource_policy(
                 iam.PolicyStatement(
-                    principals=[iam.ArnPrincipal(producer.arn)],
+                    principals=[iam.ArnPrincipal(arn) for arn in arns],
                     actions=["s3:PutObject"],
                     resources=[self.bucket.arn_for_objects(f"{_DROPS}{folder}*")],
                 )
             )
+        assert self.bucket.policy is not None
+        policy = self.bucket.stack.resolve(self.bucket.policy.document)
+        num_bytes = len(json.dumps(_deployed(policy), separators=(",", ":")))
+        if num_bytes > _MAX_POLICY_BYTES:
+            raise ConfigRefused(
+                f"producers are too many: the bucket's policy takes about {num_bytes:,} bytes, and "
+                f"AWS takes {_MAX_POLICY_BYTES:,}. Name fewer tenants or principals; the root of "
+                "an account stands for all that its own policies let in."
+            )
+
+
+def _deployed(policy: Any) -> Any:
+    """Return a resolved policy with texts as long as those that references become."""
+    match policy:
+        case {"Fn::GetAtt": _}:
+            return _BUCKET_ARN
+        case {"Fn::Join": [separator, parts]}:
+            return separator.join(_deployed(part) for part in parts)
+        case dict():
+            return {key: _deployed(value) for key, value in policy.items()}
+        case list():
+            return [_deployed(value) for value in policy]
+    return policy
 
 
 def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:

@@ -38,6 +38,8 @@ class DataStack(Stack):
         drops.let_in(config.producers)
         self.bucket = drops.bucket
         self._allow_worker_events()
+        # Of an older version the bucket sends uploads to this queue: it stops first.
+        self.queues.control.node.find_child("Policy").node.add_dependency(self.bucket)
         self.table = BatchTable(self, "Batches", key=self.key).table
         events = BatchEvents(
             self,

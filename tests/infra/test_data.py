@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aws_cdk import App
 from aws_cdk.assertions import Template
 
+from infra.config import ConfigRefused
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
 from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MAX_WINDOW_SECONDS
@@ -215,10 +218,24 @@ def test_the_queue_lets_the_bucket_in_before_the_bucket_asks(deployment: Deploym
     ] == [{"StringEquals": {"aws:SourceAccount": ACCOUNT}}]
 
 
+def test_the_queue_of_older_versions_shuts_after_the_bucket_has_left_it(
+    deployment: Deployment,
+) -> None:
+    """Its policy changes once uploads go elsewhere, so that an update refuses none meanwhile."""
+    template = deployment.templates["Data"]["Resources"]
+    policy = deployment.resources("AWS::SQS::QueuePolicy")["DoorbellsControlPolicy"]
+    assert "AWS::S3::Bucket" in {template[name]["Type"] for name in policy["DependsOn"]}
+
+
 def test_producers_put_files_and_do_nothing_else(synth: Synth) -> None:
     """Each into all of `input/`, or into its tenant's folder alone; the Lambdas know of folders."""
     partner, search = (f"arn:aws:iam::444455556666:role/{name}" for name in ("partner", "search"))
-    producers = [{"arn": partner}, {"arn": search, "tenant": "search"}]
+    second = search.replace("search", "second")
+    producers = [
+        {"arn": partner},
+        {"arn": search, "tenant": "search"},
+        {"arn": second, "tenant": "search"},
+    ]
     found = Deployment(synth({"drop_tenants": True, "producers": producers}))
     allowed = [
         statement
@@ -229,13 +246,26 @@ def test_producers_put_files_and_do_nothing_else(synth: Synth) -> None:
         {
             "Action": "s3:PutObject",
             "Effect": "Allow",
-            "Principal": {"AWS": arn},
+            "Principal": {"AWS": arns},
             "Resource": f"DropsBucket.Arn/input/{folder}*",
         }
-        for arn, folder in ((partner, ""), (search, "search/"))
+        for arns, folder in ((partner, ""), ([search, second], "search/"))
     ]
     for function in found.properties("AWS::Lambda::Function").values():
         assert read_settings(function["Environment"]["Variables"]).drop_tenants
+
+
+def test_more_producers_than_a_policy_holds_are_refused(
+    make_app: Callable[..., App],
+) -> None:
+    """A hundred of one tenant fit; a sentence says that a hundred with long names do not."""
+    arns = [f"arn:aws:iam::444455556666:role/producer-{number}" for number in range(100)]
+    make_app({"producers": [{"arn": arn} for arn in arns]})
+    long = [{"arn": f"{arn}/{'x' * 200}"} for arn in arns]
+    with pytest.raises(
+        ConfigRefused, match=r"policy takes about 2\d,\d{3} bytes, and AWS takes 20,4"
+    ):
+        make_app({"producers": long})
 
 
 # The table
