@@ -16,6 +16,7 @@ from infra.bundle import ROOT, Bundle, host_processor, make_bundle
 from infra.compute.sagemaker.stack import SageMakerStack
 from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases, with_zones
+from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
 
@@ -41,6 +42,8 @@ def add_stacks(
             stack_name=f"{config.name}-compute",
             env=env,
         )
+        # Beside the API: a stack that imports the gateway's id keeps it from ever being another.
+        Dashboard(api, "Page", data=data, api=api)
     Tags.of(app).add("tidemill", config.name)
     for key, value in config.tags.items():
         Tags.of(app).add(key, value)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from aws_cdk import Duration, Stack
 from aws_cdk import aws_apigateway as apigateway
@@ -23,20 +23,38 @@ from infra.api.http_api import BURST, REQUESTS_PER_SECOND, ApiMetric
 
 STAGES: Final = ("v1", "dashboard", "health")
 # By method and path behind a stage: what needs no signature, as in `handler/api/open_paths.py`.
-_PUBLIC: Final = ("dashboard/GET/", "dashboard/GET/assets/*", "health/GET/")
+_PUBLIC: Final = tuple(
+    path
+    for verb in ("GET", "HEAD")
+    for path in (f"dashboard/{verb}/", f"dashboard/{verb}/assets/*", f"health/{verb}/")
+)
 _METRICS: Final[Mapping[ApiMetric, str]] = {
     "latency": "Latency",
     "requests": "Count",
     "4xx": "4XXError",
     "5xx": "5XXError",
 }
-_BUSY: Final = {
-    "error": {
-        "message": "Too many requests at once.",
-        "type": "rate_limit_error",
-        "param": None,
-        "code": "rate_limit_exceeded",
-    }
+# What the gateway itself answers, as clients of OpenAI's read it: its own message is a JSON string.
+_ERROR: Final = '{{"error":{{"message":{},"type":"{}","param":null,"code":{}}}}}'
+_MESSAGE: Final = "$context.error.messageString"
+_REFUSALS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "THROTTLED": {
+        "status_code": "429",
+        "response_templates": {
+            "application/json": _ERROR.format(
+                '"Too many requests at once."', "rate_limit_error", '"rate_limit_exceeded"'
+            )
+        },
+        "response_parameters": {"gatewayresponse.header.Retry-After": "'1'"},
+    },
+    "DEFAULT_4XX": {
+        "response_templates": {
+            "application/json": _ERROR.format(_MESSAGE, "invalid_request_error", "null")
+        },
+    },
+    "DEFAULT_5XX": {
+        "response_templates": {"application/json": _ERROR.format(_MESSAGE, "server_error", "null")},
+    },
 }
 
 
@@ -140,24 +158,29 @@ class PrivateApi(Construct):
 
     def _add_deployment(self) -> apigateway.CfnDeployment:
         """Add the snapshot that the stages show, and refusals in the form that clients read."""
-        busy = apigateway.CfnGatewayResponse(
-            self,
-            "Busy",
-            rest_api_id=self.api.ref,
-            response_type="THROTTLED",
-            status_code="429",
-            response_templates={"application/json": json.dumps(_BUSY)},
-            response_parameters={"gatewayresponse.header.Retry-After": "'1'"},
-        )
+        refusals = [
+            apigateway.CfnGatewayResponse(
+                self,
+                kind.title().replace("_", ""),
+                rest_api_id=self.api.ref,
+                response_type=kind,
+                **answer,
+            )
+            for kind, answer in _REFUSALS.items()
+        ]
         # A snapshot stays as it is: what changes the API makes another.
-        parts = [[it.resource_id, it.http_method, it.authorization_type] for it in self._methods]
-        described = json.dumps(Stack.of(self).resolve([parts, self.api.policy]), sort_keys=True)
+        methods = [
+            [it.resource_id, it.http_method, it.authorization_type, it.integration]
+            for it in self._methods
+        ]
+        parts = [methods, self.api.policy, self.api.binary_media_types, _REFUSALS]
+        described = json.dumps(Stack.of(self).resolve(parts), sort_keys=True)
         deployment = apigateway.CfnDeployment(
             self,
             f"Deployment{sha256(described.encode()).hexdigest()[:8]}",
             rest_api_id=self.api.ref,
         )
-        deployment.node.add_dependency(busy, *self._methods)
+        deployment.node.add_dependency(*refusals, *self._methods)
         return deployment
 
     @property

@@ -16,7 +16,6 @@ from infra.compute.launch_permissions import run_tasks
 from infra.compute.network import WorkerNetwork
 from infra.compute.worker import WorkerTask
 from infra.compute.worker_events import WorkerEventRules
-from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.fleets import Fleet, FleetAlarms, LaunchPolicies, policy_chunks
 from infra.image import WorkerImage
@@ -93,4 +92,3 @@ class ComputeStack(Stack):
                 "ECS Container Instance State Change": in_cluster | {"status": ["DRAINING"]},
             },
         )
-        Dashboard(self, "Page", data=data, api=api)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aws_cdk import App, Stack
 from aws_cdk.assertions import Template
 
+from infra.api import private_api
 from infra.api.private_api import STAGES
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
@@ -79,9 +82,21 @@ def test_every_path_of_a_private_api_leads_to_the_function(private: Deployment) 
             "Uri": INVOKE,
         }
     assert rest_api(private)["BinaryMediaTypes"] == ["*/*"]
-    busy = only(private.properties("AWS::ApiGateway::GatewayResponse"))
-    error = json.loads(busy["ResponseTemplates"]["application/json"])["error"]
-    assert (busy["StatusCode"], error["type"]) == ("429", "rate_limit_error")
+    refusals = {
+        it["ResponseType"]: it
+        for it in private.properties("AWS::ApiGateway::GatewayResponse").values()
+    }
+    errors = {}
+    for kind, refusal in refusals.items():
+        template = refusal["ResponseTemplates"]["application/json"]
+        said = json.loads(template.replace("$context.error.messageString", '"Forbidden"'))
+        assert set(said["error"]) == {"message", "type", "param", "code"}
+        errors[kind] = (refusal.get("StatusCode"), said["error"]["type"])
+    assert errors == {
+        "THROTTLED": ("429", "rate_limit_error"),
+        "DEFAULT_4XX": (None, "invalid_request_error"),
+        "DEFAULT_5XX": (None, "server_error"),
+    }
     permission = only(private.properties("AWS::Lambda::Permission"))
     assert permission["Principal"] == "apigateway.amazonaws.com"
     assert permission["SourceArn"].endswith(":PrivateApi/*")
@@ -113,17 +128,29 @@ def test_a_private_api_takes_signatures(synth: Synth) -> None:
     allowed, _ = rest_api(signed)["Policy"]["Statement"]
     assert allowed["Resource"] == [
         f"execute-api:/{path}"
-        for path in ("dashboard/GET/", "dashboard/GET/assets/*", "health/GET/")
+        for verb in ("GET", "HEAD")
+        for path in (f"dashboard/{verb}/", f"dashboard/{verb}/assets/*", f"health/{verb}/")
     ]
 
 
-def test_a_change_of_a_private_api_is_deployed(private: Deployment, synth: Synth) -> None:
-    """A deployment is a snapshot: another API has another."""
+def test_a_change_of_a_private_api_is_deployed(
+    private: Deployment,
+    synth: Synth,
+    make_app: Callable[..., App],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deployment is a snapshot: another API has another, and so have other refusals of it."""
     other = Deployment(synth(PRIVATE | {"auth": "iam"}))
     names = [set(it.resources("AWS::ApiGateway::Deployment")) for it in (private, other)]
     assert names[0] & names[1] == set()
     taken = only(other.resources("AWS::ApiGateway::Deployment"))["DependsOn"]
-    assert len(taken) == len(methods(other)) + 1
+    refusals = other.resources("AWS::ApiGateway::GatewayResponse")
+    assert len(taken) == len(methods(other)) + len(refusals)
+    monkeypatch.setattr(private_api, "_REFUSALS", {})
+    api = make_app(PRIVATE).node.find_child("Api")
+    assert isinstance(api, Stack)
+    silent = Deployment({"Api": Template.from_stack(api)})
+    assert set(silent.resources("AWS::ApiGateway::Deployment")) & names[0] == set()
 
 
 def test_a_deployment_can_have_no_api(synth: Synth) -> None:
@@ -134,6 +161,22 @@ def test_a_deployment_can_have_no_api(synth: Synth) -> None:
     assert not [it for it in found.resources("AWS::CloudWatch::Alarm") if it.startswith("Api")]
     assert "AWS/ApiGateway" not in json.dumps(found.templates)
     assert found.outputs("Api") == {"NoApi": 'api = "none"'}
+
+
+def test_the_kind_of_the_api_can_change(
+    private: Deployment, templates: dict[str, Template], synth: Synth
+) -> None:
+    """No stack imports anything of a gateway, which CloudFormation would then not let go."""
+    found = (private, Deployment(templates), Deployment(synth({"api": "none"})))
+    exported = [
+        {
+            output["Export"]["Name"]
+            for output in it.templates["Api"]["Outputs"].values()
+            if "Export" in output
+        }
+        for it in found
+    ]
+    assert exported[0] == exported[1] == exported[2]
 
 
 def test_a_domain_leads_to_the_api(synth: Synth) -> None:

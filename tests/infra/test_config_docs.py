@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 
+from aws_cdk.assertions import Template
+
 from infra.config import Config, Model
 from infra.config.table import Table
+from tests.infra.reading import Deployment
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -48,3 +51,13 @@ def test_the_tables_have_every_key_once() -> None:
     whole, models = PAGE.read_text(encoding="utf-8").split("and for each `[[models]]`:\n")
     assert sorted(documented(whole)) == sorted({*fields(Config)} - {"models"})
     assert sorted(documented(models)) == sorted(fields(Model))
+
+
+def test_what_idles_is_counted_as_it_is(templates: dict[str, Template]) -> None:
+    """The page's costs are those of infra/config.toml, with its one model."""
+    found, page = Deployment(templates), PAGE.read_text(encoding="utf-8")
+    alarms = len(found.resources("AWS::CloudWatch::Alarm"))
+    assert f"| alarms, {alarms - 4} and 4 for each model, at 0.10" in page
+    words = {3: "three", 4: "four", 5: "five"}
+    polled = words[len(found.resources("AWS::Lambda::EventSourceMapping"))]
+    assert f"| polling of {polled} queues by Lambda" in page

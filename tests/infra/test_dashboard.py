@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.infra.compute.kinds import TWO, Compute
+from tests.infra.compute.kinds import TWO
 from tests.infra.conftest import Synth
+from tests.infra.reading import Deployment
 from tidemill.handler.observability import NAMESPACE, Metric
 
 MODELS = {"org/Big": "orgbig", "small": "small"}
@@ -23,24 +24,30 @@ FUNCTIONS = {"FILL", "RUNNING_SUM"}
 
 
 @pytest.fixture(scope="module")
-def made(synth: Synth) -> Compute:
+def made(synth: Synth) -> Deployment:
     """Return a deployment of two models whose GPUs have prices; the first has four a worker."""
     models = [model | {"gpu_hour_price": PRICES[model["name"]]} for model in TWO["models"]]
-    return Compute(synth({"models": models}))
+    return Deployment(synth({"models": models}))
+
+
+def page(found: Deployment) -> dict[str, Any]:
+    """Return the properties of the one dashboard."""
+    [properties] = found.properties("AWS::CloudWatch::Dashboard").values()
+    return properties
 
 
 @pytest.fixture(scope="module")
-def widgets(made: Compute) -> dict[str, dict[str, Any]]:
+def widgets(made: Deployment) -> dict[str, dict[str, Any]]:
     """Return the widgets of the page by their titles."""
-    body = json.loads(made.only("AWS::CloudWatch::Dashboard")["DashboardBody"])
+    body = json.loads(page(made)["DashboardBody"])
     found = {widget["properties"]["title"]: widget for widget in body["widgets"]}
     assert len(found) == len(body["widgets"])
     return found
 
 
-def test_it_has_the_deployments_name(made: Compute) -> None:
+def test_it_has_the_deployments_name(made: Deployment) -> None:
     """Two deployments of an account have two pages."""
-    assert made.only("AWS::CloudWatch::Dashboard")["DashboardName"] == "tidemill"
+    assert page(made)["DashboardName"] == "tidemill"
 
 
 def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) -> None:
@@ -195,8 +202,8 @@ def test_the_cost_is_summed_over_the_time_shown(widgets: dict[str, dict[str, Any
 
 def test_models_without_a_price_cost_nothing(synth: Synth) -> None:
     """The page stands without prices too."""
-    found = Compute(synth(TWO))
-    body = json.loads(found.only("AWS::CloudWatch::Dashboard")["DashboardBody"])
+    found = Deployment(synth(TWO))
+    body = json.loads(page(found)["DashboardBody"])
     for widget in body["widgets"]:
         if "price" in widget["properties"]["title"]:
             assert [

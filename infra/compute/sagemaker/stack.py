@@ -13,7 +13,6 @@ from infra.bundle import ROOT
 from infra.compute.network import WorkerNetwork
 from infra.compute.sagemaker.jobs import WorkerJobs, run_jobs
 from infra.compute.worker_events import WorkerEventRules
-from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.fleets import Fleet, FleetAlarms, LaunchPolicies, policy_chunks
 from infra.image import WorkerImage
@@ -79,4 +78,3 @@ class SageMakerStack(Stack):
                 }
             },
         )
-        Dashboard(self, "Page", data=data, api=api)
