@@ -48,7 +48,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "tidemill-demo"
 EXAMPLE = (ROOT / "examples" / "demo.jsonl").read_bytes()
 SECONDS = 180
-NUM_UPGRADE_LINES = 400
+NUM_UPGRADE_LINES = 800
 SLOW = ("--max-num-seqs=1", "--max-inflight=1")
 
 
