@@ -93,3 +93,10 @@ def running(name: str, folder: Path) -> Iterator[Emulator]:
             RunningSession(address.hostname, services=services, region_name="us-east-1")
         )
         yield Emulator(name, url)
+
+
+def count_messages(sqs: Any, url: str) -> int:
+    """Return how many messages a queue has, those in flight too."""
+    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
+    return sum(int(found[name]) for name in names)

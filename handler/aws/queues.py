@@ -15,6 +15,8 @@ _MAX_ENTRIES = 10
 MAX_DELAY_SECONDS = 900
 # Backoff of a failed message, by how often it was received; the last is for all later ones.
 _RETRY_SECONDS = (1, 2, 5, 15, 60, 120, 300)
+# The longest run of a Lambda function that reads a queue.
+LAMBDA_SECONDS = 900
 # Of a message to the control Lambda before it is a dead letter: three quarters of an hour of
 # reported failures, four hours of runs that die.
 MAX_CONTROL_RECEIVES = 15

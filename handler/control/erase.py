@@ -23,7 +23,7 @@ from tidemill.batch.upload_object import UPLOAD_ID
 
 from ..aws.bucket import ObjectVersion
 from ..aws.calls import Operation
-from ..aws.queues import advance_message
+from ..aws.queues import LAMBDA_SECONDS, advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
@@ -33,8 +33,6 @@ from ..lifecycle.erasure import find_reader
 from ..observability import logger
 
 _ITEMS_AT_ONCE = 500
-# The longest that a run lasts: infra/data/queues.py.
-LAMBDA_SECONDS = 900
 # Clocks of S3 and Lambdas differ.
 _CLOCK_SECONDS = 300
 

@@ -20,9 +20,9 @@ from infra.api.functions import Function
 from infra.api.http_api import HttpApi
 from infra.api.private_api import PrivateApi
 from infra.bundle import Bundle
-from infra.data.queues import LAMBDA_SECONDS
 from infra.data.stack import DataStack
 from infra.monitoring import add_alarm, log_group
+from tidemill.handler.aws.queues import LAMBDA_SECONDS
 from tidemill.handler.observability import Metric
 
 _INPUT, _WORK = "input/", "work/"

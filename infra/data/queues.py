@@ -10,12 +10,11 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra.config import Model
-from tidemill.handler.aws.queues import MAX_CONTROL_RECEIVES
+from tidemill.handler.aws.queues import LAMBDA_SECONDS, MAX_CONTROL_RECEIVES
 
 # A queue asks KMS for a key so often; at five minutes, the default, idle queues cost dollars.
 _DATA_KEY_REUSE = Duration.hours(1)
-# Of every handler; a queue that calls one must hide a message for longer.
-LAMBDA_SECONDS = 900
+# A queue that calls a Lambda function must hide a message for longer than it runs.
 _LAMBDA_VISIBILITY = Duration.seconds(LAMBDA_SECONDS + 60)
 # A worker renews its messages; this is what a message has between receipt and first renewal.
 _WORK_VISIBILITY = Duration.seconds(60)

@@ -16,7 +16,7 @@ from openai.types import Batch as OpenAIBatch
 
 from localstack.cloud import Cloud
 from localstack.resources import create_resources
-from tests.emulators import Emulator, active_ids, deployment_of
+from tests.emulators import Emulator, active_ids, count_messages, deployment_of
 from tidemill import demo
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
@@ -315,13 +315,6 @@ def test_nonsense_on_the_queues_is_dropped(cloud: Cloud, ministack: Emulator) ->
     while time.monotonic() < deadline and any(count_messages(sqs, url) for url in urls):
         time.sleep(0.1)
     assert [count_messages(sqs, url) for url in urls] == [0, 0]
-
-
-def count_messages(sqs: Any, url: str) -> int:
-    """Return how many messages a queue has, those in flight too."""
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
-    return sum(int(found[name]) for name in names)
 
 
 def test_an_input_that_goes_while_it_runs_fails_the_batch(

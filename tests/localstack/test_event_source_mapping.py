@@ -12,7 +12,7 @@ import pytest
 from aws_lambda_powertools.utilities.data_classes import SQSEvent
 
 from localstack.event_source_mapping import EventSourceMapping, Handler, LocalLambdaContext
-from tests.emulators import MODEL, Emulator
+from tests.emulators import MODEL, Emulator, count_messages
 
 _DEADLINE_SECONDS = 30
 
@@ -44,13 +44,6 @@ def wait_for(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def count_messages(sqs: Any, url: str) -> int:
-    """Return how many messages a queue has, those in flight too."""
-    names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
-    found = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=names)["Attributes"]
-    return sum(int(found[name]) for name in names)
 
 
 def test_a_handler_gets_the_event_that_lambda_gives(ministack: Emulator) -> None:

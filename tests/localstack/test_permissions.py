@@ -32,6 +32,7 @@ from localstack.local import create_key
 from localstack.ministack import IamEnforcement, environment_for, running_ministack
 from localstack.processes import Processes
 from localstack.stacks import client_options, deploy, local_api_url
+from tests.emulators import count_messages
 from tidemill.batch.fleet import FleetPlan
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
@@ -283,6 +284,10 @@ def test_the_api_answers_and_cancels_under_its_roles(
     with httpx.Client(base_url=guarded.api_url, headers=headers) as http:
         path = f"/v1/batches/{batch['id']}"
         assert http.delete(path).json()["tidemill"]["erasing_at"]
+        # Runs that began before may write its report once more.
+        sqs, found = guarded.client("sqs"), guarded.outputs
+        urls = (found.control_queue, found.intake_queue, found.drops_queue)
+        wait_for(lambda: not any(count_messages(sqs, url) for url in urls))
         # As if it had ended long ago, so that no run can write for it any more.
         guarded.client("dynamodb").update_item(
             TableName=guarded.outputs.table,

@@ -17,11 +17,11 @@ from tidemill.batch.object_keys import upload_prefix
 from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.items import dump
-from tidemill.handler.aws.queues import advance_message
+from tidemill.handler.aws.queues import LAMBDA_SECONDS, advance_message
 from tidemill.handler.aws.stores.table import erasing_name
 from tidemill.handler.control.advance import advance
 from tidemill.handler.control.dead_letters import handle_dead_letter
-from tidemill.handler.control.erase import LAMBDA_SECONDS, erase
+from tidemill.handler.control.erase import erase
 from tidemill.handler.control.reaper import STUCK_SECONDS, reap
 from tidemill.handler.errors import ConditionFailed
 from tidemill.handler.lifecycle.erasure import NotErasable, request_erasure

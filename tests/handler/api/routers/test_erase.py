@@ -17,8 +17,8 @@ from tests.handler.api.rig import answer_to, refusal_in, request_of
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
+from tidemill.handler.aws.queues import LAMBDA_SECONDS
 from tidemill.handler.control.advance import advance
-from tidemill.handler.control.erase import LAMBDA_SECONDS
 from tidemill.handler.deployment import deployment as cached_deployment
 
 
