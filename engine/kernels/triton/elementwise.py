@@ -118,6 +118,20 @@ def _gate(
     is_there = columns < width
     gate = tl.load(both + 2 * row + columns, is_there, other=0.0).to(tl.float32)
     up = tl.load(both + 2 * row + width + columns, is_there, other=0.0).to(tl.float32)
+    joined = gated(gate, up, CURVE, STEEPNESS, LIMIT, LIFT)
+    tl.store(out + row + columns, joined.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit
+def gated(
+    gate,
+    up,
+    CURVE: tl.constexpr,
+    STEEPNESS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    LIFT: tl.constexpr,
+):
+    """Join fp32 gates with their ups; see `Gate`."""
     if LIMIT is not None:
         # In this form a NaN stays one.
         gate = tl.where(gate > LIMIT, LIMIT, gate)
@@ -128,5 +142,4 @@ def _gate(
         part = tl.sigmoid((gate + gate * gate * gate * GELU_CUBE) * GELU_SLOPE)
     else:
         part = tl.sigmoid(gate * STEEPNESS)
-    joined = gate * part * (up + LIFT)
-    tl.store(out + row + columns, joined.to(out.dtype.element_ty), is_there)
+    return gate * part * (up + LIFT)
