@@ -32,11 +32,11 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.attention import AttentionShape, HeadNorms
 from tidemill.engine.kernels.backends import choose_elementwise, choose_linear
 from tidemill.engine.kernels.cpu.attention import CpuAttention
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 Clock = Callable[[], float]

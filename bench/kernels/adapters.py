@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from tidemill.engine.config import EngineConfig, LoraModule
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.adapters.loading import sites_of
 from tidemill.engine.model.families import architecture_of
@@ -29,7 +30,6 @@ from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 NUM_ADAPTERS = 4
 # Which adapters a case's sequences ask for, in turn.

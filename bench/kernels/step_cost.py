@@ -30,11 +30,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 NUM_STEPS = 40
 # No sequence ends while its steps are measured.

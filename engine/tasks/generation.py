@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,38 +11,25 @@ from typing import Any
 from tidemill.net.fetch import Fetcher
 from tidemill.protocol.contract import EngineError
 
-from ..config import AdmissionName, EngineConfig
+from ..config import EngineConfig
 from ..endpoints import text_endpoints, token_endpoints
 from ..endpoints.image_inputs import ImageSupport
 from ..endpoints.media_fetch import MediaFetcher
-from ..kernels.backends import limit_torch_threads
-from ..loop.cuda_graphs import Capture, capture_on, make_graphs
+from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
-from ..loop.memory_profile import peak_memory_on, step_bytes
-from ..loop.runner import Runner
-from ..model.device import step_limits
-from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
+from ..model.kv_cache_size import KVCacheSize
 from ..model.load_timing import timed
 from ..model.loaded_model import LoadedModel
 from ..model.loading import load_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import check_parser_names, select_parsers
-from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
-from ..scheduling.pages import PagePool
-from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import SequenceRequest, SequenceResult
-from ..scheduling.table import SequenceTable
 from ..structured_output.grammar_backend import GrammarBackend
 from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from ..text.tokenizer import load_tokenizer
 from ..text.vocabulary import Vocabulary
 from .task import LoadedTask, start_engine
-
-ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
-    "arrival": ArrivalOrder,
-    "prefix": PrefixOrder,
-}
 
 
 class GenerationTask:
@@ -127,51 +114,6 @@ def _image_support(
         return None, (note,)
     fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
     return ImageSupport(image_spec, limits, MediaFetcher(fetcher.fetch, limits.max_bytes)), ()
-
-
-def measured_room(
-    model: LoadedModel, config: EngineConfig, free: Callable[[], int] | None = None
-) -> KVCacheSize:
-    """Return the room beside the largest step, which runs once where what it takes can be told.
-
-    `free` tells what is left then, where not only this device is asked.
-    """
-    taken, peak_of = None, peak_memory_on(model.device)
-    if peak_of is not None and config.kv_cache_memory is None:
-        limits = step_limits(config, model.device)
-        taken = step_bytes(model, limits, lambda room: make_core(model, room, config), peak_of)
-    return compute_kv_cache_size(
-        model, config, step_bytes=taken, free=None if free is None else free()
-    )
-
-
-def make_core(
-    model: LoadedModel,
-    room: KVCacheSize,
-    config: EngineConfig,
-    captures: Capture | None = None,
-    *,
-    keeps_ids: bool | None = None,
-) -> GenerationCore:
-    """Give a loaded model its pages, table and scheduler; what is None goes by the device."""
-    if not model.network.needs_torch:
-        limit_torch_threads(model.device)
-    limits = step_limits(config, model.device)
-    attention = model.attention(room.num_pages)
-    table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
-    pool = PagePool(room.num_pages)
-    admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
-    if keeps_ids is None:
-        keeps_ids = model.device.type == "cuda"
-    budget = limits.max_num_batched_tokens
-    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids)
-    captures = captures or capture_on(model.device)
-    graphs = make_graphs(model, attention, table, budget, captures)
-    runner = Runner(model, attention, table, graphs, room.num_pages if keeps_ids else None)
-    steps_ahead = config.steps_ahead
-    if steps_ahead is None:
-        steps_ahead = int(model.device.type == "cuda")
-    return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead)
 
 
 def load_text_model(

@@ -13,11 +13,11 @@ from tests.engine.adapters import ALL, halves, merged, write_adapter
 from tests.engine.families import build, judge
 from tests.engine.test_parity import NEW_TOKENS, prompts, scores
 from tidemill.engine.config import AdmissionName, EngineConfig, LoraModule
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 # An adapter of all modules, one of some at an odd rank, one of one half of a gate.
 TARGETS = (ALL, ("q_proj", "v_proj", "qkv_proj"), ("up_proj", "down_proj"))

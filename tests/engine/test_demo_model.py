@@ -11,10 +11,10 @@ import torch
 from tests.engine.families import judge
 from tidemill.demo import MODEL_PATH, questions
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 NUM_PROMPTS = 200
 MAX_TOKENS = 24

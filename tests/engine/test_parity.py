@@ -13,6 +13,7 @@ import torch
 
 from tests.engine.families import FAMILIES, VARIANTS, VOCAB, build, judge
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families import architecture_of
@@ -22,7 +23,6 @@ from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.model.transformers_forward import ATTENTION
 from tidemill.engine.model.transformers_model import prepare
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
-from tidemill.engine.tasks.generation import make_core
 from tidemill.protocol.contract import EngineStats
 
 NEW_TOKENS = 24

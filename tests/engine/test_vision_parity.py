@@ -18,11 +18,11 @@ from tests.engine.families import VOCAB
 from tests.engine.test_parity import run_all
 from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load, save, shown_request
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.images import ImageSpec
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 from tidemill.protocol.errors import InternalError
 
 KINDS = ["gemma3", "qwen2_5_vl"]

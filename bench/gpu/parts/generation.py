@@ -30,11 +30,11 @@ from bench.gpu.simulator import Setting, forecast
 from bench.gpu.supply import Supply
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.attention import AttentionBackendType
+from tidemill.engine.loop.assembly import make_core, measured_room
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.device import step_limits
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
-from tidemill.engine.tasks.generation import make_core, measured_room
 
 # Models, the share of the roofline that each is held to, and the seconds that are measured.
 MODELS = {"llama-3-8b": 0.75, "qwen3-0.6b": 0.55}

@@ -12,11 +12,11 @@ from bench.gpu.parts.task import Numbers, Place, Task
 from bench.gpu.random_models import filled_from, loaded
 from bench.gpu.shapes import CONFIGS, architecture
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture, Graph
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 GREEDY = Sampling(temperature=0)
 # How far below the likeliest a token may be that rounding made the choice, in standard deviations

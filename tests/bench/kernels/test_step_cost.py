@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from bench.kernels.step_cost import WeightReader, measure
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.tasks.generation import make_core
 
 
 def test_matrices_are_read_in_the_dtype_of_the_steps(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tidemill.cli.engine.options import EngineOptions
 from tidemill.cli.main import main
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import AdmissionName, EngineConfig
-from tidemill.engine.tasks.generation import ADMISSIONS
+from tidemill.engine.loop.assembly import ADMISSIONS
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples/demo.jsonl"

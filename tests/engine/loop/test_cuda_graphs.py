@@ -24,6 +24,7 @@ from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.reference import ReferenceAttention
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.loop import cuda_graphs, sampler
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import buckets
 from tidemill.engine.loop.device_tokens import DeviceTokens
 from tidemill.engine.loop.generation import GenerationCore
@@ -35,7 +36,6 @@ from tidemill.engine.model.loaded_model import LoadedModel, Network
 from tidemill.engine.model.weight_map import weights_of
 from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from tidemill.engine.scheduling.table import SequenceTable
-from tidemill.engine.tasks.generation import make_core
 from tidemill.protocol.errors import RequestError
 
 CPU = torch.device("cpu")

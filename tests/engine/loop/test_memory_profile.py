@@ -23,13 +23,13 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.attention import AttentionBackend
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.loop import memory_profile
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.device import StepLimits
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import SequenceRequest
 from tidemill.engine.scheduling.step_plan import StepPlan
-from tidemill.engine.tasks.generation import make_core
 
 LIMITS = StepLimits(6, 300)
 CONFIG = EngineConfig("tiny", max_num_seqs=6, max_num_batched_tokens=300, device="cpu")

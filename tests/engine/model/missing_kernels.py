@@ -27,6 +27,7 @@ from tidemill.engine.kernels.sampling import Logprobs, Sampled, SamplingMetadata
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton.launch import compile_only
 from tidemill.engine.loop import logprobs, sampler
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import compile_kernels, native
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -36,7 +37,6 @@ from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 # Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts.

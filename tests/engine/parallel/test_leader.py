@@ -35,6 +35,7 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused, RankFailed
 from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.load import load_served
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -59,7 +60,6 @@ from tidemill.engine.parallel.messages import (
 from tidemill.engine.parallel.process_group import TorchGroup
 from tidemill.engine.parallel.rank import Rank
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 from tidemill.protocol.contract import EngineError
 
 GREEDY = Sampling(temperature=0)

@@ -20,6 +20,7 @@ from tidemill.demo import SPEECH_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.cpu.compile_all import dtypes, jobs
 from tidemill.engine.kernels.cpu.jit_cache import JitCache
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.encoding import EncodingCore
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -33,7 +34,6 @@ from tidemill.engine.model.transformers_forward import ATTENTION
 from tidemill.engine.model.transformers_model import prepare
 from tidemill.engine.scheduling.encoding import EncodingRequest
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[4]

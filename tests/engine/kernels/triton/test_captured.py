@@ -11,6 +11,7 @@ from tests.engine.families import build
 from tests.engine.loop.test_cuda_graphs import CapturesByCallingAgain
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.cuda_graphs import Capture
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -19,7 +20,6 @@ from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 
 def test_rows_are_those_of_launched_steps(tmp_path: Path) -> None:

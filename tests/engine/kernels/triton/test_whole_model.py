@@ -13,6 +13,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.triton import fp8
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families import architecture_of
@@ -22,7 +23,6 @@ from tidemill.engine.model.parity import chunked_logits
 from tidemill.engine.model.quantised import loading
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.tasks.generation import make_core
 
 CPU = torch.device("cpu")
 SHARED = list(range(40, 60))

@@ -1,0 +1,69 @@
+"""Assembly of a decoder's loop: pages, table, scheduler, graphs; nothing of texts is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..config import AdmissionName, EngineConfig
+from ..kernels.backends import limit_torch_threads
+from ..model.device import step_limits
+from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
+from ..model.loaded_model import LoadedModel
+from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
+from ..scheduling.pages import PagePool
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.table import SequenceTable
+from .cuda_graphs import Capture, capture_on, make_graphs
+from .generation import GenerationCore
+from .memory_profile import peak_memory_on, step_bytes
+from .runner import Runner
+
+ADMISSIONS: dict[AdmissionName, Callable[[], Admission]] = {
+    "arrival": ArrivalOrder,
+    "prefix": PrefixOrder,
+}
+
+
+def measured_room(
+    model: LoadedModel, config: EngineConfig, free: Callable[[], int] | None = None
+) -> KVCacheSize:
+    """Return the room beside the largest step, which runs once where what it takes can be told.
+
+    `free` tells what is left then, where not only this device is asked.
+    """
+    taken, peak_of = None, peak_memory_on(model.device)
+    if peak_of is not None and config.kv_cache_memory is None:
+        limits = step_limits(config, model.device)
+        taken = step_bytes(model, limits, lambda room: make_core(model, room, config), peak_of)
+    return compute_kv_cache_size(
+        model, config, step_bytes=taken, free=None if free is None else free()
+    )
+
+
+def make_core(
+    model: LoadedModel,
+    room: KVCacheSize,
+    config: EngineConfig,
+    captures: Capture | None = None,
+    *,
+    keeps_ids: bool | None = None,
+) -> GenerationCore:
+    """Give a loaded model its pages, table and scheduler; what is None goes by the device."""
+    if not model.network.needs_torch:
+        limit_torch_threads(model.device)
+    limits = step_limits(config, model.device)
+    attention = model.attention(room.num_pages)
+    table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
+    pool = PagePool(room.num_pages)
+    admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
+    if keeps_ids is None:
+        keeps_ids = model.device.type == "cuda"
+    budget = limits.max_num_batched_tokens
+    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids)
+    captures = captures or capture_on(model.device)
+    graphs = make_graphs(model, attention, table, budget, captures)
+    runner = Runner(model, attention, table, graphs, room.num_pages if keeps_ids else None)
+    steps_ahead = config.steps_ahead
+    if steps_ahead is None:
+        steps_ahead = int(model.device.type == "cuda")
+    return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead)
