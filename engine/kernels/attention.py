@@ -83,11 +83,18 @@ class AttentionBackend(Protocol):
 class CapturableBackend(AttentionBackend, Protocol):
     """A backend whose launches a CUDA graph can replay for any step of up to `num_tokens` tokens.
 
-    `prepare` writes to static addresses. A captured step may be padded with tokens of no span,
-    which are stored at `trash_slot` and whose rows of `attend` nobody reads.
+    Once there is a workspace `prepare` writes to static addresses. A captured step may be padded
+    with tokens of no span, which are stored at `trash_slot` and whose rows of `attend` nobody
+    reads.
     """
 
     trash_slot: int
+
+    def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
+        """Allocate, once, what captured steps of up to so many tokens and decodes share.
+
+        It also serves launched steps of as many decodes, whatever their tokens.
+        """
 
     def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
         """Launch enough programs for any step of `num_tokens` tokens, not only the prepared one."""

@@ -2,7 +2,7 @@
 
 Steps of up to so many tokens, a bucket, have one graph, which computes all but a step's head. Their
 arrays are brought to fixed sizes at fixed addresses: tokens of no sequence fill the bucket up. A
-bucket's first step is launched plainly, and captured behind that
+bucket's first step is launched plainly, and captured behind that; the largest bucket comes first
 ([ADR 54](../../docs/adr/0054-cuda-graphs.md)).
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -50,26 +51,46 @@ Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
 
 
 class CudaCapture:
-    """Captures on a CUDA device; graphs run one at a time, and share one pool of memory."""
+    """Captures one set of graphs on a CUDA device; they run one at a time, and share a memory pool.
 
-    def __init__(self) -> None:
+    They are destroyed together: with any of them torch frees the cuBLAS workspace of the stream
+    that it was captured on, which the others would still write to. So a set has its own stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._num_reserved: int | None = None  # bytes, by the allocator, after the last capture
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
         """Capture; see `Capture`."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        try:
-            # Other threads may ask the device for memory meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        if self._num_reserved is None:
+            # The allocator gives back no cached memory while it captures, and fails instead. The
+            # first graph is the largest: those to come find room in the pool.
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        graph = torch.cuda.CUDAGraph()
+        # A capture runs nothing, so it waits for nothing that was launched before.
+        with torch.cuda.stream(self._stream):
+            # Other threads may call the device meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
                 result = compute()
-        finally:
-            torch.cuda.set_stream(stream)  # which a capture that fails does not leave as it was
+            except BaseException:
+                with suppress(RuntimeError):  # that the capture is invalid is known
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        self._num_reserved = torch.cuda.memory_reserved()
+        if self._num_reserved > before:
+            logger.info("a CUDA graph reserves %d MiB", (self._num_reserved - before) >> 20)
         return graph, result
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return what captures on a device, None where nothing does."""
-    return CudaCapture() if device.type == "cuda" else None
+    """Return what captures one set of graphs on a device, None where nothing does."""
+    return CudaCapture(device) if device.type == "cuda" else None
 
 
 def make_graphs(
@@ -93,6 +114,7 @@ def make_graphs(
         attention,
         most_tokens=min(max_graph_tokens(model), max_tokens),
         most_pages=min(table.pages.size, MOST_PAGES),
+        num_slots=len(table.sequences),
         captures=captures,
     )
 
@@ -134,6 +156,7 @@ class CudaGraphs:
         *,
         most_tokens: int,
         most_pages: int,
+        num_slots: int,
         captures: Capture,
     ) -> None:
         self._model, self._network = model, network
@@ -142,7 +165,9 @@ class CudaGraphs:
         self._most_tokens, self._most_pages = most_tokens, most_pages
         self._captures = captures
         self._captured: dict[int, _Captured] = {}
+        self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
         self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
+        attention.allocate_workspace(self._buckets[-1], num_slots)
         lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = buffer_slices(lengths)["pages"].stop
         self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
@@ -160,10 +185,12 @@ class CudaGraphs:
     def pack(self, num_decodes: int, arrays: Arrays) -> Step:
         """Return the step of arrays, brought to its bucket's sizes on the device but not in `host`.
 
-        It lies where the one before lay.
+        It lies where the one before lay. The first of all is brought to the largest bucket, so that
+        the memory pool has room for any graph from the beginning.
         """
         num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
-        bucket = self._buckets[bisect_left(self._buckets, num_tokens)]
+        smallest = bisect_left(self._buckets, num_tokens)
+        bucket = self._buckets[smallest if self._captured else -1]
         places = buffer_slices({**_lengths(bucket), "pages": num_pages})
         filling = {
             "slots": self._attention.trash_slot,
@@ -209,10 +236,14 @@ class CudaGraphs:
         """Give back what graphs hold; there are none from now on."""
         self._captured.clear()
         self._buckets.clear()
+        self._hidden = None
 
     def _compute(self, step: Step, ids: DeviceTokens) -> Tensor:
         with self._attention.capturing(step.num_tokens):
-            return self._network.hidden_states(ids.fill_ids(step), self._attention)
+            hidden = self._network.hidden_states(ids.fill_ids(step), self._attention)
+        if self._hidden is None:  # before the first capture, which is of the largest bucket
+            self._hidden = torch.empty_like(hidden)
+        return self._hidden[: len(hidden)].copy_(hidden)
 
     def _capture(self, step: Step, ids: DeviceTokens) -> None:
         num_begun = self._network.num_layers_started

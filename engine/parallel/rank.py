@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..kernels.attention import AttentionBackend, CapturableBackend
 from ..kernels.backends import limit_torch_threads
 from ..kernels.communicator import Communicator
 from ..kernels.step import Step
-from ..loop.cuda_graphs import Capture, CudaGraphs
+from ..loop.cuda_graphs import Capture, CudaGraphs, capture_on
 from ..loop.device_tokens import DeviceTokens
 from ..model.adapters.loading import read_adapters
 from ..model.checkpoint import find_checkpoint
@@ -35,10 +36,10 @@ class Rank:
         settings: EngineConfig,
         group: Communicator,
         device: torch.device,
-        captures: Capture | None = None,
+        capture_on: Callable[[torch.device], Capture | None] = capture_on,
     ) -> None:
         self._settings, self._communicator, self._device = settings, group, device
-        self._captures = captures
+        self._capture_on = capture_on
         # By the numbers that the first rank gives them.
         self._models: dict[int, LoadedModel] = {}
         self._attentions: dict[int, AttentionBackend] = {}
@@ -111,7 +112,8 @@ class Rank:
         self, command: Forward, model: LoadedModel, attention: AttentionBackend
     ) -> tuple[CudaGraphs, DeviceTokens]:
         if command.attention not in self._graphs:
-            network, captures, sizes = model.network, self._captures, command.graphs
+            network, sizes = model.network, command.graphs
+            captures = self._capture_on(self._device)  # one for each set of graphs
             assert isinstance(network, NetworkWithHead)
             assert isinstance(attention, CapturableBackend)
             assert captures is not None
@@ -122,6 +124,7 @@ class Rank:
                 attention,
                 most_tokens=sizes.most_tokens,
                 most_pages=sizes.most_pages,
+                num_slots=sizes.num_slots,
                 captures=captures,
             )
             self._graphs[command.attention] = graphs, DeviceTokens(sizes.num_slots, self._device)

@@ -17,7 +17,6 @@ from typing import NoReturn
 
 import torch
 
-from ..loop.cuda_graphs import capture_on
 from .messages import Answer, Command, Done, Failed, Init, InitProcessGroup, Ping, Pong
 from .process_group import TorchGroup
 from .rank import Rank
@@ -43,7 +42,7 @@ class RankWorker:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         group = TorchGroup(begin.shard, device, begin.patience_seconds)
-        rank = Rank(begin.settings, group, device, capture_on(device))
+        rank = Rank(begin.settings, group, device)
         while True:
             command = self._commands.get()
             if isinstance(command.message, InitProcessGroup):

@@ -7,7 +7,7 @@ once and shared by layers of the same spec; sums are in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -56,7 +56,14 @@ class TritonAttention:
             self.values.append(torch.zeros(*rows, shape.value_dim, dtype=dtype, device=device))
         self._specs = [_tile_spec(shape, dtype, device) for shape in shapes]
         self._tile_buffers = TileBuffers(self._specs, self.page_size, device)
-        self._captured: int | None = None
+        # Of each kind of layer: its spec, and how many numbers a part has, sums and states.
+        self._widths = {
+            (spec, shape.num_query_heads * shape.value_dim, shape.num_query_heads * 2)
+            for spec, shape in zip(self._specs, shapes, strict=True)
+        }
+        no_parts = torch.empty(0, dtype=torch.float32, device=device)
+        self._parts = PartialOutputs(no_parts, no_parts)
+        self._captured: Mapping[TileSpec, TileCounts] | None = None
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
@@ -72,11 +79,23 @@ class TritonAttention:
             for shape in shapes
         )
 
+    def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
+        """Allocate the tile buffer and the partial outputs; see `CapturableBackend`."""
+        self._tile_buffers.allocate_static(num_tokens, num_decodes)
+        self._grow_parts(
+            {
+                spec: TileCounts.upper_bound(spec, num_tokens, num_decodes)
+                for spec in dict.fromkeys(self._specs)
+            }
+        )
+
     @contextmanager
     def capturing(self, num_tokens: int) -> Iterator[None]:
         """Launch for any step of `num_tokens` tokens; see `CapturableBackend`."""
-        self._tile_buffers.make_static(num_tokens)
-        self._captured = num_tokens
+        self._captured = {
+            spec: TileCounts.upper_bound(spec, num_tokens, num_tokens)
+            for spec in dict.fromkeys(self._specs)
+        }
         try:
             yield
         finally:
@@ -86,6 +105,15 @@ class TritonAttention:
         """Plan the tiles of the next forward pass; valid until the next call."""
         self._slots, self._pages = step.slots, step.pages
         self._tile_buffers.fill(step)
+        self._grow_parts(self._tile_buffers.counts)
+
+    def _grow_parts(self, counts: Mapping[TileSpec, TileCounts]) -> None:
+        """Have room for the parts of any layer; a larger workspace takes the place of the last."""
+        values, states = self._parts
+        num_values = max(counts[spec].parts * width for spec, width, _ in self._widths)
+        num_states = max(counts[spec].parts * width for spec, _, width in self._widths)
+        if num_values > len(values) or num_states > len(states):
+            self._parts = PartialOutputs(values.new_empty(num_values), values.new_empty(num_states))
 
     def store_qkv(
         self, layer: int, qkv: Tensor, cos_sin: Tensor, norms: HeadNorms | None
@@ -104,16 +132,9 @@ class TritonAttention:
         Moves the keys and values of each tile's places, the queries and the outputs, once, and for
         each split-KV part twice Hq · (Dv + 2) fp32 numbers.
         """
-        shape, spec = self.shapes[layer], self._specs[layer]
-        counts = self._tile_buffers.counts(spec)
-        if self._captured is not None:
-            counts = TileCounts.upper_bound(spec, self._captured)
-        heads = shape.num_query_heads
-        out = query.new_empty(len(query), heads, shape.value_dim)
-        parts = PartialOutputs(
-            query.new_empty(counts.parts, heads, shape.value_dim, dtype=torch.float32),
-            query.new_empty(counts.parts, heads, 2, dtype=torch.float32),
-        )
+        shape, spec, parts = self.shapes[layer], self._specs[layer], self._parts
+        counts = (self._captured or self._tile_buffers.counts)[spec]
+        out = query.new_empty(len(query), shape.num_query_heads, shape.value_dim)
         lists = (self._tile_buffers.numbers, self._tile_buffers.header(spec))
         cache = (self._pages, self.keys[layer], self.values[layer])
         arrays = (shape, query.contiguous(), cache, sinks, out, parts)

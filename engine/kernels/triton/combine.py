@@ -24,14 +24,14 @@ FIELDS = tl.constexpr(JOIN_FIELDS)
 
 
 class PartialOutputs(NamedTuple):
-    """Partial attention outputs over part of the places that each row sees, in fp32.
+    """Workspace for partial attention outputs over part of the places that each row sees, in fp32.
 
     The sum of values, each weighted by 2 to the power of its score less the highest; that highest
-    score, and the sum of the weights.
+    score, and the sum of the weights. Layers use it one after another, each as much as it needs.
     """
 
-    values: Tensor  # [parts, Hq, Dv]
-    states: Tensor  # [parts, Hq, 2]
+    values: Tensor  # flat: at least parts · Hq · Dv
+    states: Tensor  # flat: at least parts · Hq · 2
 
 
 def combine(

@@ -36,60 +36,43 @@ class TileBuffers:
         self._headers = {spec: number * HEADER for number, spec in enumerate(dict.fromkeys(specs))}
         self._page_size = page_size
         self._device = device
-        self._counts: dict[TileSpec, TileCounts] = {}
-        # Static buffers of captured steps, by the number of their tokens.
-        self._places: dict[int, torch.Tensor] = {}
-        self._num_tokens = 0
-        self.numbers = torch.zeros(0, dtype=torch.int32, device=device)
+        self.counts: dict[TileSpec, TileCounts] = {}  # of the step's tiles
+        self._static = torch.zeros(0, dtype=torch.int32, device=device)
+        self.numbers = self._static
 
     def header(self, spec: TileSpec) -> int:
         """Return the offset of a spec's header."""
         return self._headers[spec]
 
-    def counts(self, spec: TileSpec) -> TileCounts:
-        """Return the tile counts of a spec in this step."""
-        return self._counts[spec]
-
     def fill(self, step: Step) -> None:
-        """Plan the tiles of a step and copy them to the device, asynchronously."""
-        host, self._num_tokens = step.host, step.num_tokens
+        """Plan the tiles of a step and copy them to the device, asynchronously.
+
+        To the static buffer where they fit in, as those of steps that it was allocated for do.
+        """
+        host = step.host
         shared = find_shared_prefixes(host, self._page_size)
         tiles = {
             spec: plan_tiles(host, step.num_tokens, spec, self._page_size, shared)
             for spec in self._headers
         }
-        self._counts = {spec: of_spec.counts for spec, of_spec in tiles.items()}
+        self.counts = {spec: of_spec.counts for spec, of_spec in tiles.items()}
         lists = _pack(tiles)
         numbers = host_buffer(sum(map(len, lists)), self._device)
         np.concatenate(lists, out=numbers.numpy())
-        place = self._places.get(step.num_tokens)
-        if place is None:
-            self.numbers = numbers.to(self._device, non_blocking=True)
+        if len(numbers) <= len(self._static):
+            self._static[: len(numbers)].copy_(numbers, non_blocking=True)
+            self.numbers = self._static
         else:
-            place[: len(numbers)].copy_(numbers, non_blocking=True)
-            self.numbers = place
+            self.numbers = numbers.to(self._device, non_blocking=True)
 
-    def make_static(self, num_tokens: int) -> None:
-        """Keep the tiles of steps of `num_tokens` tokens at a static address, for CUDA graphs.
-
-        Those of the current step are moved there.
-        """
-        if num_tokens in self._places:
-            return
-        place = torch.zeros(self._max_size(num_tokens), dtype=torch.int32, device=self._device)
-        self._places[num_tokens] = place
-        if self._num_tokens == num_tokens:
-            place[: len(self.numbers)] = self.numbers
-            self.numbers = place
-
-    def _max_size(self, num_tokens: int) -> int:
-        """Return the most numbers that the tiles of a step of `num_tokens` tokens take."""
+    def allocate_static(self, num_tokens: int, num_decodes: int) -> None:
+        """Keep the tiles of steps of up to such a size at one address, for CUDA graphs."""
         total = len(self._headers) * HEADER
         for spec in self._headers:
-            limits = TileCounts.upper_bound(spec, num_tokens)
+            limits = TileCounts.upper_bound(spec, num_tokens, num_decodes)
             total += (limits.wide + limits.narrow) * TILE_FIELDS + limits.joins * JOIN_FIELDS
             total += (num_tokens + limits.parts) * ENTRY_FIELDS
-        return total
+        self._static = torch.zeros(total, dtype=torch.int32, device=self._device)
 
 
 def _pack(tiles: dict[TileSpec, Tiles]) -> list[NDArray[np.int32]]:

@@ -57,15 +57,16 @@ class TileCounts(NamedTuple):
     parts: int
 
     @classmethod
-    def upper_bound(cls, spec: TileSpec, num_tokens: int) -> TileCounts:
-        """Return what suffices for any step of `num_tokens` tokens that shares and splits nothing.
+    def upper_bound(cls, spec: TileSpec, num_tokens: int, num_decodes: int) -> TileCounts:
+        """Return what suffices for any step of such a size that shares and splits nothing.
 
-        And for `at_once` splits, and three parts a token.
+        And for `at_once` splits, and three parts a decode: splits add no more than `at_once` tiles,
+        which are parts of no more than twice as many, and only decodes share prefixes.
         """
         wide, narrow = spec.tokens
         # A span of wide tiles has more tokens than a narrow one takes, and its last may be short.
         at_most = max(num_tokens // (narrow + 1), 2 * num_tokens // (wide + 1))
-        parts = 3 * num_tokens + 2 * spec.at_once * wide
+        parts = 3 * num_decodes + 2 * spec.at_once * wide
         return cls(at_most + spec.at_once, num_tokens + spec.at_once, num_tokens, parts)
 
 
@@ -108,7 +109,7 @@ def plan_tiles(
         shared = no_shared_prefixes(step.num_decodes)
     rows = _rows(step, num_tokens, page_size, shared)
     tiles = _cut(rows, shared.order, sees, spec, page_size)
-    limits = TileCounts.upper_bound(spec, num_tokens)
+    limits = TileCounts.upper_bound(spec, num_tokens, step.num_decodes)
     if any(count > most for count, most in zip(tiles.counts, limits, strict=True)):
         none = no_shared_prefixes(step.num_decodes)
         uncut = spec._replace(at_once=1)

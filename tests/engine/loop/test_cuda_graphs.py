@@ -56,11 +56,17 @@ class CapturableReference(ReferenceAttention):
     ) -> None:
         super().__init__(shapes, num_pages + 1, dtype, device)
         self.trash_slot = num_pages * self.page_size
-        self.num_capturing: int | None = None
+        self.workspace: tuple[int, int] | None = None
+
+    def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
+        """Note for what, once."""
+        assert self.workspace is None
+        self.workspace = num_tokens, num_decodes
 
     def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
         """Launch as ever."""
-        assert num_tokens
+        assert self.workspace is not None
+        assert num_tokens <= self.workspace[0]
         return nullcontext()
 
 
@@ -197,6 +203,9 @@ def test_rows_are_those_of_the_plain_loop(model: LoadedModel, seed: int, steps_a
     work = work_over(model, captures, steps_ahead)
     assert storm(seed).run(work) == expected
     assert captures.num_replays > len(captures.graphs) > 1
+    sizes = [len(graph.result) for graph in captures.graphs]
+    assert sizes[0] == 24  # the largest first, so that others find room in the pool
+    assert len(set(sizes)) == len(sizes)
     assert work.stats().preemptions > 0
 
 
@@ -293,7 +302,10 @@ def test_what_cannot_be_captured_is_launched(
 
 
 def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> None:
-    """On the device, at the same addresses each time; the host knows what was asked for."""
+    """On the device, at the same addresses each time; the host knows what was asked for.
+
+    The first is as large as any; by its graph others are shown to have room.
+    """
     attention = model.attention(7)
     table = SequenceTable(6, 64, attention.page_size)
     packer = cuda_graphs.make_graphs(model, attention, table, 24, CapturesByCallingAgain())
@@ -310,6 +322,11 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
         "adapters": np.zeros(2, np.int64),
         "sampled_slots": np.array([1]),
     }
+    ids = DeviceTokens.for_table(table, CPU)
+    largest = packer.pack(1, arrays)
+    assert (largest.num_tokens, len(largest.query_starts)) == (24, 25)
+    with torch.inference_mode():
+        expected = packer.run(largest, ids)
     first, step = packer.pack(1, arrays), packer.pack(1, arrays)
     fillings = {"slots": 28, "query_starts": 3, "page_starts": 3}
     for name in arrays.keys() - {"adapters", "pages"}:
@@ -322,7 +339,8 @@ def test_a_step_is_filled_up_with_tokens_of_no_sequence(model: LoadedModel) -> N
     assert (step.num_tokens, len(step.query_starts)) == (8, 9)
     assert step.pages[:3].tolist() == step.host.pages.tolist() == [1, 2, 3]
     with torch.inference_mode():
-        logits = packer.run(step, DeviceTokens.for_table(table, CPU))
+        logits = packer.run(step, ids)
+    torch.testing.assert_close(logits, expected)
     assert logits.shape == (2, model.vocab_size)
 
 
@@ -337,30 +355,69 @@ def test_any_storm_ends_as_without_graphs(model: LoadedModel, seed: int) -> None
     assert storm(seed).run(work_over(model, captures, seed % 2)) == expected
 
 
-def test_a_capture_that_fails_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's own means it would not: what is launched next would overtake what came before."""
-    streams = ["the engine's"]
+@pytest.fixture(name="calls")
+def fixture_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of a CUDA device, by a stand-in of torch's; memory grows with the first capture."""
+    calls: list[str] = []
+
+    class CUDAGraph:
+        def capture_begin(self, pool: object, capture_error_mode: str) -> None:
+            calls.append(f"begin {pool} {capture_error_mode}")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+            if "failing" in calls:
+                raise RuntimeError("operation failed due to a previous error during capture")
 
     @contextmanager
-    def capture(_graph: object, **_: object) -> Iterator[None]:
-        streams.append("of captures")
-        yield
-        raise AssertionError("a capture that fails does not come to its end")
+    def stream(one: object) -> Iterator[None]:
+        calls.append(f"stream {one}")
+        try:
+            yield
+        finally:
+            calls.append("stream before")
 
-    monkeypatch.setattr(torch.cuda, "graph", capture)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
-    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    captures = cuda_graphs.CudaCapture()
-    with pytest.raises(torch.OutOfMemoryError):
-        captures(no_room)
-    assert streams == ["the engine's", "of captures", "the engine's"]
+    pools, streams = iter(("pool A", "pool B")), iter("AB")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(streams))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**21 * ("compute" in calls))
+    return calls
 
 
-def no_room() -> Tensor:
-    """Fail as a device without memory does."""
-    raise torch.OutOfMemoryError
+def test_a_set_of_graphs_has_a_stream_and_a_pool(
+    calls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Caches are emptied before the first capture alone, and what is reserved is told."""
+
+    def compute() -> Tensor:
+        calls.append("compute")
+        return torch.zeros(1)
+
+    caplog.set_level("INFO")
+    captures, others = cuda_graphs.CudaCapture(CPU), cuda_graphs.CudaCapture(CPU)
+    for one in (captures, captures, others):
+        one(compute)
+    captured = ["compute", "end", "stream before"]
+    of_first = ["stream A", "begin pool A thread_local", *captured]
+    of_other = ["stream B", "begin pool B thread_local", *captured]
+    assert calls == ["empty", *of_first, *of_first, "empty", *of_other]
+    assert caplog.messages == ["a CUDA graph reserves 2 MiB"]
+
+
+def test_a_capture_that_fails_ends_and_leaves_the_stream(calls: list[str]) -> None:
+    """What is launched next would be captured, else; the first error is the one that is raised."""
+
+    def compute() -> Tensor:
+        calls.append("failing")
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        cuda_graphs.CudaCapture(CPU)(compute)
+    assert calls[-3:] == ["failing", "end", "stream before"]
 
 
 def test_a_graph_is_worth_it_while_the_host_is_slower() -> None:

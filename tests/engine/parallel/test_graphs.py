@@ -76,7 +76,7 @@ class ThreadRankProcess:
             try:
                 if isinstance(told.message, Init):
                     group = ThreadGroup(self.board, told.message.shard)
-                    rank = Rank(told.message.settings, group, CPU, self.captures)
+                    rank = Rank(told.message.settings, group, CPU, lambda _: self.captures)
                 elif isinstance(told.message, InitProcessGroup):
                     self.answers.put(Done())
                 elif rank is not None and (answer := rank.execute(told)) is not None:

@@ -155,7 +155,7 @@ def test_a_thousand_pages_that_all_share_are_met_once() -> None:
     pieces = [(index, length - 1, length) for index in range(count)]
     store_before(over, backend, pieces)
     outs = over.run(pieces, count)
-    counts = backend._tile_buffers.counts(backend._specs[0])
+    counts = backend._tile_buffers.counts[backend._specs[0]]
     assert counts.wide + counts.narrow < 2 * count + backend._specs[0].at_once
     for index, out in enumerate(outs):
         query = sequences.queries[index][-1].double()
@@ -176,6 +176,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
         [(0, 69, 70), (1, 69, 70), (2, 0, 30)],
         [(1, 299, 300), (3, 0, 20)],
     ]
+    backend.allocate_workspace(40, 2)
     places = set()
     for pieces in steps:
         store_before(over, backend, pieces)
@@ -186,7 +187,8 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
         )
         backend.prepare(replace(step, token_ids=torch.zeros(40), copy_on_host=step))
         with backend.capturing(40):
-            places.add(backend._tile_buffers.numbers.data_ptr())
+            arrays = backend._tile_buffers.numbers, *backend._parts
+            places.add(tuple(array.data_ptr() for array in arrays))
             backend.store(0, *own(over, pieces))
             out = backend.attend(0, query, sequences.sinks)
         wanted = torch.cat(

@@ -84,7 +84,11 @@ def check_tiles(
     made = module.plan_tiles(step, num_tokens, kind, PAGE_SIZE, found)
     assert all(
         n <= most
-        for n, most in zip(made.counts, TileCounts.upper_bound(kind, num_tokens), strict=True)
+        for n, most in zip(
+            made.counts,
+            TileCounts.upper_bound(kind, num_tokens, step.num_decodes),
+            strict=True,
+        )
     )
     met = places_met(made, kind, step, num_tokens)
     starts, page_starts = step.query_starts.tolist(), step.page_starts.tolist()
