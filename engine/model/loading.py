@@ -21,6 +21,7 @@ from ..scheduling.images import ImageSpec
 from . import native
 from .adapter_parity import check_adapters
 from .adapters.loading import read_adapters
+from .attention_parity import check_attention_parity
 from .checkpoint import Checkpoint, find_checkpoint
 from .device import choose_device, choose_dtype, context_length
 from .families import architecture_of
@@ -44,7 +45,10 @@ def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> Load
     """
     try:
         loaded = _loaded(settings, leader)
-        return loaded if settings.kv_cache_dtype == "auto" else loaded.with_kv_cache_dtype(FP8)
+        if settings.kv_cache_dtype != "auto":
+            loaded = loaded.with_kv_cache_dtype(FP8)
+        with timed("attention"):
+            check_attention_parity(settings.model, loaded)
     except EngineError:
         raise
     except torch.OutOfMemoryError as exc:
@@ -57,6 +61,7 @@ def load_model(settings: EngineConfig, leader: LeaderRank | None = None) -> Load
         reason = first_line_of(exc).partition(" For details")[0]
         how = " with --hf-overrides" if settings.hf_overrides else ""
         raise ModelRefused(f"{settings.model}: cannot be loaded{how}: {reason}") from exc
+    return loaded
 
 
 def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:

@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.backends import choose_backend
+from ..errors import ModelRefused
+from ..kernels.backends import choose_backend, has_quantised_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..scheduling.images import PromptImage
 from .adapters.loading import Adapter
@@ -34,8 +35,9 @@ from .weights import read_weights
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
 TOLERANCE = 1e-4
-# That of all logits in the dtype that is served: above it is no rounding, but a kernel.
-DTYPE_TOLERANCE = 0.3
+# That of all logits in the dtype that is served: above it is no rounding, but a kernel. And how
+# often the rounding of transformers' class in that dtype, where it is known.
+DTYPE_TOLERANCE, ROUNDING_TOLERANCE = 0.3, 2.0
 # Where two experts score the same but for rounding, a token may be given to either.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
@@ -166,6 +168,18 @@ def _notes_of(zeros: list[str]) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Eager:
+    """Logits `[t, V]` of transformers' class in fp32, and once more `rounded` to the served dtype.
+
+    And the windows of its layers by their masks; each where it is known.
+    """
+
+    logits: Tensor
+    windows: Sequence[int | None] = ()
+    rounded: Tensor | None = None
+
+
 @torch.inference_mode()
 def check_parity(
     checkpoint: Checkpoint,
@@ -178,63 +192,91 @@ def check_parity(
 ) -> ParityResult:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
-    In fp32 for the function that it is, and what is `loaded`, roughly, for its dtype's kernels. A
-    model of which fp32 weights do not fit is compared by its first layers in fp32 alone, as many as
-    it takes to have one of each kind; one that sees, with an image among its tokens. Raises
-    `ModelRefused` where transformers cannot run it.
+    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels. A model
+    of which fp32 weights do not fit is compared by its first layers, as many as it takes to have
+    one of each kind; one that sees, with an image among its tokens. Raises `ModelRefused` where
+    transformers cannot run it.
     """
     from .vision import eager
 
-    device = loaded.device
+    device, dtype = loaded.device, loaded.dtype
     num_layers, token_ids = parity_inputs(architecture, device)
-    blocks = architecture.blocks[:num_layers]
     prompt_images: tuple[PromptImage, ...] = ()
     if vision is not None:
         token_ids, prompt_image = eager.with_image(token_ids, vision.image_spec)
         prompt_images = (prompt_image,)
-    exact = loaded
-    if num_layers is not None or loaded.dtype != torch.float32:
-        parts = (checkpoint, hf_config, architecture)
-        exact = load(
-            *parts, torch.float32, device, vision=vision, num_layers=num_layers, leader=leader
-        )
-    got = chunked_logits(exact, token_ids, prompt_images)
-    del exact
-    windows: Sequence[int | None] = ()
+
+    def logits_in(served: torch.dtype) -> Tensor:
+        model = loaded
+        if num_layers is not None or served != dtype:
+            parts = (checkpoint, hf_config, architecture, served, device)
+            model = load(*parts, vision=vision, num_layers=num_layers, leader=leader)
+        return chunked_logits(model, token_ids, prompt_images)
+
+    got = logits_in(torch.float32)
     if prompt_images or hf_config.model_type in eager.WHOLE_ONLY:
-        expected = eager.eager_logits(
-            checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
+        expected = _Eager(
+            eager.eager_logits(
+                checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
+            )
         )
     else:
-        expected, windows = _eager_text_logits(checkpoint, hf_config, token_ids, device, num_layers)
-    apart = token_distances(got, expected)
-    has_experts = any(block.experts for block in blocks)
+        expected = _eager_text_logits(checkpoint, hf_config, token_ids, loaded, num_layers)
+    apart = token_distances(got, expected.logits)
+    has_experts = any(block.experts for block in architecture.blocks[:num_layers])
     holds = is_within_tolerance(apart, has_experts=has_experts)
     if holds:
-        _check_windows(architecture, windows)
-    if not holds or num_layers is not None or loaded.dtype == torch.float32:
+        _check_windows(architecture, expected.windows)
+    if not holds or dtype == torch.float32:
         return ParityResult(holds, float(apart.max()), num_layers)
-    rounded = relative_distance(chunked_logits(loaded, token_ids, prompt_images), expected)
-    return ParityResult(rounded <= DTYPE_TOLERANCE, rounded, None)
+    if checkpoint.quantization is not None and has_quantised_linear(dtype, device):
+        expected = replace(expected, rounded=None)  # rows are quantised, too, which eager knows not
+    served = logits_in(dtype)
+    holds = _is_rounded(served, expected, has_experts=has_experts)
+    return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
 
 
 def _eager_text_logits(
     checkpoint: Checkpoint,
     hf_config: HFConfig,
     token_ids: Tensor,
-    device: torch.device,
+    loaded: LoadedModel,
     num_layers: int | None,
-) -> tuple[Tensor, Sequence[int | None]]:
-    """Return what transformers' class answers in fp32, and its layers' windows by their masks.
-
-    Logits are `[t, V]` for `token_ids [t]`; `num_layers` takes so many of its first layers.
-    """
+) -> _Eager:
+    """Run transformers' class on `token_ids [t]`, or so many of its first layers."""
     from . import transformers_model
     from .masks import windows_by_masks
 
+    name, device = checkpoint.name, loaded.device
     module = transformers_model.load_fp32(checkpoint, hf_config, device, num_layers)
     windows = tuple(windows_by_masks(module, device).values())
-    return transformers_model.eager_logits(checkpoint.name, module, token_ids, device), windows
+    logits = transformers_model.eager_logits(name, module, token_ids, device)
+    if loaded.dtype == torch.float32:
+        return _Eager(logits, windows)
+    for parameter in module.parameters():  # buffers stay: frequencies are fp32 when served, too
+        parameter.data = parameter.data.to(loaded.dtype)
+    try:
+        rounded = transformers_model.eager_logits(name, module, token_ids, device)
+    except (ModelRefused, RuntimeError, TypeError):  # it cannot run in this dtype
+        return _Eager(logits, windows)
+    return _Eager(logits, windows, rounded)
+
+
+def _is_rounded(got: Tensor, expected: _Eager, *, has_experts: bool) -> bool:
+    """Say whether logits `[2, t, V]` are off by rounding alone: by not much more than eager's are.
+
+    Where experts tie, rounding gives tokens to others: those do not count.
+    """
+    if relative_distance(got, expected.logits) > DTYPE_TOLERANCE:
+        return False
+    if expected.rounded is None:
+        return True
+    quantile = QUANTILE_WITHOUT_TIES if has_experts else 1.0
+    ours, eagers = (
+        float(token_distances(logits.float(), expected.logits).quantile(quantile))
+        for logits in (got, expected.rounded)
+    )
+    return ours <= ROUNDING_TOLERANCE * eagers + torch.finfo(got.dtype).eps
 
 
 def _check_windows(architecture: Architecture, windows: Sequence[int | None]) -> None:

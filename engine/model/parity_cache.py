@@ -36,17 +36,17 @@ def parity_fact(
 
     `config` is what its config.json is taken to say, `others` what else it follows from.
     """
-    causes: list[str | bytes] = [
-        package_versions("torch", "transformers", "numba", "triton"),
-        str(dtype),
-        _processor(device),
-        json.dumps(config),
-        *others,
-    ]
+    causes: list[str | bytes] = [str(dtype), json.dumps(config), *others]
     for path in checkpoint.files:
         status = path.stat()
         causes += [f"{path.name} {status.st_size} {status.st_mtime_ns}", _header(path)]
-    return CacheEntry.from_inputs("proof", *causes)
+    return device_fact("proof", device, *causes)
+
+
+def device_fact(kind: str, device: torch.device, *causes: str | bytes) -> CacheEntry:
+    """Return a fact that follows from these causes, a device, and the packages that compute."""
+    versions = package_versions("torch", "transformers", "numba", "triton")
+    return CacheEntry.from_inputs(kind, versions, _processor(device), *causes)
 
 
 def run_once(fact: CacheEntry, check: Callable[[], ParityResult]) -> ParityResult:

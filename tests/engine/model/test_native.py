@@ -6,6 +6,7 @@ import gc
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.families import Family, architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
 from tidemill.engine.model.transformers_forward import TransformersNetwork
 from tidemill.engine.model.weight_map import Weight
 
@@ -87,9 +88,29 @@ def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
 ) -> None:
     """A kernel may be broken for one type of number on one machine."""
     checkpoint, hf_config, architecture = parts_of(folder)
-    wrong = replace(architecture, embedding_scale=50.0)
+    wrong = replace(architecture, rms_norm_eps=1e-2)
     loaded = native.load(checkpoint, hf_config, wrong, torch.bfloat16, CPU)
-    assert not native.check_parity(checkpoint, hf_config, architecture, loaded).holds
+    parity = native.check_parity(checkpoint, hf_config, architecture, loaded)
+    assert not parity.holds
+    assert parity.distance < DTYPE_TOLERANCE  # by which alone it would pass
+
+
+def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where all of them do not fit in fp32, those that do are computed in both dtypes."""
+    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    assert check_parity(folder, torch.bfloat16).holds
+    choose = decoder.choose_elementwise
+
+    def wrong_in_bf16(dtype: torch.dtype, device: torch.device) -> Any:
+        ops = choose(dtype, device)
+        wrong = SimpleNamespace(**vars(ops))
+        wrong.rms_norm = lambda *given: 1.1 * ops.rms_norm(*given)
+        return ops if dtype == torch.float32 else wrong
+
+    monkeypatch.setattr(decoder, "choose_elementwise", wrong_in_bf16)
+    assert not check_parity(folder, torch.bfloat16).holds
 
 
 @pytest.mark.parametrize(
