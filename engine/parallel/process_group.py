@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ..kernels.communicator import Shard
 
 # Its groups are bound from C++, and half of them has no types.
 _bound: Any = distributed
+ABORT_SECONDS = 5.0
 
 
 class TorchGroup:
@@ -43,12 +45,12 @@ class TorchGroup:
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Communicator.all_reduce`."""
-        self._group.allreduce([x]).wait()
+        self._group.allreduce([x], _synchronous(_bound.AllreduceOptions())).wait()
         return x
 
     def gather(self, x: Tensor, width: int) -> Tensor:
         """See `Communicator.gather`."""
-        options = _bound.GatherOptions()
+        options = _synchronous(_bound.GatherOptions())
         options.rootRank = 0
         parts = [torch.empty_like(x) for _ in range(self.shard.size)]
         is_first = self.shard.rank == 0
@@ -61,12 +63,26 @@ class TorchGroup:
 
     def broadcast(self, x: Tensor) -> Tensor:
         """See `Communicator.broadcast`."""
-        options = _bound.BroadcastOptions()
+        options = _synchronous(_bound.BroadcastOptions())
         options.rootRank = 0
         self._group.broadcast([x], options).wait()
         return x
 
     def leave(self) -> None:
-        """Let nobody wait for this rank, nor this rank for others; from any thread."""
+        """Abort the group: nobody waits for this rank, nor this rank for others; from any thread.
+
+        NCCL's collectives end at once, but its abort waits for all graphs that captured any to be
+        destroyed, which the thread that they hung may do only then. So it is waited for so long.
+        """
         if self._group is not None:
-            self._group.abort()
+            aborting = threading.Thread(
+                target=self._group.abort, name="tidemill-abort", daemon=True
+            )
+            aborting.start()
+            aborting.join(ABORT_SECONDS)
+
+
+def _synchronous(options: Any) -> Any:
+    """Launch a collective on the current stream, not on NCCL's own, which waits for events."""
+    options.asyncOp = False
+    return options
