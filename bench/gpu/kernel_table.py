@@ -26,17 +26,20 @@ import triton
 from triton import knobs
 
 from tidemill.engine.kernels.triton.launch import compile_only
-from tidemill.engine.model.compile_kernels import USUAL_MODELS, run, without_memory
+from tidemill.engine.model.compile_kernels import QUANTISATIONS, USUAL_MODELS, run, without_memory
 
 # What a program may have of shared memory on each, in bytes; one of 8.6 has what one of 8.9 has.
 MOST_SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
 HOT = ("Llama-3-8B", "Qwen3-0.6B")
+# That one is compiled with quantised weights, too.
+HOT_QUANTISED = "Llama-3-8B"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# The GPU's kernels
 
-What each takes of a multiprocessor where it is hot: in bf16, for {models}. Registers
-are those of one thread (255 is the most), shared memory is in bytes of one program; bytes spilled
-are those of one thread, which live in slow memory, and there should be none. A slash stands between
+What each takes of a multiprocessor where it is hot: in bf16, for {models}, of which
+the first has quantised weights, too. Registers are those of one thread (255 is the most), shared
+memory is in bytes of one program; bytes spilled are those of one thread, which live in slow memory,
+and there should be none. A slash stands between
 {architectures}, a dash where another tile is chosen. `python -m bench.gpu.kernel_table --write
 docs/kernels.md` makes this page, by Triton {version}, without a card; what the kernels do on one is
 in [performance.md](performance.md).
@@ -103,6 +106,8 @@ def compiled(
             with compile_only(arch):
                 for model in models:
                     run(USUAL_MODELS[model], dtype)
+                    for quantise in QUANTISATIONS if model == HOT_QUANTISED else ():
+                        run(USUAL_MODELS[model], dtype, quantise=quantise)
     return table
 
 

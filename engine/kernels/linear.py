@@ -6,7 +6,9 @@ An epilogue (an activation or a gate) is fused into the layer where the device's
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,9 +17,12 @@ from torch.nn import functional
 
 from .adapters import LinearAdapters, add_adapters
 from .elementwise import Activation, ElementwiseOps, Gate, activate
-from .quantised import Matrix, Quantised, as_tensor
+from .quantised import Fp8Rows, Matrix, Quantised, as_tensor
 
 Linear = Callable[[Tensor], Tensor]
+# Adds `x [T, I]`, None being 0, to a `residual [T, I]` in place, and returns a layer's output of
+# the norm of the sum.
+NormedLinear = Callable[[Tensor | None, Tensor], Tensor]
 # Applied to a layer's outputs: a gate joins their halves, an activation maps each number.
 Epilogue = Gate | Activation | None
 # Prepares a layer with adapters from weight, bias and gate; returns None where it cannot.
@@ -32,6 +37,47 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 # The same where activations are quantised to fp8, too.
 FP8_TOLERANCE = 0.1
 CHECKED_ROWS = 5
+
+
+class Fp8Ops(Protocol):
+    """Quantisation of activations to fp8, alone or in the pass that makes them.
+
+    Groups of inputs share a scale: a power of two from 128 on, or a row. Of each operation in one
+    pass the result is that of two, bit by bit.
+    """
+
+    def quantise_fp8(self, x: Tensor, group: int) -> Fp8Rows:
+        """Quantise `x [T, I]`; see `quantise_rows_fp8`."""
+
+    def add_rms_norm_fp8(
+        self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, group: int
+    ) -> Fp8Rows:
+        """Quantise `ElementwiseOps.add_rms_norm`, or without x `[T, H]` `rms_norm` of residual."""
+
+    def act_and_mul_fp8(self, both: Tensor, gate: Gate, group: int) -> Fp8Rows:
+        """Quantise `ElementwiseOps.act_and_mul` of `both [T, 2·I]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Linear:
+    """Linear layer of fp8 activations, which the norm or the gate before it may quantise."""
+
+    multiply: Callable[[Fp8Rows], Tensor]
+    group: int
+    ops: Fp8Ops
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the output for plain `x [T, I]`."""
+        return self.multiply(self.ops.quantise_fp8(x, self.group))
+
+    def normed(self, weight: Tensor, eps: float) -> NormedLinear:
+        """Return the layer behind an RMS norm."""
+        norm, group = self.ops.add_rms_norm_fp8, self.group
+        return lambda x, residual: self.multiply(norm(x, residual, weight, eps, group))
+
+    def gated(self, both: Tensor, gate: Gate) -> Tensor:
+        """Return the output for the gated activation of `both [T, 2·I]`."""
+        return self.multiply(self.ops.act_and_mul_fp8(both, gate, self.group))
 
 
 class LinearFactory:
@@ -72,6 +118,19 @@ class LinearFactory:
             return prepared
         both, gated = self.make(weight, bias), self._ops.act_and_mul
         return lambda x: gated(both(x), gate)
+
+    def make_normed(self, layer: Linear, weight: Tensor, eps: float) -> NormedLinear:
+        """Return a layer, or several, behind an RMS norm of `weight [I]`."""
+        if isinstance(layer, Fp8Linear):
+            return layer.normed(weight, eps)
+        ops = self._ops
+
+        def normed(x: Tensor | None, residual: Tensor) -> Tensor:
+            if x is None:
+                return layer(ops.rms_norm(residual, weight, eps))
+            return layer(ops.add_rms_norm(x, residual, weight, eps))
+
+        return normed
 
     def make_adapted(
         self, weight: Matrix, bias: Tensor | None, gate: Gate | None, adapters: LinearAdapters
@@ -197,7 +256,7 @@ def _agree(
     x = x.to(weight.device, weight.dtype)
     try:
         expected, got = plain(x).float(), prepared(x).float()
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # torch has both for a product that it refuses
         return False
     if x.is_meta:
         return expected.shape == got.shape

@@ -99,6 +99,19 @@ class Quantised:
         return of_groups.float().repeat_interleave(self.group, -1)[..., : self.inputs]
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Activations `[T, I]` quantised to fp8: number · scale, one for `group` inputs of a row.
+
+    Rows from `count` on pad both tensors: a product of blocks takes multiples of four.
+    """
+
+    numbers: Tensor  # [R, I], R ≥ T, fp8
+    scales: Tensor  # [⌈I / group⌉, R], fp32
+    count: int  # T
+    dtype: torch.dtype  # of what was quantised, and of products
+
+
 # The weight of a linear layer.
 Matrix = Tensor | Quantised
 

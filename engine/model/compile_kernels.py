@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..kernels import backends
 from ..kernels.attention import AttentionBackend, AttentionShape
 from ..kernels.elementwise import Gate
-from ..kernels.quantised import FP8, Matrix
+from ..kernels.quantised import BLOCK, FP8, WORDS_A_BLOCK, Matrix, Quantised
 from ..kernels.sampling import SamplingMetadata
 from ..kernels.step import Step
 from ..kernels.triton import compile_all as of_kernels
@@ -139,24 +140,70 @@ def without_memory() -> Iterator[None]:
         backends.TRITON_TYPES.remove(META.type)
 
 
+def fp8_rows(weight: Tensor) -> Quantised:
+    """Return an fp8 weight of the same shape `[O, I]`, a scale a row."""
+    return _fp8(weight, weight.shape[1])
+
+
+def fp8_blocks(weight: Tensor) -> Quantised:
+    """Return an fp8 weight of the same shape `[O, I]`, a scale for 128 inputs."""
+    return _fp8(weight, BLOCK)
+
+
+def int4_groups(weight: Tensor) -> Quantised:
+    """Return an int4 weight of the same shape `[O, I]`, scale and zero point for 128 inputs."""
+    outputs, inputs = weight.shape
+    blocks = -(-inputs // BLOCK)
+    words = weight.new_empty(outputs, blocks * WORDS_A_BLOCK, dtype=torch.int32)
+    scales = weight.new_empty(outputs, blocks, dtype=torch.float32)
+    zeros = weight.new_empty(outputs, blocks, dtype=torch.uint8)
+    return Quantised(words, scales, zeros, inputs, BLOCK, weight.dtype)
+
+
+def _fp8(weight: Tensor, group: int) -> Quantised:
+    outputs, inputs = weight.shape
+    scales = weight.new_empty(outputs, -(-inputs // group), dtype=torch.float32)
+    return Quantised(weight.to(FP8), scales, None, inputs, group, weight.dtype)
+
+
+Quantise = Callable[[Tensor], Quantised]
+# What quantised models come in most.
+QUANTISATIONS: tuple[Quantise, ...] = (fp8_rows, fp8_blocks, int4_groups)
+
+
 def make_meta_decoder(
-    architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None
+    architecture: Architecture,
+    dtype: torch.dtype,
+    kept: torch.dtype | None = None,
+    quantise: Quantise | None = None,
 ) -> tuple[Decoder, AttentionBackend]:
-    """Return a decoder without numbers, and its attention over one page, in a dtype of its own."""
+    """Return a decoder without numbers, and its attention over one page, in a dtype of its own.
+
+    Its linear layers' weights are those of `quantise`; experts stay as they are.
+    """
     kept = kept or dtype
     weights: dict[str, Matrix] = {
         weight.role: torch.empty(weight.shape, dtype=dtype, device=META)
         for weight in weights_of(architecture)
     }
+    if quantise is not None:
+        for role, weight in weights.items():
+            if role.endswith("_proj") and isinstance(weight, Tensor) and weight.ndim == 2:
+                weights[role] = quantise(weight)
     shapes = tuple(block.attention for block in architecture.blocks)
     attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)
     return Decoder(architecture, weights), attention
 
 
 @torch.inference_mode()
-def run(architecture: Architecture, dtype: torch.dtype, kept: torch.dtype | None = None) -> None:
+def run(
+    architecture: Architecture,
+    dtype: torch.dtype,
+    kept: torch.dtype | None = None,
+    quantise: Quantise | None = None,
+) -> None:
     """Run all steps of a decoder and choose and score its tokens."""
-    network, attention = make_meta_decoder(architecture, dtype, kept)
+    network, attention = make_meta_decoder(architecture, dtype, kept, quantise)
     sampling = backends.choose_sampling(dtype, META)
     for spans in STEPS:
         step = packed(spans, attention.page_size)
@@ -226,6 +273,8 @@ def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL_MODELS.v
             for dtype in DTYPES:
                 run(architecture, dtype)
             run(architecture, DTYPES[0], FP8)
+            for quantise in QUANTISATIONS:
+                run(architecture, DTYPES[0], quantise=quantise)
 
 
 def main(architectures: Sequence[int]) -> int:

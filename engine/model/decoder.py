@@ -22,7 +22,7 @@ from ..kernels.backends import choose_elementwise, choose_experts, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..kernels.elementwise import ElementwiseOps, Gate, rotary_cos_sin
 from ..kernels.experts import ExpertWeights
-from ..kernels.linear import Linear, LinearFactory
+from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
 from .architecture import Architecture, Block, Experts
@@ -34,14 +34,12 @@ class DecoderLayer:
 
     rope: int
     is_last: bool
-    input_layernorm: Tensor
-    qkv_proj: Linear
+    qkv_proj: NormedLinear
     head_norms: HeadNorms | None
     sinks: Tensor | None
     o_proj: Linear
     post_attention_layernorm: Tensor | None
-    pre_feedforward_layernorm: Tensor
-    mlp: Callable[[Tensor], Tensor]
+    mlp: NormedLinear
     post_feedforward_layernorm: Tensor | None
 
 
@@ -90,8 +88,7 @@ class Decoder:
             maker.layer(index, block, ropes.index(block.rope))
             for index, block in enumerate(architecture.blocks)
         ]
-        # What follows each layer: the next one's norm, and the last.
-        self._norms = [*(layer.input_layernorm for layer in self._layers[1:]), maker.norm("norm")]
+        self._norm = maker.norm("norm")
         # For what else there is much to compute by: experts, and a curve over all logits.
         has_experts = any(block.experts for block in architecture.blocks)
         self.needs_torch = linear_factory.needs_torch or has_experts or self._softcap is not None
@@ -126,12 +123,11 @@ class Decoder:
             residual *= self._scale
         if step.shown_rows is not None and step.shown is not None:
             residual[step.shown_rows] = step.shown
-        x = blocks.rms_norm(residual, self._layers[0].input_layernorm, eps)
-        for index, (layer, next_norm) in enumerate(zip(self._layers, self._norms, strict=True)):
+        x: Tensor | None = None  # what the next norm adds to the residual
+        for index, layer in enumerate(self._layers):
             self.num_layers_started += 1
-            query = attention.store_qkv(
-                index, layer.qkv_proj(x), cos_sin[layer.rope], layer.head_norms
-            )
+            qkv = layer.qkv_proj(x, residual)
+            query = attention.store_qkv(index, qkv, cos_sin[layer.rope], layer.head_norms)
             if layer.is_last and not len(rows):
                 return residual[:0]
             x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
@@ -142,12 +138,11 @@ class Decoder:
             x = self._all_reduce(layer.o_proj(x))
             if layer.post_attention_layernorm is not None:
                 x = blocks.rms_norm(x, layer.post_attention_layernorm, eps)
-            x = blocks.add_rms_norm(x, residual, layer.pre_feedforward_layernorm, eps)
-            x = self._all_reduce(layer.mlp(x))
+            x = self._all_reduce(layer.mlp(x, residual))
             if layer.post_feedforward_layernorm is not None:
                 x = blocks.rms_norm(x, layer.post_feedforward_layernorm, eps)
-            x = blocks.add_rms_norm(x, residual, next_norm, eps)
-        return x
+        assert x is not None
+        return blocks.add_rms_norm(x, residual, self._norm, eps)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """Return the vectors `[T, H]` of tokens, each of which one rank has."""
@@ -209,19 +204,20 @@ class _LayerMaker:
             query, key = self.norm(f"{role}q_norm"), self.norm(f"{role}k_norm")
             head_norms = HeadNorms(query, key, self._model.rms_norm_eps)
         is_sandwich = self._model.has_sandwich_norms
+        mlp_norm = f"{role}pre_feedforward_layernorm"
         return DecoderLayer(
             rope=rope,
             is_last=index == len(self._model.blocks) - 1,
-            input_layernorm=self.norm(f"{role}input_layernorm"),
-            qkv_proj=self._linear(f"{role}qkv_proj"),
+            qkv_proj=self._normed(self._linear(f"{role}qkv_proj"), f"{role}input_layernorm"),
             head_norms=head_norms,
             sinks=self._vector(f"{role}sinks"),
             o_proj=self._linear(f"{role}o_proj"),
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm")
             if is_sandwich
             else None,
-            pre_feedforward_layernorm=self.norm(f"{role}pre_feedforward_layernorm"),
-            mlp=self._experts(role, block.experts) if block.experts else self._mlp(role),
+            mlp=self._normed(self._experts(role, block.experts), mlp_norm)
+            if block.experts
+            else self._mlp(role, mlp_norm),
             post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm")
             if is_sandwich
             else None,
@@ -240,14 +236,20 @@ class _LayerMaker:
             return self._linear_factory.make_gated(weight, bias, gate)
         return self._linear_factory.make(weight, bias)
 
+    def _normed(self, layer: Linear, norm: str) -> NormedLinear:
+        return self._linear_factory.make_normed(layer, self.norm(norm), self._model.rms_norm_eps)
+
     def _vector(self, role: str) -> Tensor | None:
         weight = self._weights.pop(role, None)
         return None if weight is None else as_tensor(weight)
 
-    def _mlp(self, role: str) -> Linear:
-        joined = self._linear(f"{role}gate_up_proj", self._model.gate)
-        down = self._linear(f"{role}down_proj")
-        return lambda x: down(joined(x))
+    def _mlp(self, role: str, norm: str) -> NormedLinear:
+        down, gate = self._linear(f"{role}down_proj"), self._model.gate
+        if isinstance(down, Fp8Linear):
+            gate_up = self._normed(self._linear(f"{role}gate_up_proj"), norm)
+            return lambda x, residual: down.gated(gate_up(x, residual), gate)
+        joined = self._normed(self._linear(f"{role}gate_up_proj", gate), norm)
+        return lambda x, residual: down(joined(x, residual))
 
     def _experts(self, role: str, experts: Experts) -> Linear:
         router = self._linear(f"{role}router")

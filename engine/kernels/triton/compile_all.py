@@ -27,8 +27,12 @@ DTYPES = (torch.bfloat16, torch.float16)
 HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
 
 
+# Inputs that share a scale in fp8: a block's, and a row's.
+FP8_GROUPS = (128, HIDDEN)
+
+
 def norms(dtype: torch.dtype) -> None:
-    """Call each norm, with weights of the model's dtype and with widened ones."""
+    """Call each norm, with weights of the model's dtype and with widened ones, and into fp8."""
     x = torch.empty(2, HIDDEN, dtype=dtype)
     for kind in (dtype, torch.float32):
         weight = torch.empty(HIDDEN, dtype=kind)
@@ -36,14 +40,19 @@ def norms(dtype: torch.dtype) -> None:
         elementwise.add_rms_norm(x, x, weight, 1e-6)
         elementwise.layer_norm(x, weight, weight, 1e-6)
         elementwise.add_layer_norm(x, x, weight, weight, 1e-6)
+        for group in FP8_GROUPS if fp8.has_fp8_matmul(CPU) else ():
+            elementwise.add_rms_norm_fp8(None, x, weight, 1e-6, group)
+            elementwise.add_rms_norm_fp8(x, x, weight, 1e-6, group)
 
 
 def gates(dtype: torch.dtype) -> None:
-    """Call each gate: every activation, and gpt-oss' limit."""
+    """Call each gate: every activation, and gpt-oss' limit; into fp8, too."""
     both = torch.empty(2, 2 * HIDDEN, dtype=dtype)
     of_gpt_oss = Gate(alpha=1.702, limit=7.0, beta=1.0)
     for gate in (Gate(), Gate("gelu"), Gate("gelu_tanh"), of_gpt_oss):
         elementwise.act_and_mul(both, gate)
+        for group in FP8_GROUPS if fp8.has_fp8_matmul(CPU) else ():
+            elementwise.act_and_mul_fp8(both, gate, group)
 
 
 def qkv_stores(dtype: torch.dtype) -> None:
@@ -141,7 +150,7 @@ def _multiplied(weight: Quantised) -> None:
     for bias in (None, torch.empty(weight.shape[0], dtype=weight.dtype)):
         for rows in (16, 64, 128):
             if weight.zeros is None and fp8.has_fp8_matmul(CPU):
-                fp8.multiply(x[:rows], weight, bias)
+                fp8.multiply(elementwise.quantise_fp8(x[:rows], weight.group), weight, bias)
             elif rows <= linear.FEW_ROWS:
                 linear.multiply(x[:rows], weight, bias)
 

@@ -1,9 +1,12 @@
-"""Norms and gated activations on GPUs; the reference is `engine.kernels.elementwise`.
+"""Norms and gated activations on GPUs, and quantisation of activations to fp8.
 
-Arithmetic is fp32; each number is read once.
+The references are `engine.kernels.elementwise` and, of what they give, `quantise_rows_fp8`.
+Arithmetic is fp32; each number is read once, but for rows that are quantised alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -12,14 +15,20 @@ from torch import Tensor
 
 from .. import elementwise
 from ..elementwise import Gate
+from ..quantised import FP8, Fp8Rows
+from .fp8_bits import as_e4m3, scale_of, store_fp8
 from .launch import arch_of, launch
-from .tuned_tiles import config_for
+from .tuned_tiles import KernelConfig, config_for
 
 norm_weight = elementwise.norm_weight
 # gelu's tanh as a sigmoid: x · sigmoid(2·√(2/π) · (x + 0.044715·x³)).
 GELU_SLOPE = tl.constexpr(1.5957691216057308)
 GELU_CUBE = tl.constexpr(0.044715)
 ROOT_OF_HALF = tl.constexpr(0.7071067811865476)
+# Rows up to so many numbers are gated and quantised by one program, in registers.
+MAX_GATED_ROW = 32768
+# Of grouped rows and their scales the count is padded to a multiple.
+PADDED_TO = 4
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -48,13 +57,67 @@ def act_and_mul(both: Tensor, gate: Gate) -> Tensor:
     width = rows.shape[1] // 2
     out = rows.new_empty(len(rows), width)
     config = config_for("gated", arch_of(both.device), width=width)
-    grid = (len(rows), triton.cdiv(width, config.sizes["BLOCK"]))
-    launch(
-        *(_gate, grid, rows, out, width),
-        config=config, CURVE=gate.activation,
-        STEEPNESS=gate.alpha, LIMIT=gate.limit, LIFT=gate.beta,
-    )  # fmt: skip
+    _launch_gate(rows, out, None, gate, config, group=0)
     return out.view(*both.shape[:-1], width)
+
+
+def quantise_fp8(x: Tensor, group: int) -> Fp8Rows:
+    """See `Fp8Ops.quantise_fp8`; moves T·I numbers of x's dtype, of whole rows twice, and bytes."""
+    width = x.shape[1]
+    out, arch = _empty_fp8(x, width, group), arch_of(x.device)
+    arrays = x.contiguous(), out.numbers.view(torch.uint8), out.scales
+    if group >= width:
+        config = config_for("row_to_fp8", arch)
+        launch(_row_to_fp8, (len(x),), *arrays, width, config=config)
+    else:
+        config = config_for("groups_to_fp8", arch)
+        columns = max(config.sizes["BLOCK"], group)
+        grid = (len(x), triton.cdiv(width, columns))
+        config = replace(config, sizes={"BLOCK": columns})
+        launch(
+            *(_groups_to_fp8, grid, *arrays, width, out.scales.shape[1]),
+            config=config, GROUP=group,
+        )  # fmt: skip
+    return out
+
+
+def add_rms_norm_fp8(
+    x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, group: int
+) -> Fp8Rows:
+    """See `Fp8Ops.add_rms_norm_fp8`; moves 3·T·H numbers of x's dtype, T·H bytes, the weight."""
+    width = residual.shape[1]
+    out = _empty_fp8(residual, width, group)
+    first, second = (residual, None) if x is None else (x.contiguous(), residual)
+    assert residual.is_contiguous()
+    _launch_norm(first, second, weight, None, eps, out.numbers.view(torch.uint8), out.scales, group)
+    return out
+
+
+def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
+    """See `Fp8Ops.act_and_mul_fp8`; moves 2·T·I numbers of its dtype and T·I bytes."""
+    width, arch = both.shape[1] // 2, arch_of(both.device)
+    block = triton.next_power_of_2(width)
+    if group < width:
+        config = config_for("gated", arch, width=width)
+        block = max(config.sizes["BLOCK"], group)
+    elif block <= MAX_GATED_ROW:
+        config = config_for("gated_row", arch, block=block)
+    else:
+        return quantise_fp8(act_and_mul(both, gate), group)
+    out = _empty_fp8(both, width, group)
+    config = replace(config, sizes={"BLOCK": block})
+    group = group if group < width else block
+    _launch_gate(both.contiguous(), out.numbers.view(torch.uint8), out.scales, gate, config, group)
+    return out
+
+
+def _empty_fp8(x: Tensor, width: int, group: int) -> Fp8Rows:
+    """Return room for x's rows, of a width; padded where they have groups, see `Fp8Rows`."""
+    rows, groups = len(x), triton.cdiv(width, group)
+    padded = rows if groups == 1 else -(-rows // PADDED_TO) * PADDED_TO
+    numbers = torch.empty(padded, width, dtype=FP8, device=x.device)
+    scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device)
+    return Fp8Rows(numbers, scales, rows, x.dtype)
 
 
 def _normed(
@@ -62,25 +125,57 @@ def _normed(
 ) -> Tensor:
     rows = x.reshape(-1, x.shape[-1]).contiguous()
     out = torch.empty_like(rows)
-    width = rows.shape[1]
     assert residual is None or (residual.is_contiguous() and residual.shape == x.shape)
-    config = config_for("norm", arch_of(x.device), width=width)
-    block = triton.next_power_of_2(width)
-    arrays = rows, residual, weight, bias, out
-    launch(_norm, (len(rows),), *arrays, width, eps, config=config, BLOCK=block)
+    _launch_norm(rows, residual, weight, bias, eps, out, None, 0)
     return out.view(x.shape)
 
 
-@triton.jit
+def _launch_norm(
+    rows: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    out: Tensor,
+    scales: Tensor | None,
+    group: int,
+) -> None:
+    width = rows.shape[1]
+    block = triton.next_power_of_2(width)
+    padded_rows = None if scales is None else scales.shape[1]
+    launch(
+        *(_norm, (len(rows),), rows, residual, weight, bias, out, scales, width, padded_rows, eps),
+        config=config_for("norm", arch_of(rows.device), width=width),
+        BLOCK=block, GROUP=group if group < width else block,
+    )  # fmt: skip
+
+
+def _launch_gate(
+    rows: Tensor, out: Tensor, scales: Tensor | None, gate: Gate, config: KernelConfig, group: int
+) -> None:
+    width = rows.shape[1] // 2
+    padded_rows = None if scales is None else scales.shape[1]
+    launch(
+        *(_gate, (len(rows), triton.cdiv(width, config.sizes["BLOCK"]))),
+        *(rows, out, scales, width, padded_rows),
+        config=config, CURVE=gate.activation, GROUP=group,
+        STEEPNESS=gate.alpha, LIMIT=gate.limit, LIFT=gate.beta,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["padded_rows"])
 def _norm(
     x,  # [T, width]
     residual,  # the same, or None
     weight,  # [width]
     bias,  # [width], or None where it is no norm by mean and variance
-    out,  # [T, width]
+    out,  # [T, width]; uint8 where it becomes fp8
+    scales,  # [groups, padded_rows] of fp8, or None
     width,
+    padded_rows,
     eps,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Norm one row, in registers."""
     row = tl.program_id(0).to(tl.int64) * width
@@ -98,28 +193,80 @@ def _norm(
     normed = numbers * scale * tl.load(weight + columns, is_there, other=0.0).to(tl.float32)
     if bias is not None:
         normed += tl.load(bias + columns, is_there, other=0.0).to(tl.float32)
-    tl.store(out + row + columns, normed.to(out.dtype.element_ty), is_there)
+    normed = normed.to(x.dtype.element_ty)
+    if scales is None:
+        tl.store(out + row + columns, normed, is_there)
+    else:
+        index, normed = tl.program_id(0).to(tl.int64), normed.to(tl.float32)
+        store_fp8(normed, out, scales, index, 0, width, padded_rows, GROUP, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["padded_rows"])
 def _gate(
     both,  # [T, 2 · width]
-    out,  # [T, width]
+    out,  # [T, width]; uint8 where it becomes fp8
+    scales,  # [groups, padded_rows] of fp8, or None
     width,
+    padded_rows,
     CURVE: tl.constexpr,
     STEEPNESS: tl.constexpr,
     LIMIT: tl.constexpr,
     LIFT: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """Join some columns of one row."""
-    row = tl.program_id(0).to(tl.int64) * width
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    row = index * width
+    columns = start + tl.arange(0, BLOCK)
     is_there = columns < width
     gate = tl.load(both + 2 * row + columns, is_there, other=0.0).to(tl.float32)
     up = tl.load(both + 2 * row + width + columns, is_there, other=0.0).to(tl.float32)
     joined = gated(gate, up, CURVE, STEEPNESS, LIMIT, LIFT)
-    tl.store(out + row + columns, joined.to(out.dtype.element_ty), is_there)
+    joined = joined.to(both.dtype.element_ty)
+    if scales is None:
+        tl.store(out + row + columns, joined, is_there)
+    else:
+        joined = joined.to(tl.float32)
+        store_fp8(joined, out, scales, index, start, width, padded_rows, GROUP, BLOCK)
+
+
+@triton.jit
+def _row_to_fp8(
+    x,  # [T, width]
+    numbers,  # [T, width], uint8
+    scales,  # [T]
+    width,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * width
+    largest = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, width, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row + column, column < width, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(value))
+    scale = scale_of(tl.max(largest, 0))
+    tl.store(scales + tl.program_id(0), scale)
+    for start in range(0, width, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        value = tl.load(x + row + column, column < width, other=0.0).to(tl.float32)
+        tl.store(numbers + row + column, as_e4m3(value / scale), column < width)
+
+
+@triton.jit(do_not_specialize=["padded_rows"])
+def _groups_to_fp8(
+    x,  # [T, width]
+    numbers,  # [T, width], uint8
+    scales,  # [groups, padded_rows]
+    width,
+    padded_rows,
+    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    value = tl.load(x + row * width + column, column < width, other=0.0).to(tl.float32)
+    store_fp8(value, numbers, scales, row, start, width, padded_rows, GROUP, BLOCK)
 
 
 @triton.jit

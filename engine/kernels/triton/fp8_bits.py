@@ -36,6 +36,34 @@ def as_e4m3(numbers):
 
 
 @triton.jit
+def scale_of(largest):
+    """Return the scale by which a group's largest number becomes the largest of fp8."""
+    return tl.where(largest > 0, largest / LARGEST, 1.0)
+
+
+@triton.jit
+def store_fp8(
+    value,  # [BLOCK], fp32; 0 behind the last column
+    numbers,  # [T, width], uint8
+    scales,  # [groups, padded_rows]
+    row,
+    start,
+    width,
+    padded_rows,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Store columns of a row from `start` on as fp8, with the scales of their groups."""
+    grouped = tl.reshape(value, (BLOCK // GROUP, GROUP))
+    scale = scale_of(tl.max(tl.abs(grouped), 1))
+    code = tl.reshape(as_e4m3(grouped / scale[:, None]), (BLOCK,))
+    column = start + tl.arange(0, BLOCK)
+    tl.store(numbers + row * width + column, code, column < width)
+    group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+    tl.store(scales + group.to(tl.int64) * padded_rows + row, scale, group * GROUP < width)
+
+
+@triton.jit
 def halves_of_e4m3(numbers):
     """Convert bytes to fp16 that is `OF_HALVES` times too small; NaN becomes 1.875."""
     bits = numbers.to(tl.int16)

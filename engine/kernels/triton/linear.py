@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from ..linear import Linear
-from ..quantised import BLOCK, WORDS_A_BLOCK, Quantised
-from . import fp8
+from ..linear import Fp8Linear, Linear
+from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
+from . import elementwise, fp8
 from .fp8_bits import OF_HALVES, halves_of_e4m3
 from .launch import arch_of, launch
 from .tuned_tiles import config_for
@@ -45,10 +45,10 @@ def prepare(weight: Quantised, bias: Tensor | None) -> Linear | None:
 
 
 def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Linear | None:
-    """Prepare the layer that quantises rows to fp8; None where that is not supported."""
+    """Prepare the layer of fp8 activations; None where that is not supported."""
     if not (fp8.has_fp8_matmul(weight.device) and fp8.supports(weight)):
         return None
-    return lambda x: fp8.multiply(x, weight, bias)
+    return Fp8Linear(lambda x: fp8.multiply(x, weight, bias), weight.group, elementwise)
 
 
 def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
@@ -60,19 +60,18 @@ def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
         return None
     scales = weight.scales.T.contiguous()  # [1, O]
 
-    def product(x: Tensor) -> Tensor:
-        numbers, of_rows = fp8.quantise_fp8(x, weight.inputs)
+    def product(x: Fp8Rows) -> Tensor:
         out = torch._scaled_mm(  # noqa: SLF001 - the public function takes microseconds more
-            numbers,
+            x.numbers,
             weight.numbers.T,
-            scale_a=of_rows,
+            scale_a=x.scales.view(-1, 1),
             scale_b=scales,
             out_dtype=x.dtype,
             use_fast_accum=True,
         )
         return out if bias is None else out.add_(bias)
 
-    return product
+    return Fp8Linear(product, weight.group, elementwise)
 
 
 def supports(weight: Quantised) -> bool:

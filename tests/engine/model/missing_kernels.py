@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -152,9 +153,11 @@ def main() -> int:
             sys.stdout.write(f"{family}: {form}\n")
         assert of_run, "no kernel of the GPU's was asked for"
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
-    for name in ("Gemma-2-9B", "gpt-oss-20b"):
-        forms = asked(lambda name=name: compile_kernels.run(USUAL_MODELS[name], torch.bfloat16))  # type: ignore[misc]
-        sys.stderr.write(f"{name}: {len(forms)} forms\n")
+    of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
+    for name, quantise in (("Gemma-2-9B", None), ("gpt-oss-20b", None), *of_quantised):
+        run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)
+        forms = asked(partial(run_usual, quantise=quantise))
+        sys.stderr.write(f"{name} {quantise and quantise.__name__}: {len(forms)} forms\n")
     return 0
 
 

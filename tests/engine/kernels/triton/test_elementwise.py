@@ -14,7 +14,8 @@ from torch import Tensor
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 from tidemill.engine.kernels import elementwise as reference
 from tidemill.engine.kernels.elementwise import Gate
-from tidemill.engine.kernels.triton import elementwise
+from tidemill.engine.kernels.quantised import FP8_MAX, Fp8Rows, quantise_rows_fp8
+from tidemill.engine.kernels.triton import elementwise, fp8_bits
 
 WIDTHS = [1, 15, 16, 17, 96]
 BOUND = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -69,6 +70,49 @@ def check_gates(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
             assert_near(module.act_and_mul(both, gate), expected)
 
 
+def assert_quantised(got: Fp8Rows, x: Tensor, group: int) -> None:
+    """Hold numbers and scales to the reference's for x, bit by bit."""
+    numbers, scales = quantise_rows_fp8(x, group)
+    assert got.count == len(x)
+    assert got.dtype == x.dtype
+    assert torch.equal(got.numbers[: got.count].float(), numbers.float())
+    assert torch.equal(got.scales.T[: got.count], scales)
+
+
+def check_to_fp8(module: ModuleType) -> None:
+    """Hold rows and groups to the reference, from tiny rows to large ones."""
+    x = torch.randn(6, 2500) * torch.tensor([0.1, 1e4, 1e-3, 0.0, 1e-20, 3.0])[:, None]
+    x[5, 100:] *= 1e-4  # most of it subnormal
+    x[0, :5] = torch.tensor([FP8_MAX, 17.0, 19.0, -21.0, 3 * 2**-10])  # halfway
+    for width, group in ((2500, 2500), (2048, 2048), (300, 128), (1300, 256), (2500, 2048)):
+        assert_quantised(module.quantise_fp8(x[:, :width], group), x[:, :width], group)
+
+
+def check_fused_fp8(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
+    """Hold what norms and gates quantise to what the reference makes of their results."""
+    for width, group in ((17, 17), (300, 128), (512, 256)):
+        x, residual = torch.randn(2, 5, width).to(dtype)
+        weights = torch.randn(width)
+        own = residual.clone()
+        first = module.add_rms_norm_fp8(None, residual, weights, 1e-2, group)
+        assert_quantised(first, elementwise.rms_norm(own, weights, 1e-2), group)
+        later = module.add_rms_norm_fp8(x, residual, weights, 1e-2, group)
+        assert_quantised(later, elementwise.add_rms_norm(x, own, weights, 1e-2), group)
+        assert torch.equal(residual, own)
+    for width, group in ((1100, 1100), (1100, 128), (40, 40)):
+        both = torch.randn(3, 2 * width).to(dtype)
+        gated = module.act_and_mul_fp8(both, Gate(beta=1.0), group)
+        assert_quantised(gated, elementwise.act_and_mul(both, Gate(beta=1.0)), group)
+
+
+def check_store_fp8(module: ModuleType) -> None:
+    """Hold groups that end within a block to the reference."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(elementwise, "store_fp8", module.store_fp8)
+        x = torch.randn(3, 1300)
+        assert_quantised(elementwise.quantise_fp8(x, 128), x, 128)
+
+
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 def test_a_norm_is_torchs(dtype: torch.dtype) -> None:
     """Whatever the width, whatever the dtypes of weights."""
@@ -85,6 +129,34 @@ def test_a_norm_of_a_sum_leaves_the_sum(dtype: torch.dtype) -> None:
 def test_a_gate_is_torchs(dtype: torch.dtype) -> None:
     """Each curve, with limits and without."""
     check_gates(elementwise, dtype)
+
+
+def test_rows_become_fp8_as_torch_rounds_them() -> None:
+    """By rows and by groups."""
+    check_to_fp8(elementwise)
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_what_is_quantised_in_one_pass_is_that_of_two(dtype: torch.dtype) -> None:
+    """By rows and by groups, the residual being what it becomes."""
+    check_fused_fp8(elementwise, dtype)
+
+
+def test_a_row_too_wide_for_a_program_is_quantised_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the gate."""
+    monkeypatch.setattr(elementwise, "MAX_GATED_ROW", 16)
+    both = torch.randn(2, 40)
+    quantised = elementwise.act_and_mul_fp8(both, Gate(), 20)
+    assert_quantised(quantised, elementwise.act_and_mul(both, Gate()), 20)
+
+
+@pytest.mark.parametrize("group", [256, 128])
+def test_what_is_no_number_becomes_none(group: int) -> None:
+    """Whoever chooses tokens must hear of it; others beside it are what they were."""
+    x = torch.randn(2, 256)
+    x[0, 200] = torch.nan
+    quantised = elementwise.quantise_fp8(x, group)
+    assert torch.equal(quantised.numbers[:2].float().isnan(), x.isnan())
 
 
 def test_gemmas_weight_is_widened_before_one_is_added() -> None:
@@ -108,6 +180,8 @@ def test_of_no_rows_nothing_comes() -> None:
     x, weight = torch.randn(0, 16), torch.randn(16)
     assert elementwise.rms_norm(x, weight, 1e-5).shape == (0, 16)
     assert elementwise.act_and_mul(x, Gate()).shape == (0, 8)
+    assert elementwise.add_rms_norm_fp8(None, x, weight, 1e-5, 16).count == 0
+    assert elementwise.act_and_mul_fp8(torch.randn(0, 512), Gate(), 128).count == 0
 
 
 def test_what_is_no_number_stays_so() -> None:
@@ -136,6 +210,25 @@ MISTAKES = {
         Mutation("both + 2 * row + width", "both + 2 * row + width - 1"),
         Mutation("up < -LIMIT", "up < LIMIT"),
     ],
+    check_to_fp8: [
+        Mutation(
+            "other=0.0).to(tl.float32)\n        largest",
+            "other=9e9).to(tl.float32)\n        largest",
+        ),
+        Mutation("tl.program_id(1) * BLOCK\n    column", "tl.program_id(1) * GROUP\n    column"),
+    ],
+    check_fused_fp8: [
+        Mutation("index, 0, width", "0, 0, width"),
+        Mutation("index, start, width", "index, 0, width"),
+        Mutation("(residual, None) if x is None", "(residual, residual) if x is None"),
+        Mutation("joined = joined.to(tl.float32)", "joined = 2 * joined.to(tl.float32)"),
+    ],
+    check_store_fp8: [
+        Mutation("code, column < width", "code, column < width - 1"),
+        Mutation("group * GROUP < width", "group * GROUP < width - GROUP"),
+        Mutation("* padded_rows + row", "* padded_rows"),
+        Mutation("tl.max(tl.abs(grouped), 1)", "tl.max(grouped, 1)"),
+    ],
 }
 
 
@@ -144,4 +237,5 @@ def test_a_mistake_is_found(
     check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path
 ) -> None:
     """A bound that is off, or a mean over a block."""
-    assert_found(check, elementwise, mistake, tmp_path)
+    module = fp8_bits if check is check_store_fp8 else elementwise
+    assert_found(check, module, mistake, tmp_path)

@@ -11,6 +11,7 @@ from tests.engine.families import build
 from tests.engine.model.quantised.checkpoints import save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels import backends
+from tidemill.engine.kernels.linear import FP8_TOLERANCE
 from tidemill.engine.kernels.triton import fp8
 from tidemill.engine.kernels.triton.attention import TritonAttention
 from tidemill.engine.loop.assembly import make_core
@@ -73,14 +74,21 @@ def test_rows_are_those_of_a_cpu(
 
 @pytest.mark.parametrize(
     ("form", "family", "bound"),
-    [("awq", "Qwen3Config", 0.02), ("fp8, blocks", "MixtralConfig", 0.02)],
+    [
+        ("awq", "Qwen3Config", 0.02),
+        ("fp8, blocks", "MixtralConfig", 0.02),
+        ("compressed fp8, per row", "Qwen3Config", FP8_TOLERANCE),
+    ],
 )
 def test_quantised_weights_that_are_kept_give_what_they_stand_for(
     form: str, family: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Merged, through experts and beside what is not quantised, but for the rounding of halves."""
+    """Merged, through experts and beside what is not quantised, but for the rounding of halves.
+
+    In fp8, which norms and gates write, but for that of activations.
+    """
     save(form, tmp_path, family)
-    monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: False)
+    monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: bound == FP8_TOLERANCE)
     description = read_hf_config(str(tmp_path))
     checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(description, None))
     parts = checkpoint, description, architecture_of(description)
