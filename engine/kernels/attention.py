@@ -85,10 +85,13 @@ class CapturableBackend(AttentionBackend, Protocol):
 
     Once there is a workspace `prepare` writes to static addresses. A captured step may be padded
     with tokens of no span, which are stored at `trash_slot` and whose rows of `attend` nobody
-    reads.
+    reads. `launches`, bits, are the kernels that the prepared step needs and not every step does,
+    `all_launches` those that any step may need; steps on all ranks need the same ones.
     """
 
     trash_slot: int
+    launches: int
+    all_launches: int
 
     def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
         """Allocate, once, what captured steps of up to so many tokens and decodes share.
@@ -96,8 +99,8 @@ class CapturableBackend(AttentionBackend, Protocol):
         It also serves launched steps of as many decodes, whatever their tokens.
         """
 
-    def capturing(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Launch enough programs for any step of `num_tokens` tokens, not only the prepared one."""
+    def capturing(self, num_tokens: int, launches: int) -> AbstractContextManager[None]:
+        """Launch enough programs for any step of such `launches`, not only the prepared one."""
 
 
 class AttentionBackendType(Protocol):

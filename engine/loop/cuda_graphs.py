@@ -1,9 +1,9 @@
 """CUDA graphs of small steps: a step's launches are captured once and then replayed.
 
-Steps of up to so many tokens, a bucket, have one graph, which computes all but a step's head. Their
-arrays are brought to fixed sizes at fixed addresses: tokens of no sequence fill the bucket up. A
-bucket's first step is launched plainly, and captured behind that; the largest bucket comes first
-([ADR 54](../../docs/adr/0054-cuda-graphs.md)).
+Steps of up to so many tokens, a bucket, that launch the same kernels have one graph, which computes
+all but a step's head. Their arrays are brought to fixed sizes at fixed addresses: tokens of no
+sequence fill the bucket up. The first such step is launched plainly, and captured behind that; the
+largest bucket comes first ([ADR 54](../../docs/adr/0054-cuda-graphs.md)).
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ BUCKETS_AN_OCTAVE = 8
 SMALLEST_STRIDE = 8
 # Numbers of pages of a step's spans, one after another: as many as 64 MB hold.
 MOST_PAGES = 2**24
+# With so many graphs, each some hundreds of kilobytes, a bucket's next one is for all its steps.
+MOST_GRAPHS = 128
 # What launching a layer takes a host, and what the fastest card multiplies in a second.
 LAYER_SECONDS = 200e-6
 CARD_FLOPS = 790e12
@@ -164,7 +166,8 @@ class CudaGraphs:
         self._buckets = list(buckets(most_tokens))
         self._most_tokens, self._most_pages = most_tokens, most_pages
         self._captures = captures
-        self._captured: dict[int, _Captured] = {}
+        # By the tokens of a bucket, and what is launched.
+        self._captured: dict[tuple[int, int], _Captured] = {}
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
         self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
         attention.allocate_workspace(self._buckets[-1], num_slots)
@@ -222,10 +225,13 @@ class CudaGraphs:
 
     def _run(self, step: Step, ids: DeviceTokens) -> Tensor:
         self._attention.prepare(step)
-        captured = self._captured.get(step.num_tokens)
+        kind = step.num_tokens, self._attention.launches
+        if kind not in self._captured and len(self._captured) >= MOST_GRAPHS:
+            kind = step.num_tokens, self._attention.all_launches
+        captured = self._captured.get(kind)
         if captured is None:
-            hidden = self._compute(step, ids)
-            self._capture(step, ids)
+            hidden = self._compute(step, ids, kind)
+            self._capture(step, ids, kind)
         else:
             captured.graph.replay()
             self._network.num_layers_started += len(self._model.shapes)
@@ -238,18 +244,18 @@ class CudaGraphs:
         self._buckets.clear()
         self._hidden = None
 
-    def _compute(self, step: Step, ids: DeviceTokens) -> Tensor:
-        with self._attention.capturing(step.num_tokens):
+    def _compute(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> Tensor:
+        with self._attention.capturing(*kind):
             hidden = self._network.hidden_states(ids.fill_ids(step), self._attention)
         if self._hidden is None:  # before the first capture, which is of the largest bucket
             self._hidden = torch.empty_like(hidden)
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _capture(self, step: Step, ids: DeviceTokens) -> None:
+    def _capture(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> None:
         num_begun = self._network.num_layers_started
         try:
-            graph, hidden = self._captures(lambda: self._compute(step, ids))
-            self._captured[step.num_tokens] = _Captured(graph, hidden)
+            graph, hidden = self._captures(lambda: self._compute(step, ids, kind))
+            self._captured[kind] = _Captured(graph, hidden)
         except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
             logger.warning("steps are launched without graphs from now on: %s", exc)
             self.drop()

@@ -30,6 +30,8 @@ WIDEST = 256
 MOST_IN_GROUP = 64
 # Programs for each multiprocessor: enough that a long one overlaps with others.
 PROGRAMS = 4
+# Launches that only some steps need: of wide tiles, and to combine parts.
+WIDE, JOINS = 1, 2
 # The number of multiprocessors to assume where kernels are interpreted, or only compiled.
 INTERPRETED = 2
 
@@ -38,6 +40,7 @@ class TritonAttention:
     """Paged KV cache on a GPU, with a trash page behind the last, and attention over it."""
 
     page_size = 16
+    all_launches = WIDE | JOINS
 
     def __init__(
         self,
@@ -63,7 +66,8 @@ class TritonAttention:
         }
         no_parts = torch.empty(0, dtype=torch.float32, device=device)
         self._parts = PartialOutputs(no_parts, no_parts)
-        self._captured: Mapping[TileSpec, TileCounts] | None = None
+        self._captured: dict[TileSpec, TileCounts] | None = None
+        self.launches = 0
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
@@ -90,12 +94,14 @@ class TritonAttention:
         )
 
     @contextmanager
-    def capturing(self, num_tokens: int) -> Iterator[None]:
-        """Launch for any step of `num_tokens` tokens; see `CapturableBackend`."""
-        self._captured = {
-            spec: TileCounts.upper_bound(spec, num_tokens, num_tokens)
-            for spec in dict.fromkeys(self._specs)
-        }
+    def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
+        """Launch for any step of such a kind; see `CapturableBackend`."""
+        has_wide, has_joins = bool(launches & WIDE), bool(launches & JOINS)
+        self._captured = {}
+        for spec in dict.fromkeys(self._specs):
+            most = TileCounts.upper_bound(spec, num_tokens, num_tokens)
+            most = most._replace(wide=most.wide * has_wide, joins=most.joins * has_joins)
+            self._captured[spec] = most
         try:
             yield
         finally:
@@ -105,7 +111,11 @@ class TritonAttention:
         """Plan the tiles of the next forward pass; valid until the next call."""
         self._slots, self._pages = step.slots, step.pages
         self._tile_buffers.fill(step)
-        self._grow_parts(self._tile_buffers.counts)
+        counts = self._tile_buffers.counts
+        self._grow_parts(counts)
+        has_wide = any(of_spec.wide for of_spec in counts.values())
+        has_joins = any(of_spec.joins for of_spec in counts.values())
+        self.launches = WIDE * has_wide | JOINS * has_joins
 
     def _grow_parts(self, counts: Mapping[TileSpec, TileCounts]) -> None:
         """Have room for the parts of any layer; a larger workspace takes the place of the last."""

@@ -87,13 +87,17 @@ class Tiles:
 
 
 class _Rows(NamedTuple):
-    """Runs `starts:stops` of ordered tokens, the pages of each, and its range of places."""
+    """Runs `starts:stops` of ordered tokens, the pages of each, and its range of places.
+
+    Padding has narrow tiles, so that it alone makes no step one of wide tiles.
+    """
 
     starts: Ints
     stops: Ints
     pages: Ints
     firsts: Ints
     lasts: Ints
+    is_padding: NDArray[np.bool]
 
 
 def plan_tiles(
@@ -145,12 +149,14 @@ def _rows(step: Step, num_tokens: int, page_size: int, shared: SharedPrefixes) -
     firsts[: step.num_decodes] = shared.alone_from * page_size
     anywhere = np.full(spans + 1, np.iinfo(np.int64).max)
     pages = step.page_starts.numpy().astype(np.int64)
+    is_padding = np.arange(spans + 1 + len(shared.starts)) == spans
     return _Rows(
         np.concatenate([starts, num_tokens + shared.starts]),
         np.concatenate([starts[1:], [num_tokens], num_tokens + shared.stops]),
         np.concatenate([pages, pages[shared.order[shared.starts]]]),
         np.concatenate([firsts, shared.firsts * page_size]),
         np.concatenate([anywhere, shared.lasts * page_size]),
+        is_padding,
     )
 
 
@@ -161,7 +167,7 @@ def _cut(
     order = np.concatenate([np.arange(len(sees[0])), order])
     lengths = rows.stops - rows.starts
     most_wide, most_narrow = spec.tokens
-    is_wide = lengths > most_narrow
+    is_wide = (lengths > most_narrow) & ~rows.is_padding
     at_once = np.where(is_wide, most_wide, most_narrow)
     run, number = _repeated(-(-lengths // at_once))
     starts = rows.starts[run] + number * at_once[run]

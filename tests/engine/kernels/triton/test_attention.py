@@ -20,6 +20,7 @@ from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.quantised import FP8
 from tidemill.engine.kernels.triton import attention, combine, flash, fp8_bits
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.kernels.triton.tiles import TileCounts
 
 SHAPE = AttentionShape(4, 2, 16, 16, 0.25)
 SHAPES = {
@@ -186,7 +187,7 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
             [sequences.queries[index][start:stop] for index, start, stop in pieces]
         )
         backend.prepare(replace(step, token_ids=torch.zeros(40), copy_on_host=step))
-        with backend.capturing(40):
+        with backend.capturing(40, backend.all_launches):
             arrays = backend._tile_buffers.numbers, *backend._parts
             places.add(tuple(array.data_ptr() for array in arrays))
             backend.store(0, *own(over, pieces))
@@ -197,6 +198,39 @@ def test_what_was_captured_serves_any_step_of_as_many_tokens() -> None:
         torch.testing.assert_close(out[: step.num_tokens], wanted, atol=1e-5, rtol=1e-5)
         assert not out[step.num_tokens :].any()
     assert len(places) == 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "has_wide", "has_joins"),
+    [
+        ([(0, 69, 70), (1, 69, 70)], False, False),
+        ([(1, 69, 70), (0, 0, 30)], True, False),
+        ([(1, 599, 600)], False, True),
+        ([(1, 599, 600), (0, 0, 30)], True, True),
+    ],
+    ids=str,
+)
+def test_a_captured_step_launches_what_its_kind_needs(
+    pieces: list[Piece], monkeypatch: pytest.MonkeyPatch, *, has_wide: bool, has_joins: bool
+) -> None:
+    """As many programs as any step of the kind; padding makes none that needs wide tiles."""
+    most = {}
+    monkeypatch.setattr(
+        attention,
+        "attend_tiles",
+        lambda _lists, count, *_, is_wide: most.update({is_wide: count}),
+    )
+    monkeypatch.setattr(
+        attention, "combine", lambda _lists, count, *_: most.update({"joins": count})
+    )
+    over, backend = paged(Sequences.random(SHAPE, [70, 600]))
+    backend.allocate_workspace(64, 2)
+    step = over.step(pieces, sum(stop - start == 1 for _, start, stop in pieces))
+    backend.prepare(replace(step, token_ids=torch.zeros(64), copy_on_host=step))
+    with backend.capturing(64, backend.launches):
+        backend.attend(0, torch.zeros(64, SHAPE.num_query_heads, SHAPE.key_dim))
+    bound = TileCounts.upper_bound(backend._specs[0], 64, 2)
+    assert most == {True: bound.wide * has_wide, False: bound.narrow, "joins": 64 * has_joins}
 
 
 def check_module(module: ModuleType) -> None:

@@ -102,6 +102,8 @@ def check_tiles(
             places = sorted((place, page) for place, page, _ in met[token])
             assert places == [(place, own[place // PAGE_SIZE]) for place in seen]
     assert not any(met[step.num_tokens :])
+    for begin, count in made.wide[:, :2].tolist():  # padding makes no tile wide
+        assert (made.entries[begin : begin + count, 0] < step.num_tokens).all()
     joined = {token: range(first, first + count) for token, first, count in made.joins.tolist()}
     parts = sorted(part for range_of in joined.values() for part in range_of)
     assert parts == list(range(made.num_parts))
@@ -201,7 +203,7 @@ def check_all(module: ModuleType) -> None:
     kind = TileSpec(3, 0, is_causal=True, wide=32, narrow=16, at_once=4)
     for changed in (kind, kind._replace(window=5), kind._replace(window=5, is_causal=False)):
         check_tiles(
-            module, [(600, 1), (601, 1), (500, 1), (9, 1), (3, 5), (0, 33)], [30, 40], changed, 2
+            module, [(600, 1), (601, 1), (500, 1), (9, 1), (3, 5), (0, 33)], [30, 40], changed, 7
         )
 
 
@@ -216,6 +218,7 @@ MISTAKES = [
     Mutation("np.minimum(lasts[tile], firsts + each[tile])", "firsts + each[tile] + 1"),
     Mutation("ends - counts[joined], counts[joined]", "ends - counts[joined], counts[joined] - 1"),
     Mutation("counts[tokens] > 1", "counts[tokens] > 2"),
+    Mutation(" == spans\n", " == spans + 1\n"),
 ]
 
 
