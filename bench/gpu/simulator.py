@@ -26,7 +26,7 @@ from bench.gpu.mixes import MIXES, Mix
 from bench.gpu.roofline import ITEMSIZE, Weights, kv_bytes, serial
 from bench.gpu.shapes import architecture
 from bench.gpu.supply import Supply, land
-from tidemill.engine.loop.cuda_graphs import CARD_FLOPS, LAYER_SECONDS, buckets
+from tidemill.engine.loop.cuda_graphs import LAYER_SECONDS, buckets
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.device import LIMITS_OF_GPU, StepLimits
 from tidemill.engine.scheduling.admission import ArrivalOrder
@@ -171,7 +171,7 @@ class Setting:
         if not self.host.has_graphs:
             return []
         a_layer = Weights.from_model(self.model).active / len(self.model.blocks)
-        most = round(LAYER_SECONDS * CARD_FLOPS / (2 * a_layer))
+        most = round(LAYER_SECONDS * self.card.flops / (2 * a_layer))
         return list(buckets(min(most, self.limits.max_num_batched_tokens)))
 
 

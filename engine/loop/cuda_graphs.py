@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..kernels.attention import AttentionBackend, CapturableBackend
 from ..kernels.step import Step, buffer_slices, host_buffer
+from ..model.device import matmul_flops
 from ..model.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
 from ..scheduling.table import SequenceTable
 from .device_tokens import DeviceTokens
@@ -34,9 +35,8 @@ SMALLEST_STRIDE = 8
 MOST_PAGES = 2**24
 # With so many graphs, each some hundreds of kilobytes, a bucket's next one is for all its steps.
 MOST_GRAPHS = 128
-# What launching a layer takes a host, and what the fastest card multiplies in a second.
+# What launching a layer takes a host.
 LAYER_SECONDS = 200e-6
-CARD_FLOPS = 790e12
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -128,7 +128,7 @@ def max_graph_tokens(model: LoadedModel) -> int:
         for shape in model.shapes
     )
     num_weights = model.hidden_size * (heads + 3 * model.max_intermediate_size)
-    return max(1, round(LAYER_SECONDS * CARD_FLOPS / (2 * num_weights)))
+    return max(1, round(LAYER_SECONDS * matmul_flops(model.device) / (2 * num_weights)))
 
 
 def buckets(most_tokens: int) -> Iterator[int]:

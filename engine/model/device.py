@@ -28,6 +28,28 @@ LIMITS_OF_GPU = (
     (0, StepLimits(256, 4096)),
 )
 
+# Operations a second of bf16 products, of a multiprocessor by its compute capability, the newest
+# first: of a card that has it, at the share of its data sheet that an H200 is published to reach.
+FLOPS_OF_MULTIPROCESSOR = (
+    ((12, 0), 400e12 / 188),  # RTX PRO 6000
+    ((10, 0), 1800e12 / 148),  # B200
+    ((9, 0), 790e12 / 132),  # H100, H200
+    ((8, 9), 97e12 / 58),  # L4
+    ((8, 6), 100e12 / 72),  # A10
+    ((0, 0), 249e12 / 108),  # A100
+)
+FLOPS_OF_H200 = 790e12
+
+
+def matmul_flops(device: torch.device) -> float:
+    """Return the operations a second that a GPU's large products should reach; else an H200's."""
+    if device.type != "cuda":
+        return FLOPS_OF_H200
+    card = torch.cuda.get_device_properties(device)
+    capability = card.major, card.minor
+    each = next(flops for least, flops in FLOPS_OF_MULTIPROCESSOR if capability >= least)
+    return float(card.multi_processor_count * each)
+
 
 def step_limits(settings: EngineConfig, device: torch.device) -> StepLimits:
     """Return what was asked for, else what suits the device; what was not asked for gives way."""

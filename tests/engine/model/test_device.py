@@ -13,7 +13,13 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.triton import driver
 from tidemill.engine.model import device
-from tidemill.engine.model.device import choose_device, choose_dtype, context_length, step_limits
+from tidemill.engine.model.device import (
+    choose_device,
+    choose_dtype,
+    context_length,
+    matmul_flops,
+    step_limits,
+)
 from tidemill.protocol.contract import EngineError
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -121,3 +127,24 @@ def test_what_a_step_holds_is_what_was_asked_for() -> None:
     assert step_limits(EngineConfig("m", max_num_batched_tokens=99), CPU) == (99, 99)
     both = EngineConfig("m", max_num_seqs=10, max_num_batched_tokens=20)
     assert step_limits(both, CPU) == (10, 20)
+
+
+@pytest.mark.parametrize(
+    ("capability", "count", "teraflops"),
+    [
+        ((8, 0), 108, 249),
+        ((8, 6), 72, 100),
+        ((8, 7), 72, 100),
+        ((8, 9), 142, 237),
+        ((9, 0), 132, 790),
+        ((10, 3), 148, 1800),
+        ((12, 1), 188, 400),
+    ],
+)
+def test_products_are_as_fast_as_a_card_of_the_kind(
+    capability: tuple[int, int], count: int, teraflops: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its multiprocessors; of a capability between two, as the older one's."""
+    card = SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert round(matmul_flops(CUDA) / 1e12) == teraflops
