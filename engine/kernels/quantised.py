@@ -103,7 +103,7 @@ class Quantised:
 class Fp8Rows:
     """Activations `[T, I]` quantised to fp8: number · scale, one for `group` inputs of a row.
 
-    Rows from `count` on pad both tensors: a product of blocks takes multiples of four.
+    Rows from `count` on pad both tensors, and may hold anything.
     """
 
     numbers: Tensor  # [R, I], R ≥ T, fp8

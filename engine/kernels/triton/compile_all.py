@@ -150,7 +150,11 @@ def _multiplied(weight: Quantised) -> None:
     for bias in (None, torch.empty(weight.shape[0], dtype=weight.dtype)):
         for rows in (16, 64, 128):
             if weight.zeros is None and fp8.has_fp8_matmul(CPU):
-                fp8.multiply(elementwise.quantise_fp8(x[:rows], weight.group), weight, bias)
+                activations = elementwise.quantise_fp8(x[:rows], weight.group)
+                scalings: tuple[fp8.Scaling, ...] = ("group", "block")
+                for scaling in scalings if weight.group < HIDDEN else ("row",):
+                    given = fp8.Fp8Weight(weight.numbers, weight.scales, scaling, weight.group)
+                    fp8.multiply(activations, given, bias)
             elif rows <= linear.FEW_ROWS:
                 linear.multiply(x[:rows], weight, bias)
 

@@ -5,6 +5,8 @@ The reference is `engine.kernels.quantised`: `quantise_rows_fp8`, and `Quantised
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,8 @@ FIRST_ARCH = 89
 # Rows that a program may have, by how many there are.
 TILES = (16, 64, 128)
 STEP = tl.constexpr(BLOCK)
+# So many tiles of rows run beside each other over all outputs, so that both sides stay in L2.
+TILES_OF_ROWS = tl.constexpr(16)
 
 
 def has_fp8_matmul(device: torch.device) -> bool:
@@ -27,26 +31,54 @@ def has_fp8_matmul(device: torch.device) -> bool:
     return arch == "interpreter" or int(arch.removeprefix("sm_")) >= FIRST_ARCH
 
 
-def multiply(x: Fp8Rows, weight: Quantised, bias: Tensor | None) -> Tensor:
+Scaling = Literal["row", "group", "block"]
+
+
+class Fp8Weight(NamedTuple):
+    """Weight `[O, I]` as `multiply` takes it: fp8 numbers, and scales of what `scaling` says."""
+
+    numbers: Tensor  # [O, I]
+    scales: Tensor  # [O, groups], or of blocks [⌈O / 128⌉, groups]
+    scaling: Scaling
+    group: int
+
+
+def prepare(weight: Quantised) -> Fp8Weight:
+    """Return a weight that is supported; rows that have the scales of their block have them once.
+
+    A block's scale saves a step one multiplication a number, and memory 1 byte in 33. The host
+    waits for the device; on the meta device the rows of blocks are taken to have the same scales.
+    """
+    scales = weight.scales
+    if scales.shape[-1] == 1:
+        return Fp8Weight(weight.numbers, scales, "row", weight.group)
+    first = scales[::BLOCK].contiguous()
+    if first.is_meta or torch.equal(first.repeat_interleave(BLOCK, 0)[: len(scales)], scales):
+        return Fp8Weight(weight.numbers, first, "block", weight.group)
+    return Fp8Weight(weight.numbers, scales, "group", weight.group)
+
+
+def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias, x being quantised by the groups of the weight.
 
-    These are blocks of a multiple of 128 inputs, or rows. Moves T·I bytes, T·O numbers of x's
-    dtype, and the weight's bytes once for each tile of rows.
+    Moves T·I bytes, T·O numbers of x's dtype, and the weight's bytes once for each tile of rows.
     """
-    rows, (outputs, inputs), groups = x.count, weight.shape, weight.scales.shape[-1]
+    rows, (outputs, inputs), groups = x.count, weight.numbers.shape, weight.scales.shape[-1]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.numbers.device)
     most = next((tile for tile in TILES if rows <= tile), TILES[-1])
-    config = config_for("multiply_fp8", arch_of(out.device), rows=most, is_grouped=int(groups > 1))
+    config = config_for("multiply_fp8", arch_of(out.device), rows=most, scaling=weight.scaling)
     tiles = (triton.cdiv(rows, config.sizes["ROWS"]), triton.cdiv(outputs, config.sizes["OUTPUTS"]))
-    arrays = x.numbers, x.scales, weight.numbers, weight.scales, out
-    sizes = rows, outputs, inputs, x.scales.shape[1], groups, weight.group // BLOCK
-    grid = (tiles[0] * tiles[1],)
-    launch(_multiply_fp8, grid, *arrays, *sizes, config=config, IS_GROUPED=groups > 1)
-    return out if bias is None else out.add_(bias)
+    launch(
+        *(_multiply_fp8, (tiles[0] * tiles[1],)),
+        *(x.numbers, x.scales, weight.numbers, weight.scales, bias, out),
+        *(rows, outputs, inputs, x.scales.shape[1], groups, weight.group // BLOCK),
+        config=config, SCALING=weight.scaling, IS_EVEN=inputs % BLOCK == 0,
+    )  # fmt: skip
+    return out
 
 
 def supports(weight: Quantised) -> bool:
-    """Say whether `multiply` takes a weight."""
+    """Say whether there is a product with a weight."""
     is_one = weight.group >= weight.inputs
     return (
         weight.zeros is None
@@ -60,7 +92,8 @@ def _multiply_fp8(
     x,  # [T, inputs]
     x_scales,  # [groups, padded_rows]
     numbers,  # [outputs, inputs]
-    scales,  # [outputs, groups]
+    scales,  # [outputs, groups], or of blocks [⌈outputs / 128⌉, groups]
+    bias,  # [outputs], or None
     out,  # [T, outputs]
     rows,
     outputs,
@@ -68,42 +101,55 @@ def _multiply_fp8(
     padded_rows,
     groups,
     steps_a_group,
-    IS_GROUPED: tl.constexpr,
+    SCALING: tl.constexpr,  # by "row", "group" of a row, or "block" of rows
+    IS_EVEN: tl.constexpr,  # whether inputs are whole steps
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    # Programs beside each other have the same outputs: a weight is read once from memory.
-    row_tiles = tl.cdiv(rows, ROWS)
-    row = (tl.program_id(0) % row_tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    output = (tl.program_id(0) // row_tiles).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
-    has_row, has_output = row < rows, output < outputs
+    row_tile, output_tile = _tile(tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS))
+    row = row_tile * ROWS + tl.arange(0, ROWS)
+    output = output_tile * OUTPUTS + tl.arange(0, OUTPUTS)
+    # Behind the last the last is read again, and not stored.
+    from_row = tl.minimum(row, rows - 1).to(tl.int64)
+    from_output = tl.minimum(output, outputs - 1).to(tl.int64)
+    column = tl.arange(0, STEP)
+    left = x + from_row[:, None] * inputs + column[None, :]
+    right = numbers + from_output[None, :] * inputs + column[:, None]
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for step in range(tl.cdiv(inputs, STEP)):
-        column = step * STEP + tl.arange(0, STEP)
-        has_column = column < inputs
-        left = tl.load(
-            x + row[:, None] * inputs + column[None, :],
-            has_row[:, None] & has_column[None, :],
-            other=0.0,
-        )
-        right = tl.load(
-            numbers + output[None, :] * inputs + column[:, None],
-            has_output[None, :] & has_column[:, None],
-            other=0.0,
-        )
-        if IS_GROUPED:
-            group = step // steps_a_group
-            of_row = tl.load(x_scales + group * padded_rows + row, has_row, other=0.0)
-            of_output = tl.load(scales + output * groups + group, has_output, other=0.0)
-            total += tl.dot(left, right) * (of_row[:, None] * of_output[None, :])
+        if IS_EVEN:
+            a, b = tl.load(left), tl.load(right)
         else:
-            total = tl.dot(left, right, total)
-    if not IS_GROUPED:
-        of_row = tl.load(x_scales + row, has_row, other=0.0)
-        of_output = tl.load(scales + output, has_output, other=0.0)
+            is_there = column < inputs - step * STEP
+            a = tl.load(left, is_there[None, :], other=0.0)
+            b = tl.load(right, is_there[:, None], other=0.0)
+        left += STEP
+        right += STEP
+        if SCALING == "row":
+            total = tl.dot(a, b, total)
+        else:
+            group = step // steps_a_group
+            of_row = tl.load(x_scales + group * padded_rows + from_row)
+            if SCALING == "block":
+                of_row *= tl.load(scales + output_tile * OUTPUTS // STEP * groups + group)
+                total += tl.dot(a, b) * of_row[:, None]
+            else:
+                of_output = tl.load(scales + from_output * groups + group)
+                total += tl.dot(a, b) * (of_row[:, None] * of_output[None, :])
+    if SCALING == "row":
+        of_row, of_output = tl.load(x_scales + from_row), tl.load(scales + from_output)
         total *= of_row[:, None] * of_output[None, :]
-    tl.store(
-        out + row[:, None] * outputs + output[None, :],
-        total.to(out.dtype.element_ty),
-        has_row[:, None] & has_output[None, :],
-    )
+    if bias is not None:
+        total += tl.load(bias + from_output).to(tl.float32)[None, :]
+    place = row.to(tl.int64)[:, None] * outputs + output[None, :]
+    is_there = (row < rows)[:, None] & (output < outputs)[None, :]
+    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
+
+
+@triton.jit
+def _tile(row_tiles, output_tiles):
+    """Return a program's tile of rows and of outputs."""
+    band = tl.program_id(0) // (TILES_OF_ROWS * output_tiles)
+    place = tl.program_id(0) % (TILES_OF_ROWS * output_tiles)
+    height = tl.minimum(row_tiles - band * TILES_OF_ROWS, TILES_OF_ROWS)
+    return band * TILES_OF_ROWS + place % height, place // height

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..linear import Fp8Linear, Linear
 from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
-from . import elementwise, fp8
+from . import block_scaled, elementwise, fp8
 from .fp8_bits import OF_HALVES, halves_of_e4m3
 from .launch import arch_of, launch
 from .tuned_tiles import config_for
@@ -48,7 +48,16 @@ def prepare_fp8(weight: Quantised, bias: Tensor | None) -> Linear | None:
     """Prepare the layer of fp8 activations; None where that is not supported."""
     if not (fp8.has_fp8_matmul(weight.device) and fp8.supports(weight)):
         return None
-    return Fp8Linear(lambda x: fp8.multiply(x, weight, bias), weight.group, elementwise)
+    prepared = fp8.prepare(weight)
+    of_many = block_scaled.prepare(prepared, weight.dtype)
+
+    def product(x: Fp8Rows) -> Tensor:
+        if of_many is None or x.count < block_scaled.MANY_ROWS:
+            return fp8.multiply(x, prepared, bias)
+        out = of_many(x)
+        return out if bias is None else out.add_(bias)
+
+    return Fp8Linear(product, weight.group, elementwise)
 
 
 def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:

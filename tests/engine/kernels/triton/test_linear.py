@@ -9,13 +9,21 @@ from types import ModuleType
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
 from tidemill.engine.kernels import elementwise
 from tidemill.engine.kernels.linear import Fp8Linear, LinearFactory
-from tidemill.engine.kernels.quantised import FP8, FP8_MAX, Quantised, pack_int4, quantise_rows_fp8
+from tidemill.engine.kernels.quantised import (
+    BLOCK,
+    FP8,
+    FP8_MAX,
+    Quantised,
+    pack_int4,
+    quantise_rows_fp8,
+)
 from tidemill.engine.kernels.triton import elementwise as triton_ops
 from tidemill.engine.kernels.triton import fp8, fp8_bits, linear
 
@@ -89,17 +97,38 @@ def check_halves(module: ModuleType) -> None:
         assert torch.equal(linear.dequantised(weight), numbers.float())
 
 
+def with_blocks(weight: Quantised) -> Quantised:
+    """Return a weight whose scales are those of blocks of 128 outputs."""
+    first = weight.scales[::BLOCK].repeat_interleave(BLOCK, 0)
+    return replace(weight, scales=first[: len(weight.scales)].contiguous())
+
+
 def check_multiply_fp8(module: ModuleType) -> None:
-    """Hold rows that become fp8 to the same in float64."""
+    """Hold rows that become fp8 to the same in float64: by rows, groups and blocks."""
     for rows, shape in ((3, (17, 40, 40)), (17, (66, 300, 128)), (2, (5, 384, 256))):
         weight = of_eight_bits(*shape, torch.float32)
         x, bias = torch.randn(rows, shape[1]), torch.randn(shape[0])
-        numbers, scales = quantise_rows_fp8(x, shape[2])
-        spread = scales.repeat_interleave(shape[2], 1)[:, : shape[1]]
-        expected = (numbers.double() * spread) @ exactly(weight).T
+        expected = fp8_product(x, weight)
         quantised = triton_ops.quantise_fp8(x, shape[2])
-        assert_near(module.multiply(quantised, weight, None), expected)
-        assert_near(module.multiply(quantised, weight, bias), expected + bias)
+        prepared = module.prepare(weight)
+        assert_near(module.multiply(quantised, prepared, None), expected)
+        assert_near(module.multiply(quantised, prepared, bias), expected + bias)
+    weight, x = with_blocks(of_eight_bits(130, 256, 128, torch.float32)), torch.randn(40, 256)
+    assert module.prepare(of_eight_bits(130, 256, 128, torch.float32)).scaling == "group"
+    assert module.prepare(weight).scaling == "block"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "TILES_OF_ROWS", tl.constexpr(2))
+        patch.setattr(module, "TILES", (16,))
+        quantised = triton_ops.quantise_fp8(x, 128)
+        got = module.multiply(quantised, module.prepare(weight), None)
+    assert_near(got, fp8_product(x, weight))
+
+
+def fp8_product(x: Tensor, weight: Quantised) -> Tensor:
+    """Return x as fp8 times a weight in float64."""
+    numbers, scales = quantise_rows_fp8(x, weight.group)
+    spread = scales.repeat_interleave(weight.group, 1)[:, : weight.inputs]
+    return (numbers.double() * spread) @ exactly(weight).T
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
@@ -151,10 +180,14 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
             "has_output[:, None] & (column < inputs - 1)[None, :]\n    tl.store",
         ),
     ),
-    (fp8, check_multiply_fp8, Mutation("row < rows,", "row < rows - 1,")),
-    (fp8, check_multiply_fp8, Mutation(", output < outputs", ", output < outputs - 1")),
-    (fp8, check_multiply_fp8, Mutation("column < inputs", "column < inputs - 1")),
+    (fp8, check_multiply_fp8, Mutation("minimum(row, rows - 1)", "minimum(row, rows - 2)")),
+    (fp8, check_multiply_fp8, Mutation("(output < outputs)", "(output < outputs - 1)")),
+    (fp8, check_multiply_fp8, Mutation("column < inputs -", "column < inputs - 1 -")),
     (fp8, check_multiply_fp8, Mutation("step // steps_a_group", "step")),
+    (fp8, check_multiply_fp8, Mutation("* OUTPUTS // STEP * groups", "* groups")),
+    (fp8, check_multiply_fp8, Mutation("place % height, place // height", "place % height, 0")),
+    (fp8, check_multiply_fp8, Mutation("minimum(row_tiles - band", "minimum(row_tiles - 0 * band")),
+    (fp8, check_multiply_fp8, Mutation("first.is_meta or torch.equal", "True or torch.equal")),
 ]
 
 
