@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tidemill.protocol.contract import EngineError
+
 from ..kernels.attention import AttentionBackend, CapturableBackend
 from ..kernels.step import Step, buffer_slices, host_buffer
 from ..model.device import matmul_flops
@@ -37,6 +39,10 @@ MOST_PAGES = 2**24
 MOST_GRAPHS = 128
 # What launching a layer takes a host.
 LAYER_SECONDS = 200e-6
+
+# Relative L2 distance of a replayed step's hidden states from those of the launched one: a product
+# may be captured in another form, which rounds otherwise; an address that went stale gives noise.
+REPLAY_TOLERANCE = 0.1
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -118,6 +124,7 @@ def make_graphs(
         most_pages=min(table.pages.size, MOST_PAGES),
         num_slots=len(table.sequences),
         captures=captures,
+        has_ranks=model.check is not None,
     )
 
 
@@ -160,12 +167,13 @@ class CudaGraphs:
         most_pages: int,
         num_slots: int,
         captures: Capture,
+        has_ranks: bool = False,
     ) -> None:
         self._model, self._network = model, network
         self._attention = attention
         self._buckets = list(buckets(most_tokens))
         self._most_tokens, self._most_pages = most_tokens, most_pages
-        self._captures = captures
+        self._captures, self._has_ranks = captures, has_ranks
         # By the tokens of a bucket, and what is launched.
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
@@ -220,7 +228,7 @@ class CudaGraphs:
 
         `ids` are the same in all calls.
         """
-        graphs = GraphLimits(self._most_tokens, self._most_pages, ids.last)
+        graphs = GraphLimits(self._most_tokens, self._most_pages, ids.last, self.drop)
         return self._model.run_graph(step, self._attention, graphs, partial(self._run, step, ids))
 
     def _run(self, step: Step, ids: DeviceTokens) -> Tensor:
@@ -230,8 +238,8 @@ class CudaGraphs:
             kind = step.num_tokens, self._attention.all_launches
         captured = self._captured.get(kind)
         if captured is None:
-            hidden = self._compute(step, ids, kind)
-            self._capture(step, ids, kind)
+            hidden = self._compute(step, ids, kind).clone()
+            self._capture(step, ids, kind, hidden[: len(step.host.logit_rows)])
         else:
             captured.graph.replay()
             self._network.num_layers_started += len(self._model.shapes)
@@ -251,15 +259,31 @@ class CudaGraphs:
             self._hidden = torch.empty_like(hidden)
         return self._hidden[: len(hidden)].copy_(hidden)
 
-    def _capture(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> None:
+    def _capture(
+        self, step: Step, ids: DeviceTokens, kind: tuple[int, int], launched: Tensor
+    ) -> None:
+        """Capture a step, and replay it once: its hidden states must be those `launched`.
+
+        Not with other ranks: if one of them captures nothing, the rest would wait for it.
+        """
         num_begun = self._network.num_layers_started
         try:
             graph, hidden = self._captures(lambda: self._compute(step, ids, kind))
+            if not self._has_ranks:
+                graph.replay()
+                check_replay(hidden[: len(launched)], launched)
             self._captured[kind] = _Captured(graph, hidden)
         except Exception as exc:  # noqa: BLE001 - whatever it was, the step itself is computed
             logger.warning("steps are launched without graphs from now on: %s", exc)
             self.drop()
         self._network.num_layers_started = num_begun
+
+
+def check_replay(replayed: Tensor, launched: Tensor) -> None:
+    """Raise `EngineError` where hidden states `[N, H]` of a replay are others than those before."""
+    distance, scale = (replayed.float() - launched.float()).norm(), launched.float().norm()
+    if not distance <= REPLAY_TOLERANCE * scale:
+        raise EngineError(f"one gave other numbers (off by {distance:.2g} of {scale:.2g})")
 
 
 def _lengths(bucket: int) -> dict[str, int]:

@@ -62,11 +62,15 @@ class VisionEncoder(NamedTuple):
 
 
 class GraphLimits(NamedTuple):
-    """Limits of CUDA graphs, and the device's last ids `[slots]`, used where the host has none."""
+    """Limits of CUDA graphs, and the device's last ids `[slots]`, used where the host has none.
+
+    `drop` destroys the graphs, from any thread.
+    """
 
     most_tokens: int
     most_pages: int
     last_ids: Tensor
+    drop: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

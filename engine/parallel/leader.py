@@ -93,6 +93,7 @@ class Leader:
         self._failure: str | None = None
         self._has_failed, self._is_closed = threading.Event(), threading.Event()
         self._failing = threading.Lock()
+        self._drop_graphs: Callable[[], Callable[[], None] | None] = lambda: None
         # Until when others are waited for, and on a GPU what comes behind that.
         self._awaited: tuple[float, torch.cuda.Event | None] | None = None
         # Models and attentions have numbers; those that nobody has any more are told.
@@ -165,6 +166,7 @@ class Leader:
     ) -> Tensor:
         """Compute a step of model `number` in graphs on all ranks; `call` computes this one's."""
         self.check()
+        self._drop_graphs = weakref.WeakMethod(graphs.drop)
         sizes = GraphSizes(graphs.most_tokens, graphs.most_pages, len(graphs.last_ids))
         message = Forward.from_step(step, number, self._numbers[attention], sizes)
         self._broadcast(message)
@@ -197,7 +199,7 @@ class Leader:
             self._is_closed.set()
         for process in self._rank_processes:
             process.close()
-        self._group.leave()
+        self._leave()
 
     def _start(self) -> None:
         # Kernels of several ranks would look for work on each other's cores.
@@ -300,7 +302,10 @@ class Leader:
             self._has_failed.set()
         for process in self._rank_processes:
             process.kill()
-        self._group.leave()  # this one may wait for them
+        self._leave()  # this one may wait for them
+
+    def _leave(self) -> None:
+        self._group.leave(self._drop_graphs() or (lambda: None))
 
     def _number(self) -> int:
         self._num_numbers += 1

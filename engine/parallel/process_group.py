@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -68,17 +69,18 @@ class TorchGroup:
         self._group.broadcast([x], options).wait()
         return x
 
-    def leave(self) -> None:
+    def leave(self, drop_graphs: Callable[[], None]) -> None:
         """Abort the group: nobody waits for this rank, nor this rank for others; from any thread.
 
-        NCCL's collectives end at once, but its abort waits for all graphs that captured any to be
-        destroyed, which the thread that they hung may do only then. So it is waited for so long.
+        NCCL's collectives end at once, and its abort once all graphs that captured any are
+        destroyed: a thread that they hung may hold on to some, so that is waited for so long.
         """
         if self._group is not None:
             aborting = threading.Thread(
                 target=self._group.abort, name="tidemill-abort", daemon=True
             )
             aborting.start()
+            drop_graphs()
             aborting.join(ABORT_SECONDS)
 
 

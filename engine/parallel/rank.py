@@ -126,6 +126,7 @@ class Rank:
                 most_pages=sizes.most_pages,
                 num_slots=sizes.num_slots,
                 captures=captures,
+                has_ranks=True,
             )
             self._graphs[command.attention] = graphs, DeviceTokens(sizes.num_slots, self._device)
         return self._graphs[command.attention]

@@ -47,9 +47,10 @@ class ThreadGroup:
         """Be there."""
         assert folder.is_dir()
 
-    def leave(self) -> None:
+    def leave(self, drop_graphs: Callable[[], None]) -> None:
         """Let nobody wait."""
         self._board.met.abort()
+        drop_graphs()
 
     def _all(self, x: Tensor) -> list[Tensor]:
         board = self._board

@@ -16,15 +16,18 @@ from tidemill.engine.parallel.process_group import TorchGroup
 def test_an_abort_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """As NCCL's does, while a graph lives that has captured a collective; it goes on behind."""
     monkeypatch.setattr(process_group, "ABORT_SECONDS", 0.01)
-    graphs_are_gone, has_ended = threading.Event(), threading.Event()
+    has_begun, graphs_are_gone, has_ended = (threading.Event() for _ in range(3))
 
     def abort() -> None:
+        has_begun.set()
         graphs_are_gone.wait()
         has_ended.set()
 
     group = TorchGroup(Shard(0, 2), torch.device("cpu"), 1.0)
     group._group = SimpleNamespace(abort=abort)
-    group.leave()
+    group.leave(lambda: None)
+    assert has_begun.is_set()
     assert not has_ended.is_set()
-    graphs_are_gone.set()
-    assert has_ended.wait(10)
+    monkeypatch.setattr(process_group, "ABORT_SECONDS", 10)
+    group.leave(graphs_are_gone.set)  # destroys them while the abort goes on
+    assert has_ended.is_set()
