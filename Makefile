@@ -92,7 +92,7 @@ help:
 	@echo "make bench-host    lines/s and memory of the host path at 10,000 and 1,000,000 lines"
 	@echo "make bench-batches batches through an emulator: lines/s, memory, and 1, 2, 4 workers"
 	@echo "make bench-upload  a file of 1 GB through the dashboard: seconds, and the browser's memory"
-	@echo "make bench-gpu     on a machine with a GPU: all that takes one to know, in nine minutes"
+	@echo "make bench-gpu     on a machine with a GPU: all that takes one to know, in ten minutes"
 	@echo "make bench-models  make the random-weight models and files, base and a to g, of the benchmarks"
 	@echo "make clean         remove $(VENV), $(OUT) and all caches"
 
@@ -378,8 +378,10 @@ bench-batches: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
 bench-mixed: $(OUT)/bench/46m/config.json
 	$(BIN)/python -m bench.server.mixed $(OUT)/bench/46m
 
+# RESULTS is a folder; what it holds is not done again.
+RESULTS ?=
 bench-gpu: $(INSTALLED_ENGINE)
-	$(BIN)/python -m bench.gpu.gpu
+	$(BIN)/python -m bench.gpu.gpu $(if $(RESULTS),--results $(RESULTS))
 
 bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3

@@ -1,233 +1,230 @@
-"""Everything that takes a GPU to know, in one call of less than nine minutes.
+"""Everything that takes a GPU to know, in one call of less than ten minutes.
 
-    python -m bench.gpu.gpu [--results FILE] [--seconds 520] [--only rows,speed]
+    python -m bench.gpu.gpu [--results FOLDER] [--seconds 570] [--only attention,step]
 
-Nothing is downloaded: models are random weights of known shapes, made on the card. Each part runs
-in a process of its own within a time of its own; what it has found so far is kept whatever becomes
-of it. A second call with the same file does what is missing or failed. `--tiny` does all of it on a
-CPU in seconds of work, where Triton's kernels are interpreted: it proves this script, not the
-kernels, and its numbers mean nothing.
+Nothing is downloaded: models are random weights of known shapes, made on the card, and the demo
+model of this repository. Each part runs in processes of its own until a time of its own; of tasks
+that end, a line is printed and a record lies in FOLDER/results.jsonl, whatever becomes of the next.
+A second call with the same folder does what is missing or failed. `--tiny` does all of it on a CPU
+on tiny shapes, where Triton's kernels are interpreted: it proves this script, not the kernels, and
+its numbers mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from bench.gpu.parts.report import report
-from bench.gpu.parts.task import Numbers, Place, Task
+from bench.gpu.results import WHOLE, Results, is_complete, is_done
+from bench.gpu.work import BROKEN, LEFT, Claims
 
 RESULTS = Path(__file__).parents[1] / "results"
-PACKAGES = ("torch", "triton", "transformers", "numpy")
-TINY_SECONDS = 300
-# What a part is given to go by.
-FOUND = "found.json"
+SECONDS = 570.0
+TINY_SECONDS = 600.0
+# Between two looks at processes, and after the time of a part until they are killed.
+LOOK_SECONDS, GRACE_SECONDS = 0.05, 2.0
 
 
-class Part(NamedTuple):
-    """A module of `bench.gpu.parts`, and the seconds that it may take."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A module with `tasks`: its share of the time, and how many processes do its tasks.
+
+    It starts when the one before has ended or, `beside` it, together with that.
+    """
 
     name: str
     seconds: float
+    processes: int = 1
+    beside: bool = False
+    module: str = ""
+
+    @property
+    def path(self) -> str:
+        """Return the module's full name."""
+        return self.module or f"bench.gpu.parts.{self.name}"
 
 
 PARTS = (
-    Part("ceilings", 30),
-    Part("accuracy", 60),
-    Part("speed", 60),
-    Part("rows", 40),
-    Part("generation", 200),
-    Part("peers", 90),
-    Part("sanitizer", 60),
+    Part("versions", 12),
+    # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
+    Part("accuracy", 100, processes=12),
+    Part("rows", 100, beside=True),
+    Part("ceilings", 18),
+    Part("attention", 65),
+    Part("step", 55),
+    Part("generation", 185),
+    Part("experts", 75),
+    Part("memcheck", 60, processes=8),
 )
 
 
-class Results:
-    """Results, in a file that is complete at any moment."""
+@dataclass(slots=True)
+class Running:
+    """A part whose processes run: those that end before their time are replaced."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.all: dict[str, Any] = {"parts": {}}
-        if path.exists():
-            self.all = json.loads(path.read_text(encoding="utf-8"))
+    part: Part
+    results: Results
+    claims_folder: Path
+    until: float
+    is_tiny: bool
+    started: float = field(default_factory=time.monotonic)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    status: str = "done"
 
-    def found(self, part: str) -> dict[str, Numbers]:
-        """Return what each task of a part gave, or what it failed with."""
-        tasks: dict[str, Numbers] = self.all["parts"].setdefault(part, {}).setdefault("tasks", {})
-        return tasks
+    def start(self) -> None:
+        """Start all processes."""
+        count = min(self.part.processes, 2) if self.is_tiny else self.part.processes
+        for _ in range(count):
+            self.start_one()
 
-    def note(self, part: str, **status: object) -> None:
-        """Keep how a part went."""
-        self.all["parts"].setdefault(part, {}).update(status)
-        self.write()
+    def start_one(self) -> None:
+        """Start a process, which prints here; what it has to complain of goes to the log."""
+        command = [sys.executable, "-m", "bench.gpu.work", self.part.name, self.part.path]
+        command += ["--results", str(self.results.folder), "--claims", str(self.claims_folder)]
+        command += ["--until", str(self.until)]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if self.is_tiny:
+            command.append("--tiny")
+            environment["TRITON_INTERPRET"] = "1"
+        with (self.results.folder / "log.txt").open("ab") as log:
+            self.processes.append(
+                subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
+            )
 
-    def write(self) -> None:
-        """Write the file."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(self.all, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-        new.replace(self._path)
-
-
-def surroundings() -> dict[str, Any]:
-    """Return card, versions and command."""
-    import torch
-
-    versions: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = None
-    card: dict[str, Any] = {"name": "none: interpreted on a CPU"}
-    if torch.cuda.is_available():
-        found = torch.cuda.get_device_properties(0)
-        card = {
-            "name": found.name,
-            "bytes": found.total_memory,
-            "capability": f"{found.major}.{found.minor}",
-            "processors": found.multi_processor_count,
-            "cuda": torch.version.cuda,
-        }
-    return {"card": card, "versions": versions, "command": " ".join(sys.argv)}
-
-
-def run_part(part: Part, results: Results, folder: Path, *, is_tiny: bool, seconds: float) -> None:
-    """Run a part in a process of its own, and take in what it found until it ended."""
-    (folder / FOUND).write_text(
-        json.dumps({name: results.found(name) for name in results.all["parts"]}), encoding="utf-8"
-    )
-    command = [sys.executable, "-m", "bench.gpu.gpu", "--part", part.name, "--folder", str(folder)]
-    environment = dict(os.environ)
-    if is_tiny:
-        command.append("--tiny")
-        environment["TRITON_INTERPRET"] = "1"
-    started = time.monotonic()
-    log = folder / f"{part.name}.log"
-    with log.open("w", encoding="utf-8") as file:
-        try:
-            code = subprocess.run(
-                command, stdout=file, stderr=file, timeout=seconds, check=False, env=environment
-            ).returncode
-            status = "done" if code == 0 else f"ended with {code}"
-        except subprocess.TimeoutExpired:
-            status = f"ran out of {seconds:.0f} s"
-    store_cross_attention(part, results, folder)
-    took = time.monotonic() - started
-    end = log.read_text(encoding="utf-8")[-2000:] if status != "done" else ""
-    results.note(part.name, status=status, seconds=round(took, 1), log=end)
-
-
-def store_cross_attention(part: Part, results: Results, folder: Path) -> None:
-    """Add what a part has written, a line for each task."""
-    new = folder / f"{part.name}.jsonl"
-    if not new.exists():
-        return
-    for line in new.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        results.found(part.name)[record.pop("task")] = record
-    results.write()
-    new.unlink()
-
-
-def work(part: str, folder: Path, *, is_tiny: bool) -> None:
-    """Do the tasks of a part that are not done yet, a line for each; in the part's own process."""
-    import torch
-
-    found = json.loads((folder / FOUND).read_text(encoding="utf-8"))
-    place = Place(torch.device("cpu" if is_tiny else "cuda"), is_tiny, found)
-    with interpreting() if is_tiny else nullcontext(), (folder / f"{part}.jsonl").open("a") as file:
-        for task in import_module(f"bench.gpu.parts.{part}").tasks(place):
-            if is_done(found.get(part, {}).get(task.name)):
+    def look(self) -> bool:
+        """Attend to processes that have ended; return whether any runs."""
+        if time.monotonic() > self.until + GRACE_SECONDS:
+            self.stop(f"cut off after {self.until - self.started:.0f} s")
+        for process in list(self.processes):
+            code = process.poll()
+            if code is None:
                 continue
-            print(task.name, flush=True)
-            file.write(json.dumps({"task": task.name, **attempt(task)}) + "\n")
-            file.flush()
+            self.processes.remove(process)
+            if code == LEFT:
+                self.status = "there was no room for all"
+            elif code != 0:
+                was_at = self.fail(process, f"its process ended with {code}")
+                if was_at or code == BROKEN:
+                    self.start_one()
+                else:
+                    self.status = f"its process ended with {code}"
+        return bool(self.processes)
+
+    def fail(self, process: subprocess.Popen[bytes], why: str) -> bool:
+        """Record why the task that a process was at has not ended; return whether there is one."""
+        claims = Claims(self.claims_folder)
+        tasks = claims.held_by(process.pid)
+        for task in tasks:
+            self.results.append(self.part.name, task, {"error": why})
+            claims.release(task)
+            print(f"{self.part.name}: {task}: **failed**: {why}", flush=True)
+        return bool(tasks)
+
+    def stop(self, why: str) -> None:
+        """Kill what runs, and what it started."""
+        for process in self.processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self.fail(process, why)
+            self.status = why
+        self.processes.clear()
+
+    def end(self) -> None:
+        """Record how the part went."""
+        seconds = round(time.monotonic() - self.started, 1)
+        records = self.results.read().get(self.part.name, {})
+        failed = [task for task, record in records.items() if not is_done(record)]
+        if self.status == "done" and failed:
+            self.status = f"{len(failed)} tasks failed"
+        self.results.append(self.part.name, WHOLE, {"status": self.status, "seconds": seconds})
+        print(f"{self.part.name}: {self.status}, {seconds:.0f} s", flush=True)
 
 
-@contextmanager
-def interpreting() -> Iterator[None]:
-    """Let a CPU be served by Triton's kernels."""
-    from tidemill.engine.kernels.backends import TRITON_TYPES
+def run_all(
+    parts: Sequence[Part], results: Results, seconds: float, *, is_tiny: bool = False
+) -> None:
+    """Run what is missing of these parts within so many seconds.
 
-    TRITON_TYPES.add("cpu")
-    try:
-        yield
-    finally:
-        TRITON_TYPES.remove("cpu")
-
-
-def attempt(task: Task) -> Numbers:
-    """Return what a task gives, or what it fails with: the next may go well."""
-    started = time.monotonic()
-    try:
-        numbers = task.call()
-    except Exception as exc:  # noqa: BLE001 - whatever it is, it is written down
-        numbers = {"error": f"{type(exc).__name__}: {exc}"[:2000]}
-    return {**numbers, "took_seconds": round(time.monotonic() - started, 2)}
+    What one does not need of its time, those after it have.
+    """
+    results.open()
+    found = results.read()
+    missing = [part for part in parts if not is_complete(found.get(part.name, {}))]
+    groups = list(grouped(missing))
+    shares = [max(part.seconds for part in group) for group in groups]
+    scale = min(1.0, seconds / max(1.0, sum(shares)))
+    ends = time.monotonic()
+    for group, share in zip(groups, shares, strict=True):
+        ends += share * scale
+        run_group(group, results, ends, is_tiny=is_tiny)
 
 
-def is_done(record: Mapping[str, Any] | None) -> bool:
-    """Say whether a task need not be done again."""
-    return record is not None and "error" not in record
+def grouped(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Yield the parts that run at one time."""
+    group: list[Part] = []
+    for part in parts:
+        if group and not part.beside:
+            yield group
+            group = []
+        group.append(part)
+    if group:
+        yield group
 
 
-def missing(only: frozenset[str], results: Results) -> Iterator[Part]:
-    """Yield the parts that are asked for and not done, whole and without an error."""
-    for part in PARTS:
-        if only and part.name not in only:
-            continue
-        status = results.all["parts"].get(part.name, {}).get("status")
-        if status != "done" or not all(map(is_done, results.found(part.name).values())):
-            yield part
+def run_group(group: Sequence[Part], results: Results, until: float, *, is_tiny: bool) -> None:
+    """Run parts beside each other until a time of the monotonic clock."""
+    with tempfile.TemporaryDirectory() as folder:
+        running = []
+        for part in group:
+            claims = Path(folder) / part.name
+            claims.mkdir()
+            running.append(Running(part, results, claims, until - GRACE_SECONDS, is_tiny))
+        try:
+            for one in running:
+                one.start()
+            alive = list(running)
+            while alive:
+                time.sleep(LOOK_SECONDS)
+                for one in list(alive):
+                    if not one.look():
+                        one.end()
+                        alive.remove(one)
+        finally:
+            for one in running:
+                one.stop("stopped from outside")
 
 
 def main() -> None:
     """Run all parts that are missing, and say what was found."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--results", type=Path, help="a file; what it holds is not done again")
-    parser.add_argument("--seconds", type=float, default=520, help="for all (%(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, help="a folder; what it holds is not done again")
+    parser.add_argument("--seconds", type=float, help=f"for all (default: {SECONDS:.0f})")
     parser.add_argument("--only", default="", help="parts, comma-separated")
     parser.add_argument("--tiny", action="store_true", help="on a CPU, to try this script")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.part:
-        work(arguments.part, arguments.folder, is_tiny=arguments.tiny)
-        return
-    around = surroundings()
-    if "bytes" not in around["card"] and not arguments.tiny:
-        raise SystemExit("there is no GPU here; --tiny tries the script on a CPU")
-    name = "-".join(around["card"]["name"].lower().split())
-    path = arguments.results or RESULTS / f"{'tiny' if arguments.tiny else name}.json"
-    results, ends = Results(path), time.monotonic() + arguments.seconds
-    results.all.update(around)
-    folder = path.parent / f"{path.stem}.work"
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in PARTS:  # what was cut off with a call before
-        store_cross_attention(part, results, folder)
-    for part in missing(frozenset(filter(None, arguments.only.split(","))), results):
-        left = min(ends - time.monotonic(), TINY_SECONDS if arguments.tiny else part.seconds)
-        if left <= 0:
-            results.note(part.name, status="there was no time left")
-            continue
-        print(f"{part.name}: up to {left:.0f} s", flush=True)
-        run_part(part, results, folder, is_tiny=arguments.tiny, seconds=left)
-        print(f"  {results.all['parts'][part.name]['status']}", flush=True)
-    for line in report(results.all):
-        print(line)
-    print(f"written to {path}")
+    asked = parser.parse_args()
+    results = Results(asked.results or RESULTS / ("tiny" if asked.tiny else "gpu"))
+    only = set(filter(None, asked.only.split(",")))
+    if unknown := only - {part.name for part in PARTS}:
+        parser.error(f"no part is called {min(unknown)}: {', '.join(p.name for p in PARTS)}")
+    seconds = asked.seconds or (TINY_SECONDS if asked.tiny else SECONDS)
+    parts = [part for part in PARTS if not only or part.name in only]
+    try:
+        run_all(parts, results, seconds, is_tiny=asked.tiny)
+    finally:
+        text = "\n".join(report(results.read())) + "\n"
+        (results.folder / "report.md").write_text(text, encoding="utf-8")
+        print(f"{results.folder}/report.md has it as tables", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,19 +9,23 @@ from torch import Tensor
 
 from tidemill.engine.kernels.attention import AttentionBackendType
 from tidemill.engine.kernels.backends import choose_backend
-from tidemill.engine.kernels.quantised import Quantised
+from tidemill.engine.kernels.quantised import Quantised, quantise_fp8
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.quantised.loading import MADE_FP8
 from tidemill.engine.model.weight_map import weights_of
 
 STD = 0.02
 
 
 def random_weights(
-    model: Architecture, dtype: torch.dtype, device: torch.device
+    model: Architecture, dtype: torch.dtype, device: torch.device, *, is_fp8: bool = False
 ) -> dict[str, Tensor | Quantised]:
-    """Return weights by role: normal numbers, and ones where something is normed."""
+    """Return weights by role: normal numbers, and ones where something is normed.
+
+    With `is_fp8` layers' products are in fp8, with a scale a row.
+    """
     generator = torch.Generator(device).manual_seed(0)
     weights: dict[str, Tensor | Quantised] = {}
     for weight in weights_of(model):
@@ -32,6 +36,8 @@ def random_weights(
             if is_norm
             else tensor.normal_(0, STD, generator=generator)
         )
+        if is_fp8 and weight.role.partition(".")[2] in MADE_FP8:
+            weights[weight.role] = quantise_fp8(tensor)
     return weights
 
 

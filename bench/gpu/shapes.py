@@ -51,6 +51,18 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 40_960,
         "tie_word_embeddings": True,
     },
+    "qwen3-8b": {
+        **_QWEN3,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "max_position_embeddings": 40_960,
+        "tie_word_embeddings": False,
+    },
     "qwen3-30b-a3b": {
         **_QWEN3,
         "model_type": "qwen3_moe",

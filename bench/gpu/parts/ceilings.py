@@ -1,11 +1,14 @@
-"""Ceilings of the card, by torch's own functions, and the host's cost of a launch."""
+"""Ceilings of the card, by torch's own functions, and what a launch costs host and device."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import torch
+import triton
 
 from bench.gpu.parts.task import Numbers, Place, Task
 from tidemill.engine.kernels.backends import choose_elementwise
@@ -13,14 +16,24 @@ from tidemill.engine.kernels.backends import choose_elementwise
 COPIED_BYTES = 2 * 2**30
 WIDTH = 8192
 LAUNCHES = 1000
+FP8 = torch.float8_e4m3fn
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _empty(_nothing: Any) -> None:
+    pass
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield a copy, products in each dtype, and launches of a norm of one row."""
-    yield Task("copy", lambda: copy(place))
-    yield Task("product", lambda: product(place, place.dtype))
-    yield Task("product, float16", lambda: product(place, torch.float16))
-    yield Task("launch", lambda: launch(place))
+    """Yield a copy, products in each dtype, and launches of nothing and of a norm of one row."""
+    yield Task("copy", partial(copy, place), 2)
+    yield Task("product", partial(product, place, place.dtype), 2)
+    yield Task("product, float16", partial(product, place, torch.float16), 2)
+    for is_fast in (True, False):
+        name = f"product, fp8, {'fast' if is_fast else 'slow'} accumulation"
+        yield Task(name, partial(fp8_product, place, is_fast=is_fast), 2)
+    yield Task("launch gap in a graph", partial(gap, place), 2)
+    yield Task("launch of a norm", partial(launch, place), 4)
 
 
 def copy(place: Place) -> Numbers:
@@ -28,15 +41,44 @@ def copy(place: Place) -> Numbers:
     count = 2**16 if place.is_tiny else COPIED_BYTES
     source = torch.ones(count, dtype=torch.int8, device=place.device)
     target = torch.empty_like(source)
-    seconds = place.seconds(lambda: target.copy_(source))
+    seconds = place.replay_seconds(lambda: target.copy_(source))
     return {"bytes_per_second": 2 * count / seconds}
 
 
 def product(place: Place, dtype: torch.dtype) -> Numbers:
-    """Measure a square product."""
+    """Measure a square product of random numbers."""
     width = 64 if place.is_tiny else WIDTH
     left, right = torch.randn(2, width, width, device=place.device).to(dtype)
-    return {"flops_per_second": 2 * width**3 / place.seconds(lambda: left @ right)}
+    return {"flops_per_second": 2 * width**3 / place.replay_seconds(lambda: left @ right)}
+
+
+def fp8_product(place: Place, *, is_fast: bool) -> Numbers:
+    """Measure the same in fp8 with a scale a row, as torch has it."""
+    if place.is_tiny or torch.cuda.get_device_capability(place.device) < (8, 9):
+        return {"skipped": "this device multiplies no fp8"}
+    left, right = torch.randn(2, WIDTH, WIDTH, device=place.device).to(FP8)
+    scales = torch.ones(WIDTH, 1, device=place.device)
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(  # noqa: SLF001 - the name that torch 2.11 has
+            left,
+            right.T,
+            scale_a=scales,
+            scale_b=scales.T,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=is_fast,
+        )
+
+    return {"flops_per_second": 2 * WIDTH**3 / place.replay_seconds(multiply)}
+
+
+def gap(place: Place) -> Numbers:
+    """Measure a kernel of nothing, one of many in a graph: what is between two launches."""
+    if place.is_tiny:
+        return {"skipped": "no GPU"}
+    nothing = torch.zeros(1, device=place.device)
+    graph = place.captured(lambda: _empty[(1,)](nothing), LAUNCHES)
+    return {"seconds": place.seconds(graph.replay) / LAUNCHES}
 
 
 def launch(place: Place) -> Numbers:
@@ -54,6 +96,5 @@ def launch(place: Place) -> Numbers:
     place.wait()
     return {
         "host_seconds": host / count,
-        "seconds": (time.perf_counter() - started) / count,
-        "alone_seconds": place.seconds(lambda: blocks.rms_norm(row, weight, 1e-6)),
+        "seconds": place.replay_seconds(lambda: blocks.rms_norm(row, weight, 1e-6)),
     }

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bench.gpu.results import WHOLE
+
 # What of a task is shown: its field, and how.
 SHOWN: Mapping[str, Callable[[Any], str]] = {
+    "said": str,
     "bytes_per_second": lambda value: f"{value / 1e12:.3f} TB/s",
     "flops_per_second": lambda value: f"{value / 1e12:.1f} TFLOP/s",
     "share_of_copy": lambda value: f"{value:.0%} of a copy",
     "share_of_product": lambda value: f"{value:.0%} of a product",
     "host_seconds": lambda value: f"{value * 1e6:.1f} µs of the host",
+    "seconds": lambda value: f"{value * 1e6:.1f} µs",
+    "times_torch": lambda value: f"{value:.2f} × torch's time",
     "units_off": lambda value: f"off by {value:.1f} units",
     "share_off": lambda value: f"off by {value:.2%}",
     "other_tokens": lambda value: f"{value} other tokens",
     "rows_alike": lambda value: f"{value} rows alike",
     "largest_gap": lambda value: f"largest gap {value:.3f}",
     "outputs_per_second": lambda value: f"{value:,.0f} out tok/s",
-    "foretold_outputs_per_second": lambda value: f"foretold {value:,.0f}",
     "of_roofline": lambda value: f"{value:.0%} of the card's roofline",
-    "of_h200s_roofline": lambda value: f"{value:.0%} of an H200's",
+    "of_anchor": lambda value: f"{value:.2f} of what is published",
     "step_seconds": lambda value: f"{value * 1e3:.1f} ms a step",
+    "captures": lambda value: f"{value} graphs",
+    "reserved_bytes": lambda value: f"{value / 2**30:.1f} GiB reserved",
     "preemptions": lambda value: f"{value} gave way",
     "errors": lambda value: f"{value} errors",
     "skipped": str,
@@ -29,20 +35,26 @@ SHOWN: Mapping[str, Callable[[Any], str]] = {
 }
 
 
-def report(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines: card and versions, then a table for each part."""
-    versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
-    yield f"{results['card']['name']}; {versions}; `{results['command']}`"
-    for name, part in results["parts"].items():
-        took = f", {part['seconds']:.0f} s" if "seconds" in part else ""
-        yield f"\n## {name} ({part.get('status', 'not run')}{took})"
+def figures(numbers: Mapping[str, Any]) -> str:
+    """Return what of a task is shown, in one line."""
+    cells = [show(numbers[key]) for key, show in SHOWN.items() if numbers.get(key) is not None]
+    if profile := numbers.get("profile"):
+        cells.append(f"device busy {profile['device_busy']:.0%}")
+    if "holds" in numbers and not numbers["holds"]:
+        cells.append("**missed**")
+    return ", ".join(cells)
+
+
+def report(parts: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield a table for each part, its tasks in the order of the file."""
+    for name, tasks in parts.items():
+        whole = tasks.get(WHOLE, {})
+        took = f", {whole['seconds']:.0f} s" if "seconds" in whole else ""
+        yield f"\n## {name} ({whole.get('status', 'cut off')}{took})"
         yield "| | | bound |\n|---|---|---|"
-        for task, numbers in part.get("tasks", {}).items():
-            cells = ", ".join(show(numbers[key]) for key, show in SHOWN.items() if key in numbers)
-            profile = numbers.get("profile")
-            if profile:
-                cells += f", device busy {profile['device_busy']:.0%}"
-            yield f"| {task} | {cells} | {verdict(numbers)} |"
+        for task, numbers in tasks.items():
+            if task != WHOLE:
+                yield f"| {task} | {figures(numbers)} | {verdict(numbers)} |"
 
 
 def verdict(numbers: Mapping[str, Any]) -> str:

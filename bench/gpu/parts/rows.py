@@ -1,19 +1,36 @@
-"""Greedy rows of a model of a billion weights, beside transformers' eager attention."""
+"""Greedy rows: of a real run beside a CPU's, and of the loop beside transformers' eager attention.
+
+The demo model is run by `tidemill run` in fp32; what a CPU answers to the same file lies beside the
+model's requests in this folder, written by
+
+    python -m bench.gpu.parts.rows > bench/gpu/parts/greedy_rows.json
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from bench.gpu.parts.models import refuse
 from bench.gpu.parts.task import Numbers, Place, Task
 from bench.gpu.random_models import filled_from, loaded
 from bench.gpu.shapes import CONFIGS, architecture
+from bench.gpu.wheels import LEFT_OUT
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
-from tidemill.engine.loop.cuda_graphs import Capture, Graph
+from tidemill.engine.loop.cuda_graphs import Capture
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
@@ -22,17 +39,83 @@ GREEDY = Sampling(temperature=0)
 # How far below the likeliest a token may be that rounding made the choice, in standard deviations
 # of a place's logits: random weights leave next to nothing between the best two.
 BOUND = 0.15
+EXPECTED = Path(__file__).with_name("greedy_rows.json")
+MODEL = Path(__file__).parents[3] / "demo" / "model"
+NUM_LINES, MOST_NUMBERS, MAX_TOKENS = 160, 60, 24
+KV_CACHE = "1G"
 
 
 def tasks(place: Place) -> Iterator[Task]:
-    """Yield the comparison of steps as they are run, and of steps that are no graphs."""
-    yield Task("greedy rows", lambda: rows(place, None))
-    yield Task("greedy rows, no graphs", lambda: rows(place, refuse))
+    """Yield a real run, and steps of the loop as they are run and without graphs."""
+    yield Task("tidemill run", partial(real_run, place), 60)
+    yield Task("greedy rows", partial(rows, place, None), 25)
+    yield Task("greedy rows, no graphs", partial(rows, place, refuse), 25)
 
 
-def refuse(_compute: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
-    """Capture nothing, so that all is launched plainly."""
-    raise RuntimeError("no graphs were asked for")
+def requests() -> Iterator[dict[str, Any]]:
+    """Yield the lines of the run: sums behind contexts of many lengths, some of them shared."""
+    rng = random.Random(0)
+    for number in range(NUM_LINES):
+        first, second = rng.sample(range(100), 2)
+        # Some contexts are of a page, some of several tiles; every fourth one is the same.
+        count = 40 if number % 4 == 0 else rng.randrange(MOST_NUMBERS)
+        counted = " ".join(f"{place} + 1 = {place + 1}." for place in range(count))
+        question = f"{counted} What is {first} + {second}?".strip()
+        yield {
+            "custom_id": f"sum-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {
+                "model": "tidemill-demo",
+                "messages": [{"role": "user", "content": question}],
+                "max_tokens": MAX_TOKENS,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+        }
+
+
+def run(device: str, folder: Path) -> list[str]:
+    """Run the file on a device and return what is answered."""
+    source, target = folder / "requests.jsonl", folder / "rows.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in requests()), encoding="utf-8")
+    command = [sys.executable, "-m", "tidemill", "run", str(source), "-o", str(target)]
+    command += ["--model", str(MODEL), "--served-model-name", "tidemill-demo"]
+    command += ["--device", device, "--dtype", "float32", "--kv-cache-memory", KV_CACHE]
+    # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(stand_ins(folder)), *sys.path[1:]])
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(f"it ended with {ran.returncode}: {' '.join(ran.stderr.split())[-500:]}")
+    answered = map(json.loads, target.read_text(encoding="utf-8").splitlines())
+    return [row["response"]["body"]["choices"][0]["message"]["content"] for row in answered]
+
+
+def stand_ins(folder: Path) -> Path:
+    """Make what a run looks for and only recordings need, where it is missing: empty packages."""
+    site = folder / "site"
+    site.mkdir()
+    for name in LEFT_OUT:
+        if find_spec(name) is None:
+            (site / name).mkdir()
+            (site / name / "__init__.py").touch()
+    return site
+
+
+def real_run(place: Place) -> Numbers:
+    """Compare a run on this device with the rows that a CPU wrote, in fp32: all are equal."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(place.device.type, Path(folder))
+    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))
+    pairs = enumerate(zip(found, expected, strict=True))
+    others = [number for number, (one, other) in pairs if one != other]
+    return {
+        "rows": len(found),
+        "rows_alike": len(found) - len(others),
+        "others": others,
+        "holds": not others,
+    }
 
 
 def rows(place: Place, captures: Capture | None) -> Numbers:
@@ -89,3 +172,14 @@ def generated(
     while core.step() is not None:
         pass
     return [sequence.result().token_ids for sequence in sequences]
+
+
+def main() -> None:
+    """Print the rows of a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run("cpu", Path(folder))
+    print(json.dumps(found, ensure_ascii=False, indent=0))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,25 +16,29 @@ from bench.gpu.cards import CARDS, Card
 Numbers = dict[str, Any]
 # Written before each timed call, so that nothing is found in a cache: above any card's.
 FLUSHED_BYTES = 256 * 2**20
+WARM_CALLS = 3
 
 
 class Task(NamedTuple):
-    """Something to be done, by a name that no other has in its part."""
+    """Something to be done, by a name that no other has in its part, and its usual seconds."""
 
     name: str
     call: Callable[[], Numbers]
+    seconds: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The device: a GPU, or with `is_tiny` a CPU that interprets kernels on tiny shapes.
 
-    `found` is what earlier parts gave, by part and name.
+    `found` is what earlier parts gave, by part and name; `until` is when this part must have ended,
+    by the monotonic clock.
     """
 
     device: torch.device
     is_tiny: bool
     found: Mapping[str, Mapping[str, Numbers]]
+    until: float = float("inf")
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
@@ -74,7 +78,7 @@ class Place:
         """Return the median time of a call on the device, caches cold; it is called before."""
         if self.is_tiny:
             return self._wall_seconds(call, 1)
-        for _ in range(3):
+        for _ in range(WARM_CALLS):
             call()
         flush = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
         make: Any = partial(torch.cuda.Event, enable_timing=True)
@@ -86,6 +90,27 @@ class Place:
             end.record()
         self.wait()
         return statistics.median(float(begin.elapsed_time(end)) / 1e3 for begin, end in events)
+
+    def replay_seconds(self, call: Callable[[], object], runs: int = 20) -> float:
+        """Return the same of a CUDA graph of the call, in which no launch costs the host."""
+        if self.is_tiny:
+            return self._wall_seconds(call, 1)
+        return self.seconds(self.captured(call).replay, runs)
+
+    def captured(self, call: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
+        """Return a graph of so many calls, which were made before."""
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_CALLS):
+                call()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(times):
+                call()
+        return graph
 
     def _wall_seconds(self, call: Callable[[], object], runs: int) -> float:
         call()

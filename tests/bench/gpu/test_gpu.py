@@ -2,36 +2,74 @@
 
 from __future__ import annotations
 
-import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from bench.gpu import gpu
-from bench.gpu.gpu import PARTS, Part, Results, attempt, missing, run_part, work
-from bench.gpu.parts import ceilings
+from bench.gpu import work as working
+from bench.gpu.gpu import PARTS, SECONDS, Part, grouped, run_all
 from bench.gpu.parts.accuracy import held
-from bench.gpu.parts.generation import covered
+from bench.gpu.parts.profiles import covered
 from bench.gpu.parts.report import report
 from bench.gpu.parts.steps import PagedSequences, Piece
-from bench.gpu.parts.task import Place, Task
+from bench.gpu.parts.task import Task
+from bench.gpu.results import WHOLE, Results
+from bench.gpu.work import BROKEN, LEFT, Claims, attempt, work
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
+# Parts of two good tasks and, between them, a bad one, which a file makes good.
+FAULTY = """
+import os, signal, time
+from pathlib import Path
+from bench.gpu.parts.task import Task
+
+FOLDER = Path(__file__).parent
+
+def call(name, fault=None):
+    with (FOLDER / "calls").open("a") as file:
+        file.write(name + "\\n")
+    if fault and not (FOLDER / "mended").exists():
+        fault()
+    return {"process": os.getpid()}
+
+def tasks(_place):
+    yield Task("first", lambda: call(NAME + " first"), 0)
+    yield Task("bad", lambda: call(NAME + " bad", FAULT), 0)
+    yield Task("last", lambda: call(NAME + " last"), 0)
+"""
+FAULTS = {
+    "crashes": "lambda: os.kill(os.getpid(), signal.SIGSEGV)",
+    "hangs": "lambda: time.sleep(600)",
+    "fine": "None",
+}
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put modules of faulty parts where processes find them; return the folder."""
+    for name, fault in FAULTS.items():
+        text = f"{FAULTY}\nNAME, FAULT = {name!r}, {fault}\n"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path)]))
+    return tmp_path
 
 
 @pytest.mark.long
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     """Interpreted, on tiny shapes: no task fails, and what kernels give holds."""
-    path = tmp_path / "results.json"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     told = subprocess.run(
-        [sys.executable, "-m", "bench.gpu.gpu", "--tiny", "--results", str(path)],
+        [sys.executable, "-m", "bench.gpu.gpu", "--tiny", "--results", str(tmp_path)],
         cwd=ROOT,
         env={**environment, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -39,70 +77,163 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
         timeout=1200,
         check=True,
     ).stdout
-    parts = json.loads(path.read_text())["parts"]
+    parts = Results(tmp_path).read()
     assert parts.keys() == {part.name for part in PARTS}
+    assert len(list(tmp_path.iterdir())) <= 8
     for name, part in parts.items():
-        assert part["status"] == "done", (name, part)
-        for task, numbers in part["tasks"].items():
+        assert part[WHOLE]["status"] == "done", (name, part)
+        for task, numbers in part.items():
             assert "error" not in numbers, (name, task, numbers)
             assert numbers.get("holds", True), (name, task, numbers)
-            assert f"| {task} |" in told
+            assert task == WHOLE or f"{name}: {task}: " in told
 
 
-def fails(_place: Place) -> Iterator[Task]:
-    """Yield a task that goes well, and one that does not."""
-    yield Task("well", lambda: {"outputs_per_second": 3.0})
-    yield Task("badly", lambda: {"never": 1 / 0})
+def test_a_part_that_crashes_or_hangs_leaves_the_rest(
+    faulty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks around a crash and before a hang are kept; a second call does the others."""
+    monkeypatch.setattr(gpu, "GRACE_SECONDS", 0.2)
+    results, calls = Results(faulty / "results"), faulty / "calls"
+    parts = (
+        Part("crashes", 12, module="crashes"),
+        Part("hangs", 12, beside=True, module="hangs"),
+        Part("fine", 20, processes=2, module="fine"),
+    )
+    run_all(parts, results, 40, is_tiny=True)
+    found = results.read()
+    assert found["crashes"]["bad"]["error"] == f"its process ended with -{int(signal.SIGSEGV)}"
+    assert found["hangs"]["bad"]["error"].startswith("cut off after")
+    assert found["fine"][WHOLE]["status"] == "done"
+    done = {
+        part: {task for task in found[part] if "process" in found[part][task]} for part in found
+    }
+    assert done == {
+        "crashes": {"first", "last"},
+        "hangs": {"first"},
+        "fine": {"first", "bad", "last"},
+    }
+    assert len(calls.read_text().splitlines()) == len(set(calls.read_text().splitlines()))
+
+    calls.unlink()
+    (faulty / "mended").touch()
+    run_all(parts, results, 40, is_tiny=True)
+    assert sorted(calls.read_text().split("\n")[:-1]) == ["crashes bad", "hangs bad", "hangs last"]
+    assert all(part[WHOLE]["status"] == "done" for part in results.read().values())
 
 
-def test_a_task_that_fails_is_the_only_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it failed with is written down, and it alone is done again."""
-    monkeypatch.setattr(ceilings, "tasks", fails)
-    (tmp_path / gpu.FOUND).write_text("{}")
-    work("ceilings", tmp_path, is_tiny=True)
-    lines = [json.loads(line) for line in (tmp_path / "ceilings.jsonl").read_text().splitlines()]
-    assert [line["task"] for line in lines] == ["well", "badly"]
-    assert "ZeroDivisionError" in lines[1]["error"]
-    found = {line.pop("task"): line for line in lines}
-    (tmp_path / gpu.FOUND).write_text(json.dumps({"ceilings": found}))
-    (tmp_path / "ceilings.jsonl").write_text("")
-    work("ceilings", tmp_path, is_tiny=True)
-    again = [
-        json.loads(line)["task"] for line in (tmp_path / "ceilings.jsonl").read_text().splitlines()
-    ]
-    assert again == ["badly"]
+def test_a_cut_loses_nothing_that_has_ended(faulty: Path) -> None:
+    """Whoever kills all of it finds the tasks that were done, and the next call does the rest."""
+    results = Results(faulty / "results")
+    start = (
+        "from pathlib import Path; from bench.gpu.gpu import *; "
+        f"run_all([Part('hangs', 60, module='hangs')], Results(Path({str(results.folder)!r})), 60, "
+        "is_tiny=True)"
+    )
+    started = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.DEVNULL)
+    while "first" not in results.read().get("hangs", {}):
+        time.sleep(0.05)
+    process = results.read()["hangs"]["first"]["process"]
+    os.kill(started.pid, signal.SIGKILL)
+    os.kill(process, signal.SIGKILL)
+    started.wait()
+    (faulty / "mended").touch()
+    with (results.folder / "results.jsonl").open("a") as file:
+        file.write('{"part": "hangs", "task": "ba')  # a line that was being written
+    run_all([Part("hangs", 60, module="hangs")], results, 60, is_tiny=True)
+    assert results.read()["hangs"]["first"]["process"] == process
+    assert results.read()["hangs"][WHOLE]["status"] == "done"
 
 
-def test_a_part_that_hangs_leaves_what_it_found(
+def worked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tasks: list[Task], until: float = float("inf")
+) -> int:
+    """Do tasks as a part of their own in this process; return the exit status."""
+    monkeypatch.setitem(sys.modules, "a_part", SimpleNamespace(tasks=lambda _place: iter(tasks)))
+    results, claims = Results(folder / "results"), folder / "claims"
+    results.open()
+    claims.mkdir(exist_ok=True)
+    return work("part", "a_part", results, Claims(claims), until, is_tiny=False)
+
+
+def good() -> dict[str, Any]:
+    """Be a task that goes well."""
+    return {"outputs_per_second": 3.0}
+
+
+def test_a_task_without_room_is_left_for_the_next_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its time and no more; the next part is not touched by it."""
-
-    def hang(_command: list[str], *, timeout: float, **_: object) -> None:
-        (tmp_path / "speed.jsonl").write_text('{"task": "one", "seconds": 2}\n')
-        raise subprocess.TimeoutExpired("it", timeout)
-
-    monkeypatch.setattr(subprocess, "run", hang)
-    results = Results(tmp_path / "results.json")
-    run_part(Part("speed", 7), results, tmp_path, is_tiny=True, seconds=7)
-    read = json.loads((tmp_path / "results.json").read_text())["parts"]["speed"]
-    assert read["status"] == "ran out of 7 s"
-    assert read["tasks"] == {"one": {"seconds": 2}}
+    """A shorter one behind it is done."""
+    tasks = [Task("long", good, 100), Task("short", good, 0)]
+    assert worked(tmp_path, monkeypatch, tasks, time.monotonic() + 50) == LEFT
+    assert results_of(tmp_path).keys() == {"short"}
+    assert worked(tmp_path, monkeypatch, tasks) == 0
+    assert results_of(tmp_path).keys() == {"long", "short"}
 
 
-def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
-    """A part is where all of its tasks went well; others may be asked for by name."""
-    path = tmp_path / "results.json"
-    results = Results(path)
-    for part in PARTS:
-        results.found(part.name)["a task"] = {"seconds": 1}
-        results.note(part.name, status="done")
-    again = Results(path)
-    assert not list(missing(frozenset(), again))
-    again.found("speed")["a task"] = {"error": "no"}
-    again.note("rows", status="ended with -9")
-    assert [part.name for part in missing(frozenset(), again)] == ["speed", "rows"]
-    assert [part.name for part in missing(frozenset({"rows"}), again)] == ["rows"]
+def test_processes_of_a_part_share_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one has claimed no other does; what it is at is known."""
+    (tmp_path / "claims").mkdir()
+    claims = Claims(tmp_path / "claims")
+    assert claims.claim("8B, 1/2")
+    assert worked(tmp_path, monkeypatch, [Task("8B, 1/2", good), Task("other", good)]) == 0
+    assert results_of(tmp_path).keys() == {"other"}
+    assert claims.held_by(os.getpid()) == ["8B, 1/2"]
+    claims.release("8B, 1/2")
+    assert claims.held_by(os.getpid()) == []
+
+
+def test_a_task_that_fails_is_the_only_one_unless_the_device_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it failed with is written down; on a broken device another process goes on."""
+
+    def fail() -> dict[str, Any]:
+        return {"never": 1 / 0}
+
+    tasks = [Task("bad", fail), Task("behind", good)]
+    monkeypatch.setattr(working, "is_broken", lambda _place: False)
+    assert worked(tmp_path / "one", monkeypatch, tasks) == 0
+    assert results_of(tmp_path / "one")["bad"]["error"] == "ZeroDivisionError: division by zero"
+    assert results_of(tmp_path / "one").keys() == {"bad", "behind"}
+    monkeypatch.setattr(working, "is_broken", lambda _place: True)
+    assert worked(tmp_path / "two", monkeypatch, tasks) == BROKEN
+    assert results_of(tmp_path / "two").keys() == {"bad"}
+
+
+def results_of(folder: Path) -> dict[str, Any]:
+    """Return what the tasks of `worked` came to."""
+    return Results(folder / "results").read().get("part", {})
+
+
+def test_all_parts_fit_into_ten_minutes() -> None:
+    """Those that run beside each other count once, and each is a module with tasks."""
+    groups = list(grouped(PARTS))
+    assert [part.name for part in groups[1]] == ["accuracy", "rows"]
+    assert sum(max(part.seconds for part in group) for group in groups) <= SECONDS
+    assert all((ROOT / f"{part.path.replace('.', '/')}.py").is_file() for part in PARTS)
+
+
+def test_parts_need_torch_triton_and_transformers_alone() -> None:
+    """They are imported where what a real run needs beside them is missing."""
+    names = [part.path for part in PARTS]
+    check = f"""
+import sys
+from importlib import import_module
+from bench.gpu.wheels import needed
+missing = {{name.replace("-", "_") for name in needed()}} | {{"av", "soxr"}}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in missing:
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+assert {{"pydantic", "llguidance"}} <= missing
+for name in {names!r}:
+    import_module(name)
+"""
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
 
 
 def test_what_is_off_is_told_in_units() -> None:
@@ -141,15 +272,18 @@ def test_steps_find_their_pages() -> None:
 def test_a_report_tells_what_failed() -> None:
     """And what missed its bound."""
     attempted = attempt(Task("badly", lambda: {"never": 1 / 0}))
-    parts = {
-        "speed": {
-            "status": "done",
-            "seconds": 3,
-            "tasks": {"slow": {"share_of_copy": 0.5, "bound": 0.85, "holds": False}},
-        },
-        "rows": {"status": "ended with -9", "tasks": {"rows": attempted}},
-    }
-    card, versions = {"name": "a card"}, {"torch": "2"}
-    lines = list(report({"card": card, "versions": versions, "command": "x", "parts": parts}))
-    assert "| slow | 50% of a copy | 0.85 **missed** |" in lines
+    lines = list(
+        report(
+            {
+                "speed": {
+                    WHOLE: {"status": "done", "seconds": 3},
+                    "slow": {"share_of_copy": 0.5, "bound": 0.85, "holds": False},
+                },
+                "rows": {"rows": attempted},
+            }
+        )
+    )
+    assert "\n## speed (done, 3 s)" in lines
+    assert "\n## rows (cut off)" in lines
+    assert "| slow | 50% of a copy, **missed** | 0.85 **missed** |" in lines
     assert any("**failed**: ZeroDivisionError" in line for line in lines)
