@@ -1,11 +1,11 @@
 """Writes `engine/kernels/triton/tuned_tiles.json` from a card's timings of each kernel's tiles.
 
-    python -m bench.gpu.choose [--models Llama-3-8B,Qwen3-0.6B] [--dtype bfloat16] [--seconds 480]
-        [--dry-run]
+    python -m bench.gpu.choose [--models Llama-3-8B,Qwen3-0.6B] [--kernels grouped,sort_experts]
+        [--dtype bfloat16] [--seconds 480] [--dry-run]
 
-Each model is one layer of each kind with random weights, and goes through steps that are full of
-decodes, full of a prompt, and mixed. For each kernel and shape that it asks for, one number of its
-choice is changed after the other, and what makes the model's steps quicker stays: measured is what
+Each model is a few layers with random weights, and goes through steps that are full of decodes,
+full of a prompt, and mixed. For each kernel and shape that it asks for, one number of its choice is
+changed after the other, and what makes the model's steps quicker stays: measured is what
 the card spends in Triton's kernels alone. What does not fit the card, or comes to other numbers, is
 passed over. A better choice is written as an entry for that card's architecture and that shape,
 after each kernel, so that a run which is cut short has not been for nothing. `--dry-run` needs no
@@ -52,7 +52,9 @@ from tidemill.engine.model.weight_map import weights_of
 DRY_ARCH = 90
 # Steps by their spans, each the tokens before it and its own.
 STEPS: Mapping[str, Sequence[tuple[int, int]]] = {
+    "few": [(1024, 1)] * 64,
     "decode": [(1024, 1)] * 256,
+    "many": [(1024, 1)] * 512,
     "prompt": [(0, 4096)],
     "mixed": [*[(700, 1)] * 200, (0, 300), (512, 500)],
 }
@@ -138,7 +140,9 @@ class Bench:
     def __init__(
         self, architecture: Architecture, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._architecture = architecture
+        # The last layer computes the rows alone that logits are asked of.
+        blocks = (*architecture.blocks, architecture.blocks[-1])
+        self._architecture = architecture = replace(architecture, blocks=blocks)
         self._dtype, self._device = dtype, device
         self._weights = {
             weight.role: self._random(weight.shape) for weight in weights_of(architecture)
@@ -236,23 +240,28 @@ def packed(
     )
 
 
-def asked_by(
-    architecture: Architecture, dtype: torch.dtype, device: torch.device
-) -> list[ConfigKey]:
-    """Return the kernels and shapes that a model asks for."""
+def asked_by(bench: Bench, kernels: Sequence[str]) -> list[ConfigKey]:
+    """Return the shapes that a model asks for of some kernels, or of all."""
     with override_configs({}) as asked:
-        Bench(architecture, dtype, device).run()
-        return sorted(asked, key=lambda one: (one[0], sorted(one[1], key=str)))
+        bench.run()
+        own = (one for one in asked if not kernels or one[0] in kernels)
+        return sorted(own, key=lambda one: (one[0], sorted(one[1], key=str)))
 
 
 def choose_all(
-    models: Sequence[str], dtype: torch.dtype, device: torch.device, file: Path, seconds: float
+    models: Sequence[str],
+    kernels: Sequence[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    file: Path,
+    seconds: float,
 ) -> None:
     """Try what there is to try of each kernel, and write what is better."""
     until = time.monotonic() + seconds
     for model in models:
         bench = Bench(USUAL_MODELS[model], dtype, device)
-        for kernel, shape in asked_by(USUAL_MODELS[model], dtype, device):
+        for kernel, shape in asked_by(bench, kernels):
             if time.monotonic() > until:
                 sys.stderr.write("the time is up\n")
                 return
@@ -267,12 +276,12 @@ def choose_all(
             file.write_text(printed(data), encoding="utf-8")
 
 
-def print_candidates(models: Sequence[str], dtype: torch.dtype) -> None:
+def print_candidates(models: Sequence[str], kernels: Sequence[str], dtype: torch.dtype) -> None:
     """Print what would be tried of each kernel and shape, without a card."""
     for model in models:
         with knobs.runtime.scope(), compile_only(DRY_ARCH), without_memory():
             knobs.runtime.jit_cache_hook = lambda **_: True  # as good as compiled
-            asked = asked_by(USUAL_MODELS[model], dtype, META)
+            asked = asked_by(Bench(USUAL_MODELS[model], dtype, META), kernels)
         for kernel, shape in asked:
             count = sum(map(len, changed(lookup_config(kernel, shape))))
             sys.stdout.write(f"{model}: {kernel} {json.dumps(dict(sorted(shape)))}: {count}\n")
@@ -284,19 +293,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", default="Llama-3-8B,Qwen3-0.6B")
+    parser.add_argument("--kernels", default="")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--dry-run", action="store_true")
     asked = parser.parse_args(arguments)
     models, dtype = asked.models.split(","), getattr(torch, asked.dtype)
+    kernels = list(filter(None, asked.kernels.split(",")))
+    if unknown := set(kernels) - json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")).keys():
+        parser.error(f"no kernel is called {min(unknown)}")
     if unknown := set(models) - USUAL_MODELS.keys():
         parser.error(f"no model is called {min(unknown)}: {', '.join(USUAL_MODELS)}")
     if asked.dry_run:
-        print_candidates(models, dtype)
+        print_candidates(models, kernels, dtype)
         return 0
     if not torch.cuda.is_available():
         parser.error("there is no GPU here; --dry-run needs none")
-    choose_all(models, dtype, torch.device("cuda"), tuned_tiles.FILE, asked.seconds)
+    choose_all(
+        models, kernels, dtype, torch.device("cuda"), file=tuned_tiles.FILE, seconds=asked.seconds
+    )
     return 0
 
 

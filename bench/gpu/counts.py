@@ -170,7 +170,10 @@ class _Step:
         yield self.product("down", tokens, inner, hidden)
 
     def experts(self, experts: Experts, tokens: int) -> Iterator[Kernel]:
-        """Yield a mixture's, whose tokens meet experts at random; each that is met is read once."""
+        """Yield a mixture's, whose tokens meet experts at random; each that is met is read once.
+
+        The first product gathers its rows and joins its gates.
+        """
         hidden, size, copies = (
             self.model.hidden_size,
             self.form.itemsize,
@@ -178,17 +181,16 @@ class _Step:
         )
         yield self.product("router", tokens, hidden, experts.num_experts)
         yield Kernel("routing", "pass", 2 * tokens * experts.num_experts * FP32, calls=4)
-        yield Kernel("routing", "pass", 2 * copies * hidden * size)
         met = experts.num_experts * (
             1 - (1 - experts.num_experts_per_tok / experts.num_experts) ** tokens
         )
-        for name, inputs, outputs in (
-            ("gate_up", hidden, 2 * experts.intermediate_size),
-            ("down", experts.intermediate_size, hidden),
+        own = experts.intermediate_size
+        for name, inputs, products, outputs in (
+            ("gate_up", hidden, 2 * own, own),
+            ("down", own, hidden, hidden),
         ):
-            moved = (copies * (inputs + outputs) + met * inputs * outputs) * size
-            yield Kernel(name, "product", moved, 2.0 * copies * inputs * outputs)
-        yield Kernel("gates", "pass", 3 * copies * experts.intermediate_size * size)
+            moved = (copies * (inputs + outputs) + met * inputs * products) * size
+            yield Kernel(name, "product", moved, 2.0 * copies * inputs * products)
         yield Kernel("routing", "pass", (copies + tokens) * hidden * size)
 
     def product(self, name: str, tokens: int, inputs: int, outputs: int) -> Kernel:

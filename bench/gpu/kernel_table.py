@@ -30,19 +30,19 @@ from tidemill.engine.model.compile_kernels import QUANTISATIONS, USUAL_MODELS, r
 
 # What a program may have of shared memory on each, in bytes; one of 8.6 has what one of 8.9 has.
 MOST_SHARED = {80: 166_912, 89: 101_376, 90: 232_448}
-HOT = ("Llama-3-8B", "Qwen3-0.6B")
+HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B")
 # That one is compiled with quantised weights, too.
 HOT_QUANTISED = "Llama-3-8B"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# The GPU's kernels
 
-What each takes of a multiprocessor where it is hot: in bf16, for {models}, of which
-the first has quantised weights, too. Registers are those of one thread (255 is the most), shared
-memory is in bytes of one program; bytes spilled are those of one thread, which live in slow memory,
-and there should be none. A slash stands between
-{architectures}, a dash where another tile is chosen. `python -m bench.gpu.kernel_table --write
-docs/kernels.md` makes this page, by Triton {version}, without a card; what the kernels do on one is
-in [performance.md](performance.md).
+What each takes of a multiprocessor where it is hot: in bf16, for {models}, of
+which the first has quantised weights, too. Registers are those of one thread (255 is the most),
+shared memory is in bytes of one program; bytes spilled are those of one thread, which live in slow
+memory, and there should be none. A slash stands between {architectures}, a dash where another
+tile is chosen. `python -m bench.gpu.kernel_table --write docs/kernels.md` makes this page, by
+Triton {version}, without a card; what the kernels do on one is in
+[performance.md](performance.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|
@@ -138,7 +138,7 @@ def faults(table: Table) -> list[str]:
 def page(table: Table) -> str:
     """Return the page that shows the table."""
     return PAGE.format(
-        models=" and ".join(HOT),
+        models=", ".join(HOT),
         architectures=", ".join(f"sm_{arch}" for arch in MOST_SHARED),
         version=triton.__version__,
         rows="\n".join(_row(key, table[key]) for key in sorted(table)),

@@ -49,6 +49,9 @@ STEPS = (
     ((0, 256),),
     ((5, 1), (2000, 1), (33, 160), (0, 3)),
 )
+# For experts, whose tiles depend on how many rows each has: of 8 in 128 up to 128. Decodes, as the
+# last layer's experts have no other tokens.
+EXPERT_STEPS = tuple(((40, 1),) * count for count in (64, 128, 256, 512, 1024, 4096))
 
 
 def decoder(
@@ -107,6 +110,9 @@ USUAL_MODELS = {
     "Llama-3-8B": decoder(4096, 14_336, (32, 8), 128, 128_256),
     "Llama-3-70B": decoder(8192, 28_672, (64, 8), 128, 128_256),
     "Mistral-7B": decoder(4096, 14_336, (32, 8), 128, 32_768, window=4096),
+    "Mixtral-8x7B": decoder(
+        4096, 14_336, (32, 8), 128, 32_000, experts=Experts(8, 2, 14_336, norm_topk_prob=True)
+    ),
     "Phi-4-mini": decoder(3072, 8192, (24, 8), 128, 200_064, turned=96),
     "Gemma-3-4B": decoder(
         2560, 10_240, (8, 4), 256, 262_208, window=1024, has_qk_norm=True, **GEMMA
@@ -205,7 +211,8 @@ def run(
     """Run all steps of a decoder and choose and score its tokens."""
     network, attention = make_meta_decoder(architecture, dtype, kept, quantise)
     sampling = backends.choose_sampling(dtype, META)
-    for spans in STEPS:
+    has_experts = any(block.experts for block in architecture.blocks)
+    for spans in (*STEPS, *(EXPERT_STEPS if has_experts else ())):
         step = packed(spans, attention.page_size)
         attention.prepare(step)
         logits = network.forward(step, attention)

@@ -17,7 +17,7 @@ from ..pooling import Segments
 from ..quantised import FP8, Quantised
 from ..sampling import greedy_metadata
 from ..step import Step
-from . import elementwise, experts, fp8, linear, pooling, sampling
+from . import elementwise, experts, fp8, grouped_gemm, linear, pooling, sampling
 from . import qkv as qkv_kernels
 from .attention import TritonAttention
 from .launch import compile_only
@@ -25,6 +25,9 @@ from .launch import compile_only
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
 HIDDEN, HEAD_DIM, PAGE_SIZE, VOCABULARY = 4096, 128, 16, 128_000
+SILU, OF_GPT_OSS = Gate(), Gate(alpha=1.702, limit=7.0, beta=1.0)
+# Average rows of an expert, one of each class that has tiles of its own.
+AVERAGES = (8, 16, 32, 64, 128)
 
 
 # Inputs that share a scale in fp8: a block's, and a row's.
@@ -48,8 +51,7 @@ def norms(dtype: torch.dtype) -> None:
 def gates(dtype: torch.dtype) -> None:
     """Call each gate: every activation, and gpt-oss' limit; into fp8, too."""
     both = torch.empty(2, 2 * HIDDEN, dtype=dtype)
-    of_gpt_oss = Gate(alpha=1.702, limit=7.0, beta=1.0)
-    for gate in (Gate(), Gate("gelu"), Gate("gelu_tanh"), of_gpt_oss):
+    for gate in (SILU, Gate("gelu"), Gate("gelu_tanh"), OF_GPT_OSS):
         elementwise.act_and_mul(both, gate)
         for group in FP8_GROUPS if fp8.has_fp8_matmul(CPU) else ():
             elementwise.act_and_mul_fp8(both, gate, group)
@@ -101,7 +103,7 @@ def attention(dtype: torch.dtype) -> None:
 
 
 def mixtures(dtype: torch.dtype) -> None:
-    """Call the MoE kernels: routing, sort, combine, and products by large and small tiles."""
+    """Call the MoE kernels: routing, sort, combine, and products by the tiles of all sizes."""
     count, chosen = 64, 8
     for how in (True, False):
         experts.select_experts(
@@ -110,11 +112,11 @@ def mixtures(dtype: torch.dtype) -> None:
     ids = torch.zeros(2, chosen, dtype=torch.int32)
     rows = experts.sort_by_expert(ids, count)
     weight = torch.empty(count, HEAD_DIM, HEAD_DIM, dtype=dtype)
-    for num_rows in (2 * chosen, (experts.MANY_ROWS + 1) * count):
-        x, tokens = torch.empty(num_rows, HEAD_DIM, dtype=dtype), torch.empty(num_rows).int()
-        for bias in (None, weight[0]):
-            for named in (None, tokens):
-                experts.grouped_linear(x, named, weight, bias, rows.stops)
+    for average in AVERAGES:
+        x, tokens = torch.empty(average * count, HEAD_DIM, dtype=dtype), torch.empty(0).int()
+        for gate, bias in ((SILU, None), (OF_GPT_OSS, weight[0])):
+            grouped_gemm.grouped_linear(x, tokens, weight, bias, rows.stops, gate)
+            grouped_gemm.grouped_linear(x, None, weight, bias, rows.stops)
     experts.combine_experts(
         torch.empty(16, HIDDEN, dtype=dtype), rows.places, torch.empty(2, chosen)
     )
@@ -139,8 +141,8 @@ def quantised(dtype: torch.dtype) -> None:
     for stored, zero in ((words, zeros), *([(numbers, None)] if dtype == torch.bfloat16 else [])):
         stacked = stored.view(count, HEAD_DIM, -1)
         weight = Quantised(stacked, scales, zero, HIDDEN, 128, dtype)
-        for named in (None, tokens):
-            experts.grouped_quantised(x, named, weight, ends)
+        grouped_gemm.grouped_quantised(x, tokens, weight, None, ends, SILU)
+        grouped_gemm.grouped_quantised(x, None, weight, None, ends)
 
 
 def _multiplied(weight: Quantised) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -58,6 +59,11 @@ def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[
     """Of each kernel and shape; and refuses to try it."""
     assert main(["--dry-run", "--models", "Qwen3-0.6B"]) == 0
     assert 'Qwen3-0.6B: norm {"arch": "sm_90", "width": 1024}: ' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["--models", "Llama-9"])
+    assert main(["--dry-run", "--models", "Qwen3-30B-A3B", "--kernels", "grouped"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = {re.search(r'"rows": (\d+)', line)[1] for line in lines}  # type: ignore[index]
+    assert (len(lines), rows) == (10, {"8", "16", "32", "64", "128"})
+    for wrong in (["--models", "Llama-9"], ["--kernels", "gruped"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
     assert "Llama-3-8B" in capsys.readouterr().err
