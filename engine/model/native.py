@@ -26,7 +26,13 @@ from .decoder import Decoder
 from .hf_config import HFConfig, UnsupportedConfig
 from .kv_cache_size import free_bytes
 from .loaded_model import LoadedModel, VisionEncoder
-from .parity import chunked_logits, parity_tokens, relative_distance
+from .parity import (
+    chunked_logits,
+    is_rounding,
+    parity_tokens,
+    relative_distance,
+    round_parameters,
+)
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
 from .weight_map import Weight, weights_of
@@ -35,9 +41,8 @@ from .weights import read_weights
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
 TOLERANCE = 1e-4
-# That of all logits in the dtype that is served: above it is no rounding, but a kernel. And how
-# often the rounding of transformers' class in that dtype, where it is known.
-DTYPE_TOLERANCE, ROUNDING_TOLERANCE = 0.3, 2.0
+# That of all logits in the dtype that is served: above it is no rounding, but a kernel.
+DTYPE_TOLERANCE = 0.3
 # Where two experts score the same but for rounding, a token may be given to either.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
@@ -253,8 +258,7 @@ def _eager_text_logits(
     logits = transformers_model.eager_logits(name, module, token_ids, device)
     if loaded.dtype == torch.float32:
         return _Eager(logits, windows)
-    for parameter in module.parameters():  # buffers stay: frequencies are fp32 when served, too
-        parameter.data = parameter.data.to(loaded.dtype)
+    round_parameters(module, loaded.dtype)
     try:
         rounded = transformers_model.eager_logits(name, module, token_ids, device)
     except (ModelRefused, RuntimeError, TypeError):  # it cannot run in this dtype
@@ -276,7 +280,7 @@ def _is_rounded(got: Tensor, expected: _Eager, *, has_experts: bool) -> bool:
         float(token_distances(logits.float(), expected.logits).quantile(quantile))
         for logits in (got, expected.rounded)
     )
-    return ours <= ROUNDING_TOLERANCE * eagers + torch.finfo(got.dtype).eps
+    return is_rounding(ours, eagers, got.dtype)
 
 
 def _check_windows(architecture: Architecture, windows: Sequence[int | None]) -> None:

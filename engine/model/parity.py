@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ModelRefused
 from ..kernels.step import Step
@@ -21,6 +21,8 @@ PARITY_TOKENS = 40
 LONGEST_WINDOW = 256
 # Relative L2 distance of logits above which paged and eager attention cannot be the same function.
 PARITY_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+# How often a network may be off by what rounding makes of transformers' class in the same dtype.
+ROUNDING_TOLERANCE = 2.0
 
 
 def parity_tokens(vocab_size: int, windows: Iterable[int]) -> Tensor:
@@ -39,6 +41,17 @@ def check_parity(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Te
             f"distance {distance:.2g}): it keeps state that is not in keys and values, or "
             "masks in a way that its attention call does not tell."
         )
+
+
+def round_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """Round a module's parameters to a dtype; buffers stay, as frequencies are fp32 when served."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def is_rounding(distance: float, eagers: float, dtype: torch.dtype) -> bool:
+    """Say whether a distance from fp32 may be rounding, by that of eager attention in the dtype."""
+    return distance <= ROUNDING_TOLERANCE * eagers + torch.finfo(dtype).eps
 
 
 def relative_distance(got: Tensor, expected: Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from ...errors import ModelRefused, first_line_of
 from ..checkpoint import Checkpoint
 from ..hf_config import CONFIG
+from ..parity import round_parameters
 from ..pretrained import from_pretrained
 from .forward import TokenSequence
 
@@ -39,8 +41,9 @@ def eager_outputs(
     *,
     is_classifier: bool,
     num_layers: int | None = None,
-) -> list[EncoderOutput]:
-    """Return what a model answers in fp32, each sequence alone.
+    served: torch.dtype = torch.float32,
+) -> tuple[list[EncoderOutput], list[EncoderOutput]]:
+    """Return what a model answers in fp32, and in the dtype that is `served`, each sequence alone.
 
     `said` is what config.json is taken to say; `num_layers` takes so many of the first layers.
     """
@@ -51,9 +54,12 @@ def eager_outputs(
             config.layer_types = config.layer_types[:num_layers]
     kind = {"is_classifier": is_classifier, "is_multimodal": "text_config" in said}
     module = read_module(checkpoint, config, torch.float32, device, "eager", **kind)
-    return [
-        _answer(module, sequence, device, is_classifier=is_classifier) for sequence in sequences
-    ]
+    answer = partial(_answer, module, device=device, is_classifier=is_classifier)
+    exact = [answer(sequence) for sequence in sequences]
+    if served == torch.float32:
+        return exact, exact
+    round_parameters(module, served)
+    return exact, [answer(sequence) for sequence in sequences]
 
 
 def read_config(name: str, said: Mapping[str, Any]) -> Any:
@@ -118,7 +124,7 @@ def _check_activation(name: str, config: Any) -> None:
 
 
 def _answer(
-    module: Any, sequence: TokenSequence, device: torch.device, *, is_classifier: bool
+    module: Any, sequence: TokenSequence, *, device: torch.device, is_classifier: bool
 ) -> EncoderOutput:
     ids = torch.from_numpy(sequence.token_ids).to(device)[None]
     types = None if sequence.type_ids is None else torch.from_numpy(sequence.type_ids).to(device)

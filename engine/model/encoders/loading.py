@@ -99,6 +99,7 @@ def _load_native(
                 device=device,
                 is_classifier=is_classifier,
                 num_layers=num_layers,
+                served=dtype,
             )
             return check_parity(loaded, exactly, answer, num_layers)
 

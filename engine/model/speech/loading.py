@@ -24,7 +24,8 @@ from ..checkpoint import Checkpoint, find_checkpoint
 from ..device import choose_device, choose_dtype, step_limits
 from ..hf_config import STORED_DTYPES, read_hf_config
 from ..kv_cache_size import SHARE_OF_FREE, free_bytes
-from ..native import DTYPE_TOLERANCE, TOLERANCE, ParityResult, fits, token_distances
+from ..native import TOLERANCE, ParityResult, fits, token_distances
+from ..parity import is_rounding, relative_distance, round_parameters
 from ..parity_cache import parity_fact, run_once
 from ..pretrained import from_pretrained
 from ..sanity import check_logits
@@ -137,7 +138,7 @@ def first_layers(architecture: SpeechArchitecture, count: int) -> SpeechArchitec
 def check_parity(checkpoint: Checkpoint, loaded: LoadedSpeech) -> ParityResult:
     """Compare our logits with those of transformers' class and its eager attention, in fp32.
 
-    And roughly those of what is `loaded`, in its dtype.
+    And those of what is `loaded`, in its dtype, which may be off by twice as much as eager's in it.
     """
     architecture, device = loaded.architecture, loaded.device
     num_layers = None if fits(weights_of(architecture), device) else FIRST_LAYERS
@@ -146,14 +147,15 @@ def check_parity(checkpoint: Checkpoint, loaded: LoadedSpeech) -> ParityResult:
         parts = (checkpoint, loaded.description, torch.float32, device)
         exact = load(*parts, num_layers=num_layers)
     got = chunked_logits(exact)
-    expected = _eager_logits(checkpoint, exact)
+    expected, rounded = _eager_logits(checkpoint, exact, loaded.dtype)
     del exact
     apart = float(token_distances(got, expected).max())
     if apart > TOLERANCE or num_layers is not None or loaded.dtype == torch.float32:
         return ParityResult(apart <= TOLERANCE, apart, num_layers)
-    rounded = chunked_logits(loaded).float() - expected
-    distance = float(rounded.norm() / expected.norm().clamp(min=1e-6))
-    return ParityResult(distance <= DTYPE_TOLERANCE, distance, None)
+    distance, eagers = (
+        relative_distance(logits, expected) for logits in (chunked_logits(loaded), rounded)
+    )
+    return ParityResult(is_rounding(distance, eagers, loaded.dtype), distance, None)
 
 
 @torch.inference_mode()
@@ -195,8 +197,10 @@ def _parity_features(architecture: SpeechArchitecture) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def _eager_logits(checkpoint: Checkpoint, exact: LoadedSpeech) -> Tensor:
-    """Return what transformers' class answers to the same in fp32, `[2, t, V]`."""
+def _eager_logits(
+    checkpoint: Checkpoint, exact: LoadedSpeech, served: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return what transformers' class answers to the same in fp32, and as `served`: `[2, t, V]`."""
     from transformers import AutoConfig, WhisperForConditionalGeneration
 
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=False)
@@ -212,13 +216,21 @@ def _eager_logits(checkpoint: Checkpoint, exact: LoadedSpeech) -> Tensor:
     )
     tokens = _parity_tokens(exact.architecture).to(exact.device)
     features = _parity_features(exact.architecture).to(exact.device)
-    states = module.model.encoder(features).last_hidden_state
-    logits: Tensor = module(
-        encoder_outputs=(states.expand(len(tokens), -1, -1),),
-        decoder_input_ids=tokens,
-        use_cache=False,
-    ).logits
-    return logits
+
+    def answer(dtype: torch.dtype) -> Tensor:
+        states = module.model.encoder(features.to(dtype)).last_hidden_state
+        logits: Tensor = module(
+            encoder_outputs=(states.expand(len(tokens), -1, -1),),
+            decoder_input_ids=tokens,
+            use_cache=False,
+        ).logits
+        return logits
+
+    logits = answer(torch.float32)
+    if served == torch.float32:
+        return logits, logits
+    round_parameters(module, served)
+    return logits, answer(served)
 
 
 def count_slots(loaded: LoadedSpeech, settings: EngineConfig) -> int:
