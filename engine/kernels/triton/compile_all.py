@@ -157,7 +157,7 @@ def _multiplied(weight: Quantised) -> None:
                 for scaling in scalings if weight.group < HIDDEN else ("row",):
                     given = fp8.Fp8Weight(weight.numbers, weight.scales, scaling, weight.group)
                     fp8.multiply(activations, given, bias)
-            elif rows <= linear.FEW_ROWS:
+            elif rows <= linear.most_rows(weight):
                 linear.multiply(x[:rows], weight, bias)
 
 

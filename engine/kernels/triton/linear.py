@@ -1,8 +1,8 @@
 """Linear layers with quantised weights (int4, fp8) on GPUs; the reference is `Quantised`.
 
-For few rows the weight is dequantised in registers (weight-only quantisation, split-k), so that few
-bits are read; for many rows, which are compute-bound, it is dequantised first. Where the device
-multiplies fp8, rows are quantised to fp8, too.
+The weight is dequantised in registers (weight-only quantisation, split-k), so that few bits are
+read; of so many rows that one pass over the weight is little beside their product it is dequantised
+first. Where the device multiplies fp8, rows are quantised to fp8, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ from .fp8_bits import OF_HALVES, halves_of_e4m3
 from .launch import arch_of, launch
 from .tuned_tiles import config_for
 
-# Up to so many rows weights are dequantised in registers; products of more are compute-bound.
-FEW_ROWS = 64
-# So many programs fill any GPU; split-k divides a row's inputs where outputs are too few.
+# Rows that a program may have, by how many there are.
+TILES = (16, 64, 128)
+# From a tile of so many rows on a weight is scaled before the product, not the sums behind it.
+WIDE = tl.constexpr(128)
+# Inputs of one such product: the registers of a program hold no more dequantised weights.
+PART = tl.constexpr(32)
+# So many programs fill any GPU, wide ones one to a multiprocessor; split-k divides a row's inputs
+# where outputs are too few.
 MANY_PROGRAMS = 512
+MANY_WIDE_PROGRAMS = 128
 # torch._scaled_mm requires both sides of a weight to be multiples of it.
 ALIGNED = 16
 STEP, WORDS, PLACES = tl.constexpr(BLOCK), tl.constexpr(WORDS_A_BLOCK), tl.constexpr(8)
@@ -33,11 +39,11 @@ def prepare(weight: Quantised, bias: Tensor | None) -> Linear | None:
     """Prepare the layer of a quantised weight; None where the kernels do not support it."""
     if len(weight.shape) != 2 or not supports(weight):
         return None
-    order = weight.order
+    order, most = weight.order, most_rows(weight)
 
     def product(x: Tensor) -> Tensor:
         x = x if order is None else x[:, order]
-        if len(x) <= FEW_ROWS:
+        if len(x) <= most:
             return multiply(x.contiguous(), weight, bias)
         return functional.linear(x, dequantised(weight), bias)
 
@@ -91,18 +97,29 @@ def supports(weight: Quantised) -> bool:
     return is_one or weight.group % BLOCK == 0 or is_within
 
 
+def most_rows(weight: Quantised) -> int:
+    """Return the most rows that `multiply` takes a weight for; more are better dequantised first.
+
+    Wide tiles have one scale for the inputs of a product.
+    """
+    if groups_of(weight)[1] * PART.value > BLOCK:
+        return TILES[-2]
+    return config_for("dequantise_first", arch_of(weight.device)).sizes["ROWS"]
+
+
 def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias: contiguous `x [T, I]`, its columns in the weight's order.
 
-    Moves the weight's bytes once for 64 rows, x's and out's numbers, and with split-k fp32 partial
-    sums.
+    Of at most `most_rows`. Moves the weight's bytes once for each tile of rows, x's and out's
+    numbers, and with split-k fp32 partial sums.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
-    tile = 16 if rows <= 16 else FEW_ROWS
+    tile = next((tile for tile in TILES if rows <= tile), TILES[-1])
     config = config_for("multiply", arch_of(x.device), rows=tile, outputs=outputs)
     steps = triton.cdiv(inputs, BLOCK)
     tiles = triton.cdiv(rows, tile), triton.cdiv(outputs, config.sizes["OUTPUTS"])
-    shares = max(min(MANY_PROGRAMS // (tiles[0] * tiles[1]), steps // 2), 1)
+    programs = MANY_PROGRAMS if tile < WIDE.value else MANY_WIDE_PROGRAMS
+    shares = max(min(programs // (tiles[0] * tiles[1]), steps // 2), 1)
     each = triton.cdiv(steps, shares)
     shares = triton.cdiv(steps, each)
     out = x.new_empty(rows, outputs)
@@ -111,7 +128,7 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     launch(
         *(_multiply, (*tiles, shares), *arrays, rows, outputs, inputs),
         *(weight.numbers.shape[-1], weight.scales.shape[-1], *groups_of(weight), each),
-        config=config, ROWS=tile,
+        config=config, ROWS=tile, IS_EVEN=inputs % BLOCK == 0,
     )  # fmt: skip
     if shares == 1:
         return out if bias is None else out.add_(bias)
@@ -164,6 +181,7 @@ def _multiply(
     steps_a_group,
     GROUPS: tl.constexpr,  # of a step
     steps_each,
+    IS_EVEN: tl.constexpr,  # whether inputs are whole steps
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
@@ -171,11 +189,18 @@ def _multiply(
     output = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     has_row, has_output = row < rows, output < outputs
     first = tl.program_id(2) * steps_each
-    total = accumulated(
-        *(x, row, has_row, numbers, scales, zeros, output, has_output),
-        *(first, min(first + steps_each, tl.cdiv(inputs, STEP))),
-        *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
-    )
+    last = min(first + steps_each, tl.cdiv(inputs, STEP))
+    if ROWS < WIDE:
+        total = accumulated(
+            *(x, row, has_row, numbers, scales, zeros, output, has_output, first, last),
+            *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+        )
+    else:
+        total = accumulated_wide(
+            *(x, tl.minimum(row, rows - 1), numbers, scales, zeros),
+            *(tl.minimum(output, outputs - 1), first, last),
+            *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
+        )
     place = (tl.program_id(2).to(tl.int64) * rows + row[None, :]) * outputs + output[:, None]
     is_there = has_row[None, :] & has_output[:, None]
     tl.store(out + place, total.to(out.dtype.element_ty), is_there)
@@ -226,6 +251,60 @@ def accumulated(
     if zeros is None:
         total *= OF_HALVES
     return total
+
+
+@triton.jit
+def accumulated_wide(
+    x,
+    row,  # [ROWS], none behind the last
+    numbers,
+    scales,
+    zeros,
+    output,  # [OUTPUTS], the same
+    first,
+    last,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Return the same sums for many rows, of weights that are rounded as `dequantised` rounds."""
+    column = tl.arange(0, PART)
+    shift = 4 * tl.arange(0, PART // WORDS)
+    held_at = numbers + output[:, None] * words + first * WORDS + tl.arange(0, WORDS)[None, :]
+    weight_at = numbers + output[:, None] * inputs + first * STEP + column[None, :]
+    x_at = x + row[None, :] * inputs + first * STEP + column[:, None]
+    total = tl.zeros((OUTPUTS, ROWS), tl.float32)
+    for step in range(first, last):
+        if zeros is not None:
+            held = tl.load(held_at)
+            held_at += WORDS
+        for part in tl.static_range(STEP // PART):
+            group = step // steps_a_group if GROUPS == 1 else step * GROUPS
+            group = tl.minimum(group + part * GROUPS // (STEP // PART), groups - 1)
+            scale = tl.load(scales + output * groups + group)
+            is_there = column < inputs - step * STEP - part * PART
+            if zeros is None:
+                code = _loaded(weight_at, is_there[None, :], IS_EVEN)
+                weight = halves_of_e4m3(code).to(tl.float32) * OF_HALVES
+                weight_at += PART
+            else:
+                zero = tl.load(zeros + output * groups + group).to(tl.int32)
+                places = held[:, None, :] >> (shift + part * 4 * PART // WORDS)[None, :, None]
+                weight = (tl.reshape(places & 15, (OUTPUTS, PART)) - zero[:, None]).to(tl.float32)
+            weight = (weight * scale[:, None]).to(x.dtype.element_ty)
+            total = tl.dot(weight, _loaded(x_at, is_there[:, None], IS_EVEN), total)
+            x_at += PART
+    return total
+
+
+@triton.jit
+def _loaded(pointers, is_there, IS_WHOLE: tl.constexpr):
+    return tl.load(pointers) if IS_WHOLE else tl.load(pointers, is_there, other=0)
 
 
 @triton.jit

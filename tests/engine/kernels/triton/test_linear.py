@@ -79,6 +79,21 @@ def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> No
             assert_near(module.multiply(x, weight, bias), expected + bias.double())
 
 
+def check_multiply_wide(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
+    """Hold many rows to the product with the weight as it is rounded, over several tiles."""
+    cases = (
+        (of_four_bits, (66, 136, 32)),
+        (of_eight_bits, (66, 136, 64)),
+        (of_four_bits, (3, 560, 256)),
+    )
+    for rows, (make, shape) in zip((130, 65, 65), cases, strict=True):
+        weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
+        x = torch.randn(rows, shape[1]).to(dtype)
+        expected = functional.linear(x.double(), weight.dequantised().double())
+        assert_near(module.multiply(x, weight, None), expected)
+        assert_near(module.multiply(x, weight, bias), expected + bias.double())
+
+
 def check_dequantised(module: ModuleType) -> None:
     """Hold every number to the reference's, rounded once."""
     for make, shape in WEIGHTS:
@@ -137,6 +152,12 @@ def test_few_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
     check_multiply(linear, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_many_rows_are_multiplied_by_few_bits(dtype: torch.dtype) -> None:
+    """Of four and of eight, whatever shares a scale."""
+    check_multiply_wide(linear, dtype)
+
+
 def test_a_weight_is_dequantised() -> None:
     """Of four bits and of eight."""
     check_dequantised(linear)
@@ -170,6 +191,18 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
         check_multiply,
         Mutation("(words >> (4 * place)) & 15", "(words >> (4 * place)) & 7"),
     ),
+    (linear, check_multiply_wide, Mutation("minimum(row, rows - 1)", "minimum(row, rows - 2)")),
+    (linear, check_multiply_wide, Mutation("(output, outputs - 1)", "(output, outputs - 2)")),
+    (linear, check_multiply_wide, Mutation("- step * STEP - part", "- 1 - step * STEP - part")),
+    (linear, check_multiply_wide, Mutation("group + part * GROUPS //", "group + 0 * GROUPS //")),
+    (
+        linear,
+        check_multiply_wide,
+        Mutation("inputs + first * STEP + column[:", "inputs + column[:"),
+    ),
+    (linear, check_multiply_wide, Mutation("part * 4 * PART // WORDS", "part * 4")),
+    (linear, check_multiply_wide, Mutation("held_at += WORDS", "held_at += 1")),
+    (linear, check_multiply_wide, Mutation("weight_at += PART", "weight_at += 1")),
     (fp8_bits, check_halves, Mutation("(bits & 0x80) << 8", "(bits & 0) << 8")),
     (fp8_bits, check_halves, Mutation("(bits & 0x7F) << 7", "(bits & 0x3F) << 7")),
     (
@@ -213,11 +246,17 @@ def test_every_way_is_held_to_what_a_weight_stands_for() -> None:
         product = makes.make(weight, bias)
         is_prepared = isinstance(product, Fp8Linear) or product.__module__ == linear.__name__
         assert is_prepared
-        for rows in (2, linear.FEW_ROWS + 1):
+        for rows in (2, 65, linear.most_rows(weight) + 1)[: 3 if make is of_four_bits else 2]:
             x = torch.randn(rows, 64).half()
             expected = functional.linear(x.double(), exactly(weight), bias.double())
             apart = torch.linalg.vector_norm(product(x) - expected)
             assert apart <= 0.05 * torch.linalg.vector_norm(expected)
+
+
+@pytest.mark.parametrize(("group", "most"), [(16, 64), (32, 1024), (256, 1024)])
+def test_groups_too_small_for_a_wide_tile_are_dequantised_sooner(group: int, most: int) -> None:
+    """One product there has one scale of each output."""
+    assert linear.most_rows(of_four_bits(4, 256, group, torch.float16)) == most
 
 
 def test_a_way_that_gives_something_else_is_not_used() -> None:
