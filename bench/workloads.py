@@ -1,16 +1,19 @@
-"""The files of the benchmarks: base and a to g, the same bytes for the same name.
+"""The files of the benchmarks, base, a to g and the anchors': the same bytes for the same name.
 
     python -m bench.workloads base out/bench/base.jsonl
 
 Chat lines, shuffled, so that what is shared does not lie together; greedy but for g, the end token
-ignored. Texts are sentences of seven made-up words, each word and each full stop one token of the
-tokenizers of `bench.models`.
+ignored. `datatrove` and `mlperf` are for GPUs: shapes of work that others have published a
+throughput for (`bench.gpu.anchors`), under whatever name `--served-model-name` gives a model. Texts
+are sentences of seven made-up words, each word and each full stop one token of the tokenizers of
+`bench.models`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -95,6 +98,54 @@ def documents(texts: Texts) -> list[Request]:
     return [Request(f"{found[number // 16]}\n{texts(20)}") for number in range(192)]
 
 
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Numbers of tokens by a log-normal distribution of this mean, cut at `most`."""
+
+    mean: float
+    sigma: float
+    most: int
+
+    def draw(self, rng: random.Random) -> int:
+        """Return the next one."""
+        drawn = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
+        return max(1, min(self.most, round(drawn)))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published workload: `count` texts of some lengths behind one instruction for all.
+
+    Lengths are published as means alone; the form of their distribution is taken to be log-normal.
+    """
+
+    count: int
+    instruction: int
+    texts: Lengths
+    outputs: Lengths
+
+    def __call__(self, texts: Texts) -> list[Request]:
+        """Return the requests."""
+        instruction = texts(words_of(self.instruction))
+        return [
+            Request(
+                f"{instruction}\n{texts(words_of(self.texts.draw(texts.rng)))}",
+                self.outputs.draw(texts.rng),
+            )
+            for _ in range(self.count)
+        ]
+
+
+def words_of(num_tokens: int) -> int:
+    """Return the words of so many tokens, the full stops among them."""
+    return max(1, num_tokens * SENTENCE_WORDS // (SENTENCE_WORDS + 1))
+
+
+# Documents of FineWeb-Edu, cut where their answer would not fit into 8,192 tokens; answers are not
+# published, but for their limit.
+DATATROVE = Published(10_000, 60, Lengths(1070, 0.8, 4000), Lengths(1030, 0.5, 4096))
+# Articles of CNN-DailyMail; nearly all answers are as long as they may be.
+MLPERF = Published(13_368, 30, Lengths(750, 0.45, 2540), Lengths(128, 0.0, 128))
 WORKLOADS = {
     "base": Workload(nothing_shared(256, 137, 128)),
     "a": Workload(one_system_prompt),
@@ -104,6 +155,8 @@ WORKLOADS = {
     "e": Workload(documents),
     "f": Workload(nothing_shared(192, 150, 64)),
     "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
+    "datatrove": Workload(DATATROVE, model="470m"),
+    "mlperf": Workload(MLPERF, model="470m"),
 }
 
 

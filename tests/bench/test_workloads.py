@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from bench.models import SHAPES
-from bench.workloads import WORKLOADS, lines
+from bench.workloads import DATATROVE, MLPERF, WORKLOADS, Published, Texts, lines
+
+# Others are of ten thousand lines and more.
+SMALL = sorted(set(WORKLOADS) - {"datatrove", "mlperf"})
 
 
 def bodies(name: str) -> list[dict[str, Any]]:
@@ -35,7 +39,7 @@ def is_scattered(groups: list[str]) -> bool:
     return neighbours < 2 * expected + 6
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_file_is_the_same_every_time(name: str) -> None:
     """Figures of two machines speak of the same bytes, and ids are unique."""
     once, again = list(lines(name)), list(lines(name))
@@ -43,7 +47,7 @@ def test_a_file_is_the_same_every_time(name: str) -> None:
     assert len({json.loads(line)["custom_id"] for line in once}) == len(once)
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", SMALL)
 def test_a_file_names_a_model_and_ignores_the_end_token(name: str) -> None:
     """The work of a line is stated, whatever random weights come to; only g is sampled."""
     for body in bodies(name):
@@ -114,3 +118,22 @@ def test_g_is_base_but_for_its_sampling() -> None:
     body = bodies("g")[0]
     assert (body["temperature"], body["top_p"], body["repetition_penalty"]) == (0.7, 0.9, 1.05)
     assert SHAPES[body["model"]]["vocab_size"] == 152_000
+
+
+@pytest.mark.parametrize(
+    ("published", "prompt", "output"), [(DATATROVE, 1100, 1024), (MLPERF, 778, 128)]
+)
+def test_published_work_has_the_lengths_that_are_published(
+    published: Published, prompt: int, output: int
+) -> None:
+    """In the mean, of tokens; all begin with one instruction, and none else alike."""
+    requests = replace(published, count=1000)(Texts())
+    assert requests == replace(published, count=1000)(Texts())
+    found = [num_words(request.user) + request.user.count(".") for request in requests]
+    assert sum(found) / len(found) == pytest.approx(prompt, rel=0.06)
+    answers = [request.max_tokens for request in requests]
+    assert sum(answers) / len(answers) == pytest.approx(output, rel=0.06)
+    assert max(answers) <= published.outputs.most
+    begins, _, _ = zip(*(request.user.partition("\n") for request in requests), strict=True)
+    assert len(set(begins)) == 1
+    assert len({request.user.partition("\n")[2] for request in requests}) == 1000
