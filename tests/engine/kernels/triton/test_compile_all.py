@@ -59,7 +59,7 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arch", ["80", *(pytest.param(it, marks=pytest.mark.long) for it in ("89", "90"))]
+    "arch", ["80", *(pytest.param(it, marks=pytest.mark.long) for it in ("86", "89", "90"))]
 )
 def test_what_is_hot_spills_nothing_and_is_told_as_it_is(arch: str, tmp_path: Path) -> None:
     """In docs/kernels.md: the kernels and constants that hot models ask for, and which choice."""
