@@ -1,21 +1,24 @@
 """Writes `engine/kernels/triton/tuned_tiles.json` from a card's timings of each kernel's tiles.
 
     python -m bench.gpu.choose [--models Llama-3-8B,Qwen3-0.6B] [--kernels grouped,sort_experts]
-        [--dtype bfloat16] [--seconds 480] [--dry-run]
+        [--dtype bfloat16] [--seconds 480] [--results FOLDER] [--dry-run]
 
 Each model is a few layers with random weights, and goes through steps that are full of decodes,
 full of a prompt, and mixed. For each kernel and shape that it asks for, one number of its choice is
-changed after the other, and what makes the model's steps quicker stays: measured is what
-the card spends in Triton's kernels alone. What does not fit the card, or comes to other numbers, is
-passed over. A better choice is written as an entry for that card's architecture and that shape,
-after each kernel, so that a run which is cut short has not been for nothing. `--dry-run` needs no
-card: it names what would be tried.
+changed after the other, and what makes the model's steps quicker stays: measured is what the card
+spends in Triton's kernels alone. What does not fit the card, or comes to other numbers, is passed
+over. A better choice is written as an entry for that card's architecture and that shape, after each
+kernel, so that a run which is cut short has not been for nothing: with `--results` into a copy of
+the file in that folder, beside a line for each kernel that need not be tried again. `--dry-run`
+needs no card: it names what would be tried.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +66,7 @@ SMALLEST, LARGEST = 1, 4096
 TIMES = 5
 # By how much a choice must be quicker to be written.
 GAIN = 0.02
+TRIED = "tried.jsonl"
 TOLERANCE = 0.05
 UNFIT = (OutOfResources, PTXASError, CompilationError)
 
@@ -254,26 +258,75 @@ def choose_all(
     dtype: torch.dtype,
     device: torch.device,
     *,
-    file: Path,
+    results: Results,
     seconds: float,
 ) -> None:
-    """Try what there is to try of each kernel, and write what is better."""
+    """Try what there is to try of each kernel that has no record yet, and write what is better."""
     until = time.monotonic() + seconds
     for model in models:
-        bench = Bench(USUAL_MODELS[model], dtype, device)
+        bench, done = Bench(USUAL_MODELS[model], dtype, device), results.done()
         for kernel, shape in asked_by(bench, kernels):
-            if time.monotonic() > until:
-                sys.stderr.write("the time is up\n")
-                return
-            found = best_of(lookup_config(kernel, shape), partial(bench.times, (kernel, shape)))
-            if found is None or found.took > (1 - GAIN) * found.before:
+            called = f"{kernel} {json.dumps(dict(sorted(shape)))}"
+            if called in done:
                 continue
-            said = f"{found.before:.3f} → {found.took:.3f} ms"
-            sys.stderr.write(f"{model}: {kernel} {dict(sorted(shape))}: {said}\n")
-            data = merged(
-                json.loads(file.read_text(encoding="utf-8")), (kernel, shape), found.choice
+            if time.monotonic() > until:
+                print("the time is up", flush=True)
+                return
+            found = best_of(
+                lookup_config(kernel, shape),
+                until_then(until, partial(bench.times, (kernel, shape))),
             )
-            file.write_text(printed(data), encoding="utf-8")
+            is_better = found is not None and found.took <= (1 - GAIN) * found.before
+            if found is not None and is_better:
+                results.write((kernel, shape), found.choice)
+            if time.monotonic() > until:
+                continue  # not all of it was tried
+            numbers = {} if found is None else {"before": found.before, "took": found.took}
+            results.append(called, {"model": model, "is_better": is_better, **numbers})
+            said = "does not run"
+            if found is not None:
+                said = f"{found.before:.3f} → {found.took:.3f} ms"
+            print(f"{model}: {called}: {said}", flush=True)
+
+
+def until_then(until: float, times: Times) -> Times:
+    """Return what finds every choice unfit from a time of the monotonic clock on."""
+    return lambda choice: None if time.monotonic() > until else times(choice)
+
+
+class Results:
+    """What was tried, a JSON line a kernel, and the file of choices as it has become."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self.file = tuned_tiles.FILE
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = folder / tuned_tiles.FILE.name
+            if not self.file.exists():
+                shutil.copy(tuned_tiles.FILE, self.file)
+
+    def done(self) -> set[str]:
+        """Return the kernels and shapes that a call before has tried."""
+        if self._folder is None or not (path := self._folder / TRIED).exists():
+            return set()
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return {json.loads(line)["kernel"] for line in lines}
+
+    def append(self, called: str, numbers: Mapping[str, object]) -> None:
+        """Record a kernel that was tried."""
+        if self._folder is not None:
+            with (self._folder / TRIED).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kernel": called, **numbers}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def write(self, asked: ConfigKey, choice: KernelConfig) -> None:
+        """Write a choice, at once whole."""
+        data = merged(json.loads(self.file.read_text(encoding="utf-8")), asked, choice)
+        new = self.file.with_suffix(".new")
+        new.write_text(printed(data), encoding="utf-8")
+        new.replace(self.file)
 
 
 def print_candidates(models: Sequence[str], kernels: Sequence[str], dtype: torch.dtype) -> None:
@@ -296,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels", default="")
     parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
     parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--results", type=Path, help="a folder, for a machine that is not kept")
     parser.add_argument("--dry-run", action="store_true")
     asked = parser.parse_args(arguments)
     models, dtype = asked.models.split(","), getattr(torch, asked.dtype)
@@ -309,9 +363,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not torch.cuda.is_available():
         parser.error("there is no GPU here; --dry-run needs none")
-    choose_all(
-        models, kernels, dtype, torch.device("cuda"), file=tuned_tiles.FILE, seconds=asked.seconds
-    )
+    results = Results(asked.results)
+    choose_all(models, kernels, dtype, torch.device("cuda"), results=results, seconds=asked.seconds)
     return 0
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from pathlib import Path
 
 import pytest
 
-from bench.gpu.choose import best_of, changed, main, merged, printed
+from bench.gpu.choose import Results, best_of, changed, main, merged, printed, until_then
 from tidemill.engine.kernels.triton.tuned_tiles import FILE, KernelConfig, parse_configs
 
 FIRST = KernelConfig({"ROWS": 16, "PLACES": 32}, 4, 2)
@@ -67,3 +69,22 @@ def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[
         with pytest.raises(SystemExit):
             main(wrong)
     assert "Llama-3-8B" in capsys.readouterr().err
+
+
+def test_a_folder_keeps_what_was_tried_and_chosen(tmp_path: Path) -> None:
+    """A copy of the file takes what is better, and a second call knows what was tried."""
+    before = FILE.read_text(encoding="utf-8")
+    results = Results(tmp_path)
+    assert results.done() == set()
+    results.append("norm {}", {"took": 1.0})
+    results.write(("norm", frozenset({("width", 96)})), FIRST)
+    again = Results(tmp_path)
+    assert again.done() == {"norm {}"}
+    assert json.loads(again.file.read_text())["norm"][-1]["where"] == {"width": 96}
+    assert FILE.read_text(encoding="utf-8") == before
+
+
+def test_nothing_is_timed_once_the_time_is_up() -> None:
+    """Every choice is unfit then, so a kernel ends with the best so far."""
+    assert until_then(time.monotonic() + 60, lambda _: 1.0)(FIRST) == 1.0
+    assert until_then(time.monotonic() - 1, lambda _: 1.0)(FIRST) is None
