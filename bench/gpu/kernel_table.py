@@ -1,13 +1,17 @@
 """Resource usage of the GPU's kernels: registers, shared memory, spills.
 
     python -m bench.gpu.kernel_table [--write docs/kernels.md | --check docs/kernels.md]
-        [--architectures 80,89,90]
+        [--architectures 80,86,89,90] [--models Gemma-2-9B,…|all]
 
 Compiles what the hot models ask for, in bf16 and for the architectures named below, without a card,
 and reads it off the machine code. Whoever changes a kernel or a choice writes the table again;
 `--check` says which rows are missing or no longer true of kernels, constants, warps and stages: the
 rest may differ with a compiler's version. The exit status is 1 where it finds such rows, a kernel
-spills, or asks for more shared memory than a card has.
+spills, or asks for more shared memory than a card has. With `--models` nothing but that is looked
+for, in what these ask for. Another version of Triton is tried from a folder of its own:
+
+    pip install --no-deps --target out/triton-3.8 triton==3.8.0
+    PYTHONPATH=out/triton-3.8 python -m bench.gpu.kernel_table --models all
 """
 
 from __future__ import annotations
@@ -182,15 +186,21 @@ def _said(name: str, value: Any) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the page, or write it; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--write", type=Path)
     parser.add_argument("--check", type=Path)
     parser.add_argument("--architectures", default=",".join(map(str, MOST_SHARED)))
+    parser.add_argument("--models", default="")
     asked = parser.parse_args(arguments)
     architectures = [int(arch) for arch in asked.architectures.split(",")]
-    table = compiled(HOT, architectures)
+    models = USUAL_MODELS if asked.models == "all" else tuple(filter(None, asked.models.split(",")))
+    table = compiled(models or HOT, architectures)
     found = faults(table)
-    if asked.check is not None:
+    if models:
+        print(f"Triton {triton.__version__}: {len(table)} kernels, {len(found)} faults")
+    elif asked.check is not None:
         found += stale(table, asked.check.read_text(encoding="utf-8"), architectures)
     elif asked.write is not None:
         asked.write.write_text(page(table), encoding="utf-8")
