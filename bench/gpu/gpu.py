@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,16 +55,17 @@ class Part:
 
 
 PARTS = (
-    Part("versions", 12),
+    Part("versions", 20),
     # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
     Part("accuracy", 100, processes=12),
     Part("rows", 100, beside=True),
     Part("ceilings", 18),
     Part("attention", 65),
+    Part("speed", 15),
     Part("step", 55),
-    Part("generation", 185),
-    Part("experts", 75),
-    Part("memcheck", 60, processes=8),
+    Part("generation", 170),
+    Part("experts", 70),
+    Part("memcheck", 55, processes=8),
 )
 
 
@@ -133,7 +135,8 @@ class Running:
         """Kill what runs, and what it started."""
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it for a while
+                process.wait(GRACE_SECONDS)
             self.fail(process, why)
             self.status = why
         self.processes.clear()

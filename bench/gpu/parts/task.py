@@ -107,9 +107,12 @@ class Place:
                 call()
         current.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(times):
-                call()
+        try:
+            with torch.cuda.graph(graph):
+                for _ in range(times):
+                    call()
+        finally:
+            torch.cuda.set_stream(current)  # which a capture that fails does not leave as it was
         return graph
 
     def _wall_seconds(self, call: Callable[[], object], runs: int) -> float:
