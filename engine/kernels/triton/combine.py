@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import tile_buffers
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tiles import JOIN_FIELDS
 from .tuned_tiles import config_for
 
@@ -46,11 +46,11 @@ def combine(
     config = config_for("attention_joining", arch_of(out.device), width=width)
     launch(
         _join,
-        (most * triton.cdiv(heads, config.sizes["HEADS"]),),
+        (most * cdiv(heads, config.sizes["HEADS"]),),
         *(*tiles, *parts, sinks, out, heads),
         config=config,
         WIDTH=width,
-        BLOCK=max(16, triton.next_power_of_2(width)),
+        BLOCK=max(16, next_power_of_2(width)),
         HAS_SINKS=sinks is not None,
     )
 

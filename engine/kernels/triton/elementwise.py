@@ -17,7 +17,7 @@ from .. import elementwise
 from ..elementwise import Gate
 from ..quantised import FP8, Fp8Rows
 from .fp8_bits import as_e4m3, scale_of, store_fp8
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import KernelConfig, config_for
 
 norm_weight = elementwise.norm_weight
@@ -72,7 +72,7 @@ def quantise_fp8(x: Tensor, group: int) -> Fp8Rows:
     else:
         config = config_for("groups_to_fp8", arch)
         columns = max(config.sizes["BLOCK"], group)
-        grid = (len(x), triton.cdiv(width, columns))
+        grid = (len(x), cdiv(width, columns))
         config = replace(config, sizes={"BLOCK": columns})
         launch(
             *(_groups_to_fp8, grid, *arrays, width, out.scales.shape[1]),
@@ -96,7 +96,7 @@ def add_rms_norm_fp8(
 def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
     """See `Fp8Ops.act_and_mul_fp8`; moves 2·T·I numbers of its dtype and T·I bytes."""
     width, arch = both.shape[1] // 2, arch_of(both.device)
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     if group < width:
         config = config_for("gated", arch, width=width)
         block = max(config.sizes["BLOCK"], group)
@@ -113,7 +113,7 @@ def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
 
 def _empty_fp8(x: Tensor, width: int, group: int) -> Fp8Rows:
     """Return room for x's rows, of a width; padded where they have groups, see `Fp8Rows`."""
-    rows, groups = len(x), triton.cdiv(width, group)
+    rows, groups = len(x), cdiv(width, group)
     padded = rows if groups == 1 else -(-rows // PADDED_TO) * PADDED_TO
     numbers = torch.empty(padded, width, dtype=FP8, device=x.device)
     scales = torch.empty(groups, padded, dtype=torch.float32, device=x.device)
@@ -141,7 +141,7 @@ def _launch_norm(
     group: int,
 ) -> None:
     width = rows.shape[1]
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     padded_rows = None if scales is None else scales.shape[1]
     launch(
         *(_norm, (len(rows),), rows, residual, weight, bias, out, scales, width, padded_rows, eps),
@@ -156,7 +156,7 @@ def _launch_gate(
     width = rows.shape[1] // 2
     padded_rows = None if scales is None else scales.shape[1]
     launch(
-        *(_gate, (len(rows), triton.cdiv(width, config.sizes["BLOCK"]))),
+        *(_gate, (len(rows), cdiv(width, config.sizes["BLOCK"]))),
         *(rows, out, scales, width, padded_rows),
         config=config, CURVE=gate.activation, GROUP=group,
         STEEPNESS=gate.alpha, LIMIT=gate.limit, LIFT=gate.beta,

@@ -19,9 +19,9 @@ from ..quantised import FP8
 from . import tile_buffers
 from .combine import PartialOutputs
 from .fp8_bits import OF_HALVES, halves_of_e4m3
-from .launch import arch_of, launch
+from .launch import arch_of, launch, next_power_of_2
 from .tiles import ENTRY_FIELDS, TILE_FIELDS
-from .tuned_tiles import KernelConfig, config_for
+from .tuned_tiles import KernelConfig, cached_choice, config_for
 
 # The first architecture with fp8 (Ada).
 FIRST_WITH_FP8 = 89
@@ -32,6 +32,7 @@ ENTRIES = tl.constexpr(tile_buffers.ENTRIES)
 FIELDS, FIELDS_OF_ENTRY = tl.constexpr(TILE_FIELDS), tl.constexpr(ENTRY_FIELDS)
 
 
+@cached_choice
 def attention_config(
     shape: AttentionShape, dtype: torch.dtype, arch: str, *, is_wide: bool
 ) -> KernelConfig:
@@ -102,7 +103,7 @@ def _reads_fp8(arch: str) -> bool:
 
 
 def _block(width: int) -> int:
-    return max(16, int(triton.next_power_of_2(width)))
+    return max(16, next_power_of_2(width))
 
 
 @triton.jit(do_not_specialize=["header", "inner", "outer", "num_heads", "group"])

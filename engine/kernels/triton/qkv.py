@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..attention import AttentionShape, HeadNorms
 from .fp8_bits import as_e4m3
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import config_for
 
 
@@ -40,12 +40,12 @@ def store_qkv(
     query_weight, key_weight, eps = norms or (None, None, 0.0)
     config = config_for("enter", arch_of(qkv.device), head_dim=width)
     at_once = config.sizes["HEADS"]
-    tiles = triton.cdiv(shape.num_query_heads, at_once) + 2 * triton.cdiv(heads, at_once)
+    tiles = cdiv(shape.num_query_heads, at_once) + 2 * cdiv(heads, at_once)
     launch(
         *(_enter, (len(qkv), tiles), qkv, cos_sin, query_weight, key_weight, float(eps)),
         *(slots, query, _stored(keys), _stored(values), shape.num_query_heads, heads),
         config=config, WIDTH=width, TURNED=cos_sin.shape[1] // 2, PAGE_SIZE=keys.shape[2],
-        BLOCK=triton.next_power_of_2(width),
+        BLOCK=next_power_of_2(width),
     )  # fmt: skip
     return query
 
@@ -65,10 +65,10 @@ def store_kv(
     heads, key_width, value_width = key.shape[1], key.shape[2], value.shape[2]
     config = config_for("store", arch_of(key.device), head_dim=key_width)
     launch(
-        *(_store, (len(key), 2 * triton.cdiv(heads, config.sizes["HEADS"])), key, value, slots),
+        *(_store, (len(key), 2 * cdiv(heads, config.sizes["HEADS"])), key, value, slots),
         *(_stored(keys), _stored(values), heads, *key.stride()[:2], *value.stride()[:2]),
         config=config, KEY_WIDTH=key_width, VALUE_WIDTH=value_width, PAGE_SIZE=keys.shape[2],
-        BLOCK=triton.next_power_of_2(max(key_width, value_width)),
+        BLOCK=next_power_of_2(max(key_width, value_width)),
     )  # fmt: skip
 
 

@@ -8,12 +8,12 @@ last. Each list has a default entry that always matches.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 FILE = Path(__file__).with_name("tuned_tiles.json")
 FIELDS = {"where", "sizes", "num_warps", "num_stages"}
@@ -44,6 +44,16 @@ class TunedConfig:
 # Set by `override_configs`: configs that replace the file's, and the keys that were looked up.
 _overrides: dict[ConfigKey, KernelConfig] = {}
 _requested: set[ConfigKey] = set()
+_caches: list[Callable[[], None]] = []  # what empties each cache of choices
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cached_choice(function: F) -> F:
+    """Cache what a function makes of configs, until `override_configs` begins or ends."""
+    cached = cache(function)
+    _caches.append(cached.cache_clear)
+    return cached  # type: ignore[return-value]
 
 
 def config_for(kernel: str, arch: str, **shape: int | str) -> KernelConfig:
@@ -54,17 +64,22 @@ def config_for(kernel: str, arch: str, **shape: int | str) -> KernelConfig:
 @contextmanager
 def override_configs(choices: Mapping[ConfigKey, KernelConfig]) -> Iterator[set[ConfigKey]]:
     """Use these configs for exactly these keys; yield the set of keys that are looked up."""
-    lookup_config.cache_clear()
+    _clear_caches()
     _requested.clear()
     _overrides.update(choices)
     try:
         yield _requested
     finally:
         _overrides.clear()
-        lookup_config.cache_clear()
+        _clear_caches()
 
 
-@cache
+def _clear_caches() -> None:
+    for clear in _caches:
+        clear()
+
+
+@cached_choice
 def lookup_config(kernel: str, asked: Shape) -> KernelConfig:
     """Look up the config of a kernel for an architecture and shape."""
     _requested.add((kernel, asked))

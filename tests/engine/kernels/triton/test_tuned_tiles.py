@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import triton
 
+from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.triton import tuned_tiles
+from tidemill.engine.kernels.triton.flash import attention_config
+from tidemill.engine.kernels.triton.launch import cdiv, next_power_of_2
 from tidemill.engine.kernels.triton.tuned_tiles import (
     KernelConfig,
     config_for,
@@ -60,6 +65,29 @@ def test_what_is_tried_counts_while_it_is_and_what_is_asked_is_told() -> None:
         assert asked == {(kernel, shape)}
         assert config_for(kernel, "sm_90", width=3) == before
     assert config_for(kernel, "sm_90", width=1) == before
+
+
+def test_what_is_made_of_a_choice_is_made_again_for_another() -> None:
+    """Though it is kept from launch to launch."""
+    shape = AttentionShape(4, 2, 128, 128, 1.0)
+    asked = frozenset({("arch", "sm_90"), ("width", 128), ("bits", 16)})
+    tried = KernelConfig({"PLACES": 16}, 1, 1)
+
+    def places() -> int:
+        config = attention_config(shape, torch.bfloat16, "sm_90", is_wide=False)
+        return config.sizes["PLACES"]
+
+    before = places()
+    with override_configs({("attention_narrow", asked): tried}):
+        assert places() == 16 != before
+    assert places() == before
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 16, 17, 151_936])
+def test_sizes_are_rounded_up(number: int) -> None:
+    """To a power of two, and to whole tiles; as Triton's own functions do."""
+    assert next_power_of_2(number) == triton.next_power_of_2(number)
+    assert cdiv(number, 16) == triton.cdiv(number, 16)
 
 
 BROKEN: dict[str, list[dict[str, Any]]] = {
