@@ -25,8 +25,9 @@ norm_weight = elementwise.norm_weight
 GELU_SLOPE = tl.constexpr(1.5957691216057308)
 GELU_CUBE = tl.constexpr(0.044715)
 ROOT_OF_HALF = tl.constexpr(0.7071067811865476)
-# Rows up to so many numbers are gated and quantised by one program, in registers.
-MAX_GATED_ROW = 32768
+# Rows up to so many numbers are gated and quantised by one program, in registers; the error
+# function takes some of its own.
+MAX_GATED_ROW, MAX_ERF_ROW = 32768, 16384
 # Of grouped rows and their scales the count is padded to a multiple: cuBLAS reads 16 bytes at once.
 PADDED_TO = 16
 
@@ -100,7 +101,7 @@ def act_and_mul_fp8(both: Tensor, gate: Gate, group: int) -> Fp8Rows:
     if group < width:
         config = config_for("gated", arch, width=width)
         block = max(config.sizes["BLOCK"], group)
-    elif block <= MAX_GATED_ROW:
+    elif block <= (MAX_ERF_ROW if gate.activation == "gelu" else MAX_GATED_ROW):
         config = config_for("gated_row", arch, block=block)
     else:
         return quantise_fp8(act_and_mul(both, gate), group)

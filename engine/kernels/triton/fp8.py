@@ -13,13 +13,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ..quantised import BLOCK, Fp8Rows, Quantised
+from . import split_k
 from .launch import arch_of, launch
 from .tuned_tiles import config_for
 
 # fp8 tensor cores, and Triton's fp8 type, exist from Ada on.
 FIRST_ARCH = 89
-# Rows that a program may have, by how many there are.
-TILES = (16, 64, 128)
+# Rows that a program may have, by how many there are, and programs of it that fill any GPU.
+PROGRAMS = {16: 512, 64: 256, 128: 128}
 STEP = tl.constexpr(BLOCK)
 # So many tiles of rows run beside each other over all outputs, so that both sides stay in L2.
 TILES_OF_ROWS = tl.constexpr(16)
@@ -61,20 +62,24 @@ def prepare(weight: Quantised) -> Fp8Weight:
 def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
     """Return x · weightᵀ + bias, x being quantised by the groups of the weight.
 
-    Moves T·I bytes, T·O numbers of x's dtype, and the weight's bytes once for each tile of rows.
+    Moves T·I bytes, T·O numbers of x's dtype, the weight's bytes once for each tile of rows, and
+    with split-k fp32 partial sums.
     """
     rows, (outputs, inputs), groups = x.count, weight.numbers.shape, weight.scales.shape[-1]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.numbers.device)
-    most = next((tile for tile in TILES if rows <= tile), TILES[-1])
+    most = next((tile for tile in PROGRAMS if rows <= tile), max(PROGRAMS))
     config = config_for("multiply_fp8", arch_of(out.device), rows=most, scaling=weight.scaling)
-    tiles = (triton.cdiv(rows, config.sizes["ROWS"]), triton.cdiv(outputs, config.sizes["OUTPUTS"]))
+    tiles = triton.cdiv(rows, config.sizes["ROWS"]) * triton.cdiv(outputs, config.sizes["OUTPUTS"])
+    shares, each = split_k.divide(triton.cdiv(inputs, BLOCK), PROGRAMS[most] // tiles)
+    into = out if shares == 1 else out.new_empty(shares, rows, outputs, dtype=torch.float32)
+    own_bias = bias if shares == 1 else None
     launch(
-        *(_multiply_fp8, (tiles[0] * tiles[1],)),
-        *(x.numbers, x.scales, weight.numbers, weight.scales, bias, out),
-        *(rows, outputs, inputs, x.scales.shape[1], groups, weight.group // BLOCK),
+        *(_multiply_fp8, (tiles, shares)),
+        *(x.numbers, x.scales, weight.numbers, weight.scales, own_bias, into),
+        *(rows, outputs, inputs, x.scales.shape[1], groups, weight.group // BLOCK, each),
         config=config, SCALING=weight.scaling, IS_EVEN=inputs % BLOCK == 0,
     )  # fmt: skip
-    return out
+    return out if shares == 1 else split_k.join(into, bias, out)
 
 
 def supports(weight: Quantised) -> bool:
@@ -87,20 +92,21 @@ def supports(weight: Quantised) -> bool:
     )
 
 
-@triton.jit(do_not_specialize=["rows", "padded_rows", "groups", "steps_a_group"])
+@triton.jit(do_not_specialize=["rows", "padded_rows", "groups", "steps_a_group", "steps_each"])
 def _multiply_fp8(
     x,  # [T, inputs]
     x_scales,  # [groups, padded_rows]
     numbers,  # [outputs, inputs]
     scales,  # [outputs, groups], or of blocks [⌈outputs / 128⌉, groups]
     bias,  # [outputs], or None
-    out,  # [T, outputs]
+    out,  # [T, outputs]; of more shares than one their parts, [shares, T, outputs]
     rows,
     outputs,
     inputs,
     padded_rows,
     groups,
     steps_a_group,
+    steps_each,
     SCALING: tl.constexpr,  # by "row", "group" of a row, or "block" of rows
     IS_EVEN: tl.constexpr,  # whether inputs are whole steps
     ROWS: tl.constexpr,
@@ -112,15 +118,16 @@ def _multiply_fp8(
     # Behind the last the last is read again, and not stored.
     from_row = tl.minimum(row, rows - 1).to(tl.int64)
     from_output = tl.minimum(output, outputs - 1).to(tl.int64)
-    column = tl.arange(0, STEP)
+    first = tl.program_id(1) * steps_each
+    column = first * STEP + tl.arange(0, STEP)
     left = x + from_row[:, None] * inputs + column[None, :]
     right = numbers + from_output[None, :] * inputs + column[:, None]
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-    for step in range(tl.cdiv(inputs, STEP)):
+    for step in range(first, min(first + steps_each, tl.cdiv(inputs, STEP))):
         if IS_EVEN:
             a, b = tl.load(left), tl.load(right)
         else:
-            is_there = column < inputs - step * STEP
+            is_there = column < inputs - (step - first) * STEP
             a = tl.load(left, is_there[None, :], other=0.0)
             b = tl.load(right, is_there[:, None], other=0.0)
         left += STEP
@@ -141,7 +148,7 @@ def _multiply_fp8(
         total *= of_row[:, None] * of_output[None, :]
     if bias is not None:
         total += tl.load(bias + from_output).to(tl.float32)[None, :]
-    place = row.to(tl.int64)[:, None] * outputs + output[None, :]
+    place = (tl.program_id(1).to(tl.int64) * rows + row[:, None]) * outputs + output[None, :]
     is_there = (row < rows)[:, None] & (output < outputs)[None, :]
     tl.store(out + place, total.to(out.dtype.element_ty), is_there)
 

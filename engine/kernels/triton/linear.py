@@ -15,19 +15,19 @@ from torch.nn import functional
 
 from ..linear import Fp8Linear, Linear
 from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
-from . import block_scaled, elementwise, fp8
+from . import block_scaled, elementwise, fp8, split_k
 from .fp8_bits import OF_HALVES, halves_of_e4m3
 from .launch import arch_of, launch
 from .tuned_tiles import config_for
 
 # Rows that a program may have, by how many there are.
 TILES = (16, 64, 128)
-# From a tile of so many rows on a weight is scaled before the product, not the sums behind it.
-WIDE = tl.constexpr(128)
+# From a tile of so many rows on a weight is scaled before the product, not the sums behind it; of
+# fp8, whose numbers take twice the registers, above a few.
+FEW, WIDE = tl.constexpr(16), tl.constexpr(128)
 # Inputs of one such product: the registers of a program hold no more dequantised weights.
 PART = tl.constexpr(32)
-# So many programs fill any GPU, wide ones one to a multiprocessor; split-k divides a row's inputs
-# where outputs are too few.
+# So many programs fill any GPU, wide ones one to a multiprocessor: split-k makes them.
 MANY_PROGRAMS = 512
 MANY_WIDE_PROGRAMS = 128
 # torch._scaled_mm requires both sides of a weight to be multiples of it.
@@ -119,9 +119,7 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     steps = triton.cdiv(inputs, BLOCK)
     tiles = triton.cdiv(rows, tile), triton.cdiv(outputs, config.sizes["OUTPUTS"])
     programs = MANY_PROGRAMS if tile < WIDE.value else MANY_WIDE_PROGRAMS
-    shares = max(min(programs // (tiles[0] * tiles[1]), steps // 2), 1)
-    each = triton.cdiv(steps, shares)
-    shares = triton.cdiv(steps, each)
+    shares, each = split_k.divide(steps, programs // (tiles[0] * tiles[1]))
     out = x.new_empty(rows, outputs)
     into = out if shares == 1 else x.new_empty(shares, rows, outputs, dtype=torch.float32)
     arrays = x, bytes_of(weight), weight.scales, weight.zeros, into
@@ -132,11 +130,7 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     )  # fmt: skip
     if shares == 1:
         return out if bias is None else out.add_(bias)
-    count = rows * outputs
-    config = config_for("join", arch_of(x.device))
-    grid = (triton.cdiv(count, config.sizes["BLOCK"]),)
-    launch(_join, grid, into, bias, out, count, outputs, shares, config=config)
-    return out
+    return split_k.join(into, bias, out)
 
 
 def dequantised(weight: Quantised) -> Tensor:
@@ -190,7 +184,7 @@ def _multiply(
     has_row, has_output = row < rows, output < outputs
     first = tl.program_id(2) * steps_each
     last = min(first + steps_each, tl.cdiv(inputs, STEP))
-    if ROWS < WIDE:
+    if ROWS <= FEW or (ROWS < WIDE and zeros is not None):
         total = accumulated(
             *(x, row, has_row, numbers, scales, zeros, output, has_output, first, last),
             *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
@@ -339,26 +333,6 @@ def _of_four_bits(words, place: tl.constexpr, zero, dtype: tl.constexpr):
         number = bits.to(tl.float32)
         zero = zero.to(tl.float32)
     return number - zero[:, None]
-
-
-@triton.jit(do_not_specialize=["shares"])
-def _join(
-    parts,  # [shares, count]
-    bias,  # [outputs], or None
-    out,  # [count]
-    count,
-    outputs,
-    shares,
-    BLOCK: tl.constexpr,
-):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    is_there = place < count
-    total = tl.zeros((BLOCK,), tl.float32)
-    for share in range(shares):
-        total += tl.load(parts + share * count + place, is_there, other=0.0)
-    if bias is not None:
-        total += tl.load(bias + place % outputs, is_there, other=0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), is_there)
 
 
 @triton.jit(do_not_specialize=["groups", "steps_a_group"])

@@ -25,7 +25,7 @@ from tidemill.engine.kernels.quantised import (
     quantise_rows_fp8,
 )
 from tidemill.engine.kernels.triton import elementwise as triton_ops
-from tidemill.engine.kernels.triton import fp8, fp8_bits, linear
+from tidemill.engine.kernels.triton import fp8, fp8_bits, linear, split_k
 
 BOUND = {torch.float32: 1e-5, torch.float16: 4e-3}
 # Outputs, inputs and the size of a group: ends within tiles and at them, groups within a block,
@@ -102,6 +102,13 @@ def check_dequantised(module: ModuleType) -> None:
             assert torch.equal(module.dequantised(weight), weight.dequantised())
 
 
+def check_join(module: ModuleType) -> None:
+    """Hold shares to the sum of all, biased or not."""
+    parts, bias = torch.randn(3, 5, 300), torch.randn(300)
+    for given, expected in ((None, parts.sum(0)), (bias, parts.sum(0) + bias)):
+        assert_near(module.join(parts, given, torch.empty(5, 300)), expected.double())
+
+
 def check_halves(module: ModuleType) -> None:
     """Hold every number of eight bits but NaN to torch's."""
     bits = torch.arange(256, dtype=torch.uint8)
@@ -120,7 +127,7 @@ def with_blocks(weight: Quantised) -> Quantised:
 
 def check_multiply_fp8(module: ModuleType) -> None:
     """Hold rows that become fp8 to the same in float64: by rows, groups and blocks."""
-    for rows, shape in ((3, (17, 40, 40)), (17, (66, 300, 128)), (2, (5, 384, 256))):
+    for rows, shape in ((3, (17, 40, 40)), (17, (66, 600, 128)), (2, (5, 384, 256))):
         weight = of_eight_bits(*shape, torch.float32)
         x, bias = torch.randn(rows, shape[1]), torch.randn(shape[0])
         expected = fp8_product(x, weight)
@@ -133,7 +140,7 @@ def check_multiply_fp8(module: ModuleType) -> None:
     assert module.prepare(weight).scaling == "block"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TILES_OF_ROWS", tl.constexpr(2))
-        patch.setattr(module, "TILES", (16,))
+        patch.setattr(module, "PROGRAMS", {16: 1})
         quantised = triton_ops.quantise_fp8(x, 128)
         got = module.multiply(quantised, module.prepare(weight), None)
     assert_near(got, fp8_product(x, weight))
@@ -182,9 +189,9 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
         check_multiply,
         Mutation("min(first + steps_each, tl", "min(first + steps_each - 1, tl"),
     ),
-    (linear, check_multiply, Mutation("place < count", "place < count - 1")),
-    (linear, check_multiply, Mutation("in range(shares)", "in range(shares - 1)")),
-    (linear, check_multiply, Mutation("place % outputs", "place % (outputs - 1)")),
+    (split_k, check_join, Mutation("place < count", "place < count - 1")),
+    (split_k, check_join, Mutation("in range(shares)", "in range(shares - 1)")),
+    (split_k, check_join, Mutation("place % outputs", "place % (outputs - 1)")),
     (linear, check_multiply, Mutation("1), max(BLOCK //", "1), max(64 //")),
     (
         linear,
@@ -213,11 +220,14 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
             "has_output[:, None] & (column < inputs - 1)[None, :]\n    tl.store",
         ),
     ),
+    (fp8, check_multiply_fp8, Mutation("range(first, min(first", "range(first + 1, min(first")),
+    (fp8, check_multiply_fp8, Mutation("inputs - (step - first) * STEP", "inputs - step * STEP")),
+    (fp8, check_multiply_fp8, Mutation("bias if shares == 1 else None", "bias")),
     (fp8, check_multiply_fp8, Mutation("minimum(row, rows - 1)", "minimum(row, rows - 2)")),
     (fp8, check_multiply_fp8, Mutation("(output < outputs)", "(output < outputs - 1)")),
     (fp8, check_multiply_fp8, Mutation("column < inputs -", "column < inputs - 1 -")),
     (fp8, check_multiply_fp8, Mutation("step // steps_a_group", "step")),
-    (fp8, check_multiply_fp8, Mutation("* OUTPUTS // STEP * groups", "* groups")),
+    (fp8, check_multiply_fp8, Mutation("// STEP * groups + group", "// STEP * groups")),
     (fp8, check_multiply_fp8, Mutation("place % height, place // height", "place % height, 0")),
     (fp8, check_multiply_fp8, Mutation("minimum(row_tiles - band", "minimum(row_tiles - 0 * band")),
     (fp8, check_multiply_fp8, Mutation("first.is_meta or torch.equal", "True or torch.equal")),
