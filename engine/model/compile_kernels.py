@@ -147,28 +147,28 @@ def without_memory() -> Iterator[None]:
 
 
 def fp8_rows(weight: Tensor) -> Quantised:
-    """Return an fp8 weight of the same shape `[O, I]`, a scale a row."""
-    return _fp8(weight, weight.shape[1])
+    """Return an fp8 weight of the same shape `[…, O, I]`, a scale a row."""
+    return _fp8(weight, weight.shape[-1])
 
 
 def fp8_blocks(weight: Tensor) -> Quantised:
-    """Return an fp8 weight of the same shape `[O, I]`, a scale for 128 inputs."""
+    """Return an fp8 weight of the same shape `[…, O, I]`, a scale for 128 inputs."""
     return _fp8(weight, BLOCK)
 
 
 def int4_groups(weight: Tensor) -> Quantised:
-    """Return an int4 weight of the same shape `[O, I]`, scale and zero point for 128 inputs."""
-    outputs, inputs = weight.shape
+    """Return an int4 weight of the same shape `[…, O, I]`, scale and zero for 128 inputs."""
+    *outputs, inputs = weight.shape
     blocks = -(-inputs // BLOCK)
-    words = weight.new_empty(outputs, blocks * WORDS_A_BLOCK, dtype=torch.int32)
-    scales = weight.new_empty(outputs, blocks, dtype=torch.float32)
-    zeros = weight.new_empty(outputs, blocks, dtype=torch.uint8)
+    words = weight.new_empty(*outputs, blocks * WORDS_A_BLOCK, dtype=torch.int32)
+    scales = weight.new_empty(*outputs, blocks, dtype=torch.float32)
+    zeros = weight.new_empty(*outputs, blocks, dtype=torch.uint8)
     return Quantised(words, scales, zeros, inputs, BLOCK, weight.dtype)
 
 
 def _fp8(weight: Tensor, group: int) -> Quantised:
-    outputs, inputs = weight.shape
-    scales = weight.new_empty(outputs, -(-inputs // group), dtype=torch.float32)
+    *outputs, inputs = weight.shape
+    scales = weight.new_empty(*outputs, -(-inputs // group), dtype=torch.float32)
     return Quantised(weight.to(FP8), scales, None, inputs, group, weight.dtype)
 
 
@@ -185,7 +185,7 @@ def make_meta_decoder(
 ) -> tuple[Decoder, AttentionBackend]:
     """Return a decoder without numbers, and its attention over one page, in a dtype of its own.
 
-    Its linear layers' weights are those of `quantise`; experts stay as they are.
+    Its linear layers' weights are those of `quantise`, and so are its experts'.
     """
     kept = kept or dtype
     weights: dict[str, Matrix] = {
@@ -194,7 +194,7 @@ def make_meta_decoder(
     }
     if quantise is not None:
         for role, weight in weights.items():
-            if role.endswith("_proj") and isinstance(weight, Tensor) and weight.ndim == 2:
+            if role.endswith("_proj") and isinstance(weight, Tensor):
                 weights[role] = quantise(weight)
     shapes = tuple(block.attention for block in architecture.blocks)
     attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)

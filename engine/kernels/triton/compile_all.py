@@ -113,7 +113,8 @@ def mixtures(dtype: torch.dtype) -> None:
     rows = experts.sort_by_expert(ids, count)
     weight = torch.empty(count, HEAD_DIM, HEAD_DIM, dtype=dtype)
     for average in AVERAGES:
-        x, tokens = torch.empty(average * count, HEAD_DIM, dtype=dtype), torch.empty(0).int()
+        num_rows = average * count
+        x, tokens = torch.empty(num_rows, HEAD_DIM, dtype=dtype), torch.empty(num_rows).int()
         for gate, bias in ((SILU, None), (OF_GPT_OSS, weight[0])):
             grouped_gemm.grouped_linear(x, tokens, weight, bias, rows.stops, gate)
             grouped_gemm.grouped_linear(x, None, weight, bias, rows.stops)
@@ -141,8 +142,12 @@ def quantised(dtype: torch.dtype) -> None:
     for stored, zero in ((words, zeros), *([(numbers, None)] if dtype == torch.bfloat16 else [])):
         stacked = stored.view(count, HEAD_DIM, -1)
         weight = Quantised(stacked, scales, zero, HIDDEN, 128, dtype)
-        grouped_gemm.grouped_quantised(x, tokens, weight, None, ends, SILU)
-        grouped_gemm.grouped_quantised(x, None, weight, None, ends)
+        for gate, named in ((SILU, tokens), (None, None)):
+            if grouped_gemm.supports_fp8(weight):
+                rows = elementwise.quantise_fp8(x, weight.group)
+                grouped_gemm.grouped_fp8(rows, named, weight, None, ends, gate)
+            else:
+                grouped_gemm.grouped_quantised(x, named, weight, None, ends, gate)
 
 
 def _multiplied(weight: Quantised) -> None:

@@ -16,7 +16,8 @@ from ..elementwise import ElementwiseOps, Gate
 from ..experts import ExpertWeights
 from ..quantised import Matrix, Quantised
 from . import linear, tuned_tiles
-from .grouped_gemm import grouped_linear, grouped_quantised
+from .elementwise import quantise_fp8
+from .grouped_gemm import grouped_fp8, grouped_linear, grouped_quantised, supports_fp8
 from .launch import arch_of, launch
 
 # Rows of an expert, on average, above which quantised weights are dequantised first.
@@ -113,6 +114,9 @@ def _products(
     if isinstance(weight, Quantised):
         if weight.order is not None:
             x = x[:, weight.order]
+        if supports_fp8(weight):
+            rows = quantise_fp8(x, weight.group)
+            return grouped_fp8(rows, tokens, weight, bias, stops, gate)
         count = len(x) if tokens is None else len(tokens)
         if linear.supports(weight) and count <= MANY_ROWS * weight.shape[0]:
             return grouped_quantised(x, tokens, weight, bias, stops, gate)

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..elementwise import Gate
-from ..quantised import Quantised
-from . import linear, tuned_tiles
+from ..quantised import BLOCK, Fp8Rows, Quantised
+from . import fp8, linear, tuned_tiles
 from .elementwise import gated
 from .launch import arch_of, launch
 from .tuned_tiles import KernelConfig
@@ -41,20 +41,69 @@ def grouped_linear(
     Moves S numbers for each input and output, and the weights of each expert that has rows once for
     every tile of them.
     """
-    x, weight = x.contiguous(), weight.contiguous()
-    num_experts, outputs, inner = weight.shape
-    width = outputs if gate is None else outputs // 2
     count = len(x) if tokens is None else len(tokens)
-    config = _config_for("grouped", x, count, weight.shape, gate)
+    out = x.new_empty(count, weight.shape[1] if gate is None else weight.shape[1] // 2)
+    _multiply(out, x.contiguous(), None, tokens, weight.contiguous(), None, bias, stops, gate)
+    return out
+
+
+def grouped_fp8(
+    x: Fp8Rows,
+    tokens: Tensor | None,
+    weight: Quantised,
+    bias: Tensor | None,
+    stops: Tensor,
+    gate: Gate | None = None,
+) -> Tensor:
+    """Multiply fp8 rows by fp8 weights `[E, O, I]`, both with the weight's groups of inputs.
+
+    See `grouped_linear`; the weight is one that `supports_fp8`.
+    """
+    count = x.count if tokens is None else len(tokens)
+    width = weight.shape[1] if gate is None else weight.shape[1] // 2
+    out = torch.empty(count, width, dtype=x.dtype, device=x.numbers.device)
+    numbers = x.numbers, x.scales, tokens, weight.numbers, weight.scales
+    _multiply(out, *numbers, bias, stops, gate, group=weight.group)
+    return out
+
+
+def supports_fp8(weight: Quantised) -> bool:
+    """Say whether `grouped_fp8` takes a weight on its device."""
+    is_one = weight.group >= weight.inputs
+    return (
+        fp8.has_fp8_matmul(weight.device)
+        and weight.zeros is None
+        and all(side % ALIGNED == 0 for side in weight.shape[1:])
+        and (is_one or (weight.group % BLOCK == 0 and weight.group.bit_count() == 1))
+    )
+
+
+def _multiply(
+    out: Tensor,
+    x: Tensor,
+    x_scales: Tensor | None,
+    tokens: Tensor | None,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    stops: Tensor,
+    gate: Gate | None,
+    group: int = 1,
+) -> None:
+    """Launch the kernel of plain and of fp8 numbers."""
+    (count, width), (num_experts, _, inner) = out.shape, weight.shape
+    scaling = "none" if scales is None else "row" if scales.shape[-1] == 1 else "group"
+    config = _config_for("grouped", x, count, weight.shape, gate, scaling=scaling)
+    assert scaling != "group" or group % config.sizes["INNER"] == 0
     tiles = num_tiles(count, num_experts, config.sizes["ROWS"])
-    out = x.new_empty(count, width)
     launch(
         *(_grouped, (tiles * triton.cdiv(width, config.sizes["COLUMNS"]),)),
-        *(x, tokens, weight, bias, stops, out, tiles, num_experts, width, inner),
-        config=config, EXPERTS=triton.next_power_of_2(num_experts),
+        *(x, x_scales, tokens, weight, scales, bias, stops, out),
+        *(tiles, num_experts, width, inner, group),
+        0 if x_scales is None else x_scales.shape[1], 1 if scales is None else scales.shape[-1],
+        config=config, SCALING=scaling, EXPERTS=triton.next_power_of_2(num_experts),
         IS_EVEN=inner % config.sizes["INNER"] == 0, **_constants(gate),
     )  # fmt: skip
-    return out
 
 
 def grouped_quantised(
@@ -92,7 +141,7 @@ def num_tiles(count: int, num_experts: int, rows: int) -> int:
 
 
 def _config_for(
-    kernel: str, x: Tensor, count: int, shape: torch.Size, gate: Gate | None
+    kernel: str, x: Tensor, count: int, shape: torch.Size, gate: Gate | None, **how: str
 ) -> KernelConfig:
     """Return the config for experts of a shape and their average rows, as a power of two."""
     rows = triton.next_power_of_2(triton.cdiv(count, shape[0]))
@@ -107,6 +156,7 @@ def _config_for(
         is_gated=int(gate is not None),
         outputs=shape[1],
         inputs=shape[2],
+        **how,
     )
 
 
@@ -122,11 +172,13 @@ def _constants(gate: Gate | None) -> dict[str, Any]:
 
 
 # How many tiles there are changes with every step, and makes no other kernel.
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(do_not_specialize=["num_tiles", "group", "padded_rows", "groups"])
 def _grouped(
     x,  # [T, inner], or [S, inner]
+    x_scales,  # [groups, padded_rows], or None
     tokens,  # [S] int32, or None
     weight,  # [num_experts, width, inner]; with a CURVE [num_experts, 2 · width, inner]
+    scales,  # [num_experts, width or 2 · width, groups], or None
     bias,  # [num_experts, width] or [num_experts, 2 · width], or None
     stops,  # [num_experts] int32
     out,  # [S, width]
@@ -134,6 +186,10 @@ def _grouped(
     num_experts,
     width,
     inner,
+    group,
+    padded_rows,
+    groups,
+    SCALING: tl.constexpr,  # "none", or by "row" or "group" of a row
     CURVE: tl.constexpr,
     STEEPNESS: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -163,22 +219,28 @@ def _grouped(
         own = expert.to(tl.int64) * width * 2 + column
     from_weight = weight + own[:, None] * inner + places[None, :]
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if CURVE is None:
-        for at in range(0, inner, INNER):
-            left = _loaded(from_x + at, places < inner - at, IS_EVEN)
-            right = _loaded(from_weight + at, places < inner - at, IS_EVEN)
-            total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
-        total = _biased(total, bias, own)
-    else:
-        ups = tl.zeros([ROWS, COLUMNS], tl.float32)
-        from_ups = weight + (own + width)[:, None] * inner + places[None, :]
-        for at in range(0, inner, INNER):
-            left = _loaded(from_x + at, places < inner - at, IS_EVEN)
-            right = _loaded(from_weight + at, places < inner - at, IS_EVEN)
-            total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
+    ups = tl.zeros([ROWS, COLUMNS], tl.float32)
+    from_ups = from_weight + (width * inner).to(tl.int64)
+    for at in range(0, inner, INNER):
+        left = _loaded(from_x + at, places < inner - at, IS_EVEN)
+        right = _loaded(from_weight + at, places < inner - at, IS_EVEN)
+        of_row, of_column = x_scales, scales
+        if SCALING == "group":
+            of_row += at // group * padded_rows + source
+            of_column += own * groups + at // group
+        total = _added(total, left, right, of_row, of_column, SCALING == "group")
+        if CURVE is not None:
             right = _loaded(from_ups + at, places < inner - at, IS_EVEN)
-            ups = tl.dot(left, tl.trans(right), ups, input_precision="ieee")
-        total = _biased(total, bias, own)
+            if SCALING == "group":
+                of_column += width * groups
+            ups = _added(ups, left, right, of_row, of_column, SCALING == "group")
+    if SCALING == "row":
+        of_row = tl.load(x_scales + source)[:, None]
+        total *= of_row * tl.load(scales + own)[None, :]
+        if CURVE is not None:
+            ups *= of_row * tl.load(scales + own + width)[None, :]
+    total = _biased(total, bias, own)
+    if CURVE is not None:
         ups = _biased(ups, bias, own + width)
         total = gated(total, ups, CURVE, STEEPNESS, LIMIT, LIFT)
     is_there = (rows < end)[:, None] & (columns < width)[None, :]
@@ -192,6 +254,15 @@ def _loaded(pointers, is_place, IS_EVEN: tl.constexpr):
     if IS_EVEN:
         return tl.load(pointers)
     return tl.load(pointers, is_place[None, :], other=0.0)
+
+
+@triton.jit
+def _added(total, left, right, of_row, of_column, IS_SCALED: tl.constexpr):
+    """Add a block's products, each with the scales of its row and column."""
+    if IS_SCALED:
+        scale = tl.load(of_row)[:, None] * tl.load(of_column)[None, :]
+        return total + tl.dot(left, tl.trans(right)) * scale
+    return tl.dot(left, tl.trans(right), total, input_precision="ieee")
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
 from tidemill.engine.kernels.elementwise import Gate, act_and_mul
 from tidemill.engine.kernels.quantised import Quantised, pack_int4, quantise_fp8
-from tidemill.engine.kernels.triton import grouped_gemm
+from tidemill.engine.kernels.triton import elementwise, grouped_gemm
 from tidemill.engine.kernels.triton.tuned_tiles import KernelConfig
 
 BOUND = {torch.float32: 1e-4, torch.float16: 2e-2}
@@ -78,7 +78,7 @@ def check_order(module: ModuleType) -> None:
     """Hold products whose programs take groups of tiles, the last of them a smaller one."""
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"ROWS": 16, "COLUMNS": 32, "INNER": 16, "TILES": 2}
-        patch.setattr(module, "_config_for", lambda *_: KernelConfig(sizes, 4, 1))
+        patch.setattr(module, "_config_for", lambda *_, **__: KernelConfig(sizes, 4, 1))
         check_products(module, counts=(1, 17, 1, 0, 1))
 
 
@@ -102,6 +102,30 @@ def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
 def check_few_bits_gates(module: ModuleType) -> None:
     """Hold those that are joined by gates."""
     check_few_bits(module, OF_GPT_OSS)
+
+
+def check_fp8(module: ModuleType, gate: Gate | None = None) -> None:
+    """Hold fp8 products to those of the numbers that they stand for, by rows and by groups."""
+    x, tokens = torch.randn(40, 272), torch.randint(0, 40, (36,), dtype=torch.int32)
+    weight = replace(quantise_fp8(torch.randn(6, 96, 272) / 16), dtype=torch.float64)
+    scales = torch.rand(6, 96, 3) / 999
+    grouped = replace(weight, scales=scales, group=128)
+    bias = torch.randn(6, 96)
+    for kept, named, own in ((weight, tokens, x[tokens]), (grouped, None, x[:36])):
+        rows = elementwise.quantise_fp8(x if named is not None else own, kept.group)
+        exact = (
+            rows.numbers[: rows.count].double()
+            * (rows.scales.T[: rows.count].repeat_interleave(kept.group, 1)[:, :272])
+        )
+        exact = exact if named is None else exact[named]
+        got = module.grouped_fp8(rows, named, kept, bias, stops_of(COUNTS), gate)
+        exact = expected(exact, COUNTS, kept.dequantised(), bias, gate)
+        assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+def check_fp8_gates(module: ModuleType) -> None:
+    """Hold those that are joined by gates."""
+    check_fp8(module, OF_GPT_OSS)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +170,7 @@ MISTAKES = {
         Mutation("is_place[None, :], other=0.0", "is_place[None, :], other=1.0"),
     ],
     check_gates: [
-        Mutation("(own + width)[:, None]", "own[:, None]"),
+        Mutation("(width * inner).to(tl.int64)", "(inner * inner).to(tl.int64)"),
         Mutation("_biased(ups, bias, own + width)", "_biased(ups, bias, own)"),
         Mutation("width * 2 + column", "width + column"),
         Mutation(
@@ -157,6 +181,19 @@ MISTAKES = {
         Mutation("min(num_tiles - first, TILES)", "TILES"),
         Mutation("at % several, at // several", "at % TILES, at // TILES"),
         Mutation("at // (TILES * num_blocks) * TILES", "at // (TILES * num_blocks)"),
+    ],
+    check_fp8: [
+        Mutation("tl.load(x_scales + source)", "tl.load(x_scales + row)"),
+        Mutation("tl.load(scales + own)", "tl.load(scales + own * 0)"),
+        Mutation("at // group * padded_rows + source", "at // group + source"),
+        Mutation("own * groups + at // group", "own * groups"),
+        Mutation(
+            "tl.dot(left, tl.trans(right)) * scale", "tl.dot(left, tl.trans(right)) * scale * 2"
+        ),
+    ],
+    check_fp8_gates: [
+        Mutation("of_column += width * groups", "of_column += width"),
+        Mutation("tl.load(scales + own + width)", "tl.load(scales + own)"),
     ],
     check_few_bits: [
         Mutation("has_row = row < behind", "has_row = row < behind - 1"),
