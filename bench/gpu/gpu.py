@@ -24,6 +24,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from bench.gpu.parts.report import report
 from bench.gpu.results import WHOLE, Results, is_complete, is_done
 from bench.gpu.work import BROKEN, LEFT, Claims
@@ -157,14 +159,14 @@ def run_all(
 ) -> None:
     """Run what is missing of these parts within so many seconds.
 
-    What one does not need of its time, those after it have.
+    What one does not need of its time, those after it have; where few are missing each has more.
     """
     results.open()
     found = results.read()
     missing = [part for part in parts if not is_complete(found.get(part.name, {}))]
     groups = list(grouped(missing))
     shares = [max(part.seconds for part in group) for group in groups]
-    scale = min(1.0, seconds / max(1.0, sum(shares)))
+    scale = seconds / max(1.0, sum(shares))
     ends = time.monotonic()
     for group, share in zip(groups, shares, strict=True):
         ends += share * scale
@@ -220,6 +222,8 @@ def main() -> None:
     only = set(filter(None, asked.only.split(",")))
     if unknown := only - {part.name for part in PARTS}:
         parser.error(f"no part is called {min(unknown)}: {', '.join(p.name for p in PARTS)}")
+    if not asked.tiny and not torch.cuda.is_available():
+        parser.error("there is no GPU here; --tiny tries the script on a CPU")
     seconds = asked.seconds or (TINY_SECONDS if asked.tiny else SECONDS)
     parts = [part for part in PARTS if not only or part.name in only]
     try:

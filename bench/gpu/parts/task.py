@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,17 +57,12 @@ class Place:
         """Return the card: its memory as it says, its ceilings as they were measured."""
         like = CARDS["h200"]
         if not self.is_tiny:
-            like = min(
-                CARDS.values(), key=lambda card: abs(card.memory - self._memory) / card.memory
-            )
+            found = torch.cuda.get_device_properties(self.device)
+            like = replace(card_like(found.name, found.total_memory), memory=found.total_memory)
         ceilings = self.found.get("ceilings", {})
         copy = ceilings.get("copy", {}).get("bytes_per_second", like.bandwidth)
         flops = ceilings.get("product", {}).get("flops_per_second", like.flops)
         return like.reaching(copy, flops)
-
-    @property
-    def _memory(self) -> int:
-        return torch.cuda.get_device_properties(self.device).total_memory
 
     def wait(self) -> None:
         """Return once the device has done all that it was given."""
@@ -124,4 +119,8 @@ class Place:
         return (time.perf_counter() - started) / runs
 
 
-Tasks = Callable[[Place], Iterator[Task]]
+def card_like(name: str, memory: float) -> Card:
+    """Return the card of a driver's name, else the one with the most similar memory."""
+    if named := [card for card in CARDS.values() if card.name in name.lower()]:
+        return max(named, key=lambda card: len(card.name))
+    return min(CARDS.values(), key=lambda card: abs(card.memory - memory))

@@ -21,7 +21,7 @@ from bench.gpu.parts.accuracy import held
 from bench.gpu.parts.profiles import covered
 from bench.gpu.parts.report import report
 from bench.gpu.parts.steps import PagedSequences, Piece
-from bench.gpu.parts.task import Task
+from bench.gpu.parts.task import Task, card_like
 from bench.gpu.results import WHOLE, Results
 from bench.gpu.work import BROKEN, LEFT, Claims, attempt, work
 
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 FAULTY = """
 import os, signal, time
 from pathlib import Path
-from bench.gpu.parts.task import Task
+from bench.gpu.parts.task import Task, card_like
 
 FOLDER = Path(__file__).parent
 
@@ -99,7 +99,7 @@ def test_a_part_that_crashes_or_hangs_leaves_the_rest(
         Part("hangs", 12, beside=True, module="hangs"),
         Part("fine", 20, processes=2, module="fine"),
     )
-    run_all(parts, results, 40, is_tiny=True)
+    run_all(parts, results, 32, is_tiny=True)
     found = results.read()
     assert found["crashes"]["bad"]["error"] == f"its process ended with -{int(signal.SIGSEGV)}"
     assert found["hangs"]["bad"]["error"].startswith("cut off after")
@@ -116,7 +116,7 @@ def test_a_part_that_crashes_or_hangs_leaves_the_rest(
 
     calls.unlink()
     (faulty / "mended").touch()
-    run_all(parts, results, 40, is_tiny=True)
+    run_all(parts, results, 32, is_tiny=True)
     assert sorted(calls.read_text().split("\n")[:-1]) == ["crashes bad", "hangs bad", "hangs last"]
     assert all(part[WHOLE]["status"] == "done" for part in results.read().values())
 
@@ -234,6 +234,13 @@ for name in {names!r}:
     import_module(name)
 """
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
+
+
+def test_a_card_is_known_by_its_name() -> None:
+    """An H100 says that it has as much memory as an A100."""
+    assert card_like("NVIDIA H100 80GB HBM3", 85.0e9).name == "h100"
+    assert card_like("NVIDIA L40S", 47.7e9).name == "l40s"
+    assert card_like("Another", 150e9).name == "h200"
 
 
 def test_what_is_off_is_told_in_units() -> None:
