@@ -26,7 +26,15 @@ from tidemill.engine.kernels.backends import (
 from tidemill.engine.kernels.elementwise import Gate, act_and_mul
 from tidemill.engine.kernels.experts import ExpertWeights
 from tidemill.engine.kernels.pooling import Segments
-from tidemill.engine.kernels.quantised import Quantised, pack_int4, quantise_fp8
+from tidemill.engine.kernels.quantised import (
+    FP8,
+    FP8_MAX,
+    Matrix,
+    Quantised,
+    as_tensor,
+    pack_int4,
+    quantise_fp8,
+)
 from tidemill.engine.kernels.reference import ReferenceAttention
 
 WIDTHS = (64, 100, 1024, 4096, 8192)
@@ -73,7 +81,11 @@ def tasks(place: Place) -> Iterator[Task]:
             yield Task(f"experts of {width}, {name}", partial(experts, place, dtype, width))
         yield Task(f"pooling, {name}", partial(pooling, place, dtype))
         yield Task(f"fp8 product, {name}", partial(fp8_products, place, dtype))
+        yield Task(f"fp8 product in blocks, {name}", partial(fp8_block_products, place, dtype))
         yield Task(f"4-bit product, {name}", partial(four_bit_products, place, dtype))
+        for form in ("fp8", "4-bit"):
+            called = f"experts in {form}, {name}"
+            yield Task(called, partial(quantised_experts, place, dtype, form))
 
 
 def held(pairs: Sequence[tuple[Tensor, Tensor]], dtype: torch.dtype, units: float) -> Numbers:
@@ -188,12 +200,35 @@ def scores(place: Place, dtype: torch.dtype) -> Numbers:
 
 
 def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
-    """A mixture of more tokens than a tile has; of an odd width torch has no product for it."""
-    tokens, count, chosen, inner = (5, 4, 2, 24) if place.is_tiny else (150, 16, 4, 200)
+    """A mixture of more tokens than a tile has; rows of an odd width are not aligned."""
+    count, inner = (4, 24) if place.is_tiny else (16, 200)
     hidden = width // 11 if place.is_tiny else width
-    x = torch.randn(tokens, hidden, device=place.device).to(dtype)
     both = 0.1 * torch.randn(count, 2 * inner, hidden, device=place.device).to(dtype)
     down = 0.1 * torch.randn(count, hidden, inner, device=place.device).to(dtype)
+    return held(mixed(place, both, down), dtype, FAR)
+
+
+def quantised_experts(place: Place, dtype: torch.dtype, form: str) -> Numbers:
+    """The same of quantised weights; off by a share of the whole."""
+    count, inner, hidden = (4, 64, 128) if place.is_tiny else (16, 256, 384)
+    shapes = (count, 2 * inner, hidden), (count, hidden, inner)
+    if form == "fp8":
+        plain = (0.1 * torch.randn(shape, device=place.device).to(dtype) for shape in shapes)
+        both, down = map(quantise_fp8, plain)
+    else:
+        both, down = (four_bits(place, dtype, *shape) for shape in shapes)
+    (got, expected), _ = mixed(place, both, down)
+    off = torch.linalg.vector_norm(got.double() - expected) / torch.linalg.vector_norm(expected)
+    bound = 2 * FP8_BOUND if form == "fp8" else FAR * torch.finfo(dtype).eps
+    return {"share_off": float(off), "bound": bound, "holds": float(off) <= bound}
+
+
+def mixed(place: Place, both: Matrix, down: Matrix) -> list[tuple[Tensor, Tensor]]:
+    """Return a mixture's outputs and routing weights, each beside what is expected."""
+    count, hidden, _ = down.shape
+    tokens, chosen = (5, 2) if place.is_tiny else (150, 4)
+    dtype = both.dtype
+    x = torch.randn(tokens, hidden, device=place.device).to(dtype)
     router = torch.randn(tokens, count, device=place.device).to(dtype)
     own = choose_experts(dtype, place.device)
     ids, shares = own.select_experts(router, chosen, among_chosen=False, is_renormalised=True)
@@ -201,10 +236,11 @@ def experts(place: Place, dtype: torch.dtype, width: int) -> Numbers:
     weights, gate = ExpertWeights(both, down, None, None), GATES["silu"]
     got = own.apply_experts(x, ids, shares, weights, gate, choose_elementwise(dtype, place.device))
     expected = torch.zeros(tokens, hidden, dtype=torch.float64, device=place.device)
+    ups, downs = as_tensor(both).double(), as_tensor(down).double()
     for expert in range(count):
-        inside = act_and_mul(x.double() @ both[expert].double().T, gate) @ down[expert].double().T
+        inside = act_and_mul(x.double() @ ups[expert].T, gate) @ downs[expert].T
         expected += inside * ((ids == expert) * shares.double()).sum(1)[:, None]
-    return held([(got, expected), (shares, best)], dtype, FAR)
+    return [(got, expected), (shares, best)]
 
 
 def pooling(place: Place, dtype: torch.dtype) -> Numbers:
@@ -230,15 +266,30 @@ def fp8_products(place: Place, dtype: torch.dtype) -> Numbers:
     return multiplied(place, weight, FP8_BOUND)
 
 
+def fp8_block_products(place: Place, dtype: torch.dtype) -> Numbers:
+    """The same with a scale for 128 × 128 numbers."""
+    height, width = (128, 256) if place.is_tiny else (1024, 2048)
+    plain = torch.randn(height, width, device=place.device)
+    blocks = plain.view(height // 128, 128, width // 128, 128)
+    scales = (blocks.abs().amax((1, 3)) / FP8_MAX).repeat_interleave(128, 0)  # [O, I / 128]
+    numbers = (plain / scales.repeat_interleave(128, 1)).to(FP8)
+    weight = Quantised(numbers, scales, None, inputs=width, group=128, dtype=dtype)
+    return multiplied(place, weight, FP8_BOUND)
+
+
 def four_bit_products(place: Place, dtype: torch.dtype) -> Numbers:
     """Weights of four bits, a scale and a zero for 64 inputs."""
     height, width = (48, 256) if place.is_tiny else (1024, 2048)
-    groups = width // 64
-    numbers = torch.randint(0, 16, (height, width), device=place.device, dtype=torch.uint8)
-    zeros = torch.randint(0, 16, (height, groups), device=place.device, dtype=torch.uint8)
-    scales = (0.1 * torch.rand(height, groups, device=place.device)).to(dtype)
-    weight = Quantised(pack_int4(numbers), scales, zeros, inputs=width, group=64, dtype=dtype)
-    return multiplied(place, weight, 4 * torch.finfo(dtype).eps)
+    return multiplied(place, four_bits(place, dtype, height, width), 4 * torch.finfo(dtype).eps)
+
+
+def four_bits(place: Place, dtype: torch.dtype, *shape: int) -> Quantised:
+    """Return random weights of four bits, in groups of 64 inputs."""
+    groups = (*shape[:-1], shape[-1] // 64)
+    numbers = torch.randint(0, 16, shape, device=place.device, dtype=torch.uint8)
+    zeros = torch.randint(0, 16, groups, device=place.device, dtype=torch.uint8)
+    scales = 0.1 * torch.rand(groups, device=place.device)
+    return Quantised(pack_int4(numbers), scales, zeros, inputs=shape[-1], group=64, dtype=dtype)
 
 
 def multiplied(place: Place, weight: Quantised, bound: float) -> Numbers:

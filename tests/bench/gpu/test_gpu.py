@@ -17,11 +17,12 @@ import torch
 from bench.gpu import gpu
 from bench.gpu import work as working
 from bench.gpu.gpu import PARTS, SECONDS, Part, grouped, run_all
+from bench.gpu.parts import accuracy, memcheck
 from bench.gpu.parts.accuracy import held
 from bench.gpu.parts.profiles import covered
 from bench.gpu.parts.report import report
 from bench.gpu.parts.steps import PagedSequences, Piece
-from bench.gpu.parts.task import Task, card_like
+from bench.gpu.parts.task import Place, Task, card_like
 from bench.gpu.results import WHOLE, Results
 from bench.gpu.work import BROKEN, LEFT, Claims, attempt, work
 
@@ -31,7 +32,7 @@ CPU = torch.device("cpu")
 FAULTY = """
 import os, signal, time
 from pathlib import Path
-from bench.gpu.parts.task import Task, card_like
+from bench.gpu.parts.task import Place, Task, card_like
 
 FOLDER = Path(__file__).parent
 
@@ -234,6 +235,13 @@ for name in {names!r}:
     import_module(name)
 """
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
+
+
+def test_memcheck_names_eight_checks_that_there_are() -> None:
+    """By the names that they have on a card."""
+    names = {task.name for task in accuracy.tasks(Place(CPU, is_tiny=False, found={}))}
+    assert len(memcheck.CHECKS) == 8
+    assert names >= set(memcheck.CHECKS)
 
 
 def test_a_card_is_known_by_its_name() -> None:
