@@ -20,8 +20,6 @@ from .elementwise import quantise_fp8
 from .grouped_gemm import grouped_fp8, grouped_linear, grouped_quantised, supports_fp8
 from .launch import arch_of, launch
 
-# Rows of an expert, on average, above which quantised weights are dequantised first.
-MANY_ROWS = 64
 # Numbers of rows, between which a power of two is a class that has a sort of its own.
 FEW_CHOICES, MANY_CHOICES = 2048, 8192
 # Scores are clamped to it, so that their differences are finite.
@@ -118,7 +116,9 @@ def _products(
             rows = quantise_fp8(x, weight.group)
             return grouped_fp8(rows, tokens, weight, bias, stops, gate)
         count = len(x) if tokens is None else len(tokens)
-        if linear.supports(weight) and count <= MANY_ROWS * weight.shape[0]:
+        # An expert's product is one like a dense layer's, of its average rows.
+        most = linear.most_rows(weight) * weight.shape[0]
+        if linear.supports(weight) and count <= most:
             return grouped_quantised(x, tokens, weight, bias, stops, gate)
         weight = linear.dequantised(weight)
     return grouped_linear(x, tokens, weight, bias, stops, gate)

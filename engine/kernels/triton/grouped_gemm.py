@@ -129,8 +129,8 @@ def grouped_quantised(
     launch(
         *(_grouped_few_bits, (tiles * triton.cdiv(width, config.sizes["OUTPUTS"]),), *arrays),
         *(tiles, num_experts, width, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]),
-        *linear.groups_of(weight), config=config, EXPERTS=triton.next_power_of_2(num_experts),
-        **_constants(gate),
+        *linear.groups_of(weight), config=config, IS_EVEN=inputs % BLOCK == 0,
+        EXPERTS=triton.next_power_of_2(num_experts), **_constants(gate),
     )  # fmt: skip
     return out
 
@@ -324,6 +324,7 @@ def _grouped_few_bits(
     groups,
     steps_a_group,
     GROUPS: tl.constexpr,  # of a step
+    IS_EVEN: tl.constexpr,  # inputs are whole steps
     CURVE: tl.constexpr,
     STEEPNESS: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -340,29 +341,62 @@ def _grouped_few_bits(
         return
     row = begin + tl.arange(0, ROWS)
     has_row = row < behind
-    source = row if tokens is None else tl.load(tokens + row, has_row, other=0)
+    # What lies beyond the last row or output is computed as that, and not stored.
+    source = tl.minimum(row, behind - 1)
+    source = source if tokens is None else tl.load(tokens + source)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
     has_output = output < width
-    if CURVE is None:
-        own = expert.to(tl.int64) * width + output
-    else:
-        own = expert.to(tl.int64) * width * 2 + output
-    total = linear.accumulated(
-        *(x, source.to(tl.int64), has_row, numbers, scales, zeros),
-        *(own, has_output, 0, tl.cdiv(inputs, linear.STEP)),
-        *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+    own = expert.to(tl.int64) * width
+    if CURVE is not None:
+        own = own * 2
+    own += tl.minimum(output, width - 1)
+    total = _sums(
+        *(x, source.to(tl.int64), has_row, numbers, scales, zeros, own, has_output),
+        *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
     )
     if bias is not None:
-        total += tl.load(bias + own, has_output, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + own).to(tl.float32)[:, None]
     if CURVE is not None:
-        ups = linear.accumulated(
-            *(x, source.to(tl.int64), has_row, numbers, scales, zeros),
-            *(own + width, has_output, 0, tl.cdiv(inputs, linear.STEP)),
-            *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+        ups = _sums(
+            *(x, source.to(tl.int64), has_row, numbers, scales, zeros, own + width, has_output),
+            *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
         )
         if bias is not None:
-            added = tl.load(bias + own + width, has_output, other=0.0)
-            ups += added.to(tl.float32)[:, None]
+            ups += tl.load(bias + own + width).to(tl.float32)[:, None]
         total = gated(total, ups, CURVE, STEEPNESS, LIMIT, LIFT)
     to = out + row.to(tl.int64)[None, :] * width + output[:, None]
     tl.store(to, total.to(out.dtype.element_ty), has_row[None, :] & has_output[:, None])
+
+
+@triton.jit
+def _sums(
+    x,
+    source,
+    has_row,
+    numbers,
+    scales,
+    zeros,
+    own,
+    has_output,
+    inputs,
+    words,
+    groups,
+    steps_a_group,
+    GROUPS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    """Return sums over all inputs, `[OUTPUTS, ROWS]`, as `linear` makes them for so many rows."""
+    steps = tl.cdiv(inputs, linear.STEP)
+    if ROWS <= linear.FEW or (ROWS < linear.WIDE and zeros is not None):
+        total = linear.accumulated(
+            *(x, source, has_row, numbers, scales, zeros, own, has_output, 0, steps),
+            *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
+        )
+    else:
+        total = linear.accumulated_wide(
+            *(x, source, numbers, scales, zeros, own, 0, steps),
+            *(inputs, words, groups, steps_a_group, GROUPS, IS_EVEN, ROWS, OUTPUTS),
+        )
+    return total

@@ -16,7 +16,7 @@ from tidemill.engine.kernels import experts as reference
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.kernels.experts import ExpertWeights
 from tidemill.engine.kernels.quantised import Quantised, pack_int4
-from tidemill.engine.kernels.triton import elementwise, experts
+from tidemill.engine.kernels.triton import elementwise, experts, linear
 
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
@@ -119,12 +119,12 @@ def test_rows_are_sorted_by_expert() -> None:
 
 
 @pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
-@pytest.mark.parametrize("many", [experts.MANY_ROWS, 0], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("most", [64, 0], ids=["few rows", "many rows"])
 def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
-    monkeypatch: pytest.MonkeyPatch, order: Tensor | None, many: int
+    monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
 ) -> None:
     """By few bits, or dequantised; by the reference, too."""
-    monkeypatch.setattr(experts, "MANY_ROWS", many)
+    monkeypatch.setattr(linear, "most_rows", lambda _: most)
     gate_up, down = (
         Quantised(
             pack_int4(torch.randint(0, 16, (3, outputs, 32), dtype=torch.uint8)),

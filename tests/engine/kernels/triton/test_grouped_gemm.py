@@ -99,6 +99,14 @@ def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
         assert (got - exact).abs().max() <= 1e-5 * exact.abs().max()
 
 
+def check_wide(module: ModuleType) -> None:
+    """Hold those of a tile of many rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = {"ROWS": 128, "OUTPUTS": 64, "TILES": 1}
+        patch.setattr(module, "_config_for", lambda *_, **__: KernelConfig(sizes, 4, 1))
+        check_few_bits(module)
+
+
 def check_few_bits_gates(module: ModuleType) -> None:
     """Hold those that are joined by gates."""
     check_few_bits(module, OF_GPT_OSS)
@@ -198,14 +206,22 @@ MISTAKES = {
     check_few_bits: [
         Mutation("has_row = row < behind", "has_row = row < behind - 1"),
         Mutation("has_output = output < width", "has_output = output < width - 1"),
-        Mutation("tl.load(tokens + row, has_row", "tl.load(tokens + row * 0, has_row"),
-        Mutation("expert.to(tl.int64) * width + output", "expert.to(tl.int64) + output"),
-        Mutation("bias + own, has_output", "bias + own * 0, has_output"),
+        Mutation("tl.load(tokens + source)", "tl.load(tokens + source * 0)"),
+        Mutation("own += tl.minimum(output, width - 1)", "own += tl.minimum(output, width - 2)"),
+        Mutation(
+            "total += tl.load(bias + own).to(tl.float32)[:",
+            "total += tl.load(bias).to(tl.float32)[:",
+        ),
     ],
     check_few_bits_gates: [
-        Mutation("expert.to(tl.int64) * width * 2 + output", "expert.to(tl.int64) + output"),
-        Mutation("*(own + width, has_output", "*(own, has_output"),
-        Mutation("bias + own + width", "bias + own"),
+        Mutation("own = own * 2", "own = own * 1"),
+        Mutation("zeros, own + width, has_output", "zeros, own, has_output"),
+        Mutation("ups += tl.load(bias + own + width)", "ups += tl.load(bias + own)"),
+    ],
+    check_wide: [
+        Mutation("tl.minimum(row, behind - 1)", "tl.minimum(row, behind - 2)"),
+        Mutation("IS_EVEN=inputs % BLOCK == 0", "IS_EVEN=True"),
+        Mutation("zeros, own, 0, steps)", "zeros, own, 0, steps - 1)"),
     ],
 }
 
