@@ -96,6 +96,8 @@ class Running:
         command += ["--results", str(self.results.folder), "--claims", str(self.claims_folder)]
         command += ["--until", str(self.until)]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        if self.part.processes > 1:  # which have the processors among them
+            environment["OMP_NUM_THREADS"] = "1"
         if self.is_tiny:
             command.append("--tiny")
             environment["TRITON_INTERPRET"] = "1"
