@@ -10,7 +10,7 @@ spends in Triton's kernels alone. What does not fit the card, or comes to other 
 over. A better choice is written as an entry for that card's architecture and that shape, after each
 kernel, so that a run which is cut short has not been for nothing: with `--results` into a copy of
 the file in that folder, beside a line for each kernel that need not be tried again. `--dry-run`
-needs no card: it names what would be tried.
+needs no card: it names what would be tried. `Qwen3-30B-A3B:int4` has quantised weights.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.backends import choose_sampling
+from tidemill.engine.kernels.quantised import Matrix, Quantised
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton import tuned_tiles
 from tidemill.engine.kernels.triton.launch import compile_only
@@ -47,8 +48,16 @@ from tidemill.engine.kernels.triton.tuned_tiles import (
     override_configs,
     parse_configs,
 )
-from tidemill.engine.model.architecture import Architecture
-from tidemill.engine.model.compile_kernels import META, USUAL_MODELS, mixed_metadata, without_memory
+from tidemill.engine.model.compile_kernels import (
+    META,
+    USUAL_MODELS,
+    Quantise,
+    fp8_blocks,
+    fp8_rows,
+    int4_groups,
+    mixed_metadata,
+    without_memory,
+)
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.weight_map import weights_of
 
@@ -69,6 +78,14 @@ GAIN = 0.02
 TRIED = "tried.jsonl"
 TOLERANCE = 0.05
 UNFIT = (OutOfResources, PTXASError, CompilationError)
+
+# A model's weights by what stands behind its name.
+FORMS: Mapping[str, Quantise | None] = {
+    "": None,
+    "fp8": fp8_rows,
+    "blocks": fp8_blocks,
+    "int4": int4_groups,
+}
 
 Times = Callable[[KernelConfig], float | None]
 
@@ -138,19 +155,34 @@ def printed(data: Mapping[str, Any]) -> str:
     return text
 
 
+def quantised(weight: Tensor, quantise: Quantise) -> Quantised:
+    """Return random numbers of about the size of a weight's, as a quantised weight holds them."""
+    made = quantise(weight)
+    if not weight.is_meta:
+        made.scales.fill_(1.0 if made.zeros is None else 0.2 * weight.shape[-1] ** -0.5)
+        if made.zeros is not None:
+            made.numbers.random_()
+            made.zeros.fill_(8)
+    return made
+
+
 class Bench:
     """A model with random weights on a device, and steps that it is timed by."""
 
-    def __init__(
-        self, architecture: Architecture, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, model: str, dtype: torch.dtype, device: torch.device) -> None:
+        name, _, form = model.partition(":")
+        architecture, quantise = USUAL_MODELS[name], FORMS[form]
         # The last layer computes the rows alone that logits are asked of.
         blocks = (*architecture.blocks, architecture.blocks[-1])
         self._architecture = architecture = replace(architecture, blocks=blocks)
         self._dtype, self._device = dtype, device
-        self._weights = {
-            weight.role: self._random(weight.shape) for weight in weights_of(architecture)
-        }
+        self._weights: dict[str, Matrix] = {}
+        for weight in weights_of(architecture):
+            drawn = self._random(weight.shape)
+            if quantise is None or not weight.role.endswith("_proj"):
+                self._weights[weight.role] = drawn
+            else:
+                self._weights[weight.role] = quantised(drawn, quantise)
         self._right: list[Tensor] | None = None
 
     @torch.inference_mode()
@@ -264,7 +296,7 @@ def choose_all(
     """Try what there is to try of each kernel that has no record yet, and write what is better."""
     until = time.monotonic() + seconds
     for model in models:
-        bench, done = Bench(USUAL_MODELS[model], dtype, device), results.done()
+        bench, done = Bench(model, dtype, device), results.done()
         for kernel, shape in asked_by(bench, kernels):
             called = f"{kernel} {json.dumps(dict(sorted(shape)))}"
             if called in done:
@@ -334,7 +366,7 @@ def print_candidates(models: Sequence[str], kernels: Sequence[str], dtype: torch
     for model in models:
         with knobs.runtime.scope(), compile_only(DRY_ARCH), without_memory():
             knobs.runtime.jit_cache_hook = lambda **_: True  # as good as compiled
-            asked = asked_by(Bench(USUAL_MODELS[model], dtype, META), kernels)
+            asked = asked_by(Bench(model, dtype, META), kernels)
         for kernel, shape in asked:
             count = sum(map(len, changed(lookup_config(kernel, shape))))
             sys.stdout.write(f"{model}: {kernel} {json.dumps(dict(sorted(shape)))}: {count}\n")
@@ -356,7 +388,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kernels = list(filter(None, asked.kernels.split(",")))
     if unknown := set(kernels) - json.loads(tuned_tiles.FILE.read_text(encoding="utf-8")).keys():
         parser.error(f"no kernel is called {min(unknown)}")
-    if unknown := set(models) - USUAL_MODELS.keys():
+    named = [model.partition(":") for model in models]
+    if unknown := {form for _, _, form in named} - FORMS.keys():
+        parser.error(f"no quantisation is called {min(unknown)}: {', '.join(filter(None, FORMS))}")
+    if unknown := {name for name, _, _ in named} - USUAL_MODELS.keys():
         parser.error(f"no model is called {min(unknown)}: {', '.join(USUAL_MODELS)}")
     if asked.dry_run:
         print_candidates(models, kernels, dtype)
