@@ -18,7 +18,7 @@ from ..quantised import Matrix, Quantised
 from . import linear, tuned_tiles
 from .elementwise import quantise_fp8
 from .grouped_gemm import grouped_fp8, grouped_linear, grouped_quantised, supports_fp8
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 
 # Numbers of rows, between which a power of two is a class that has a sort of its own.
 FEW_CHOICES, MANY_CHOICES = 2048, 8192
@@ -48,7 +48,7 @@ def select_experts(
         *(_choose, (len(scores),), scores, experts, shares, scores.shape[1]),
         config=tuned_tiles.config_for("choose_experts", arch_of(scores.device)),
         COUNT=count, OF_CHOSEN=among_chosen or is_renormalised,
-        BLOCK=triton.next_power_of_2(scores.shape[1]), CHOSEN=triton.next_power_of_2(count),
+        BLOCK=next_power_of_2(scores.shape[1]), CHOSEN=next_power_of_2(count),
     )  # fmt: skip
     return experts, shares
 
@@ -78,7 +78,7 @@ def sort_by_expert(experts: Tensor, num_experts: int) -> SortedRows:
     chosen = experts.to(torch.int32).contiguous()
     tokens, places = (torch.empty_like(chosen).view(-1) for _ in range(2))
     stops = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
-    rows = min(max(triton.next_power_of_2(chosen.numel()), FEW_CHOICES), MANY_CHOICES)
+    rows = min(max(next_power_of_2(chosen.numel()), FEW_CHOICES), MANY_CHOICES)
     config = tuned_tiles.config_for("sort_experts", arch_of(chosen.device), rows=rows)
     arrays = chosen, tokens, places, stops
     launch(
@@ -95,7 +95,7 @@ def combine_experts(rows: Tensor, places: Tensor, shares: Tensor) -> Tensor:
     width = rows.shape[1]
     out = rows.new_empty(len(shares), width)
     config = tuned_tiles.config_for("combine_experts", arch_of(rows.device))
-    grid = (len(shares), triton.cdiv(width, config.sizes["BLOCK"]))
+    grid = (len(shares), cdiv(width, config.sizes["BLOCK"]))
     arrays = rows, places, shares.contiguous(), out
     launch(_combine, grid, *arrays, width, config=config, COUNT=shares.shape[1])
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..quantised import BLOCK, Fp8Rows, Quantised
 from . import split_k
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
 # fp8 tensor cores, and Triton's fp8 type, exist from Ada on.
@@ -69,8 +69,8 @@ def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.numbers.device)
     most = next((tile for tile in PROGRAMS if rows <= tile), max(PROGRAMS))
     config = config_for("multiply_fp8", arch_of(out.device), rows=most, scaling=weight.scaling)
-    tiles = triton.cdiv(rows, config.sizes["ROWS"]) * triton.cdiv(outputs, config.sizes["OUTPUTS"])
-    shares, each = split_k.divide(triton.cdiv(inputs, BLOCK), PROGRAMS[most] // tiles)
+    tiles = cdiv(rows, config.sizes["ROWS"]) * cdiv(outputs, config.sizes["OUTPUTS"])
+    shares, each = split_k.divide(cdiv(inputs, BLOCK), PROGRAMS[most] // tiles)
     into = out if shares == 1 else out.new_empty(shares, rows, outputs, dtype=torch.float32)
     own_bias = bias if shares == 1 else None
     launch(

@@ -17,7 +17,7 @@ from ..elementwise import Gate
 from ..quantised import BLOCK, Fp8Rows, Quantised
 from . import fp8, linear, tuned_tiles
 from .elementwise import gated
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import KernelConfig
 
 # Classes of an expert's average rows, which tiles are tuned by.
@@ -97,11 +97,11 @@ def _multiply(
     assert scaling != "group" or group % config.sizes["INNER"] == 0
     tiles = num_tiles(count, num_experts, config.sizes["ROWS"])
     launch(
-        *(_grouped, (tiles * triton.cdiv(width, config.sizes["COLUMNS"]),)),
+        *(_grouped, (tiles * cdiv(width, config.sizes["COLUMNS"]),)),
         *(x, x_scales, tokens, weight, scales, bias, stops, out),
         *(tiles, num_experts, width, inner, group),
         0 if x_scales is None else x_scales.shape[1], 1 if scales is None else scales.shape[-1],
-        config=config, SCALING=scaling, EXPERTS=triton.next_power_of_2(num_experts),
+        config=config, SCALING=scaling, EXPERTS=next_power_of_2(num_experts),
         IS_EVEN=inner % config.sizes["INNER"] == 0, **_constants(gate),
     )  # fmt: skip
 
@@ -127,10 +127,10 @@ def grouped_quantised(
     out = x.new_empty(count, width)
     arrays = x, tokens, linear.bytes_of(weight), weight.scales, weight.zeros, bias, stops, out
     launch(
-        *(_grouped_few_bits, (tiles * triton.cdiv(width, config.sizes["OUTPUTS"]),), *arrays),
+        *(_grouped_few_bits, (tiles * cdiv(width, config.sizes["OUTPUTS"]),), *arrays),
         *(tiles, num_experts, width, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]),
         *linear.groups_of(weight), config=config, IS_EVEN=inputs % BLOCK == 0,
-        EXPERTS=triton.next_power_of_2(num_experts), **_constants(gate),
+        EXPERTS=next_power_of_2(num_experts), **_constants(gate),
     )  # fmt: skip
     return out
 
@@ -144,7 +144,7 @@ def _config_for(
     kernel: str, x: Tensor, count: int, shape: torch.Size, gate: Gate | None, **how: str
 ) -> KernelConfig:
     """Return the config for experts of a shape and their average rows, as a power of two."""
-    rows = triton.next_power_of_2(triton.cdiv(count, shape[0]))
+    rows = next_power_of_2(cdiv(count, shape[0]))
     if shape[2] % ALIGNED:
         # Read number by number, large tiles would not fit the registers.
         rows = FEWEST_ROWS

@@ -17,7 +17,7 @@ from ..linear import Fp8Linear, Linear
 from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
 from . import block_scaled, elementwise, fp8, split_k
 from .fp8_bits import OF_HALVES, halves_of_e4m3
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
 # Rows that a program may have, by how many there are.
@@ -116,8 +116,8 @@ def multiply(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     (rows, inputs), outputs = x.shape, weight.shape[0]
     tile = next((tile for tile in TILES if rows <= tile), TILES[-1])
     config = config_for("multiply", arch_of(x.device), rows=tile, outputs=outputs)
-    steps = triton.cdiv(inputs, BLOCK)
-    tiles = triton.cdiv(rows, tile), triton.cdiv(outputs, config.sizes["OUTPUTS"])
+    steps = cdiv(inputs, BLOCK)
+    tiles = cdiv(rows, tile), cdiv(outputs, config.sizes["OUTPUTS"])
     programs = MANY_PROGRAMS if tile < WIDE.value else MANY_WIDE_PROGRAMS
     shares, each = split_k.divide(steps, programs // (tiles[0] * tiles[1]))
     out = x.new_empty(rows, outputs)
@@ -141,7 +141,7 @@ def dequantised(weight: Quantised) -> Tensor:
     outputs, inputs = weight.shape[:-1].numel(), weight.inputs
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
     config = config_for("dequantise", arch_of(weight.device))
-    grid = (triton.cdiv(outputs, config.sizes["OUTPUTS"]), triton.cdiv(inputs, BLOCK))
+    grid = (cdiv(outputs, config.sizes["OUTPUTS"]), cdiv(inputs, BLOCK))
     arrays = bytes_of(weight), weight.scales, weight.zeros, out
     sizes = outputs, inputs, weight.numbers.shape[-1], weight.scales.shape[-1]
     launch(_dequantise, grid, *arrays, *sizes, *groups_of(weight), config=config)
@@ -156,7 +156,7 @@ def bytes_of(weight: Quantised) -> Tensor:
 def groups_of(weight: Quantised) -> tuple[int, int]:
     """Return the number of blocks in a group, and of groups in a block."""
     if weight.group >= weight.inputs:
-        return triton.cdiv(weight.inputs, BLOCK), 1
+        return cdiv(weight.inputs, BLOCK), 1
     return max(weight.group // BLOCK, 1), max(BLOCK // weight.group, 1)
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .logits_processors import ProcessorInputs, shaped
 from .sampling_inputs import NUM_WORDS, word_offset
 from .tuned_tiles import config_for
@@ -35,7 +35,7 @@ class GroupStats(NamedTuple):
 
 def group_capacity(vocabulary: int) -> int:
     """Return the number of groups that the arrays of a row have room for."""
-    return max(MOST_GROUPS, int(triton.next_power_of_2(triton.cdiv(vocabulary, GROUP))))
+    return max(MOST_GROUPS, next_power_of_2(cdiv(vocabulary, GROUP)))
 
 
 def measure_groups(
@@ -53,8 +53,8 @@ def measure_groups(
     flags = logits.new_empty(count, room, dtype=torch.int8)
     config = config_for("measure_logits", arch_of(logits.device))
     at_once = config.sizes["AT_ONCE"]
-    grid = (count, triton.cdiv(triton.cdiv(vocabulary, GROUP), at_once))
-    words = (triton.cdiv(vocabulary, 32), shapes.masks.shape[1])
+    grid = (count, cdiv(cdiv(vocabulary, GROUP), at_once))
+    words = (cdiv(vocabulary, 32), shapes.masks.shape[1])
     launch(
         _measure,
         grid,

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch
 from .sampling_inputs import NUM_WORDS, RowChunk, SamplingInputs, word_offset
 from .tuned_tiles import config_for
 
@@ -38,16 +38,16 @@ def prepare_processors(inputs: SamplingInputs, chunk: RowChunk, vocabulary: int)
     `V / 4` bytes a history and 4 · V bytes a row with a dense bias.
     """
     device, count = inputs.records.device, chunk.stop - chunk.first
-    words = triton.cdiv(vocabulary, 32)
+    words = cdiv(vocabulary, 32)
     bits = torch.zeros(inputs.num_histories, 2, words, dtype=torch.int32, device=device)
     adds = torch.zeros(chunk.num_adds, vocabulary, device=device)
     num_entries = chunk.entries.stop - chunk.entries.start
     config = config_for("add_entries", arch_of(device))
-    num_blocks = triton.cdiv(num_entries, config.sizes["BLOCK"])
+    num_blocks = cdiv(num_entries, config.sizes["BLOCK"])
     entries = (inputs.places, inputs.added, adds, chunk.entries.start, num_entries)
     launch(_add_entries, (num_blocks,), *entries, config=config)
     config = config_for("note_histories", arch_of(device))
-    grid = (count, triton.cdiv(inputs.longest, config.sizes["BLOCK"]))
+    grid = (count, cdiv(inputs.longest, config.sizes["BLOCK"]))
     tokens = (inputs.records, inputs.ids, inputs.pages)
     sizes = (chunk.first, vocabulary, words)
     launch(_note_histories, grid, *tokens, bits, adds, *sizes, config=config, PAGE=inputs.page_size)

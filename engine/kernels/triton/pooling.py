@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..pooling import Segments
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch, next_power_of_2
 from .tuned_tiles import config_for
 
 MODES = ("cls", "lasttoken", "max", "mean", "mean_sqrt_len_tokens", "weightedmean")
@@ -32,7 +32,7 @@ def pool(hidden: Tensor, segments: Segments, modes: Sequence[str]) -> Tensor:
     config = config_for("pool", arch_of(hidden.device), width=width)
     for place, mode in enumerate(modes):
         launch(
-            *(_pool, (count, triton.cdiv(width, config.sizes["COLUMNS"]))),
+            *(_pool, (count, cdiv(width, config.sizes["COLUMNS"]))),
             *(hidden, *segments, out, width, len(modes) * width, place * width),
             config=config, MODE=mode,
         )  # fmt: skip
@@ -44,7 +44,7 @@ def normalise(x: Tensor) -> Tensor:
     rows = x.contiguous()
     out = torch.empty_like(rows)
     count, width = rows.shape
-    block = triton.next_power_of_2(width)
+    block = next_power_of_2(width)
     config = config_for("unit", arch_of(x.device), width=width)
     launch(_unit, (count,), rows, out, width, config=config, BLOCK=block)
     return out

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..sampling import Sampled, SamplingMetadata
 from . import tuned_tiles
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch
 from .logit_groups import (
     FACTOR,
     GROUP,
@@ -62,7 +62,7 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:
             chunk.first,
             logits.stride(0),
             vocabulary,
-            triton.cdiv(vocabulary, 32),
+            cdiv(vocabulary, 32),
             shapes.masks.shape[1],
             config=config,
             ROOM=measured.peaks.shape[1],

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import arch_of, launch
+from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
 # A share of fewer steps is mostly its beginning and its end.
@@ -18,8 +18,8 @@ FEWEST_STEPS = 2
 
 def divide(steps: int, shares: int) -> tuple[int, int]:
     """Return how many shares of steps there are, about so many or one, and the steps of each."""
-    each = triton.cdiv(steps, max(min(shares, steps // FEWEST_STEPS), 1))
-    return triton.cdiv(steps, each), each
+    each = cdiv(steps, max(min(shares, steps // FEWEST_STEPS), 1))
+    return cdiv(steps, each), each
 
 
 def join(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
@@ -29,7 +29,7 @@ def join(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
     """
     count, outputs = out.numel(), out.shape[1]
     config = config_for("join", arch_of(out.device))
-    grid = (triton.cdiv(count, config.sizes["BLOCK"]),)
+    grid = (cdiv(count, config.sizes["BLOCK"]),)
     launch(_join, grid, parts, bias, out, count, outputs, len(parts), config=config)
     return out
 

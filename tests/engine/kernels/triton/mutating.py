@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from _pytest.mark import ParameterSet
+from triton.runtime.errors import InterpreterError
 
 
 class Mutation(NamedTuple):
@@ -54,7 +55,8 @@ def assert_found(
     With none may a kernel write beyond its tensors: interpreted, it writes to the process' memory.
     """
     _passes(check, module)
-    with pytest.raises(AssertionError):
+    # What lies beyond a tensor may be too large to multiply, of which numpy warns.
+    with pytest.raises((AssertionError, InterpreterError)):
         check(mutated(module, mutation, folder))
 
 
