@@ -234,8 +234,6 @@ def check_parity(
         _check_windows(architecture, expected.windows)
     if not holds or dtype == torch.float32:
         return ParityResult(holds, float(apart.max()), num_layers)
-    if checkpoint.quantization is not None and has_quantised_linear(dtype, device):
-        expected = replace(expected, rounded=None)  # rows are quantised, too, which eager knows not
     served = logits_in(dtype)
     holds = _is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
@@ -256,7 +254,11 @@ def _eager_text_logits(
     module = transformers_model.load_fp32(checkpoint, hf_config, device, num_layers)
     windows = tuple(windows_by_masks(module, device).values())
     logits = transformers_model.eager_logits(name, module, token_ids, device)
-    if loaded.dtype == torch.float32:
+    # Of quantised weights rows are quantised, too, which eager does not do.
+    is_quantised = checkpoint.quantization is not None
+    if loaded.dtype == torch.float32 or (
+        is_quantised and has_quantised_linear(loaded.dtype, device)
+    ):
         return _Eager(logits, windows)
     round_parameters(module, loaded.dtype)
     try:
