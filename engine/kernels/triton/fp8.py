@@ -84,12 +84,14 @@ def multiply(x: Fp8Rows, weight: Fp8Weight, bias: Tensor | None) -> Tensor:
 
 def supports(weight: Quantised) -> bool:
     """Say whether there is a product with a weight."""
+    return len(weight.shape) == 2 and supports_groups(weight)
+
+
+def supports_groups(weight: Quantised) -> bool:
+    """Say whether a weight is of fp8 with a scale a row, or one that activations can have too."""
     is_one = weight.group >= weight.inputs
-    return (
-        weight.zeros is None
-        and len(weight.shape) == 2
-        and (is_one or (weight.group % BLOCK == 0 and weight.group.bit_count() == 1))
-    )
+    is_power = weight.group % BLOCK == 0 and weight.group.bit_count() == 1
+    return weight.zeros is None and (is_one or is_power)
 
 
 @triton.jit(do_not_specialize=["rows", "padded_rows", "groups", "steps_a_group", "steps_each"])

@@ -69,12 +69,10 @@ def grouped_fp8(
 
 def supports_fp8(weight: Quantised) -> bool:
     """Say whether `grouped_fp8` takes a weight on its device."""
-    is_one = weight.group >= weight.inputs
     return (
         fp8.has_fp8_matmul(weight.device)
-        and weight.zeros is None
+        and fp8.supports_groups(weight)
         and all(side % ALIGNED == 0 for side in weight.shape[1:])
-        and (is_one or (weight.group % BLOCK == 0 and weight.group.bit_count() == 1))
     )
 
 
