@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 NAME = "\0name"
+INDEX = "\0index"
 TEXT = "\0text"
 
 
@@ -19,9 +20,10 @@ TEXT = "\0text"
 class CallSyntax:
     """Syntax of a model's calls: `prefix`, calls with `between` between them, `suffix`.
 
-    A call is `head`, with `NAME` for the function's name, its arguments and `tail`. `between` is
-    None where there is one call and no more. `introduces` may stand before all else, any number of
-    times, and `says` is an answer; in both `TEXT` is any text.
+    A call is `head`, with `NAME` for the function's name and `INDEX` for a number that the model
+    counts, its arguments and `tail`. `between` is None where there is one call and no more.
+    `introduces` may stand before all else, any number of times, and `says` is an answer; in both
+    `TEXT` is any text.
     """
 
     head: str
@@ -70,6 +72,8 @@ def grammar_of(
     calls = _rules_of_calls(syntax, tools, spelt, is_single=is_single)
     before = "intro* " if syntax.introduces else ""
     rules = ["TEXT: /(.|\\n)*/"]
+    if INDEX in syntax.head:
+        rules.append("INDEX: /[0-9]+/")
     if syntax.introduces:
         rules.append("intro: " + " | ".join(map(spelt, syntax.introduces)))
     if answer is not None:
@@ -125,7 +129,9 @@ class _Spelling:
     def __init__(self, marks: Mapping[str, int | None]) -> None:
         self.marks = frozenset(marks)
         self.special = {mark: token for mark, token in marks.items() if token is not None}
-        self._split = re.compile("|".join(map(re.escape, sorted([*marks, TEXT], reverse=True))))
+        self._split = re.compile(
+            "|".join(map(re.escape, sorted([*marks, TEXT, INDEX], reverse=True)))
+        )
 
     def parts(self, text: str) -> list[str]:
         """Return marks and the texts between them."""
@@ -142,6 +148,8 @@ class _Spelling:
     def _part(self, part: str, text: str) -> str:
         if part == TEXT:
             return text
+        if part == INDEX:
+            return "INDEX"
         if part in self.special:
             return f"<[{self.special[part]}]>"
         return json.dumps(part)

@@ -55,6 +55,8 @@ class ReasoningParser:
 THINK = ReasoningParser(("<think>",), ("</think>",))
 R1_THINK = ReasoningParser(("<think>",), ("</think>",), always_opens=True)
 MISTRAL_THINK = ReasoningParser(("[THINK]",), ("[/THINK]",))
+SEED_THINK = ReasoningParser(("<seed:think>",), ("</seed:think>",))
+COHERE_THINK = ReasoningParser(("<|START_THINKING|>",), ("<|END_THINKING|>",))
 GRANITE_THINK = ReasoningParser(
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),

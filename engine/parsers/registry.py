@@ -10,10 +10,19 @@ from typing import TypeVar
 from tidemill.protocol.contract import EngineError
 
 from .bare_calls import LISTED_CALLS, LLAMA_JSON, PYTHONIC
-from .deepseek import DEEPSEEK
 from .harmony import HARMONY
-from .reasoning import GRANITE_THINK, MISTRAL_THINK, R1_THINK, THINK, ReasoningParser
-from .tool_calls import GRANITE, HERMES, MISTRAL, ToolCallParser
+from .reasoning import (
+    COHERE_THINK,
+    GRANITE_THINK,
+    MISTRAL_THINK,
+    R1_THINK,
+    SEED_THINK,
+    THINK,
+    ReasoningParser,
+)
+from .sectioned_calls import DEEPSEEK, KIMI
+from .tagged_calls import COHERE, HERMES, HUNYUAN, MINIMAX, NEMOTRON, SEED
+from .tool_calls import GRANITE, MISTRAL, ToolCallParser
 
 _NONE = "none"
 _Parser = TypeVar("_Parser")
@@ -21,36 +30,55 @@ _Parser = TypeVar("_Parser")
 # By vLLM's names; SGLang's are below.
 TOOL_CALL_PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
     {
+        "cohere_command3": COHERE,
         "deepseek_v3": DEEPSEEK,
         "deepseek_v31": DEEPSEEK,
+        "ernie45": HERMES,
         "glm45": HERMES,
         "granite": GRANITE,
+        "granite4": HERMES,
         "hermes": HERMES,
+        "hunyuan_a13b": HUNYUAN,
+        "kimi_k2": KIMI,
         "llama3_json": LLAMA_JSON,
         "llama4_json": LLAMA_JSON,
         "llama4_pythonic": PYTHONIC,
+        "mimo": HERMES,
+        "minimax_m2": MINIMAX,
         "mistral": MISTRAL,
+        "nemotron_json": NEMOTRON,
         "openai": HARMONY,
         "pythonic": PYTHONIC,
         "qwen3_coder": HERMES,
         "qwen3_xml": HERMES,
+        "seed_oss": SEED,
     }
 )
 REASONING_PARSERS: Mapping[str, ReasoningParser] = MappingProxyType(
     {
+        "cohere_command3": COHERE_THINK,
         "deepseek_r1": R1_THINK,
         "deepseek_v3": THINK,
+        "ernie45": THINK,
         "glm45": THINK,
         "granite": GRANITE_THINK,
+        "kimi_k2": THINK,
+        "mimo": THINK,
+        "minimax_m2": THINK,
         "mistral": MISTRAL_THINK,
+        "nemotron_v3": THINK,
         "qwen3": THINK,
+        "seed_oss": SEED_THINK,
     }
 )
 _OTHER_NAMES = MappingProxyType(
     {
         "deepseekv3": "deepseek_v3",
         "deepseekv31": "deepseek_v31",
+        "glm": "glm45",
+        "glm47": "glm45",
         "gpt_oss": "openai",
+        "hunyuan": "hunyuan_a13b",
         "llama3": "llama3_json",
         "qwen": "hermes",
         "qwen25": "hermes",
@@ -62,8 +90,14 @@ _TOOL_CALL_SIGNS = (
     ("<|channel|>", "openai"),
     ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
     ("[TOOL_CALLS]", "mistral"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<|START_ACTION|>", "cohere_command3"),
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("<TOOLCALL>", "nemotron_json"),
     ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
+    ("<tool_calls>", "hunyuan_a13b"),
     ('"parameters": dictionary of argument name', "llama3_json"),
     ("func_name1(", "pythonic"),
     ("<|python_start|>", "pythonic"),
@@ -71,6 +105,8 @@ _TOOL_CALL_SIGNS = (
 )
 _REASONING_SIGNS = (
     ("[THINK]", "mistral"),
+    ("<seed:think>", "seed_oss"),
+    ("<|START_THINKING|>", "cohere_command3"),
     ("</think>", "qwen3"),
     ("<think>", "qwen3"),
     ("Here is my thought process", "granite"),

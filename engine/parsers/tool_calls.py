@@ -1,4 +1,4 @@
-"""Tool call parsers of JSON between marks: hermes, mistral and granite."""
+"""Tool call parsers of calls behind a mark; those of mistral and granite."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple, Protocol
 
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
 from .json_text import items, members, skip_value
-from .tagged_arguments import read_function, read_pairs
 from .text_stream import ParserCoroutine, TextStream
 
 _MAX_NAME_CHARS = 200
@@ -112,7 +111,7 @@ def parse_calls_of_json(text: str) -> list[RawCall]:
     said = members(text)
     if "function" in said and isinstance(said["function"][0], dict):
         return parse_calls_of_json(said["function"][1])
-    name, _ = said.get("name") or said.get("function") or (None, "")
+    name, _ = said.get("name") or said.get("function") or said.get("tool_name") or (None, "")
     if not isinstance(name, str) or not name:
         raise ValueError("it names nothing to call")
     given = said.get("arguments") or said.get("parameters")
@@ -138,37 +137,6 @@ def parse_json_calls(stream: TextStream) -> Generator[None, None, list[RawCall] 
         return parse_calls_of_json(stream.text[start : stream.at]) or None
     except ValueError:
         return None
-
-
-def _hermes(stream: TextStream) -> CallsCoroutine:
-    """Parse calls up to their end mark, which may be missing; mostly there is one call."""
-    said: list[RawCall] = []
-    after = stream.at
-    while True:
-        yield from stream.skip_space()
-        if said and (yield from stream.accept("</tool_call>")):
-            return said
-        if said and (yield from stream.peek(1)) not in ("<", "{"):
-            break
-        found = yield from _hermes_calls(stream, may_be_bare=not said)
-        if found is None:
-            break
-        said += found
-        after = stream.at
-    stream.at = after
-    return said or None
-
-
-def _hermes_calls(
-    stream: TextStream, *, may_be_bare: bool
-) -> Generator[None, None, Sequence[RawCall] | None]:
-    if (yield from stream.accept("<function=")):
-        found = yield from read_function(stream)
-    elif (yield from stream.peek(1)) in ("{", "["):
-        return (yield from parse_json_calls(stream))
-    else:
-        found = (yield from read_pairs(stream)) if may_be_bare else None
-    return None if found is None else [RawCall(*found)]
 
 
 def _granite(stream: TextStream) -> CallsCoroutine:
@@ -204,17 +172,6 @@ def parse_object(stream: TextStream) -> Generator[None, None, str | None]:
     return text
 
 
-HERMES = MarkedCallParser(
-    ("<tool_call>",),
-    _hermes,
-    CallSyntax(
-        head=f'<tool_call>\n{{"name": "{NAME}", "arguments": ',
-        tail="}\n</tool_call>",
-        between="\n",
-    ),
-    ("</tool_call>",),
-    unmarked=("<function=",),
-)
 GRANITE = MarkedCallParser(
     ("<|tool_call|>",),
     _granite,

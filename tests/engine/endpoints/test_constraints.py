@@ -43,6 +43,13 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
         f"```json\n{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "minimax_m2": (
+        f'<minimax:tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</minimax:tool_call>'
+    ),
     "pythonic": f'[{{"name": "weather", "arguments": {PARIS}}}]',
     "openai": (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary"

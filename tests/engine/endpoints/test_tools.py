@@ -33,6 +33,14 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
         f"```json\n{PARIS}\n```<｜tool▁call▁end｜>"
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "minimax_m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
+        "</invoke>\n</minimax:tool_call>"
+    ),
     "pythonic": "[weather(city='Paris')]",
     "openai": f"<|channel|>commentary to=functions.weather<|message|>{PARIS}<|call|>",
 }

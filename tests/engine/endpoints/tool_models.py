@@ -67,6 +67,17 @@ DEEPSEEK = _SHOWN_TOOLS + _TURNS.replace(
     "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name"
     " + '\n```json\n' + call.function.arguments + '\n```<｜tool▁call▁end｜>' }}",
 )
+KIMI = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    "{{ '<|tool_calls_section_begin|><|tool_call_begin|>' + call.id"
+    " + '<|tool_call_argument_begin|>' + call.function.arguments | tojson"
+    " + '<|tool_call_end|><|tool_calls_section_end|>' }}",
+)
+MINIMAX = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    '<minimax:tool_call>\n<invoke name="{{ call.function.name }}">\n'
+    "{{ call.function.arguments | tojson }}</invoke>\n</minimax:tool_call>",
+)
 PYTHONIC = (
     _SHOWN_TOOLS
     + "{#- [func_name1(params_name1=1)] -#}"
@@ -84,6 +95,8 @@ TEMPLATES = {
     "llama3_json": LLAMA,
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,
+    "kimi_k2": KIMI,
+    "minimax_m2": MINIMAX,
     "pythonic": PYTHONIC,
     "openai": GPT_OSS,
 }
@@ -91,7 +104,9 @@ _SPECIAL = (
     *("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|start|>", "<|channel|>"),
     *("<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"),
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    *("<think>", "</think>", "<tool_call>", "</tool_call>"),
+    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
+    *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<minimax:tool_call>"),
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "</minimax:tool_call>"),
 )
 # As Qwen has them: a token of their own, and yet text.
 _PLAIN = ("<|fim_pad|>",)

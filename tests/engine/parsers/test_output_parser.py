@@ -21,6 +21,7 @@ from tidemill.engine.parsers.registry import (
 from tidemill.engine.parsers.tool_calls import UNREAD
 from tidemill.protocol.contract import EngineError
 
+WEATHER = f'{{"name": "weather", "arguments": {PARIS}}}'
 DEEPSEEK = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
     '{"city": "Paris"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>'
@@ -35,6 +36,26 @@ DEEPSEEK_31 = (
 CODER = (
     "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n<parameter=why>\nto see\nif"
     "\n</parameter>\n</function>\n</tool_call>"
+)
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n'
+    '</invoke>\n<invoke name="time.now">\n</invoke>\n</minimax:tool_call>'
+)
+SEED = (
+    "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n"
+    "</seed:tool_call>\n<seed:tool_call>\n<function=time.now>\n</function>\n</seed:tool_call>"
+)
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+    '<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>'
+    "functions.time.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>"
+)
+NEMOTRON = f'<TOOLCALL>[{{"name": "weather", "arguments": {PARIS}}}, {TIME}]</TOOLCALL>'
+COHERE = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters": '
+    f'{PARIS}}},\n    {{"tool_call_id": "1", "tool_name": "time.now", "parameters": {{}}}}\n]'
+    "<|END_ACTION|>"
 )
 HARMONY = (
     "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary"
@@ -107,6 +128,14 @@ def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
         ("pythonic", "[weather(city='Paris'), time.now()]"),
         ("deepseek_v3", DEEPSEEK),
         ("deepseek_v31", DEEPSEEK_31),
+        ("minimax_m2", MINIMAX),
+        ("minimax_m2", f"<minimax:tool_call>[{WEATHER}, {TIME}]</minimax:tool_call>"),
+        ("seed_oss", SEED),
+        ("kimi_k2", KIMI),
+        ("kimi_k2", KIMI.replace("functions.", "").removesuffix("<|tool_calls_section_end|>")),
+        ("nemotron_json", NEMOTRON),
+        ("hunyuan_a13b", f"<tool_calls>\n{WEATHER}\n{TIME}\n</tool_calls>"),
+        ("cohere_command3", COHERE),
         (
             "openai",
             (
@@ -155,6 +184,13 @@ def test_text_around_calls_is_content_without_the_space_between() -> None:
         ("pythonic", "[weather(city=float('nan'))]"),
         ("deepseek_v3", DEEPSEEK[:90]),
         ("granite", "<|tool_call|>[{]"),
+        ("minimax_m2", MINIMAX[:80]),
+        ("minimax_m2", MINIMAX.replace("city", "ci ty")),
+        ("minimax_m2", "<minimax:tool_call>weather</minimax:tool_call>"),
+        ("kimi_k2", KIMI[:110]),
+        ("kimi_k2", KIMI.replace("{}", "[]")),
+        ("nemotron_json", NEMOTRON[:60]),
+        ("cohere_command3", COHERE.replace("tool_name", "tool")),
     ],
 )
 def test_a_call_that_cannot_be_read_stays_content_and_is_told(form: str, text: str) -> None:
@@ -252,7 +288,7 @@ def test_a_call_of_no_tool_is_a_call_and_is_told() -> None:
 
 
 def test_ids_hang_on_line_choice_and_place_alone() -> None:
-    """Mistral's have nine characters, since its templates take no others; its own ids are kept."""
+    """Mistral's have nine characters, as its templates take no others; a model's own are kept."""
     call = '<tool_call>{"name": "time.now"}</tool_call>'
     hermes = reading("hermes")
     first, again, other = (parse_text(hermes.for_choice(choice), call * 2) for choice in (0, 0, 1))
@@ -261,6 +297,10 @@ def test_ids_hang_on_line_choice_and_place_alone() -> None:
     [mistral] = said("[TOOL_CALLS]time.now[ARGS]{}", "mistral").calls
     assert len(mistral.call_id) == 9
     assert mistral.call_id.isalnum()
+    assert [call.call_id for call in said(KIMI, "kimi_k2").calls] == [
+        "functions.weather:0",
+        "functions.time.now:1",
+    ]
     [own] = said("[TOOL_CALLS]time.now[CALL_ID]abc123XYZ[ARGS]{}", "mistral").calls
     assert own.call_id == "abc123XYZ"
 
@@ -275,6 +315,8 @@ def test_ids_hang_on_line_choice_and_place_alone() -> None:
         ("qwen3", " Yes, <think> is a mark.", False, "", " Yes, <think> is a mark."),
         ("qwen3", "<think></think>Yes.", False, "", "Yes."),
         ("mistral", "[THINK]Hm.[/THINK]Yes.", False, "Hm.", "Yes."),
+        ("seed_oss", "Hm.</seed:think>Yes.", True, "Hm.", "Yes."),
+        ("cohere_command3", "<|START_THINKING|>Hm.<|END_THINKING|>Yes.", False, "Hm.", "Yes."),
         (
             "granite",
             "Here is my thought process: Hm.\n\nHere is my response: Yes.",
@@ -327,6 +369,11 @@ TEXTS = {
     "pythonic": "[weather(city='it\\'s'), add(a=[1, {'b': \"]\"}])]<|python_start|>[add()]",
     "deepseek_v3": DEEPSEEK + DEEPSEEK_31,
     "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {PARIS}}}]',
+    "minimax_m2": MINIMAX,
+    "seed_oss": SEED,
+    "kimi_k2": KIMI,
+    "nemotron_json": NEMOTRON,
+    "cohere_command3": COHERE,
     "openai": HARMONY + "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
 }
 PARTS = [
@@ -334,6 +381,7 @@ PARTS = [
     *("'", ",", ":", ";", "(", ")", "=", '{"name": "add"}', "[add()]", "null", "-1.5e3", "\x01"),
     *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "<tool_call>add"),
     *("<function=add>", "<parameter=a>", "</parameter>", "</function>", "</tool_call>", "```json"),
+    *('<invoke name="add">', '<parameter name="a">', "</invoke>", "functions.add:0"),
     *{mark for form in TOOL_CALL_PARSERS.values() for mark in form.marks},
 ]
 THINKING = ["none", *REASONING_PARSERS]
@@ -396,6 +444,12 @@ def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
         ("{{ '[func_name1(param1=value1)] <|python_tag|>' }}", "pythonic", None),
         ("{{ '<｜tool▁calls▁begin｜></think>' }}", "deepseek_v3", "deepseek_v3"),
         ("{{ '<|start|>assistant<|channel|>final<|message|>' }}", "openai", None),
+        ("{{ '<|tool_calls_section_begin|><think></think>' }}", "kimi_k2", "qwen3"),
+        ("{{ '<minimax:tool_call></think>' }}", "minimax_m2", "minimax_m2"),
+        ("{{ '<seed:tool_call></seed:think>' }}", "seed_oss", None),
+        ("{{ '<seed:tool_call><seed:think>' }}", "seed_oss", "seed_oss"),
+        ("{{ '<TOOLCALL>[</think>' }}", "nemotron_json", "nemotron_v3"),
+        ("{{ '<|START_THINKING|><|START_ACTION|>' }}", "cohere_command3", "cohere_command3"),
         ("{{ 'plain' }}", None, None),
     ],
 )
@@ -421,9 +475,9 @@ def test_a_form_may_be_named() -> None:
     )
     assert select_parsers(template, reasoning="openai_gptoss").has_channels
     assert select_parsers(template, reasoning="gpt-oss").has_channels
-    with pytest.raises(EngineError, match=r"--tool-call-parser x is none of deepseek_v3"):
+    with pytest.raises(EngineError, match=r"--tool-call-parser x is none of cohere_command3"):
         select_parsers(template, tool_calls="x")
-    with pytest.raises(EngineError, match=r"--reasoning-parser x is none of deepseek_r1"):
+    with pytest.raises(EngineError, match=r"--reasoning-parser x is none of cohere_command3"):
         select_parsers(template, reasoning="x")
 
 
@@ -437,10 +491,11 @@ def test_a_form_may_be_named() -> None:
         "<tool_call><function=add><parameter=a>",
         "<function=add><parameter=a>",
         "<function=add>x",
+        '<minimax:tool_call><invoke name="add"><parameter name="a">',
     ],
 )
 def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:
     """None of them is a call; were each looked for to the text's end, this would take minutes."""
     text = beginning * (60_000 // len(beginning))
-    answer = said(text, "hermes")
+    answer = said(text, "minimax_m2" if "minimax" in beginning else "hermes")
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))

@@ -1,0 +1,113 @@
+"""Tool call parser of calls between marks, in a section between others: DeepSeek and Kimi K2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import NamedTuple
+
+from .call_grammar import INDEX, NAME, CallSyntax
+from .text_stream import TextStream
+from .tool_calls import CallsCoroutine, MarkedCallParser, RawCall, parse_object
+
+_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+):[0-9]+")
+
+
+class SectionMarks(NamedTuple):
+    """Marks of a section of calls; `arguments` stands between a call's name and its arguments.
+
+    With `has_ids` the name is an id, such as `functions.f:0`.
+    """
+
+    opens: str
+    call: str
+    arguments: str
+    call_end: str
+    closes: str
+    has_ids: bool = False
+
+    def parse_calls(self, stream: TextStream) -> CallsCoroutine:
+        """Parse the calls of a section, whose end may be missing."""
+        said: list[RawCall] = []
+        while True:
+            yield from stream.skip_space()
+            if (yield from stream.accept(self.closes)) or not (yield from stream.accept(self.call)):
+                return said or None
+            call = yield from self._call(stream)
+            if call is None:
+                return None
+            said.append(call)
+
+    def _call(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+        """Parse a call: a name and JSON, or as V3 has it `function`, the name and a block of it."""
+        yield from stream.skip_space()
+        name = yield from stream.read_name()
+        yield from stream.skip_space()
+        if not (yield from stream.accept(self.arguments)):
+            return None
+        yield from stream.skip_space()
+        is_block = (yield from stream.peek(1)) != "{"
+        if is_block:
+            name = yield from stream.read_name()
+            yield from stream.skip_space()
+            if not (yield from stream.accept("```json")):
+                return None
+            yield from stream.skip_space()
+        arguments = yield from parse_object(stream)
+        yield from stream.skip_space()
+        if is_block:
+            yield from stream.accept("```")
+            yield from stream.skip_space()
+        has_end = yield from stream.accept(self.call_end)
+        if not name or arguments is None or not (has_end or stream.has_ended):
+            return None
+        if self.has_ids and (match := _KIMI_ID.fullmatch(name)) is not None:
+            return RawCall(match["name"], arguments, name)
+        return RawCall(name, arguments)
+
+
+_DEEPSEEK = SectionMarks(
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+_KIMI = SectionMarks(
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    has_ids=True,
+)
+DEEPSEEK = MarkedCallParser(
+    (_DEEPSEEK.opens,),
+    _DEEPSEEK.parse_calls,
+    CallSyntax(
+        prefix=_DEEPSEEK.opens,
+        head=f"{_DEEPSEEK.call}{NAME}{_DEEPSEEK.arguments}",
+        tail=_DEEPSEEK.call_end,
+        suffix=_DEEPSEEK.closes,
+    ),
+    _DEEPSEEK[1:5],
+    sign="```json",
+    syntax_with_sign=CallSyntax(
+        prefix=_DEEPSEEK.opens,
+        head=f"{_DEEPSEEK.call}function{_DEEPSEEK.arguments}{NAME}\n```json\n",
+        tail=f"\n```{_DEEPSEEK.call_end}",
+        between="\n",
+        suffix=_DEEPSEEK.closes,
+    ),
+)
+KIMI = MarkedCallParser(
+    (_KIMI.opens,),
+    _KIMI.parse_calls,
+    CallSyntax(
+        prefix=_KIMI.opens,
+        head=f"{_KIMI.call}functions.{NAME}:{INDEX}{_KIMI.arguments}",
+        tail=_KIMI.call_end,
+        suffix=_KIMI.closes,
+    ),
+    _KIMI[1:5],
+)

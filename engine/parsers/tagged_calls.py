@@ -1,0 +1,185 @@
+"""Tool call parser of calls between two tags, in JSON or with tagged arguments.
+
+JSON is Hermes', Nemotron's and Cohere's; tags are those of Qwen3-Coder, GLM, MiniMax and Seed-OSS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from .argument_types import ArgumentTypes
+from .call_grammar import NAME, CallSyntax
+from .text_stream import TextStream
+from .tool_calls import CallsCoroutine, MarkedCallParser, RawCall, parse_json_calls
+
+_ARG_KEY, _ARG_VALUE = ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")
+
+
+@dataclass(frozen=True, slots=True)
+class CallTags:
+    """Tags of calls, and of a function and its parameters between them.
+
+    `name_end` ends the name that a tag has. With `has_pairs` a call may be a bare name with tagged
+    keys and values, as GLM writes it.
+    """
+
+    opens: str
+    closes: str
+    function: str = "<function="
+    function_end: str = "</function>"
+    parameter: str = "<parameter="
+    name_end: str = ">"
+    has_pairs: bool = False
+
+    def parse_calls(self, stream: TextStream) -> CallsCoroutine:
+        """Parse calls up to their end tag, which may be missing; mostly there is one call."""
+        said: list[RawCall] = []
+        after = stream.at
+        while True:
+            yield from stream.skip_space()
+            if said and (yield from stream.accept(self.closes)):
+                return said
+            if said and (yield from stream.peek(1)) not in ("<", "{", "["):
+                break
+            found = yield from self._calls(stream, is_first=not said)
+            if found is None:
+                break
+            said += found
+            after = stream.at
+        stream.at = after
+        return said or None
+
+    def _calls(
+        self, stream: TextStream, *, is_first: bool
+    ) -> Generator[None, None, list[RawCall] | None]:
+        if (yield from stream.accept(self.function)):
+            found = yield from self._function(stream)
+        elif (yield from stream.peek(1)) in ("{", "["):
+            return (yield from parse_json_calls(stream))
+        else:
+            found = (yield from self._pairs(stream)) if is_first and self.has_pairs else None
+        return None if found is None else [found]
+
+    def _function(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+        """Parse the rest of a function's tag: the name, and the arguments as a JSON text.
+
+        A value is a string unless the function's schema gives another type that it can be.
+        """
+        name = yield from stream.read_name()
+        if not name or not (yield from stream.accept(self.name_end)):
+            return None
+        arguments: dict[str, str] = {}
+        while True:
+            yield from stream.skip_space()
+            if not (yield from stream.accept(self.parameter)):
+                break
+            key = yield from stream.read_name()
+            if not (yield from stream.accept(self.name_end)):
+                return None
+            value, mark = yield from self._value(stream)
+            # Another call ends an unfinished one: else many openings would take quadratic time.
+            if mark is None or mark in (self.opens, self.function):
+                return None
+            if mark != "</parameter>":  # left out: another one begins
+                stream.at -= len(mark)
+            arguments[key] = _types_of(stream, name).json_of(
+                value.removeprefix("\n").removesuffix("\n"), key
+            )
+        if not (yield from stream.accept(self.function_end)):
+            # May be left out where the call ends or another begins.
+            follows = yield from stream.peek(max(len(self.closes), len(self.function)))
+            if not follows.startswith((self.closes, self.function)):
+                return None
+        return RawCall(name, _object(arguments))
+
+    def _value(self, stream: TextStream) -> Generator[None, None, tuple[str, str | None]]:
+        """Read a value and the mark behind it; a function's tag is text where its end follows."""
+        marks = (self.opens, self.parameter, "</parameter>", self.function_end, self.closes)
+        value, mark = yield from stream.read_until((self.function, *marks))
+        if mark == self.function:
+            here = stream.at
+            more, ending = yield from stream.read_until(marks)
+            if ending == "</parameter>":
+                return f"{value}{mark}{more}", ending
+            stream.at = here
+        return value, mark
+
+    def _pairs(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
+        """Parse a bare name with tagged keys and values."""
+        name = yield from stream.read_name()
+        arguments: dict[str, str] = {}
+        while True:
+            yield from stream.skip_space()
+            if not (yield from stream.accept(_ARG_KEY[0])):
+                break
+            key, mark = yield from stream.read_until(_ARG_KEY[1:])
+            yield from stream.skip_space()
+            if mark is None or not (yield from stream.accept(_ARG_VALUE[0])):
+                return None
+            value, mark = yield from stream.read_until(_ARG_VALUE[1:])
+            if mark is None:
+                return None
+            arguments[key.strip()] = _types_of(stream, name).json_of(value, key.strip())
+        # Without the end this would be any text that begins with a word.
+        end = yield from stream.peek(len(self.closes))
+        if not name or end != self.closes:
+            return None
+        return RawCall(name, _object(arguments))
+
+
+def _types_of(stream: TextStream, name: str) -> ArgumentTypes:
+    """Return a function's argument types, cached for all of its calls."""
+    if name not in stream.types:
+        stream.types[name] = ArgumentTypes(stream.tools.get(name, {}))
+    found: ArgumentTypes = stream.types[name]
+    return found
+
+
+def _object(arguments: Mapping[str, str]) -> str:
+    pairs = [f"{json.dumps(key, ensure_ascii=False)}: {arguments[key]}" for key in arguments]
+    return f"{{{', '.join(pairs)}}}"
+
+
+def _parser(tags: CallTags, unmarked: tuple[str, ...] = ()) -> MarkedCallParser:
+    """Return the parser of calls of which each has both tags."""
+    syntax = CallSyntax(
+        head=f'{tags.opens}\n{{"name": "{NAME}", "arguments": ',
+        tail=f"}}\n{tags.closes}",
+        between="\n",
+    )
+    return MarkedCallParser(
+        (tags.opens,), tags.parse_calls, syntax, (tags.closes,), unmarked=unmarked
+    )
+
+
+def _list_parser(opens: str, closes: str, *, name: str = "name") -> MarkedCallParser:
+    """Return the parser of a JSON list of calls between two tags."""
+    arguments = "arguments" if name == "name" else "parameters"
+    syntax = CallSyntax(
+        prefix=f"{opens}[",
+        head=f'{{"{name}": "{NAME}", "{arguments}": ',
+        tail="}",
+        between=", ",
+        suffix=f"]{closes}",
+    )
+    return MarkedCallParser((opens,), CallTags(opens, closes).parse_calls, syntax, (closes,))
+
+
+# A grammar holds each call to JSON, which all of these may be: values between tags it cannot type.
+HERMES = _parser(CallTags("<tool_call>", "</tool_call>", has_pairs=True), ("<function=",))
+MINIMAX = _parser(
+    CallTags(
+        "<minimax:tool_call>",
+        "</minimax:tool_call>",
+        function='<invoke name="',
+        function_end="</invoke>",
+        parameter='<parameter name="',
+        name_end='">',
+    )
+)
+SEED = _parser(CallTags("<seed:tool_call>", "</seed:tool_call>"))
+NEMOTRON = _list_parser("<TOOLCALL>", "</TOOLCALL>")
+HUNYUAN = _list_parser("<tool_calls>", "</tool_calls>")
+COHERE = _list_parser("<|START_ACTION|>", "<|END_ACTION|>", name="tool_name")
