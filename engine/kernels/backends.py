@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, partial
 
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from tidemill.protocol.contract import EngineError
 
@@ -14,8 +17,9 @@ from . import elementwise, experts, pooling, sampling
 from .attention import AttentionBackendType, AttentionShape
 from .elementwise import ElementwiseOps
 from .experts import ExpertOps
-from .linear import LinearFactory, prepack
+from .linear import Linear, LinearFactory, prepack
 from .pooling import PoolingOps
+from .quantised import Matrix, Quantised, rounded_to_fp8
 from .reference import ReferenceAttention
 from .sampling import SamplingOps
 
@@ -23,6 +27,48 @@ from .sampling import SamplingOps
 TRITON_TYPES = {"cuda"}
 # Compute capability of Ampere, the oldest that they are compiled for.
 MIN_CAPABILITY = (8, 0)
+# Whether references are chosen, see `reference_kernels`.
+_IS_REFERENCE = ContextVar("is_reference", default=False)
+
+
+@contextmanager
+def reference_kernels() -> Iterator[None]:
+    """Choose no kernel but the references within this context: emulate those of quantised layers.
+
+    Weights are dequantised then, and activations are rounded as the device's kernels round them.
+    """
+    token = _IS_REFERENCE.set(True)
+    try:
+        yield
+    finally:
+        _IS_REFERENCE.reset(token)
+
+
+def round_activations(x: Tensor, weight: Matrix) -> Tensor:
+    """Return `x [T, I]` as the device's product with a weight has it: quantised and dequantised.
+
+    Some layers of such a weight take x as it is, where a kernel does not support their sizes.
+    """
+    if isinstance(weight, Quantised) and has_triton(weight.device):
+        from .triton import fp8
+
+        if fp8.has_fp8_matmul(weight.device) and fp8.supports_groups(weight):
+            return rounded_to_fp8(x, weight.group)
+    return x
+
+
+def emulate_linear(weight: Quantised, bias: Tensor | None) -> Linear:
+    """Return the layer of a quantised weight as the device computes it, but by torch."""
+    return lambda x: functional.linear(round_activations(x, weight), weight.dequantised(), bias)
+
+
+class _EmulatedExperts:
+    """Emulated `ExpertOps`."""
+
+    select_experts = staticmethod(experts.select_experts)
+    apply_experts = staticmethod(
+        partial(experts.apply_experts, round_activations=round_activations)
+    )
 
 
 def has_triton(device: torch.device) -> bool:
@@ -58,6 +104,8 @@ def choose_backend(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> AttentionBackendType:
     """Return the device's attention backend if it supports all these layers, else the reference."""
+    if _IS_REFERENCE.get():
+        return ReferenceAttention
     if has_triton(device):
         from .triton.attention import TritonAttention
 
@@ -73,6 +121,8 @@ def choose_backend(
 
 def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
     """Return the device's norms and gates where it has them for this dtype, else the reference."""
+    if _IS_REFERENCE.get():
+        return elementwise
     if has_triton(device):
         from .triton import elementwise as triton_ops
         from .triton.launch import DTYPES as TRITON_DTYPES
@@ -90,6 +140,8 @@ def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseO
 
 def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
     """Return the device's MoE kernels where it has them for this dtype, else the reference."""
+    if _IS_REFERENCE.get():
+        return _EmulatedExperts
     if has_triton(device):
         from .triton import experts as triton_ops
         from .triton.launch import DTYPES as TRITON_DTYPES
@@ -110,6 +162,8 @@ def choose_pooling(device: torch.device) -> PoolingOps:
 
 def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
     """Return a device's factory of linear layers: its own kernel, else oneDNN, else torch."""
+    if _IS_REFERENCE.get():
+        return LinearFactory(ops, [], quantised=[emulate_linear])
     if has_triton(device):
         from .triton import linear as triton_ops
 

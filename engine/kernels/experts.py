@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,8 +72,9 @@ def apply_experts(
     weights: ExpertWeights,
     gate: Gate,
     ops: ElementwiseOps,
+    round_activations: Callable[[Tensor, Matrix], Tensor] = lambda x, _: x,
 ) -> Tensor:
-    """See `ExpertOps.apply_experts`."""
+    """See `ExpertOps.apply_experts`; `round_activations` of each product, to emulate kernels."""
     count = experts.shape[1]
     order = experts.flatten().argsort(stable=True)  # [T · count]
     sorted_experts = experts.flatten()[order]
@@ -80,10 +82,13 @@ def apply_experts(
         sorted_experts, torch.arange(weights.down.shape[0], device=x.device), right=True
     ).int()
     tokens = order // count
-    both = _grouped(x[tokens], as_tensor(weights.gate_up), stops)
+    both = _grouped(
+        round_activations(x, weights.gate_up)[tokens], as_tensor(weights.gate_up), stops
+    )
     if weights.gate_up_bias is not None:
         both += weights.gate_up_bias[sorted_experts]
-    out = _grouped(ops.act_and_mul(both, gate), as_tensor(weights.down), stops)
+    inner = round_activations(ops.act_and_mul(both, gate), weights.down)
+    out = _grouped(inner, as_tensor(weights.down), stops)
     if weights.down_bias is not None:
         out += weights.down_bias[sorted_experts]
     weighted = torch.empty_like(out, dtype=torch.float32)

@@ -173,6 +173,13 @@ def quantise_rows_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return numbers.flatten(1)[:, :width].contiguous(), scales
 
 
+def rounded_to_fp8(x: Tensor, group: int) -> Tensor:
+    """Quantise rows `[T, I]` to fp8 and dequantise them."""
+    numbers, scales = quantise_rows_fp8(x, group)
+    width = x.shape[-1]
+    return Quantised(numbers, scales, None, width, min(group, width), x.dtype).dequantised()
+
+
 def merge_quantised(
     shape: Sequence[int], parts: Sequence[tuple[Quantised, Callable[[Tensor], Tensor]]]
 ) -> Quantised | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelRefused
-from ..kernels.backends import choose_backend, has_quantised_linear
+from ..kernels.backends import choose_backend, has_quantised_linear, reference_kernels
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..scheduling.images import PromptImage
 from .adapters.loading import Adapter
@@ -177,7 +177,9 @@ def _notes_of(zeros: list[str]) -> tuple[str, ...]:
 class _Eager:
     """Logits `[t, V]` of transformers' class in fp32, and once more `rounded` to the served dtype.
 
-    And the windows of its layers by their masks; each where it is known.
+    Of quantised layers `rounded` are the logits `[2, t, V]` of the reference that emulates them,
+    whose activations may be quantised, too. And the windows of its layers by their masks; each
+    where it is known.
     """
 
     logits: Tensor
@@ -235,6 +237,11 @@ def check_parity(
     if not holds or dtype == torch.float32:
         return ParityResult(holds, float(apart.max()), num_layers)
     served = logits_in(dtype)
+    if checkpoint.quantization is not None and has_quantised_linear(dtype, device):
+        parts = (checkpoint, hf_config, architecture, dtype, device)
+        with reference_kernels():
+            emulated = chunked_logits(load(*parts, num_layers=num_layers), token_ids)
+        expected = replace(expected, rounded=emulated)
     holds = _is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
 
@@ -254,7 +261,7 @@ def _eager_text_logits(
     module = transformers_model.load_fp32(checkpoint, hf_config, device, num_layers)
     windows = tuple(windows_by_masks(module, device).values())
     logits = transformers_model.eager_logits(name, module, token_ids, device)
-    # Of quantised weights rows are quantised, too, which eager does not do.
+    # Of quantised weights activations may be quantised, too, which eager does not do.
     is_quantised = checkpoint.quantization is not None
     if loaded.dtype == torch.float32 or (
         is_quantised and has_quantised_linear(loaded.dtype, device)

@@ -12,11 +12,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
 from tests.engine.families import FAMILIES, VARIANTS, build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.kernels import backends
 from tidemill.engine.kernels import elementwise as reference
+from tidemill.engine.kernels.linear import Linear, LinearFactory
+from tidemill.engine.kernels.quantised import Quantised
 from tidemill.engine.kernels.reference import ReferenceAttention
 from tidemill.engine.model import decoder, families, native
 from tidemill.engine.model.architecture import Architecture
@@ -26,6 +30,8 @@ from tidemill.engine.model.families import Family, architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
+from tidemill.engine.model.quantised import loading
+from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.transformers_forward import TransformersNetwork
 from tidemill.engine.model.weight_map import Weight
 
@@ -93,6 +99,38 @@ def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
     parity = native.check_parity(checkpoint, hf_config, architecture, loaded)
     assert not parity.holds
     assert parity.distance < DTYPE_TOLERANCE  # by which alone it would pass
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.08])
+def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """Each layer alone would pass as rounding to fp8, and the logits as within 0.3."""
+
+    def multiply(weight: Quantised, bias: torch.Tensor | None) -> Linear:
+        return lambda x: factor * functional.linear(x, weight.dequantised(), bias)
+
+    choose = backends.choose_linear
+    for module in (native, loading):
+        monkeypatch.setattr(module, "has_quantised_linear", lambda *_: True)
+
+    def choose_linear(ops: Any, device: torch.device) -> LinearFactory:
+        chosen = choose(ops, device)
+        if not chosen._quantised:  # else the reference's
+            chosen._quantised = [multiply]
+        return chosen
+
+    monkeypatch.setattr(decoder, "choose_linear", choose_linear)
+    hf_config = read_hf_config(str(folder))
+    quantization = read_quantization_config(hf_config, "fp8")
+    checkpoint, architecture = (
+        find_checkpoint(str(folder), quantization),
+        architecture_of(hf_config),
+    )
+    loaded = native.load(checkpoint, hf_config, architecture, torch.bfloat16, CPU)
+    parity = native.check_parity(checkpoint, hf_config, architecture, loaded)
+    assert parity.holds == (factor == 1)
+    assert parity.distance < DTYPE_TOLERANCE
 
 
 def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
-from tidemill.engine.model.parity import chunked_logits
+from tidemill.engine.model.parity import ROUNDING_TOLERANCE, chunked_logits
 from tidemill.engine.model.quantised import loading
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
@@ -85,7 +86,7 @@ def test_quantised_weights_that_are_kept_give_what_they_stand_for(
 ) -> None:
     """Merged, through experts and beside what is not quantised, but for the rounding of halves.
 
-    In fp8, which norms and gates write, but for that of activations.
+    In fp8, which norms and gates write, but for that of activations, which is emulated.
     """
     save(form, tmp_path, family)
     monkeypatch.setattr(fp8, "has_fp8_matmul", lambda _: bound == FP8_TOLERANCE)
@@ -94,9 +95,15 @@ def test_quantised_weights_that_are_kept_give_what_they_stand_for(
     parts = checkpoint, description, architecture_of(description)
     monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
     logits = []
-    for keeps in (True, False):
+    for keeps, emulates in ((True, False), (True, True), (False, False)):
         monkeypatch.setattr(loading, "has_quantised_linear", lambda *_, keeps=keeps: keeps)
-        model = native.load(*parts, torch.float16, CPU, num_layers=1)
+        with backends.reference_kernels() if emulates else nullcontext():
+            model = native.load(*parts, torch.float16, CPU, num_layers=1)
         logits.append(chunked_logits(model, torch.arange(3, 11))[0])
-    apart = torch.linalg.vector_norm(logits[0] - logits[1])
-    assert 0 < apart <= bound * torch.linalg.vector_norm(logits[1])
+    got, emulated, meant = logits
+    apart, of_emulated = (
+        torch.linalg.vector_norm(one - meant) / torch.linalg.vector_norm(meant)
+        for one in (got, emulated)
+    )
+    assert 0 < apart <= bound
+    assert of_emulated / ROUNDING_TOLERANCE <= apart <= ROUNDING_TOLERANCE * of_emulated
