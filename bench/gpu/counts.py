@@ -147,7 +147,7 @@ class _Step:
         yield self.added_norm(after)
         yield from self.experts(block.experts, after) if block.experts else self.mlp(after)
         yield self.added_norm(after)
-        if self.model.has_sandwich_norms:
+        if self.model.names.norms.post_attention:
             yield Kernel("norms", "pass", 4 * after * hidden * size, calls=2)
 
     def added_norm(self, tokens: int) -> Kernel:

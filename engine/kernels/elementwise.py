@@ -6,7 +6,7 @@ Every function takes packed tokens, one a row. Sums and rotations are computed i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from .attention import AttentionShape, HeadNorms
 
-# "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" is its approximation.
-Activation = Literal["silu", "gelu_tanh", "gelu"]
+# "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" is its approximation,
+# "relu2" is relu(x)².
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,29 @@ class ElementwiseOps(Protocol):
         """Activate the gate and multiply by up, which lie side by side: `[T, 2·I]` → `[T, I]`."""
 
 
+class Norm(NamedTuple):
+    """RMSNorm by a weight `[H]`, or LayerNorm with a bias; both as `norm_weight` gives them."""
+
+    ops: ElementwiseOps
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the norm of `x [T, H]`."""
+        if self.bias is None:
+            return self.ops.rms_norm(x, self.weight, self.eps)
+        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def add(self, x: Tensor | None, residual: Tensor) -> Tensor:
+        """Add `x [T, H]`, None being 0, to `residual [T, H]`, in place; return the sum's norm."""
+        if x is None:
+            return self(residual)
+        if self.bias is None:
+            return self.ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return self.ops.add_layer_norm(x, residual, self.weight, self.bias, self.eps)
+
+
 def norm_weight(stored: Tensor, offset: float) -> Tensor:
     """See `ElementwiseOps.norm_weight`: the sum is fp32, as bf16 would round most sums away."""
     return stored.float() + offset if offset else stored
@@ -78,7 +102,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """See `ElementwiseOps.layer_norm`."""
-    return functional.layer_norm(x, weight.shape, weight, bias, eps)
+    wide = x.to(weight.dtype)
+    return functional.layer_norm(wide, weight.shape, weight, bias.to(weight.dtype), eps).to(x.dtype)
 
 
 def add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -90,6 +115,8 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     """Apply an activation to every number."""
     if activation == "silu":
         return functional.silu(x)
+    if activation in ("relu", "relu2"):
+        return functional.relu(x) if activation == "relu" else functional.relu(x).square()
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 

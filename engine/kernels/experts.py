@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,34 @@ from .quantised import Matrix, as_tensor
 
 # torch.grouped_mm requires rows to be a multiple of it.
 ALIGNED_BYTES = 16
+
+
+# "softmax_chosen" is a softmax over the chosen experts' logits alone.
+Scoring = Literal["softmax", "softmax_chosen", "sigmoid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How tokens choose `count` experts each, and what share of the sum these have.
+
+    Scores are the `scoring` of the router's logits. Experts are chosen by score plus `bias [E]`;
+    with groups only in the `topk_groups` of `num_groups` whose two best sum highest. Shares are the
+    scores, to sum to one if `is_renormalised`, times `scale`.
+    """
+
+    count: int
+    scoring: Scoring = "softmax"
+    is_renormalised: bool = True
+    bias: Tensor | None = None
+    num_groups: int = 1
+    topk_groups: int = 1
+    scale: float = 1.0
+
+    @property
+    def is_plain(self) -> bool:
+        """Say whether it is a softmax and nothing else."""
+        is_softmax = self.scoring != "sigmoid" and self.bias is None
+        return is_softmax and self.num_groups == 1 and self.scale == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +91,23 @@ def select_experts(
         return experts, best.softmax(dim=-1)
     shares, experts = scores.float().softmax(dim=-1).topk(count, dim=-1)
     return experts, shares / shares.sum(dim=-1, keepdim=True) if is_renormalised else shares
+
+
+def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return each token's experts and their shares: `[T, E]` → `[T, count]` twice."""
+    is_sigmoid = routing.scoring == "sigmoid"
+    scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(dim=-1)
+    choice = scores if routing.bias is None else scores + routing.bias
+    if routing.topk_groups < routing.num_groups:
+        groups = choice.view(len(choice), routing.num_groups, -1)  # [T, G, E / G]
+        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(routing.topk_groups, dim=-1).indices
+        is_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)  # noqa: FBT003 - a number
+        choice = groups.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+    experts = choice.topk(routing.count, dim=-1).indices
+    shares = scores.gather(1, experts)
+    if routing.is_renormalised:
+        shares = shares / (shares.sum(dim=-1, keepdim=True) + 1e-20)
+    return experts, shares * routing.scale
 
 
 def apply_experts(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .adapters import LinearAdapters, add_adapters
-from .elementwise import Activation, ElementwiseOps, Gate, activate
+from .elementwise import Activation, ElementwiseOps, Gate, Norm, activate
 from .quantised import Fp8Rows, Matrix, Quantised, as_tensor
 
 Linear = Callable[[Tensor], Tensor]
@@ -119,18 +119,13 @@ class LinearFactory:
         both, gated = self.make(weight, bias), self._ops.act_and_mul
         return lambda x: gated(both(x), gate)
 
-    def make_normed(self, layer: Linear, weight: Tensor, eps: float) -> NormedLinear:
-        """Return a layer, or several, behind an RMS norm of `weight [I]`."""
-        if isinstance(layer, Fp8Linear):
-            return layer.normed(weight, eps)
-        ops = self._ops
-
-        def normed(x: Tensor | None, residual: Tensor) -> Tensor:
-            if x is None:
-                return layer(ops.rms_norm(residual, weight, eps))
-            return layer(ops.add_rms_norm(x, residual, weight, eps))
-
-        return normed
+    def make_normed(self, layer: Linear, norm: Norm | None) -> NormedLinear:
+        """Return a layer, or several, behind a norm; without one it takes the sum itself."""
+        if norm is None:
+            return lambda x, residual: layer(residual if x is None else residual.add_(x))
+        if isinstance(layer, Fp8Linear) and norm.bias is None:
+            return layer.normed(norm.weight, norm.eps)
+        return lambda x, residual: layer(norm.add(x, residual))
 
     def make_adapted(
         self, weight: Matrix, bias: Tensor | None, gate: Gate | None, adapters: LinearAdapters

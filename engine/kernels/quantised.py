@@ -199,7 +199,8 @@ def merge_quantised(
             return None
         whole: Tensor = of_first.new_empty((*shape[:-1], of_first.shape[-1]))
         for part, place in parts:
-            place(whole).copy_(getattr(part, name))
+            own = place(whole)
+            own.copy_(getattr(part, name).view(own.shape))
         return whole
 
     numbers, scales = merge_field("numbers"), merge_field("scales")

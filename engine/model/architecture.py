@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ..kernels.attention import AttentionShape
-from ..kernels.elementwise import Gate
+from ..kernels.elementwise import Activation, Gate
+from ..kernels.experts import Scoring
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary embedding: angles are position · `inv_freq`.
 
-    Cosines and sines are multiplied by `attention_scaling`.
+    Cosines and sines are multiplied by `attention_scaling`. A frequency of 0 turns nothing.
     Number i of a head pairs with number i + R, for R frequencies; numbers above 2·R stay. The
     frequencies hold for at most `max_positions`. M-RoPE: `axes` has each frequency's position, of
     time, height and width; without it all use one.
@@ -29,15 +29,22 @@ class Rope:
 class Experts:
     """Mixture of experts: `num_experts_per_tok` of `num_experts` MLPs for each token.
 
-    Their weights are a softmax over the router's logits of all experts or of the chosen ones.
+    For `scoring`, the correction bias and the groups see `Routing`. One MLP more, of
+    `shared_intermediate_size`, has every token, with `has_shared_gate` by a sigmoid of its own.
     """
 
     num_experts: int
     num_experts_per_tok: int
     intermediate_size: int
-    softmax: Literal["all", "chosen"] = "all"
+    scoring: Scoring = "softmax"
     norm_topk_prob: bool = True
     has_biases: bool = False
+    has_correction_bias: bool = False
+    num_groups: int = 1
+    topk_groups: int = 1
+    routed_scaling_factor: float = 1.0
+    shared_intermediate_size: int = 0
+    has_shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +57,77 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class NormNames:
+    """Names of a layer's norms before and behind attention and MLP; an empty one is no norm."""
+
+    input: str = "input_layernorm"
+    post_attention: str = ""
+    pre_feedforward: str = "post_attention_layernorm"
+    post_feedforward: str = ""
+
+
+SANDWICH = NormNames(
+    post_attention="post_attention_layernorm",
+    pre_feedforward="pre_feedforward_layernorm",
+    post_feedforward="post_feedforward_layernorm",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class WeightNames:
     """Weight names in a family's checkpoints, where families differ.
 
-    An expert's are gate, up and down; with `stacked_experts` all experts lie in one tensor each, by
-    transposed matrices with gate and up interleaved.
+    Those of layers lie below `layers` and their number; without `gate_up` of two the MLP has no
+    gate. One name in `qkv` is one tensor of all three, with `has_qkv_groups` by key heads: of each
+    its queries, key and value. With `has_rope_pairs` neighbouring numbers of a head are turned
+    together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
+    `stacked_experts` all experts lie in one tensor each, by transposed matrices with gate and up
+    interleaved.
     """
 
+    embed_tokens: str = "model.embed_tokens"
+    embed_positions: str = ""
+    norm: str = "model.norm"
+    lm_head: str = "lm_head"
+    layers: str = "model.layers"
+    norms: NormNames = NormNames()
+    attention: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    has_qkv_groups: bool = False
+    has_rope_pairs: bool = False
+    q_norm: str = "q_norm"
+    k_norm: str = "k_norm"
+    o_proj: str = "o_proj"
+    sinks: str = "sinks"
+    mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down_proj: str = "down_proj"
+    is_transposed: bool = False
     experts: str = "mlp"
     router: str = "gate"
+    correction_bias: str = "gate.e_score_correction_bias"
+    shared_experts: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_experts: bool = False
+
+    @property
+    def base(self) -> str:
+        """Return what the names of all but the head begin with."""
+        return self.norm.rpartition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder: embedding, blocks, final norm, head; every norm is an RMSNorm.
+    """A decoder: embedding, blocks, final norm, head; norms are where `names.norms` has them.
 
     `class_name` is the family's class in transformers. `norm_offset` is added to all weights of
-    norms. With sandwich norms the outputs of attention and MLP are normed before they are added.
+    norms, which are RMSNorms, or with `has_layer_norm` LayerNorms. With `is_parallel` attention and
+    MLP of a layer have the same residual; what they add to it is `residual_scale` times theirs. QK
+    norm is that of each head, or with `has_wide_qk_norm` of all heads together; `is_qk_norm_late`
+    follows the rope. Without a gate the MLP is up, activation and down. `first_position` is the row
+    of position 0 in a table of `num_positions`, which only learned positions have.
+    `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions).
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
     or None.
     """
@@ -82,16 +139,26 @@ class Architecture:
     max_positions: int
     blocks: tuple[Block, ...]
     rms_norm_eps: float
-    gate: Gate
+    gate: Gate | Activation
     tie_word_embeddings: bool
     qkv_bias: bool = False
     o_proj_bias: bool = False
     mlp_bias: bool = False
     norm_offset: float = 0.0
+    has_layer_norm: bool = False
+    has_norm_bias: bool = False
     has_qk_norm: bool = False
-    has_sandwich_norms: bool = False
+    has_wide_qk_norm: bool = False
+    is_qk_norm_late: bool = False
+    is_parallel: bool = False
+    num_positions: int = 0
+    first_position: int = 0
+    query_scaling: tuple[float, int] | None = None
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     logit_softcap: float | None = None
+    head_bias: bool = False
     names: WeightNames = WeightNames()
     eos_token_ids: object = None
 
@@ -100,6 +167,7 @@ class Architecture:
         """Return the widest inner width that a token goes through, all of its experts together."""
         mixed = [
             block.experts.num_experts_per_tok * block.experts.intermediate_size
+            + block.experts.shared_intermediate_size
             for block in self.blocks
             if block.experts
         ]

@@ -31,7 +31,7 @@ from ..kernels.step import Step
 from ..kernels.triton import compile_all as of_kernels
 from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
-from .architecture import Architecture, Block, Experts, Rope
+from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
 from .decoder import Decoder
 from .weight_map import weights_of
 
@@ -90,7 +90,7 @@ def decoder(
 GEMMA: dict[str, Any] = {
     "gate": Gate("gelu_tanh"),
     "norm_offset": 1.0,
-    "has_sandwich_norms": True,
+    "names": WeightNames(norms=SANDWICH),
     "embedding_scale": 48.0,
 }
 # Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
@@ -129,7 +129,7 @@ USUAL_MODELS = {
         gate=Gate(alpha=1.702, limit=7.0, beta=1.0),
         window=128,
         has_sinks=True,
-        experts=Experts(32, 4, 2880, "chosen", has_biases=True),
+        experts=Experts(32, 4, 2880, "softmax_chosen", has_biases=True),
         qkv_bias=True,
         o_proj_bias=True,
     ),

@@ -7,8 +7,7 @@ go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,29 +17,13 @@ from torch.nn import functional
 
 from ..kernels.adapters import AdapterMapping, AdapterWeights, LinearAdapters
 from ..kernels.attention import AttentionBackend, HeadNorms
-from ..kernels.backends import choose_elementwise, choose_experts, choose_linear
+from ..kernels.backends import choose_elementwise, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
-from ..kernels.elementwise import ElementwiseOps, Gate, rotary_cos_sin
-from ..kernels.experts import ExpertWeights
-from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
+from ..kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
-from .architecture import Architecture, Block, Experts
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderLayer:
-    """One block with its weights; `rope` counts among the decoder's."""
-
-    rope: int
-    is_last: bool
-    qkv_proj: NormedLinear
-    head_norms: HeadNorms | None
-    sinks: Tensor | None
-    o_proj: Linear
-    post_attention_layernorm: Tensor | None
-    mlp: NormedLinear
-    post_feedforward_layernorm: Tensor | None
+from .architecture import Architecture
+from .decoder_layers import LayerMaker
 
 
 class Decoder:
@@ -66,7 +49,7 @@ class Decoder:
         self._vocab_size = architecture.vocab_size
         dtype, device = self._embedding.dtype, self._embedding.device
         self._ops = choose_elementwise(dtype, device)
-        self._eps, self._softcap = architecture.rms_norm_eps, architecture.logit_softcap
+        self._model = architecture
         # Rounded as transformers rounds it, and as Gemma was trained.
         self._scale = torch.tensor(architecture.embedding_scale).to(dtype).item()
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
@@ -80,18 +63,26 @@ class Decoder:
         ]
         linear_factory = choose_linear(self._ops, device)
         self._head = (
-            linear_factory.make(weights.pop("lm_head", self._embedding)) if has_head else None
+            linear_factory.make(
+                weights.pop("lm_head", self._embedding), _bias(weights.pop("lm_head_bias", None))
+            )
+            if has_head
+            else None
         )
+        self._positions = _bias(weights.pop("embed_positions", None))
         self._adapters, self._mapping = adapters, AdapterMapping()
-        maker = _LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
+        maker = LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
             for index, block in enumerate(architecture.blocks)
         ]
-        self._norm = maker.norm("norm")
+        norm = maker.norm("norm")
+        assert norm is not None
+        self._norm = norm
         # For what else there is much to compute by: experts, and a curve over all logits.
         has_experts = any(block.experts for block in architecture.blocks)
-        self.needs_torch = linear_factory.needs_torch or has_experts or self._softcap is not None
+        has_curve = architecture.logit_softcap is not None
+        self.needs_torch = linear_factory.needs_torch or has_experts or has_curve
 
     def forward(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → logits `[N, V]`; see `Network.forward`."""
@@ -102,50 +93,120 @@ class Decoder:
         assert self._head is not None
         if not len(hidden):
             return hidden.new_empty(0, self._vocab_size)
-        logits = self._head(hidden)
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
+        logits, softcap = self._head(hidden), self._model.logit_softcap
+        if self._model.logit_scale != 1:
+            logits *= self._model.logit_scale
+        if softcap is not None:
+            logits = torch.tanh(logits / softcap) * softcap
         if self._communicator is None:
             return logits
         return self._communicator.gather(logits, self._vocab_size)
 
     def hidden_states(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → the last hidden states `[N, H]` of its rows, normed."""
-        blocks, eps, rows = self._ops, self._eps, step.logit_rows
+        rows = step.logit_rows
         cos_sin = [
-            rotary_cos_sin(_positions(step, axes), frequencies, scale)
-            for frequencies, scale, axes in self._ropes
+            rotary_cos_sin(_positions(step, axes), frequencies, scaling)
+            for frequencies, scaling, axes in self._ropes
         ]
         if self._adapters:
             self._mapping.update(_token_adapters(step))
-        residual = self._embedded(step.token_ids)  # [T, H]
-        if self._scale != 1:
-            residual *= self._scale
-        if step.shown_rows is not None and step.shown is not None:
-            residual[step.shown_rows] = step.shown
+        residual = self._embedded(step)  # [T, H]
         x: Tensor | None = None  # what the next norm adds to the residual
         for index, layer in enumerate(self._layers):
             self.num_layers_started += 1
             qkv = layer.qkv_proj(x, residual)
-            query = attention.store_qkv(index, qkv, cos_sin[layer.rope], layer.head_norms)
+            query = self._store_qkv(attention, index, qkv, cos_sin[layer.rope], step.positions)
             if layer.is_last and not len(rows):
                 return residual[:0]
-            x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · D]
+            x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · Dv]
             if layer.is_last:
                 x, residual = x[rows], residual[rows]
                 if self._adapters:
                     self._mapping.update(_token_adapters(step)[step.host.logit_rows.numpy()])
-            x = self._all_reduce(layer.o_proj(x))
-            if layer.post_attention_layernorm is not None:
-                x = blocks.rms_norm(x, layer.post_attention_layernorm, eps)
-            x = self._all_reduce(layer.mlp(x, residual))
-            if layer.post_feedforward_layernorm is not None:
-                x = blocks.rms_norm(x, layer.post_feedforward_layernorm, eps)
+            x = layer.o_proj(x)
+            if self._model.is_parallel:
+                x = self._behind(x + layer.mlp(None, residual), layer.post_attention_layernorm)
+                continue
+            x = self._behind(x, layer.post_attention_layernorm)
+            x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
         assert x is not None
-        return blocks.add_rms_norm(x, residual, self._norm, eps)
+        return self._norm.add(x, residual)
 
-    def _embedded(self, token_ids: Tensor) -> Tensor:
-        """Return the vectors `[T, H]` of tokens, each of which one rank has."""
+    def _behind(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """Return what is added to the residual of the ranks' outputs `[T, H]`."""
+        x = self._all_reduce(x)
+        if norm is not None:
+            x = norm(x)
+        if self._model.residual_scale != 1:
+            x = x * self._model.residual_scale
+        return x
+
+    def _store_qkv(
+        self,
+        attention: AttentionBackend,
+        index: int,
+        qkv: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+    ) -> Tensor:
+        """Store keys and values and return the queries `[T, Hq, Dk]`, all of them rotated.
+
+        What the backends' one pass does not do is done before it, or in torch instead of it.
+        """
+        layer, model = self._layers[index], self._model
+        shape, norms = layer.shape, layer.head_norms
+        width = shape.num_query_heads * shape.key_dim
+        if norms is not None and model.has_wide_qk_norm:
+            keys = shape.num_kv_heads * shape.key_dim
+            for part, weight in (
+                (qkv[:, :width], norms.query),
+                (qkv[:, width : width + keys], norms.key),
+            ):
+                part.copy_(self._wide_norm(part, weight, norms.eps))
+            norms = None
+        if model.query_scaling is not None:
+            beta, original = model.query_scaling
+            grown = 1 + beta * torch.log1p((positions // original).float())
+            qkv[:, :width] *= grown[:, None].to(qkv.dtype)
+        if shape.key_dim == shape.value_dim and not model.is_qk_norm_late:
+            return attention.store_qkv(index, qkv, cos_sin, norms)
+        values = shape.num_kv_heads * shape.value_dim
+        query = qkv[:, :width].view(len(qkv), -1, shape.key_dim)
+        key = qkv[:, width:-values].view(len(qkv), -1, shape.key_dim)
+        value = qkv[:, -values:].view(len(qkv), -1, shape.value_dim)
+        if norms is not None and not model.is_qk_norm_late:
+            query, key = _head_norms(query, key, norms)
+        query, key = apply_rotary(query, cos_sin), apply_rotary(key, cos_sin)
+        if norms is not None and model.is_qk_norm_late:
+            query, key = _head_norms(query, key, norms)
+        attention.store(index, key, value)
+        return query
+
+    def _wide_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the RMS norm of all heads together: `[T, H · D]`, of which ranks have a share."""
+        if self._communicator is None:
+            return self._ops.rms_norm(x.contiguous(), weight, eps)
+        wide = x.float()
+        mean = wide.square().mean(dim=1, keepdim=True) / self._communicator.shard.size
+        mean = self._communicator.all_reduce(mean)
+        return (wide * torch.rsqrt(mean + eps) * weight).to(x.dtype)
+
+    def _embedded(self, step: Step) -> Tensor:
+        """Return the vectors `[T, H]` of a step's tokens, or what they are shown instead."""
+        residual = self._looked_up(step.token_ids)
+        if self._scale != 1:
+            residual *= self._scale
+        if self._positions is not None:
+            residual += functional.embedding(
+                step.positions + self._model.first_position, self._positions
+            )
+        if step.shown_rows is not None and step.shown is not None:
+            residual[step.shown_rows] = step.shown
+        return residual
+
+    def _looked_up(self, token_ids: Tensor) -> Tensor:
+        """Return the rows `[T, H]` of the embedding, each of which one rank has."""
         if self._communicator is None:
             return functional.embedding(token_ids, self._embedding)
         own = self._communicator.shard.indices(self._vocab_size)
@@ -179,96 +240,10 @@ def _positions(step: Step, axes: Tensor | None) -> Tensor:
     return step.axes.view(-1, step.num_tokens)[axes].T
 
 
-class _LayerMaker:
-    """Makes layers of weights, which it takes out of the dict as it goes."""
+def _head_norms(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
+    """Return the RMS norm of each head."""
+    return rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        blocks: ElementwiseOps,
-        linear_factory: LinearFactory,
-        weights: dict[str, Matrix],
-        adapting: Callable[[str], LinearAdapters | None],
-    ) -> None:
-        self._model = architecture
-        self._ops = blocks
-        self._linear_factory = linear_factory
-        self._weights = weights
-        self._linear_adapters = adapting
 
-    def layer(self, index: int, block: Block, rope: int) -> DecoderLayer:
-        """Return layer `index`."""
-        role = f"{index}."
-        head_norms = None
-        if self._model.has_qk_norm:
-            query, key = self.norm(f"{role}q_norm"), self.norm(f"{role}k_norm")
-            head_norms = HeadNorms(query, key, self._model.rms_norm_eps)
-        is_sandwich = self._model.has_sandwich_norms
-        mlp_norm = f"{role}pre_feedforward_layernorm"
-        return DecoderLayer(
-            rope=rope,
-            is_last=index == len(self._model.blocks) - 1,
-            qkv_proj=self._normed(self._linear(f"{role}qkv_proj"), f"{role}input_layernorm"),
-            head_norms=head_norms,
-            sinks=self._vector(f"{role}sinks"),
-            o_proj=self._linear(f"{role}o_proj"),
-            post_attention_layernorm=self.norm(f"{role}post_attention_layernorm")
-            if is_sandwich
-            else None,
-            mlp=self._normed(self._experts(role, block.experts), mlp_norm)
-            if block.experts
-            else self._mlp(role, mlp_norm),
-            post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm")
-            if is_sandwich
-            else None,
-        )
-
-    def norm(self, role: str) -> Tensor:
-        """Return a norm's weight as the device's functions want it."""
-        stored = as_tensor(self._weights.pop(role))
-        return self._ops.norm_weight(stored, self._model.norm_offset)
-
-    def _linear(self, role: str, gate: Gate | None = None) -> Linear:
-        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
-        if adapting := self._linear_adapters(role):
-            return self._linear_factory.make_adapted(weight, bias, gate, adapting)
-        if gate is not None:
-            return self._linear_factory.make_gated(weight, bias, gate)
-        return self._linear_factory.make(weight, bias)
-
-    def _normed(self, layer: Linear, norm: str) -> NormedLinear:
-        return self._linear_factory.make_normed(layer, self.norm(norm), self._model.rms_norm_eps)
-
-    def _vector(self, role: str) -> Tensor | None:
-        weight = self._weights.pop(role, None)
-        return None if weight is None else as_tensor(weight)
-
-    def _mlp(self, role: str, norm: str) -> NormedLinear:
-        down, gate = self._linear(f"{role}down_proj"), self._model.gate
-        if isinstance(down, Fp8Linear):
-            gate_up = self._normed(self._linear(f"{role}gate_up_proj"), norm)
-            return lambda x, residual: down.gated(gate_up(x, residual), gate)
-        joined = self._normed(self._linear(f"{role}gate_up_proj", gate), norm)
-        return lambda x, residual: down(joined(x, residual))
-
-    def _experts(self, role: str, experts: Experts) -> Linear:
-        router = self._linear(f"{role}router")
-        weights = ExpertWeights(
-            gate_up=self._weights.pop(f"{role}gate_up_proj"),
-            down=self._weights.pop(f"{role}down_proj"),
-            gate_up_bias=self._vector(f"{role}gate_up_proj_bias"),
-            down_bias=self._vector(f"{role}down_proj_bias"),
-        )
-        gate, blocks = self._model.gate, self._ops
-        own = choose_experts(weights.down.dtype, weights.down.device)
-
-        def mlp(x: Tensor) -> Tensor:
-            chosen, shares = own.select_experts(
-                router(x),
-                experts.num_experts_per_tok,
-                among_chosen=experts.softmax == "chosen",
-                is_renormalised=experts.norm_topk_prob,
-            )
-            return own.apply_experts(x, chosen, shares, weights, gate, blocks)
-
-        return mlp
+def _bias(weight: Matrix | None) -> Tensor | None:
+    return None if weight is None else as_tensor(weight)

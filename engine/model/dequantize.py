@@ -11,7 +11,7 @@ from ..kernels.quantised import as_tensor
 from .checkpoint import Checkpoint
 from .families import architecture_of
 from .hf_config import HFConfig
-from .weight_map import EMBEDDING, HEAD, weights_of
+from .weight_map import weights_of
 from .weights import read_weights
 
 
@@ -29,10 +29,19 @@ def dequantised_copy(
         num_layers=num_layers,
     )
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
-    copied = {}
+    copied: dict[str, Tensor] = {}
     for weight in weights_of(architecture):
         for part in weight.parts:
-            copied[part.key] = part.place(as_tensor(weights[weight.role]))
+            own = part.place(as_tensor(weights[weight.role])).reshape(part.read_shape)
+            if part.read_shape != part.shape:
+                whole = copied.setdefault(part.key, own.new_empty(part.shape))
+                whole[tuple(slice(taken.start, taken.stop) for taken in part.taken)] = own
+            else:
+                copied[part.key] = own
     if architecture.tie_word_embeddings:
-        copied[HEAD] = as_tensor(weights.get("lm_head", copied[EMBEDDING]))
+        head, embedding = (
+            f"{name}.weight"
+            for name in (architecture.names.lm_head, architecture.names.embed_tokens)
+        )
+        copied[head] = as_tensor(weights.get("lm_head", copied[embedding]))
     return copied

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import ModelRefused
 from ..kernels.attention import AttentionShape
 from ..kernels.elementwise import Gate
-from .architecture import Architecture, Block, Experts, Rope, WeightNames
+from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
 from .hf_config import ConfigFields, HFConfig, UnsupportedConfig
 from .rope import make_rope, read_rope
 
@@ -218,7 +218,7 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         num_experts=_count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
         intermediate_size=fields.count("intermediate_size"),
-        softmax="chosen",
+        scoring="softmax_chosen",
         has_biases=True,
     )
     is_biased = fields.flag("attention_bias", default=True)
@@ -288,7 +288,7 @@ def _gemma2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         softcap=_cap(fields, "attn_logit_softcapping", 50.0) or 0.0,
         logit_softcap=_cap(fields, "final_logit_softcapping", 30.0),
         windows=_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=2),
-        has_sandwich_norms=True,
+        names=WeightNames(norms=SANDWICH),
     )
 
 
@@ -305,7 +305,7 @@ def _gemma3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         windows=windows,
         ropes=[near if window else far for window in windows],
         has_qk_norm=True,
-        has_sandwich_norms=True,
+        names=WeightNames(norms=SANDWICH),
     )
 
 

@@ -18,6 +18,7 @@ def check_tensor_parallel_size(name: str, architecture: Architecture, size: int)
             counts["columns of an MLP"] = architecture.intermediate_size
         else:
             counts["columns of an expert"] = block.experts.intermediate_size
+            counts["columns of shared experts"] = block.experts.shared_intermediate_size
         uneven = [f"{count:,} {what}" for what, count in counts.items() if count % size]
         heads = shape.num_kv_heads
         if heads % size and size % heads:
@@ -48,5 +49,9 @@ def _shard_block(block: Block, shard: Shard) -> Block:
         num_kv_heads=len(shard.kv_head_indices(shape.num_kv_heads)),
     )
     if experts is not None:
-        experts = replace(experts, intermediate_size=len(shard.indices(experts.intermediate_size)))
+        experts = replace(
+            experts,
+            intermediate_size=len(shard.indices(experts.intermediate_size)),
+            shared_intermediate_size=len(shard.indices(experts.shared_intermediate_size)),
+        )
     return replace(block, attention=attention, experts=experts)

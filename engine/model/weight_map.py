@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
 from torch import Tensor
 
 from ..kernels.communicator import Shard
+from ..kernels.elementwise import Gate
 from .architecture import Architecture, Block, Experts
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 # Takes a weight and returns the view of it that a stored tensor is copied to.
 Place = Callable[[Tensor], Tensor]
@@ -72,12 +70,18 @@ def weights_of(
 
     The head's are left out where not wanted.
     """
-    yield table("embed_tokens", EMBEDDING, architecture, shard)
+    names, hidden = architecture.names, architecture.hidden_size
+    yield table("embed_tokens", names.embed_tokens, architecture, shard)
+    if names.embed_positions:
+        positions = architecture.num_positions
+        yield whole("embed_positions", f"{names.embed_positions}.weight", positions, hidden)
     if has_head and not architecture.tie_word_embeddings:
-        yield table("lm_head", HEAD, architecture, shard)
-    yield whole("norm", "model.norm.weight", architecture.hidden_size)
+        yield table("lm_head", names.lm_head, architecture, shard)
+    if has_head and architecture.head_bias:
+        yield table("lm_head", names.lm_head, architecture, shard, kind="bias")
+    yield from _norm(architecture, "norm", names.norm)
     for index, block in enumerate(architecture.blocks):
-        layer = _Layer(architecture, block, f"{index}.", f"model.layers.{index}.", shard)
+        layer = _Layer(architecture, block, f"{index}.", f"{names.layers}.{index}.", shard)
         yield from layer.norms()
         yield from layer.attention()
         yield from layer.experts(block.experts) if block.experts else layer.mlp()
@@ -92,57 +96,130 @@ class _Layer:
     shard: Shard
 
     def norms(self) -> Iterator[Weight]:
-        """Yield the norms before attention and MLP, and with sandwich norms those after."""
+        """Yield the norms before and behind attention and MLP."""
+        norms = self.model.names.norms
         roles = {
-            "input_layernorm": "input_layernorm",
-            "pre_feedforward_layernorm": "post_attention_layernorm",
+            "input_layernorm": norms.input,
+            "post_attention_layernorm": norms.post_attention,
+            "pre_feedforward_layernorm": norms.pre_feedforward,
+            "post_feedforward_layernorm": norms.post_feedforward,
         }
-        if self.model.has_sandwich_norms:
-            roles["post_attention_layernorm"] = "post_attention_layernorm"
-            roles["pre_feedforward_layernorm"] = "pre_feedforward_layernorm"
-            roles["post_feedforward_layernorm"] = "post_feedforward_layernorm"
         for role, name in roles.items():
-            yield whole(self.role + role, f"{self.prefix}{name}.weight", self.model.hidden_size)
+            if name:
+                yield from _norm(self.model, self.role + role, self.prefix + name)
 
     def attention(self) -> Iterator[Weight]:
         """Yield what makes queries, keys and values, what joins the heads, norms and sinks."""
-        shape, hidden = self.block.attention, self.model.hidden_size
-        prefix = f"{self.prefix}self_attn."
+        model, shape, names = self.model, self.block.attention, self.model.names
+        prefix = f"{self.prefix}{names.attention}."
+        yield self._qkv(prefix, "weight", model.hidden_size)
+        if model.qkv_bias:
+            yield self._qkv(prefix, "bias")
+        yield from self._joined("o_proj", prefix, shape.num_query_heads, shape.value_dim)
         heads = self.shard.indices(shape.num_query_heads)
-        queries = _times(heads, shape.key_dim)
-        keys = _times(self.shard.kv_head_indices(shape.num_kv_heads), shape.key_dim)
-        heights = [shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads]
-        heights = [count * shape.key_dim for count in heights]
-        bands = _bands(self.model.names.qkv, heights, [queries, keys, keys])
-        yield _banded(f"{self.role}qkv_proj", prefix, "weight", bands, hidden)
-        yield _sliced(
-            f"{self.role}o_proj", f"{prefix}o_proj.weight", (hidden, heights[0]), None, queries
-        )
-        if self.model.qkv_bias:
-            yield _banded(f"{self.role}qkv_proj_bias", prefix, "bias", bands)
-        if self.model.o_proj_bias and self.shard.rank == 0:
-            yield whole(f"{self.role}o_proj_bias", f"{prefix}o_proj.bias", hidden)
-        if self.model.has_qk_norm:
-            for role in ("q_norm", "k_norm"):
-                yield whole(self.role + role, f"{prefix}{role}.weight", shape.key_dim)
+        if model.has_qk_norm:
+            kv_heads = self.shard.kv_head_indices(shape.num_kv_heads)
+            one = 1, range(1)
+            queries, keys = (shape.num_query_heads, heads), (shape.num_kv_heads, kv_heads)
+            is_wide = model.has_wide_qk_norm
+            yield self._heads_norm("q_norm", prefix + names.q_norm, *(queries if is_wide else one))
+            yield self._heads_norm("k_norm", prefix + names.k_norm, *(keys if is_wide else one))
         if shape.has_sinks:
             count = shape.num_query_heads
-            yield _sliced(f"{self.role}sinks", f"{prefix}sinks", (count,), heads)
+            yield _sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
 
-    def mlp(self) -> Iterator[Weight]:
-        """Yield gate and up as one, and down."""
-        hidden, inner = self.model.hidden_size, self.model.intermediate_size
-        prefix = f"{self.prefix}mlp."
-        own = self.shard.indices(inner)
-        bands = _bands(self.model.names.gate_up, [inner, inner], [own, own])
-        yield _banded(f"{self.role}gate_up_proj", prefix, "weight", bands, hidden)
-        yield _sliced(
-            f"{self.role}down_proj", f"{prefix}down_proj.weight", (hidden, inner), None, own
+    def _qkv(self, prefix: str, kind: str, *width: int) -> Weight:
+        """Return queries above keys above values of a rank's heads."""
+        shape, names = self.block.attention, self.model.names
+        heads = self.shard.indices(shape.num_query_heads)
+        kv_heads = self.shard.kv_head_indices(shape.num_kv_heads)
+        turned = shape.key_dim if names.has_rope_pairs else None
+        if names.has_qkv_groups:
+            return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
+        counts = [shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads]
+        widths = [shape.key_dim, shape.key_dim, shape.value_dim]
+        bands = _bands(
+            names.qkv,
+            [count * dim for count, dim in zip(counts, widths, strict=True)],
+            [
+                _times(own, dim)
+                for own, dim in zip((heads, kv_heads, kv_heads), widths, strict=True)
+            ],
+            is_joined=turned is None,
         )
-        if self.model.mlp_bias:
-            yield _banded(f"{self.role}gate_up_proj_bias", prefix, "bias", bands)
-        if self.model.mlp_bias and self.shard.rank == 0:
-            yield whole(f"{self.role}down_proj_bias", f"{prefix}down_proj.bias", hidden)
+        return _banded(
+            f"{self.role}qkv_proj{_suffix(kind)}",
+            prefix,
+            kind,
+            bands,
+            *width,
+            paired=(turned, turned) if turned else (),
+            is_transposed=names.is_transposed,
+        )
+
+    def _grouped_qkv(
+        self, prefix: str, kind: str, heads: range, kv_heads: range, *width: int
+    ) -> Weight:
+        """Return those of one tensor that has the queries of a key head, its key, its value."""
+        shape, (name,) = self.block.attention, self.model.names.qkv
+        dim, group = shape.key_dim, shape.num_query_heads // shape.num_kv_heads
+        height = (group + 2) * dim
+        total, parts = (shape.num_kv_heads * height, *width), []
+        starts = (0, len(heads) * dim, (len(heads) + len(kv_heads)) * dim)
+        for index, head in enumerate(kv_heads):
+            first = head * height
+            own = [query - head * group for query in heads if query // group == head]
+            for taken, place in (
+                (_times(range(own[0], own[-1] + 1), dim), starts[0] + index * group * dim),
+                (_times(range(group, group + 1), dim), starts[1] + index * dim),
+                (_times(range(group + 1, group + 2), dim), starts[2] + index * dim),
+            ):
+                rows_of = range(first + taken.start, first + taken.stop)
+                put = _between(place, place + len(taken))
+                parts.append(Part(f"{prefix}{name}.{kind}", total, put, (rows_of,)))
+        rows_made = (len(heads) + 2 * len(kv_heads)) * dim
+        return Weight(f"{self.role}qkv_proj{_suffix(kind)}", (rows_made, *width), tuple(parts))
+
+    def _heads_norm(self, role: str, name: str, count: int, own: range) -> Weight:
+        """Return the weight of a norm of one head, or of all of them together."""
+        dim = self.block.attention.key_dim
+        place = _pairs(0, len(own) * dim, dim) if self.model.names.has_rope_pairs else _all
+        part = Part(f"{name}.weight", (count * dim,), place, (_times(own, dim),))
+        return Weight(self.role + role, part.read_shape, (part,))
+
+    def _joined(self, role: str, prefix: str, count: int, dim: int) -> Iterator[Weight]:
+        """Yield what joins a rank's share of inner numbers, and its bias once."""
+        names, hidden = self.model.names, self.model.hidden_size
+        key = f"{prefix}{getattr(names, role)}"
+        own, inner = _times(self.shard.indices(count), dim), count * dim
+        if names.is_transposed:
+            part = Part(f"{key}.weight", (inner, hidden), _turned, (own,))
+            yield Weight(self.role + role, (hidden, len(own)), (part,))
+        else:
+            yield _sliced(self.role + role, f"{key}.weight", (hidden, inner), None, own)
+        has_bias = self.model.o_proj_bias if role == "o_proj" else self.model.mlp_bias
+        if has_bias and self.shard.rank == 0:  # what is added up has it once
+            yield whole(f"{self.role}{role}_bias", f"{key}.bias", hidden)
+
+    def mlp(self, name: str = "", inner: int = 0, role: str = "") -> Iterator[Weight]:
+        """Yield gate and up as one, or up alone, and down: of the layer's MLP, or of another."""
+        names, hidden = self.model.names, self.model.hidden_size
+        inner = inner or self.model.intermediate_size
+        prefix, own = f"{self.prefix}{name or names.mlp}.", self.shard.indices(inner)
+        halves = 2 if isinstance(self.model.gate, Gate) else 1
+        bands = _bands(names.gate_up, [inner] * halves, [own] * halves)
+        for kind, width in (("weight", (hidden,)), ("bias", ())):
+            if kind == "weight" or self.model.mlp_bias:
+                yield _banded(
+                    f"{self.role}{role}gate_up_proj{_suffix(kind)}",
+                    prefix,
+                    kind,
+                    bands,
+                    *width,
+                    is_transposed=names.is_transposed,
+                )
+        for weight in self._joined("down_proj", prefix, inner, 1):
+            yield replace(weight, role=weight.role.replace(self.role, self.role + role, 1))
 
     def experts(self, experts: Experts) -> Iterator[Weight]:
         """Yield the router, and gate and up as one and down of all experts."""
@@ -152,6 +229,13 @@ class _Layer:
         yield whole(f"{self.role}router", f"{router}weight", experts.num_experts, hidden)
         if experts.has_biases:
             yield whole(f"{self.role}router_bias", f"{router}bias", experts.num_experts)
+        if experts.has_correction_bias:
+            key = f"{self.prefix}{names.mlp}.{names.correction_bias}"
+            yield whole(f"{self.role}correction_bias", key, experts.num_experts)
+        if inner := experts.shared_intermediate_size:
+            yield from self.mlp(f"{names.experts}.{names.shared_experts}", inner, "shared.")
+        if experts.has_shared_gate:
+            yield whole(f"{self.role}shared_gate", f"{prefix}{names.shared_gate}.weight", 1, hidden)
         make = self._stacked_experts if names.stacked_experts else self._single_experts
         yield from make(f"{prefix}experts.", experts, self.shard.indices(experts.intermediate_size))
 
@@ -206,11 +290,39 @@ class _Layer:
             yield Weight(self.role + name, fill_weights, (part,))
 
 
+def _norm(model: Architecture, role: str, name: str) -> Iterator[Weight]:
+    yield whole(role, f"{name}.weight", model.hidden_size)
+    if model.has_norm_bias:
+        yield whole(f"{role}_bias", f"{name}.bias", model.hidden_size)
+
+
+def _suffix(kind: str) -> str:
+    return "_bias" if kind == "bias" else ""
+
+
 def _interleaved(both: Tensor) -> Tensor:
     """Return `[E, 2·I, …]`, gates before ups, as `[E, …, 2·I]`, each gate before its up."""
     count, width = both.shape[0], both.shape[1] // 2
     pairs = both.view(count, 2, width, *both.shape[2:]).transpose(1, 2)  # [E, I, 2, …]
     return pairs.movedim((1, 2), (-2, -1))  # [E, …, I, 2]
+
+
+def _pairs(start: int, stop: int, width: int) -> Place:
+    """Return rows of heads of a width as `[heads, width / 2, 2, …]`: halves turn together."""
+
+    def place(weight: Tensor) -> Tensor:
+        rows_of = weight[start:stop]
+        return rows_of.view(-1, 2, width // 2, *weight.shape[1:]).transpose(1, 2)
+
+    return place
+
+
+def _turned(weight: Tensor) -> Tensor:
+    return weight.T
+
+
+def _turned_between(start: int, stop: int) -> Place:
+    return lambda weight: weight[start:stop].T
 
 
 def _transposed(weight: Tensor) -> Tensor:
@@ -235,12 +347,16 @@ def whole(role: str, key: str, *shape: int, kinds: frozenset[str] | None = None)
     return Weight(role, shape, (Part(key, shape, _all),), kinds)
 
 
-def table(role: str, key: str, architecture: Architecture, shard: Shard = WHOLE) -> Weight:
+def table(
+    role: str, name: str, architecture: Architecture, shard: Shard = WHOLE, *, kind: str = "weight"
+) -> Weight:
     """Return a rank's rows of the vocabulary: as many for each, the last of them zeros."""
-    count, hidden = architecture.vocab_size, architecture.hidden_size
+    count = architecture.vocab_size
+    width = (architecture.hidden_size,) if kind == "weight" else ()
     own = shard.indices(count)
-    part = Part(key, (count, hidden), _between(0, len(own)), (own,))
-    return Weight(role, (len(Shard(0, shard.size).indices(count)), hidden), (part,))
+    part = Part(f"{name}.{kind}", (count, *width), _between(0, len(own)), (own,))
+    rows_made = len(Shard(0, shard.size).indices(count))
+    return Weight(role + _suffix(kind), (rows_made, *width), (part,))
 
 
 def stacked(
@@ -251,25 +367,47 @@ def stacked(
     return _banded(role, prefix, kind, bands, *width)
 
 
-def _banded(role: str, prefix: str, kind: str, bands: list[Band], *width: int) -> Weight:
-    """Return a weight of rows of tensors above each other."""
+def _banded(
+    role: str,
+    prefix: str,
+    kind: str,
+    bands: list[Band],
+    *width: int,
+    paired: tuple[int, ...] = (),
+    is_transposed: bool = False,
+) -> Weight:
+    """Return a weight of rows of tensors above each other, or of columns that lie side by side.
+
+    The first bands are heads of `paired` numbers, whose neighbours are turned together.
+    """
     parts, start = [], 0
-    for name, height, taken in bands:
+    for index, (name, height, taken) in enumerate(bands):
         stop = start + len(taken)
-        place = _between(start, stop)
-        parts.append(Part(f"{prefix}{name}.{kind}", (height, *width), place, (taken,)))
+        key, place = f"{prefix}{name}.{kind}", _between(start, stop)
+        if index < len(paired):
+            place = _pairs(start, stop, paired[index])
+        if is_transposed and width:
+            columns = (range(*width), taken)
+            parts.append(Part(key, (*width, height), _turned_between(start, stop), columns))
+        else:
+            parts.append(Part(key, (height, *width), place, (taken,)))
         start = stop
     return Weight(role, (start, *width), tuple(parts))
 
 
-def _bands(names: tuple[str, ...], heights: list[int], taken: list[range]) -> list[Band]:
-    """Return what is taken of tensors of these heights, or of one that has all of their rows."""
+def _bands(
+    names: tuple[str, ...], heights: list[int], taken: list[range], *, is_joined: bool = True
+) -> list[Band]:
+    """Return what is taken of tensors of these heights, or of one that has all of their rows.
+
+    Of one tensor neighbours are one band where that `is_joined`.
+    """
     if len(names) > 1:
         return [Band(*band) for band in zip(names, heights, taken, strict=True)]
     total, above, bands = sum(heights), 0, list[Band]()
     for height, own in zip(heights, taken, strict=True):
         rows_of = range(above + own.start, above + own.stop)
-        if bands and bands[-1].taken.stop == rows_of.start:
+        if is_joined and bands and bands[-1].taken.stop == rows_of.start:
             rows_of = range(bands.pop().taken.start, rows_of.stop)
         bands.append(Band(names[0], total, rows_of))
         above += height

@@ -43,7 +43,7 @@ from .quantised.loading import (
 )
 from .sanity import check_numbers
 from .staging import Staging, staging_for
-from .weight_map import EMBEDDING, HEAD, WHOLE, Weight, table, weights_of
+from .weight_map import WHOLE, Weight, table, weights_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -94,13 +94,17 @@ def read_weights(
     """
     wanted = [*weights_of(architecture, has_head=has_head), *more]
     names = names_of(checkpoint.quantization, wanted)
-    stored = find_stored(checkpoint.files, wanted, HEAD, *names, is_multimodal=is_multimodal)
-    if architecture.tie_word_embeddings and EMBEDDING not in stored and HEAD in stored:
-        stored[EMBEDDING] = stored.pop(HEAD)
-    if has_head and architecture.tie_word_embeddings and HEAD in stored:
+    called, base = architecture.names, architecture.names.base
+    head, embedding = f"{called.lm_head}.weight", f"{called.embed_tokens}.weight"
+    stored = find_stored(
+        checkpoint.files, wanted, head, *names, is_multimodal=is_multimodal, base=base
+    )
+    if architecture.tie_word_embeddings and embedding not in stored and head in stored:
+        stored[embedding] = stored.pop(head)
+    if has_head and architecture.tie_word_embeddings and head in stored:
         # transformers, too, believes what is stored and not what is said.
-        more = [*more, table("lm_head", HEAD, architecture, shard)]
-        wanted.append(table("lm_head", HEAD, architecture))
+        more = [*more, table("lm_head", called.lm_head, architecture, shard)]
+        wanted.append(table("lm_head", called.lm_head, architecture))
 
     staging = staging_for(device)  # once: of quantised weights each part is filled by itself
 
@@ -121,14 +125,15 @@ def read_weights(
         needed,
         stored,
         is_multimodal=is_multimodal,
+        base=base,
         ignored=ignored,
     )
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, shard=shard), *more]
     plan = plan_loading(checkpoint.name, checkpoint.quantization, own, stored)
     weights = dict(plan.read(fill, dtype, device))
-    head = weights.get("lm_head") if architecture.tie_word_embeddings else None
-    if isinstance(head, Tensor) and torch.equal(head, as_tensor(weights["embed_tokens"])):
+    said = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
         del weights["lm_head"]
     return weights
 

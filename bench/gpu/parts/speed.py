@@ -17,6 +17,7 @@ from tidemill.engine.kernels.backends import (
     choose_linear,
     choose_sampling,
 )
+from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.model.architecture import Architecture
 
 # What is asked of passes, as a share of a copy.
@@ -63,7 +64,9 @@ def gate(place: Place, model: Architecture, tokens: int) -> Numbers:
     """Time the joining of an MLP's halves."""
     blocks = choose_elementwise(place.dtype, place.device)
     both = torch.randn(tokens, 2 * model.intermediate_size, device=place.device).to(place.dtype)
-    seconds = place.replay_seconds(lambda: blocks.act_and_mul(both, model.gate))
+    gate = model.gate
+    assert isinstance(gate, Gate)
+    seconds = place.replay_seconds(lambda: blocks.act_and_mul(both, gate))
     return reached(place, seconds, 1.5 * both.nbytes, PASS_BOUND)
 
 

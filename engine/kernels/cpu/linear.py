@@ -93,6 +93,8 @@ def pack(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | N
     units = inputs * size // WORD_BYTES
     if not supports(dtype) or not units or units * WORD_BYTES != inputs * size:
         return None
+    if isinstance(end, str) and end not in ACTIVATIONS:
+        return None
     halves = 2 if isinstance(end, Gate) else 1
     return PackedLinear(
         panels=pack_panels(weight, halves),

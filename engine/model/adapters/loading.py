@@ -23,7 +23,7 @@ from ..architecture import Architecture
 from ..checkpoint import FLOATS, check_inside, some
 from ..hf_config import HFConfig
 from ..sanity import check_numbers
-from ..weight_map import EMBEDDING, HEAD, WHOLE, Weight, weights_of
+from ..weight_map import WHOLE, Place, Weight, weights_of
 from ..weights import TEXT_OF_WHOLE
 from .adapter_config import (
     ALL_LINEAR,
@@ -45,9 +45,10 @@ ROLES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A module's place in the decoder: rows `start : start + height` of the weight of a role."""
+    """A module's place in the weight of a role, whose rows from `start` on it fills."""
 
     role: str
+    place: Place
     start: int
     height: int
     width: int
@@ -111,6 +112,12 @@ def read_adapters(
         return ()
     from ..vision.eager import WHOLE_ONLY
 
+    names = architecture.names
+    if names.has_qkv_groups or names.is_transposed:
+        raise ModelRefused(
+            f"{settings.model}: adapters of {hf_config.model_type} are not served: merge the "
+            "adapter into the model."
+        )
     if hf_config.model_type in WHOLE_ONLY:
         raise ModelRefused(
             f"{settings.model}: adapters of {hf_config.model_type} cannot be proved, so they are "
@@ -129,7 +136,8 @@ def sites_of(architecture: Architecture) -> dict[str, Site]:
             start = 0
             for part in weight.parts:
                 height, width = part.shape
-                sites[part.key.removesuffix(WEIGHT)] = Site(weight.role, start, height, width)
+                name = part.key.removesuffix(WEIGHT)
+                sites[name] = Site(weight.role, part.place, start, height, width)
                 start += height
     return sites
 
@@ -153,8 +161,8 @@ def _joined(height: int, parts: Sequence[tuple[Site, Module]]) -> AdapterWeights
     column = 0
     for site, module in parts:
         rank = len(module.down)
-        rows = slice(site.start, site.start + site.height)
-        up[rows, column : column + rank] = module.scale * module.up.float()
+        own = site.place(up[:, column : column + rank])
+        own.copy_((module.scale * module.up.float()).view(own.shape))
         column += rank
     return AdapterWeights(down, up)
 
@@ -256,7 +264,7 @@ def _check_names(where: str, modules: Collection[str], architecture: Architectur
     if not others:
         return
     known = {part.key.removesuffix(".weight") for w in weights_of(architecture) for part in w.parts}
-    known |= {HEAD.removesuffix(".weight"), EMBEDDING.removesuffix(".weight")}
+    known |= {architecture.names.lm_head, architecture.names.embed_tokens}
     if strange := [name for name in others if name not in known and ".experts" not in name]:
         raise ModelRefused(
             f"{where}: adapts {some(strange)}, which {architecture.class_name} here does not have: "

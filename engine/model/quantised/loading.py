@@ -115,7 +115,8 @@ class Plan:
                 read = read[rows.start : rows.stop, columns.start : columns.stop]
             else:
                 read = fill([_alone(part)])[part.key]
-            part.place(fill_weights).copy_(read)
+            place = part.place(fill_weights)
+            place.copy_(read.reshape(place.shape))
         return fill_weights
 
     def _quantised(

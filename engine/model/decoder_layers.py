@@ -1,0 +1,179 @@
+"""Layers of a decoder, made of weights by role: linear layers, norms, MLPs and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..kernels.adapters import LinearAdapters
+from ..kernels.attention import AttentionShape, HeadNorms
+from ..kernels.backends import choose_experts
+from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate
+from ..kernels.experts import ExpertWeights, Routing, route
+from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
+from ..kernels.quantised import Matrix, as_tensor
+from .architecture import Architecture, Block, Experts
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """One block with its weights; `rope` counts among the decoder's."""
+
+    rope: int
+    shape: AttentionShape
+    is_last: bool
+    qkv_proj: NormedLinear
+    head_norms: HeadNorms | None
+    sinks: Tensor | None
+    o_proj: Linear
+    post_attention_layernorm: Norm | None
+    mlp: NormedLinear
+    post_feedforward_layernorm: Norm | None
+
+
+class LayerMaker:
+    """Makes layers of weights, which it takes out of the dict as it goes."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        ops: ElementwiseOps,
+        linear_factory: LinearFactory,
+        weights: dict[str, Matrix],
+        adapting: Callable[[str], LinearAdapters | None],
+    ) -> None:
+        self._model = architecture
+        self._ops = ops
+        self._linear_factory = linear_factory
+        self._weights = weights
+        self._linear_adapters = adapting
+
+    def layer(self, index: int, block: Block, rope: int) -> DecoderLayer:
+        """Return layer `index`."""
+        role = f"{index}."
+        before_mlp = self.norm(f"{role}pre_feedforward_layernorm")
+        return DecoderLayer(
+            rope=rope,
+            shape=block.attention,
+            is_last=index == len(self._model.blocks) - 1,
+            qkv_proj=self._linear_factory.make_normed(
+                self._linear(f"{role}qkv_proj"), self.norm(f"{role}input_layernorm")
+            ),
+            head_norms=self._head_norms(role),
+            sinks=self._vector(f"{role}sinks"),
+            o_proj=self._linear(f"{role}o_proj"),
+            post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
+            mlp=self._linear_factory.make_normed(self._experts(role, block.experts), before_mlp)
+            if block.experts
+            else self._mlp(role, before_mlp),
+            post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm"),
+        )
+
+    def norm(self, role: str) -> Norm | None:
+        """Return a norm, its weights as the device's functions want them, if the model has it."""
+        stored = self._vector(role)
+        if stored is None:
+            return None
+        bias = self._vector(f"{role}_bias")
+        if self._model.has_layer_norm:
+            bias = torch.zeros_like(stored) if bias is None else bias
+            bias = self._ops.norm_weight(bias, 0.0)
+        weight = self._ops.norm_weight(stored, self._model.norm_offset)
+        return Norm(self._ops, weight, bias, self._model.rms_norm_eps)
+
+    def _head_norms(self, role: str) -> HeadNorms | None:
+        query, key = self.norm(f"{role}q_norm"), self.norm(f"{role}k_norm")
+        if query is None or key is None:
+            return None
+        return HeadNorms(query.weight, key.weight, query.eps)
+
+    def _linear(self, role: str, gate: Gate | None = None) -> Linear:
+        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
+        if adapting := self._linear_adapters(role):
+            return self._linear_factory.make_adapted(weight, bias, gate, adapting)
+        if gate is not None:
+            return self._linear_factory.make_gated(weight, bias, gate)
+        return self._linear_factory.make(weight, bias)
+
+    def _vector(self, role: str) -> Tensor | None:
+        weight = self._weights.pop(role, None)
+        return None if weight is None else as_tensor(weight)
+
+    def _mlp(self, role: str, norm: Norm | None) -> NormedLinear:
+        down, gate = self._linear(f"{role}down_proj"), self._model.gate
+        if isinstance(down, Fp8Linear) and isinstance(gate, Gate):
+            gate_up = self._linear_factory.make_normed(self._linear(f"{role}gate_up_proj"), norm)
+            return lambda x, residual: down.gated(gate_up(x, residual), gate)
+        up = self._linear_factory.make_normed(self._activated(f"{role}gate_up_proj"), norm)
+        return lambda x, residual: down(up(x, residual))
+
+    def _activated(self, role: str) -> Linear:
+        """Return the linear layer before the down projection, gated or activated."""
+        activation = self._model.gate
+        if isinstance(activation, Gate):
+            return self._linear(role, activation)
+        if self._linear_adapters(role):
+            up = self._linear(role)
+            return lambda x: activate(up(x), activation)
+        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
+        return self._linear_factory.make_activated(weight, bias, activation)
+
+    def _experts(self, role: str, experts: Experts) -> Linear:
+        routing = Routing(
+            experts.num_experts_per_tok,
+            experts.scoring,
+            experts.norm_topk_prob,
+            self._vector(f"{role}correction_bias"),
+            experts.num_groups,
+            experts.topk_groups,
+            experts.routed_scaling_factor,
+        )
+        router = self._router(role, experts)
+        weights = ExpertWeights(
+            gate_up=self._weights.pop(f"{role}gate_up_proj"),
+            down=self._weights.pop(f"{role}down_proj"),
+            gate_up_bias=self._vector(f"{role}gate_up_proj_bias"),
+            down_bias=self._vector(f"{role}down_proj_bias"),
+        )
+        gate, ops = self._model.gate, self._ops
+        assert isinstance(gate, Gate)
+        own = choose_experts(weights.down.dtype, weights.down.device)
+
+        def mlp(x: Tensor) -> Tensor:
+            if routing.is_plain:
+                chosen, shares = own.select_experts(
+                    router(x),
+                    routing.count,
+                    among_chosen=routing.scoring == "softmax_chosen",
+                    is_renormalised=routing.is_renormalised,
+                )
+            else:
+                chosen, shares = route(router(x), routing)
+            return own.apply_experts(x, chosen, shares, weights, gate, ops)
+
+        if not experts.shared_intermediate_size:
+            return mlp
+        shared = self._shared_experts(role, experts)
+        return lambda x: mlp(x) + shared(x)
+
+    def _router(self, role: str, experts: Experts) -> Linear:
+        """Return the router; a sigmoid's logits are fp32, as its best scores are close to 1."""
+        if experts.scoring != "sigmoid":
+            return self._linear(f"{role}router")
+        weight = as_tensor(self._weights.pop(f"{role}router")).float()
+        return lambda x: functional.linear(x.float(), weight)
+
+    def _shared_experts(self, role: str, experts: Experts) -> Linear:
+        """Return the MLP that every token has beside those it chooses."""
+        up, down = (
+            self._activated(f"{role}shared.gate_up_proj"),
+            self._linear(f"{role}shared.down_proj"),
+        )
+        if not experts.has_shared_gate:
+            return lambda x: down(up(x))
+        share = as_tensor(self._weights.pop(f"{role}shared_gate"))
+        return lambda x: down(up(x)) * functional.linear(x, share).sigmoid()
