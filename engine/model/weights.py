@@ -93,18 +93,13 @@ def read_weights(
     as for `filled`.
     """
     wanted = [*weights_of(architecture, has_head=has_head), *more]
-    names = names_of(checkpoint.quantization, wanted)
-    called, base = architecture.names, architecture.names.base
-    head, embedding = f"{called.lm_head}.weight", f"{called.embed_tokens}.weight"
-    stored = find_stored(
-        checkpoint.files, wanted, head, *names, is_multimodal=is_multimodal, base=base
+    stored = find_layout(
+        checkpoint, architecture, wanted, is_multimodal=is_multimodal, has_head=has_head
     )
-    if architecture.tie_word_embeddings and embedding not in stored and head in stored:
-        stored[embedding] = stored.pop(head)
-    if has_head and architecture.tie_word_embeddings and head in stored:
+    head = architecture.names.lm_head
+    if has_head and architecture.tie_word_embeddings and f"{head}.weight" in stored:
         # transformers, too, believes what is stored and not what is said.
-        more = [*more, table("lm_head", called.lm_head, architecture, shard)]
-        wanted.append(table("lm_head", called.lm_head, architecture))
+        more = [*more, table("lm_head", head, architecture, shard)]
 
     staging = staging_for(device)  # once: of quantised weights each part is filled by itself
 
@@ -113,21 +108,6 @@ def read_weights(
             checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros
         )
 
-    needed = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored).tensors()
-    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
-        check_count(checkpoint, _count(needed))
-        raise UnsupportedConfig("its experts may be stored in another way")
-    stored = without_empty_biases(checkpoint.quantization, wanted, stored, fill)
-    ignored = DERIVED if checkpoint.quantization is None else IGNORED
-    check_stored(
-        checkpoint,
-        architecture.class_name,
-        needed,
-        stored,
-        is_multimodal=is_multimodal,
-        base=base,
-        ignored=ignored,
-    )
     first = replace(architecture, blocks=architecture.blocks[:num_layers])
     own = [*weights_of(first, has_head=has_head, shard=shard), *more]
     plan = plan_loading(checkpoint.name, checkpoint.quantization, own, stored)
@@ -136,6 +116,54 @@ def read_weights(
     if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
         del weights["lm_head"]
     return weights
+
+
+def find_layout(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    wanted: Sequence[Weight],
+    *,
+    is_multimodal: bool = False,
+    has_head: bool = True,
+) -> dict[str, StoredTensor]:
+    """Return the stored tensors of a decoder's weights by their keys, from the files' headers.
+
+    `ModelRefused` says what is missing, of another shape, or has no place in it.
+    """
+    quantization, called = checkpoint.quantization, architecture.names
+    head, embedding = f"{called.lm_head}.weight", f"{called.embed_tokens}.weight"
+    stored = find_stored(
+        checkpoint.files,
+        wanted,
+        head,
+        *names_of(quantization, wanted),
+        is_multimodal=is_multimodal,
+        base=called.base,
+    )
+    if architecture.tie_word_embeddings and embedding not in stored and head in stored:
+        stored[embedding] = stored.pop(head)
+    if has_head and architecture.tie_word_embeddings and head in stored:
+        wanted = [*wanted, table("lm_head", called.lm_head, architecture)]
+    needed = plan_loading(checkpoint.name, quantization, wanted, stored).tensors()
+    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
+        check_count(checkpoint, _count(needed))
+        raise UnsupportedConfig("its experts may be stored in another way")
+
+    def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
+        dtype, device = torch.float32, torch.device("cpu")
+        return fill_weights(checkpoint.name, several, stored, dtype, device)
+
+    stored = without_empty_biases(quantization, wanted, stored, fill)
+    check_stored(
+        checkpoint,
+        architecture.class_name,
+        needed,
+        stored,
+        is_multimodal=is_multimodal,
+        base=called.base,
+        ignored=DERIVED if quantization is None else IGNORED,
+    )
+    return stored
 
 
 def find_stored(
