@@ -17,8 +17,11 @@ from ..errors import ModelRefused
 LARGEST_NUMBER = 1e6
 # Below it the likeliest token is as likely as the least likely one but for a thousandth.
 LEAST_SPREAD = 1e-3
-# By how much answers to different tokens must differ, in parts of their own spread.
-LEAST_DIFFERENCE = 1e-6
+# In units of their dtype, by how much answers to different tokens must differ: rounding makes one.
+ROUNDING_UNITS = 4
+# Answers to so many tokens are compared: as many as logits are for 150,000 tokens, all would take a
+# tenth of a second.
+FEW = 16
 # torch computes so many numbers on one thread.
 _ONE_THREAD = 2**15
 _SMALL = 2**20
@@ -80,16 +83,29 @@ def check_logits(name: str, logits: Tensor) -> None:
             f"{name}: it gives every token of its vocabulary the same score: weights that its "
             f"answers pass through are 0 or far too large; {_DAMAGED}"
         )
-    check_not_constant(name, logits)
+    rows = logits.flatten(0, -2)[:FEW].float()
+    probabilities = rows.softmax(-1)
+    largest = (probabilities - probabilities.mean(0)).abs().sum(-1).max()
+    if len(probabilities) > 1 and largest < LEAST_SPREAD:
+        raise _constant(name)
+    check_not_constant(name, (rows - rows.mean(-1, keepdim=True)).to(logits.dtype))
 
 
 def check_not_constant(name: str, answers: Tensor) -> None:
-    """Refuse a model that answers different tokens with the same numbers: `[…, V]`."""
+    """Refuse a model that answers different tokens with the same numbers: `[…, V]`.
+
+    The same but for rounding to their dtype.
+    """
     check_finite(name, answers)
-    rows = answers.flatten(0, -2)
-    apart = (rows.amax(0) - rows.amin(0)).max()
-    if len(rows) > 1 and apart <= LEAST_DIFFERENCE * rows.abs().max():
-        raise ModelRefused(
-            f"{name}: it answers the same whatever it reads: weights that its answers pass through "
-            f"are 0 or far too large; {_DAMAGED}"
-        )
+    rows = answers.flatten(0, -2).float()
+    apart = (rows - rows.mean(0)).norm(dim=-1).max()
+    most = ROUNDING_UNITS * torch.finfo(answers.dtype).eps
+    if len(rows) > 1 and apart <= most * rows.norm(dim=-1).max():
+        raise _constant(name)
+
+
+def _constant(name: str) -> ModelRefused:
+    return ModelRefused(
+        f"{name}: it answers the same whatever it reads: weights that its answers pass through "
+        f"are 0, far too large or all alike; {_DAMAGED}"
+    )

@@ -112,7 +112,7 @@ def _load_native(
             f"the two give other vectors (relative distance {parity.distance:.2g})"
         )
     shown = compute_outputs(loaded, parity_sequences(loaded))
-    check_not_constant(settings.model, torch.cat([one.hidden for one in shown]))
+    check_not_constant(settings.model, torch.cat([one.hidden for one in shown]).to(dtype))
     notes = []
     if parity.num_layers is not None:
         notes.append(

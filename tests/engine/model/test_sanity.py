@@ -51,6 +51,10 @@ NOISE: dict[str, tuple[Change, str]] = {
     "the last norm is 0": (times("model.norm.weight", 0), "the same score"),
     "the last norm is next to 0": (times("model.norm.weight", 1e-12), "the same score"),
     "the embedding is 0": (times("embed_tokens.weight", 0), "the same score"),
+    "one channel drowns all others": (
+        lambda tensors: tensors["model.embed_tokens.weight"][:, 3].fill_(1e4),
+        "the same whatever it reads",
+    ),
     "the head is 0": (times("lm_head.weight", 0), "the same score"),
     "one matrix is huge": (times(DOWN, 1e30), f"{DOWN} holds numbers up to .*e.29"),
     "one norm is huge": (times("layers.2.input_layernorm.weight", 1e30), "holds numbers up to"),
@@ -150,7 +154,26 @@ def test_what_trained_models_have_is_taken() -> None:
     check_not_constant("tiny", torch.ones(1, 8))  # one row has nothing to be told apart from
 
 
-def test_answers_that_do_not_depend_on_tokens_are_refused() -> None:
-    """Though each of them prefers some token."""
+@pytest.mark.parametrize(
+    ("same", "other"),
+    [
+        (lambda one: one.expand(2, 5, 64), lambda one: torch.randn(2, 5, 64) + one),
+        (
+            lambda one: (2 * one * (1 + 2**-8 * torch.randn(2, 5, 64))).bfloat16(),
+            lambda one: (2 * one * (1 + 2**-4 * torch.randn(2, 5, 64))).bfloat16(),
+        ),
+        (
+            lambda one: torch.randn(2, 5, 64) + 20 * (one == one.max()),
+            lambda one: torch.randn(2, 5, 64) + 8 * (one == one.max()),
+        ),
+    ],
+    ids=["equal", "but for rounding", "by one token that is always certain"],
+)
+def test_answers_that_do_not_depend_on_tokens_are_refused(
+    same: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor]
+) -> None:
+    """Though each of them prefers some token; those that do, a little, are taken."""
+    one = torch.randn(64)
     with pytest.raises(ModelRefused, match="the same whatever it reads"):
-        check_logits("tiny", torch.randn(8).expand(2, 5, 8))
+        check_logits("tiny", same(one))
+    check_logits("tiny", other(one))
