@@ -26,6 +26,7 @@ from .loaded_model import LoadedModel
 from .native import LeaderRank, ParityResult
 from .parity import chunked_logits, relative_distance
 from .parity_cache import parity_fact, run_once
+from .parity_inputs import parity_inputs
 from .sanity import check_logits
 
 
@@ -40,7 +41,7 @@ def check_adapters(
 ) -> None:
     """Refuse an adapter of a loaded model that computes something else, or no numbers."""
     parities = _AdapterParity(checkpoint, hf_config, architecture, loaded, adapters, leader)
-    _, tokens = native.parity_inputs(architecture, loaded.device)
+    _, tokens = parity_inputs(architecture, loaded.device)[0]
     for index, adapter in enumerate(adapters):
         check_logits(_called(adapter), chunked_logits(loaded, tokens, adapter=index + 1)[0])
     for index, adapter in enumerate(adapters):
@@ -84,7 +85,7 @@ class _AdapterParity:
         from . import transformers_model
 
         loaded, device = self.loaded, self.loaded.device
-        num_layers, tokens = native.parity_inputs(self.architecture, device)
+        num_layers, tokens = parity_inputs(self.architecture, device)[0]
         exact = loaded
         if num_layers is not None or loaded.dtype != torch.float32:
             exact = native.load(

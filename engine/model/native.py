@@ -6,10 +6,9 @@ nothing but the order of sums tells them apart, one after the other, so that one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Protocol
 
 import torch
@@ -24,18 +23,16 @@ from .architecture import Architecture
 from .checkpoint import Checkpoint, some
 from .decoder import Decoder
 from .hf_config import HFConfig, UnsupportedConfig
-from .kv_cache_size import free_bytes
 from .loaded_model import LoadedModel, VisionEncoder
 from .parity import (
     chunked_logits,
     is_rounding,
-    parity_tokens,
     relative_distance,
     round_parameters,
 )
+from .parity_inputs import ParityInput, parity_inputs
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
-from .weight_map import Weight, weights_of
 from .weights import read_weights
 
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
@@ -46,8 +43,6 @@ DTYPE_TOLERANCE = 0.3
 # Where two experts score the same but for rounding, a token may be given to either.
 TIE_TOLERANCE = 0.1
 QUANTILE_WITHOUT_TIES = 0.9
-# What a network in fp32 takes while it is made, as a multiple of its weights.
-ROOM = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +196,33 @@ def check_parity(
 
     In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels. A model
     of which fp32 weights do not fit is compared by its first layers, as many as it takes to have
-    one of each kind; one that sees, with an image among its tokens. Raises `ModelRefused` where
+    one of each kind; one that sees, with an image among its tokens. Windows longer than that are
+    passed by text, where it takes bearably long. Raises `ModelRefused` where
     transformers cannot run it.
     """
+    first, *longer = parity_inputs(architecture, loaded.device)
+    compare = partial(_compare, checkpoint, hf_config, architecture, loaded, leader=leader)
+    results = [compare(parity_input=first, vision=vision)]
+    results += [compare(parity_input=one) for one in longer if results[0].holds]
+    furthest = max(results, key=lambda one: (not one.holds, one.distance))
+    return replace(furthest, num_layers=first.num_layers)
+
+
+def _compare(
+    checkpoint: Checkpoint,
+    hf_config: HFConfig,
+    architecture: Architecture,
+    loaded: LoadedModel,
+    *,
+    parity_input: ParityInput,
+    vision: VisionConfig | None = None,
+    leader: LeaderRank | None = None,
+) -> ParityResult:
+    """Compare the logits of one input."""
     from .vision import eager
 
     device, dtype = loaded.device, loaded.dtype
-    num_layers, token_ids = parity_inputs(architecture, device)
+    num_layers, token_ids = parity_input
     prompt_images: tuple[PromptImage, ...] = ()
     if vision is not None:
         token_ids, prompt_image = eager.with_image(token_ids, vision.image_spec)
@@ -306,14 +321,6 @@ def _check_windows(architecture: Architecture, windows: Sequence[int | None]) ->
             )
 
 
-def parity_inputs(architecture: Architecture, device: torch.device) -> tuple[int | None, Tensor]:
-    """Return how many first layers are compared, None for all, and by which tokens `[t]`."""
-    is_whole = fits(weights_of(architecture), device)
-    num_layers = None if is_whole else num_layers_with_all_kinds(architecture)
-    windows = [block.attention.window for block in architecture.blocks[:num_layers]]
-    return num_layers, parity_tokens(architecture.vocab_size, windows)
-
-
 def is_within_tolerance(apart: Tensor, *, has_experts: bool) -> bool:
     """Say whether distances `[2·t]` are those of one function computed twice."""
     most = apart.quantile(QUANTILE_WITHOUT_TIES) if has_experts else apart.max()
@@ -326,16 +333,3 @@ def token_distances(got: Tensor, expected: Tensor) -> Tensor:
     scale = torch.linalg.vector_norm(expected, dim=-1).clamp(min=1e-6)  # […, t]
     relative: Tensor = difference / scale
     return relative.flatten()
-
-
-def fits(weights: Iterable[Weight], device: torch.device) -> bool:
-    """Say whether a network of these weights does in fp32: transformers makes it on the host."""
-    count = sum(prod(weight.shape) for weight in weights)
-    free = min(free_bytes(device), free_bytes(torch.device("cpu")))
-    return ROOM * count * torch.float32.itemsize <= free
-
-
-def num_layers_with_all_kinds(architecture: Architecture) -> int:
-    """Return how many layers come before there is one of each kind, and two at least."""
-    first = [architecture.blocks.index(block) for block in set(architecture.blocks)]
-    return min(max(*first, 1) + 1, len(architecture.blocks))

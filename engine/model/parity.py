@@ -19,17 +19,32 @@ from .loaded_model import LoadedModel, VisionEncoder
 PARITY_TOKENS = 40
 # Up to here a window is worth the tokens that it takes to see it slide.
 LONGEST_WINDOW = 256
+# Of more tokens the logits of some are compared.
+MOST_COMPARED = 384
 # Relative L2 distance of logits above which paged and eager attention cannot be the same function.
 PARITY_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 # How often a network may be off by what rounding makes of transformers' class in the same dtype.
 ROUNDING_TOLERANCE = 2.0
 
 
-def parity_tokens(vocab_size: int, windows: Iterable[int]) -> Tensor:
-    """Return random tokens `[t]`, so many that a window slides if it is a short one."""
-    longest = max((window for window in windows if window <= LONGEST_WINDOW), default=0)
+def parity_tokens(
+    vocab_size: int, windows: Iterable[int], longest_window: int = LONGEST_WINDOW
+) -> Tensor:
+    """Return random tokens `[t]`, so many that a window slides if it is none of the long ones."""
+    longest = max((window for window in windows if window <= longest_window), default=0)
     count = max(PARITY_TOKENS, longest + PARITY_TOKENS // 2)
     return torch.randint(0, vocab_size, (count,), generator=torch.Generator().manual_seed(0))
+
+
+def compared_rows(num_tokens: int) -> NDArray[np.int64]:
+    """Return the tokens whose logits are compared: all of few, else the last ones and some others.
+
+    The last ones see a window that slid.
+    """
+    if num_tokens <= MOST_COMPARED:
+        return np.arange(num_tokens)
+    spread = np.linspace(0, num_tokens - 1, PARITY_TOKENS, dtype=np.int64)
+    return np.union1d(spread, np.arange(num_tokens - PARITY_TOKENS // 2, num_tokens))
 
 
 def check_parity(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Tensor) -> None:
@@ -67,15 +82,15 @@ def chunked_logits(
     prompt_images: Sequence[PromptImage] = (),
     adapter: int = 0,
 ) -> Tensor:
-    """Return the logits `[2, t, V]` of two copies of `token_ids [t]` that run side by side.
+    """Return the logits `[2, n, V]` of two copies of `token_ids [t]` that run side by side.
 
-    Some of the tokens stand for `prompt_images`, which the model's vision encoder reads. The
-    first copy goes through an adapter.
+    Those of the `compared_rows`. Some of the tokens stand for `prompt_images`, which the model's
+    vision encoder reads. The first copy goes through an adapter.
 
     In three steps, two chunks and a final single token, over pages: state that does not live in
     keys and values shows here.
     """
-    tokens = token_ids.numpy()
+    tokens, rows = token_ids.numpy(), compared_rows(len(token_ids))
     total, size = len(tokens), loaded.backend.page_size
     pages = np.arange(2 * -(-total // size)).reshape(2, -1)
     attention = loaded.attention(pages.size)
@@ -84,25 +99,29 @@ def chunked_logits(
     parts = []
     for start, stop in ((0, cut), (cut, total - 1), (total - 1, total)):
         shown = image_span(prompt_images, axes, start, stop)
-        step = _copies_step(tokens[start:stop], start, pages, loaded, shown, adapter=adapter)
+        own = rows[(start <= rows) & (rows < stop)] - start
+        step = _copies_step(
+            tokens[start:stop], start, own, pages, loaded, shown=shown, adapter=adapter
+        )
         attention.prepare(step)
         logits = loaded.network.forward(step, attention)
-        parts.append(logits.view(2, stop - start, -1))
+        parts.append(logits.view(2, len(own), -1))
     return torch.cat(parts, dim=1)
 
 
 def _copies_step(
     token_ids: NDArray[np.int64],
     start: int,
+    rows: NDArray[np.int64],
     pages: NDArray[np.int64],
     loaded: LoadedModel,
-    shown: ImageSpan,
     *,
+    shown: ImageSpan,
     adapter: int,
 ) -> Step:
     """Return the step of `token_ids [n]` from position `start` on, once in each row of `pages`.
 
-    The first of these copies goes through an adapter.
+    The logits of `rows` are wanted. The first of these copies goes through an adapter.
     """
     count, copies, page_size = len(token_ids), len(pages), loaded.backend.page_size
     positions = np.arange(start, start + count)
@@ -119,7 +138,7 @@ def _copies_step(
         context_lengths=np.full(copies, start),
         page_starts=np.arange(copies + 1) * needed.shape[1],
         pages=needed.ravel(),
-        logit_rows=np.arange(copies * count),
+        logit_rows=np.add.outer(np.arange(copies) * count, rows).ravel(),
         adapters=np.array([adapter, *[0] * (copies - 1)]),
         **arrays,
     )

@@ -29,7 +29,7 @@ from .checkpoint import (
 from .device import choose_dtype, context_length
 from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
-from .parity import check_parity, parity_tokens
+from .parity import check_parity, compared_rows, parity_tokens
 from .pretrained import from_pretrained
 from .rope import SWITCHING, is_switched, stretched_positions
 from .sanity import check_finite, check_logits, check_numbers
@@ -265,10 +265,17 @@ def read_module(
 
 
 def eager_logits(name: str, module: nn.Module, token_ids: Tensor, device: torch.device) -> Tensor:
-    """Return the logits `[t, V]` that a module's own attention gives for `token_ids [t]`."""
+    """Return the logits `[n, V]` that a module's own attention gives for `token_ids [t]`.
+
+    Those of the `compared_rows`.
+    """
     config: Any = module.config
+    rows = torch.from_numpy(compared_rows(len(token_ids))).to(device)
+    few: dict[str, Tensor] = {} if len(rows) == len(token_ids) else {"logits_to_keep": rows}
     config._attn_implementation = "eager"  # noqa: SLF001 - transformers has no other switch
-    expected: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False).logits[0]
+    expected: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False, **few).logits[
+        0
+    ]
     config._attn_implementation = ATTENTION  # noqa: SLF001
     check_finite(name, expected)
     return expected

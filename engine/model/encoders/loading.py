@@ -20,8 +20,9 @@ from ...errors import ModelRefused, first_line_of
 from ..checkpoint import Checkpoint, find_checkpoint
 from ..device import choose_device, choose_dtype, context_length
 from ..hf_config import QUANTISED, HFConfig, UnsupportedConfig, parse_hf_config
-from ..native import ParityResult, fits, num_layers_with_all_kinds
+from ..native import ParityResult
 from ..parity_cache import parity_fact, run_once
+from ..parity_inputs import fits, num_layers_with_all_kinds
 from ..sanity import check_not_constant
 from ..weight_map import weights_of
 from . import causal, native

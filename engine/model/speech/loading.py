@@ -24,9 +24,10 @@ from ..checkpoint import Checkpoint, find_checkpoint
 from ..device import choose_device, choose_dtype, step_limits
 from ..hf_config import STORED_DTYPES, read_hf_config
 from ..kv_cache_size import SHARE_OF_FREE, free_bytes
-from ..native import TOLERANCE, ParityResult, fits, token_distances
+from ..native import TOLERANCE, ParityResult, token_distances
 from ..parity import is_rounding, relative_distance, round_parameters
 from ..parity_cache import parity_fact, run_once
+from ..parity_inputs import fits
 from ..pretrained import from_pretrained
 from ..sanity import check_logits
 from ..weight_map import whole

@@ -16,7 +16,7 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import linear
 from tidemill.engine.kernels.adapters import LinearAdapters
-from tidemill.engine.model import adapter_parity, native
+from tidemill.engine.model import adapter_parity, parity_inputs
 from tidemill.engine.model.adapters.loading import Adapter, Module
 from tidemill.engine.model.loading import load_model
 
@@ -104,7 +104,7 @@ def test_what_does_not_fit_in_fp32_is_proved_by_its_first_layers(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the model itself is."""
-    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     assert load_model(config).notes
 
 

@@ -14,7 +14,7 @@ import transformers
 from tests.engine.families import COMMON
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import native
+from tidemill.engine.model import native, parity_inputs
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families import architecture_of
 from tidemill.engine.model.hf_config import UnsupportedConfig, read_hf_config
@@ -79,11 +79,12 @@ def test_a_window_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
 
 def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: Path) -> None:
     """Else a window that is read wrong from a config shows in long rows alone."""
-    save(tmp_path, "MistralConfig", LONGEST_WINDOW + 10, num_hidden_layers=2)
+    window = parity_inputs.LONGEST_WINDOW + 10
+    save(tmp_path, "MistralConfig", window, num_hidden_layers=2, max_position_embeddings=2 * window)
     checkpoint, hf_config = find_checkpoint(str(tmp_path)), read_hf_config(str(tmp_path))
     right = architecture_of(hf_config)
     blocks = [
-        replace(block, attention=replace(block.attention, window=LONGEST_WINDOW + 9))
+        replace(block, attention=replace(block.attention, window=window - 1))
         for block in right.blocks
     ]
     wrong = replace(right, blocks=tuple(blocks))
@@ -93,7 +94,7 @@ def test_our_decoder_is_held_to_windows_that_its_proof_does_not_pass(tmp_path: P
         if holds:
             assert native.check_parity(*parts, loaded).holds
         else:
-            with pytest.raises(UnsupportedConfig, match="masks a layer has window 266, not 265"):
+            with pytest.raises(UnsupportedConfig, match="masks a layer has window 4106, not 4105"):
                 native.check_parity(*parts, loaded)
 
 

@@ -22,7 +22,7 @@ from tidemill.engine.kernels import elementwise as reference
 from tidemill.engine.kernels.linear import Linear, LinearFactory
 from tidemill.engine.kernels.quantised import Quantised
 from tidemill.engine.kernels.reference import ReferenceAttention
-from tidemill.engine.model import decoder, families, native
+from tidemill.engine.model import decoder, families, native, parity_inputs
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
@@ -137,7 +137,7 @@ def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all of them do not fit in fp32, those that do are computed in both dtypes."""
-    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     assert check_parity(folder, torch.bfloat16).holds
     choose = decoder.choose_elementwise
 
@@ -159,7 +159,7 @@ def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
 ) -> None:
     """Two at least, and the note says how many of how many."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
-    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     parity = check_parity(tmp_path)
     assert parity.holds
     assert parity.num_layers == num_layers
@@ -169,16 +169,40 @@ def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
     assert f"the first {num_layers} of 4 layers" in note
 
 
+@pytest.mark.parametrize("flops", [1e12, 1.2e9])
+def test_a_window_is_passed_by_all_layers_or_the_first_ones_that_can_be_afforded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flops: float
+) -> None:
+    """By tokens in two chunks whose border lies within it, not by what masks say alone."""
+    network: Any = build("Qwen2, some layers sliding")
+    network.config.sliding_window = 380
+    network.save_pretrained(tmp_path)
+    monkeypatch.setitem(parity_inputs.BUDGETS, "cpu", parity_inputs.Budget(flops, 2**28))
+    monkeypatch.setattr(native, "_check_windows", lambda *_: None)
+    checkpoint, hf_config, right = parts_of(tmp_path)
+    inputs = parity_inputs.parity_inputs(right, CPU)
+    expected = [(None, 400)] if flops == 1e12 else [(None, 40), (3, 400)]
+    assert [(num_layers, len(tokens)) for num_layers, tokens in inputs] == expected
+    blocks = [
+        replace(block, attention=replace(block.attention, window=block.attention.window and 379))
+        for block in right.blocks
+    ]
+    for architecture, holds in ((right, True), (replace(right, blocks=tuple(blocks)), False)):
+        parts = (checkpoint, hf_config, architecture)
+        loaded = native.load(*parts, torch.bfloat16, CPU)
+        assert native.check_parity(*parts, loaded).holds == holds
+
+
 def test_what_fits_on_a_gpu_must_fit_on_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Transformers makes its network there, in a container that may be the smaller of the two."""
     weights = [Weight("embedding", (1000,), ())]
     free = {"cuda": 10_000, "cpu": 10_000}
-    monkeypatch.setattr(native, "free_bytes", lambda device: free[device.type])
-    assert native.fits(weights, torch.device("cuda"))
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda device: free[device.type])
+    assert parity_inputs.fits(weights, torch.device("cuda"))
     for device in free:
         with monkeypatch.context() as patched:
             patched.setitem(free, device, 4_000)
-            assert not native.fits(weights, torch.device("cuda"))
+            assert not parity_inputs.fits(weights, torch.device("cuda"))
 
 
 def test_its_first_layers_are_enough_to_find_a_wrong_one(
@@ -186,7 +210,7 @@ def test_its_first_layers_are_enough_to_find_a_wrong_one(
 ) -> None:
     """Layers of one kind differ by their weights alone."""
     checkpoint, hf_config, architecture = parts_of(folder)
-    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     wrong = replace(architecture, rms_norm_eps=1e-3)
     loaded = native.load(checkpoint, hf_config, wrong, torch.float32, CPU)
     parity = native.check_parity(checkpoint, hf_config, wrong, loaded)

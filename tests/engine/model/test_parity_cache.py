@@ -16,7 +16,7 @@ import torch
 from tests.engine.families import build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import native
+from tidemill.engine.model import native, parity_inputs
 from tidemill.engine.model.checkpoint import WHOLE
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.loaded_model import LoadedModel
@@ -120,7 +120,7 @@ def test_what_was_compared_only_in_part_is_said_each_time(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same proof, and so the same note."""
-    monkeypatch.setattr(native, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
     cold, warm = load(folder, "bfloat16"), load(folder, "bfloat16")
     assert len(proofs) == 1
     assert "the first 2 of 4 layers" in warm.notes[0]

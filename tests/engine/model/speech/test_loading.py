@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.engine.speech_models import SHAPES, save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import native
+from tidemill.engine.model import parity_inputs
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.speech import loading
 from tidemill.engine.model.speech.loading import LoadedSpeech, check_parity, load_speech
@@ -56,7 +56,7 @@ def test_where_fp32_does_not_fit_the_first_layers_are_compared(
 ) -> None:
     """And whoever runs it is told."""
     save(tmp_path, "English alone")
-    monkeypatch.setattr(native, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 0)
     (note,) = load(tmp_path).notes
     assert "first 2 layers" in note
 
