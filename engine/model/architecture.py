@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..kernels.attention import AttentionShape
 from ..kernels.elementwise import Activation, Gate
@@ -81,8 +82,8 @@ class WeightNames:
     gate. One name in `qkv` is one tensor of all three, with `has_qkv_groups` by key heads: of each
     its queries, key and value. With `has_rope_pairs` neighbouring numbers of a head are turned
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
-    `stacked_experts` all experts lie in one tensor each, by transposed matrices with gate and up
-    interleaved.
+    `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
+    halves of one or interleaved.
     """
 
     embed_tokens: str = "model.embed_tokens"
@@ -109,7 +110,7 @@ class WeightNames:
     shared_experts: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    stacked_experts: bool = False
+    stacked_experts: Literal["halves", "interleaved"] | None = None
 
     @property
     def base(self) -> str:

@@ -151,7 +151,7 @@ def _qwen2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _qwen2_5_vl(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("vision_config", *_QWEN_MARKS):
         fields.get(key)  # of the tower, and of what a prompt is written by
-    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e6, _MROPE, has_axes=True)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e6, _MROPE, sections="consecutive")
     windows = _qwen_windows(fields, sizes)
     return make_architecture(
         fields, sizes, windows=windows, ropes=[rope] * sizes.layers, qkv_bias=True
@@ -170,29 +170,60 @@ def _qwen3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
 
+def _qwen3_vl_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.get("norm_topk_prob")  # transformers' class does not ask: it always does
+    return _qwen3_vl(
+        fields,
+        sizes,
+        key_heads=16,
+        experts=_qwen_experts(fields, sizes, norm_topk_prob=True),
+        names=WeightNames(stacked_experts="halves"),
+    )
+
+
+def _qwen3_vl(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    is_biased = fields.flag("attention_bias")
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 5e5, _MROPE, sections="interleaved")
+    return make_architecture(
+        fields,
+        sizes,
+        ropes=[rope] * sizes.layers,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
+        **others,
+    )
+
+
 def _qwen3_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.get("max_window_layers")  # its class has no such field
     is_biased, has_window = fields.flag("attention_bias"), fields.flag("use_sliding_window")
     windows = _everywhere(fields, sizes)
-    experts = Experts(
-        num_experts=_count_experts(fields),
-        num_experts_per_tok=fields.count("num_experts_per_tok"),
-        intermediate_size=fields.count("moe_intermediate_size"),
-        norm_topk_prob=fields.flag("norm_topk_prob"),
-    )
-    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
     return make_architecture(
         fields,
         sizes,
         windows=windows if has_window else None,
-        experts=[
-            None if layer in dense or (layer + 1) % every else experts
-            for layer in range(sizes.layers)
-        ],
+        experts=_qwen_experts(fields, sizes, norm_topk_prob=fields.flag("norm_topk_prob")),
         qkv_bias=is_biased,
         o_proj_bias=is_biased,
         has_qk_norm=True,
     )
+
+
+def _qwen_experts(
+    fields: ConfigFields, sizes: DecoderSizes, *, norm_topk_prob: bool
+) -> list[Experts | None]:
+    """Return the experts of each layer; those without have an MLP."""
+    experts = Experts(
+        num_experts=_count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        norm_topk_prob=norm_topk_prob,
+    )
+    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
+    return [
+        None if layer in dense or (layer + 1) % every else experts for layer in range(sizes.layers)
+    ]
 
 
 def _mixtral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -239,7 +270,7 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         ),
         qkv_bias=is_biased,
         o_proj_bias=is_biased,
-        names=WeightNames(router="router", stacked_experts=True),
+        names=WeightNames(router="router", stacked_experts="interleaved"),
     )
 
 
@@ -410,6 +441,10 @@ FAMILIES = {
     "qwen2": Family("Qwen2ForCausalLM", _qwen2),
     "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
     "qwen2_5_vl_text": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_vl_text": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen3_vl_text": Family("Qwen3VLForConditionalGeneration", _qwen3_vl, 128),
+    "qwen3_vl_moe_text": Family("Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ from .hf_config import ConfigFields, UnsupportedConfig
 # another: they are served where they never switch.
 SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
+# How the frequencies of M-RoPE's axes lie: one axis after the other, or in turns.
+Sections = Literal["consecutive", "interleaved"]
+_SECTIONS = {"consecutive": [16, 24, 24], "interleaved": [24, 20, 20]}
 # These know of the context before it was stretched.
 _STRETCHED = {"llama3", "yarn", "longrope"}
 MOST_STRETCHED = 10_000
@@ -44,7 +47,7 @@ def read_rope(
     kinds: Mapping[str, str] | None = None,
     *,
     may_be_partial: bool = False,
-    has_axes: bool = False,
+    sections: Sections | None = None,
     default: Mapping[str, Any] | None = None,
 ) -> Rope:
     """Return what a model's one set of parameters comes to, in the old spelling or the new.
@@ -62,7 +65,7 @@ def read_rope(
         parameters["original_max_position_embeddings"] = original
     if not may_be_partial and parameters.pop("partial_rotary_factor") not in (None, 1):
         raise UnsupportedConfig("its rope says partial_rotary_factor")
-    return make_rope(parameters, width, positions, theta, kinds, has_axes=has_axes)
+    return make_rope(parameters, width, positions, theta, kinds, sections=sections)
 
 
 def make_rope(
@@ -72,7 +75,7 @@ def make_rope(
     theta: float,
     kinds: Mapping[str, str] | None = None,
     *,
-    has_axes: bool = False,
+    sections: Sections | None = None,
 ) -> Rope:
     """Return the rope of one set of parameters; `UnsupportedConfig` names an unknown one."""
     fields = ConfigFields("its rope", parameters)
@@ -88,7 +91,7 @@ def make_rope(
     original = fields.count("original_max_position_embeddings", positions)
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
     frequencies, scale = _KINDS[kind](Plain(fields, base, powers, positions, original))
-    axes = _axes(fields, len(frequencies)) if has_axes else None
+    axes = None if sections is None else _axes(fields, len(frequencies), sections)
     fields.check_all_read()
     if not frequencies.isfinite().all():
         raise UnsupportedConfig("its rope turns by what is no number")
@@ -134,13 +137,23 @@ def _is_factor(factor: Any) -> bool:
     return type(factor) in (int, float) and 1 <= factor <= MOST_STRETCHED
 
 
-def _axes(fields: ConfigFields, count: int) -> tuple[int, ...]:
-    """Return the axis of each frequency: they come in sections, an axis after the other."""
-    sections = fields.get("mrope_section", [16, 24, 24])
-    is_list = isinstance(sections, list) and all(type(size) is int for size in sections)
-    if not is_list or len(sections) != NUM_AXES or sum(sections) != count or min(sections) < 0:
-        raise UnsupportedConfig(f"its rope says mrope_section {sections!r}")
-    return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+def _axes(fields: ConfigFields, count: int, sections: Sections) -> tuple[int, ...]:
+    """Return the axis of each frequency, of which the sections have so many each.
+
+    Interleaved ones take turns, time first, until height and width have theirs.
+    """
+    sizes = fields.get("mrope_section", _SECTIONS[sections])
+    is_list = isinstance(sizes, list) and all(type(size) is int for size in sizes)
+    if not is_list or len(sizes) != NUM_AXES or sum(sizes) != count or min(sizes) < 0:
+        raise UnsupportedConfig(f"its rope says mrope_section {sizes!r}")
+    if sections == "consecutive":
+        return tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
+    fields.get("mrope_interleaved")  # transformers' class does not ask
+    turns = (
+        index % NUM_AXES if index // NUM_AXES < sizes[index % NUM_AXES] else 0
+        for index in range(count)
+    )
+    return tuple(turns)
 
 
 def _default(plain: Plain) -> tuple[Tensor, float]:

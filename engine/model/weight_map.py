@@ -265,7 +265,10 @@ class _Layer:
         yield Weight(f"{self.role}down_proj", (count, hidden, len(own)), tuple(downs))
 
     def _stacked_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
-        """Yield those of experts stored as one, transposed, gate and up interleaved."""
+        """Yield those of experts stored as one, transposed, gate and up as halves or interleaved.
+
+        Only interleaved ones have biases.
+        """
         count, width, hidden = (
             experts.num_experts,
             experts.intermediate_size,
@@ -282,12 +285,34 @@ class _Layer:
             "down_proj": ((count, width, hidden), _transposed, (every, own)),
             "down_proj_bias": ((count, hidden), _all, ()),
         }
+        if not experts.has_biases:
+            stored = {name: told for name, told in stored.items() if not name.endswith("_bias")}
+        if self.model.names.stacked_experts == "halves":
+            del stored["gate_up_proj"]
+            yield self._expert_halves(f"{prefix}gate_up_proj", (count, hidden, width), own)
         if self.shard.rank > 0:  # what is added up has it once
-            del stored["down_proj_bias"]
+            stored.pop("down_proj_bias", None)
         for name, (shape, place, taken) in stored.items():
             part = Part(prefix + name, shape, place, taken)
             fill_weights = (count, *reversed(part.read_shape[1:]))
             yield Weight(self.role + name, fill_weights, (part,))
+
+    def _expert_halves(self, key: str, shape: tuple[int, int, int], own: range) -> Weight:
+        """Return gate and up `[E, 2·I, H]` of a tensor that has them as `[E, H, 2·I]`."""
+        count, hidden, width = shape
+        if len(own) == width:  # in one run
+            part = Part(key, (count, hidden, 2 * width), _transposed)
+            return Weight(f"{self.role}gate_up_proj", (count, 2 * width, hidden), (part,))
+        parts = [
+            Part(
+                key,
+                (count, hidden, 2 * width),
+                _turned_band(start, start + len(own)),
+                (range(count), range(hidden), range(above + own.start, above + own.stop)),
+            )
+            for above, start in ((0, 0), (width, len(own)))
+        ]
+        return Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(parts))
 
 
 def _norm(model: Architecture, role: str, name: str) -> Iterator[Weight]:
@@ -323,6 +348,10 @@ def _turned(weight: Tensor) -> Tensor:
 
 def _turned_between(start: int, stop: int) -> Place:
     return lambda weight: weight[start:stop].T
+
+
+def _turned_band(start: int, stop: int) -> Place:
+    return lambda weight: weight[:, start:stop].transpose(1, 2)
 
 
 def _transposed(weight: Tensor) -> Tensor:

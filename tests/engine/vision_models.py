@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.engine.families import COMMON
 from tests.engine.scripted_model import pretrained_tokenizer
 from tidemill.engine.model import native
-from tidemill.engine.model.checkpoint import find_checkpoint
+from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.families import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.loaded_model import LoadedModel
@@ -25,6 +26,8 @@ from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 IMAGE, BEGIN, END = 300, 301, 302
 SIDE = 56
 TEXT: dict[str, Any] = {key: value for key, value in COMMON.items() if key != "head_dim"}
+INTERLEAVED = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2]}
+INTERLEAVED |= {"mrope_interleaved": True}
 TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48}
 # How images are prepared, as such a model's preprocessor_config.json says it.
 PREPARED: dict[str, dict[str, Any]] = {
@@ -37,7 +40,16 @@ PREPARED: dict[str, dict[str, Any]] = {
         "max_pixels": 28**2 * 16,
         "image_processor_type": "Qwen2VLImageProcessor",
     },
+    "qwen3_vl": {
+        "size": {"shortest_edge": SIDE**2, "longest_edge": 32**2 * 16},
+        "patch_size": 16,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+    },
 }
+PREPARED["qwen3_vl_moe"] = PREPARED["qwen3_vl"]
+PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 
 
 def config_of(kind: str) -> Any:
@@ -56,15 +68,36 @@ def config_of(kind: str) -> Any:
             boi_token_index=BEGIN,
             eoi_token_index=END,
         )
+    marks = {
+        "image_token_id": IMAGE,
+        "video_token_id": 303,
+        "vision_start_token_id": BEGIN,
+        "vision_end_token_id": END,
+    }
+    if kind.startswith("qwen3_vl"):
+        moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        return transformers.AutoConfig.for_model(
+            kind,
+            text_config=COMMON
+            | {"rope_parameters": INTERLEAVED}
+            | (moe if kind == "qwen3_vl_moe" else {}),
+            vision_config=TOWER
+            | {"depth": 3, "num_heads": 2, "out_hidden_size": 64, "num_position_embeddings": 25}
+            | {"deepstack_visual_indexes": [0, 1]},
+            **marks,
+        )
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+    if kind == "qwen2_vl":
+        return transformers.Qwen2VLConfig(
+            text_config=TEXT | {"rope_parameters": rope},
+            vision_config={"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+            **marks,
+        )
     tower = {"depth": 3, "num_heads": 2, "out_hidden_size": 64, "fullatt_block_indexes": [1]}
     return transformers.Qwen2_5_VLConfig(
         text_config=TEXT | {"rope_parameters": rope},
         vision_config=TOWER | tower | {"window_size": 56},
-        image_token_id=IMAGE,
-        video_token_id=303,
-        vision_start_token_id=BEGIN,
-        vision_end_token_id=END,
+        **marks,
     )
 
 
@@ -92,6 +125,14 @@ def save(network: Any, folder: Path) -> None:
     import json
 
     network.save_pretrained(folder)
+    if network.config.model_type == "qwen3_vl_moe":  # as published: matrices [I, O]
+        weights = load_file(folder / WHOLE)
+        turned = {
+            key: weight.transpose(1, 2).contiguous()
+            for key, weight in weights.items()
+            if ".experts." in key
+        }
+        save_file(weights | turned, folder / WHOLE, {"format": "pt"})
     said = PREPARED[network.config.model_type]
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
 

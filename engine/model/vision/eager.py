@@ -18,7 +18,10 @@ from ..sanity import check_finite
 from ..transformers_model import read_config
 
 # Their text alone is no class of transformers'.
-WHOLE_ONLY = {"qwen2_5_vl", "qwen2_5_vl_text"}
+WHOLE_ONLY = {
+    *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    *("qwen3_vl_text", "qwen3_vl_moe_text"),
+}
 # So many tokens of a proof come before its image, which is about of this size.
 _BEFORE, _SIZE = 8, (72, 120)
 
@@ -86,7 +89,8 @@ def _module(
     if num_layers is not None:
         text = config.text_config
         text.num_hidden_layers = num_layers
-        text.layer_types = text.layer_types[:num_layers]
+        if getattr(text, "layer_types", None):
+            text.layer_types = text.layer_types[:num_layers]
     module, found = from_pretrained(
         AutoModelForImageTextToText, checkpoint, config, torch.float32, device, attention="eager"
     )

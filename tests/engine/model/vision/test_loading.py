@@ -12,16 +12,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.engine.rank_threads import together
 from tests.engine.vision_models import build, picture, save
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import native
+from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator
+from tidemill.engine.model import native, parity_inputs
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.families import architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.parity import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
     BySquares,
     VisionConfig,
@@ -100,7 +103,7 @@ def test_where_not_all_layers_fit_the_first_are_compared(
     folder_of: FolderOf, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the text; its tower is whole."""
-    monkeypatch.setattr(native, "fits", lambda *_: False)
+    monkeypatch.setattr(parity_inputs, "fits", lambda *_: False)
     assert check_parity(folder_of(kind)).num_layers == 2
 
 
@@ -198,6 +201,34 @@ def test_who_prepares_images_in_a_way_that_is_not_known_is_served_for_text(
     [note] = model.notes
     assert "served without images" in note
     assert words in note
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl_moe"])
+def test_a_kind_whose_images_are_not_known_is_served_for_text(
+    folder_of: FolderOf, kind: str
+) -> None:
+    """By our decoder, proved against the whole class, and with a note."""
+    folder = folder_of(kind)
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is None
+    assert model.notes == (
+        f"this model is served without images: images of '{kind}' are not supported",
+    )
+
+
+def test_ranks_share_experts_that_lie_in_one_tensor_as_halves(folder_of: FolderOf) -> None:
+    """Each reads its columns of the gates and of the ups beside them."""
+    folder = folder_of("qwen3_vl_moe")
+    hf_config = read_hf_config(str(folder))
+    parts = find_checkpoint(str(folder)), hf_config, architecture_of(hf_config)
+
+    def logits(communicator: Communicator = SINGLE_RANK) -> torch.Tensor:
+        loaded = native.load_shard(*parts, torch.float32, CPU, communicator=communicator)
+        return chunked_logits(loaded, parity_tokens(loaded.vocab_size, ()))
+
+    got, _ = together(2, logits)
+    torch.testing.assert_close(got, logits(), atol=2e-4, rtol=1e-4)
 
 
 def test_a_tower_that_lacks_weights_is_none(folder_of: FolderOf) -> None:
