@@ -15,7 +15,7 @@ AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
 CacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]
-QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq"]
+QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)

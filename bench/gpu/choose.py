@@ -56,6 +56,7 @@ from tidemill.engine.model.compile_kernels import (
     fp8_rows,
     int4_groups,
     mixed_metadata,
+    mxfp4_experts,
     without_memory,
 )
 from tidemill.engine.model.decoder import Decoder
@@ -77,6 +78,7 @@ TIMES = 5
 GAIN = 0.02
 TRIED = "tried.jsonl"
 TOLERANCE = 0.05
+E8M0_BIAS = 127
 UNFIT = (OutOfResources, PTXASError, CompilationError)
 
 # A model's weights by what stands behind its name.
@@ -85,6 +87,7 @@ FORMS: Mapping[str, Quantise | None] = {
     "fp8": fp8_rows,
     "blocks": fp8_blocks,
     "int4": int4_groups,
+    "mxfp4": mxfp4_experts,
 }
 
 Times = Callable[[KernelConfig], float | None]
@@ -155,14 +158,20 @@ def printed(data: Mapping[str, Any]) -> str:
     return text
 
 
-def quantised(weight: Tensor, quantise: Quantise) -> Quantised:
+def quantised(weight: Tensor, quantise: Quantise) -> Matrix:
     """Return random numbers of about the size of a weight's, as a quantised weight holds them."""
     made = quantise(weight)
-    if not weight.is_meta:
-        made.scales.fill_(1.0 if made.zeros is None else 0.2 * weight.shape[-1] ** -0.5)
-        if made.zeros is not None:
-            made.numbers.random_()
-            made.zeros.fill_(8)
+    if weight.is_meta or not isinstance(made, Quantised):
+        return made
+    if made.is_fp8:
+        made.scales.fill_(1.0)
+        return made
+    made.numbers.random_()
+    if made.zeros is None:
+        made.scales.fill_(E8M0_BIAS - weight.shape[-1].bit_length() // 2)
+    else:
+        made.scales.fill_(0.2 * weight.shape[-1] ** -0.5)
+        made.zeros.fill_(8)
     return made
 
 

@@ -30,23 +30,30 @@ import triton
 from triton import knobs
 
 from tidemill.engine.kernels.triton.launch import compile_only
-from tidemill.engine.model.compile_kernels import QUANTISATIONS, USUAL_MODELS, run, without_memory
+from tidemill.engine.model.compile_kernels import (
+    QUANTISATIONS,
+    USUAL_MODELS,
+    Quantise,
+    mxfp4_experts,
+    run,
+    without_memory,
+)
 
 # What a program may have of shared memory on each, in bytes.
 MOST_SHARED = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}
-HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B")
-# That one is compiled with quantised weights, too.
-HOT_QUANTISED = "Llama-3-8B"
+HOT = ("Llama-3-8B", "Qwen3-0.6B", "Qwen3-30B-A3B", "gpt-oss-20b")
+# That one is compiled with quantised weights, too, and the other with nothing else.
+HOT_QUANTISED, HOT_MXFP4 = "Llama-3-8B", "gpt-oss-20b"
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 PAGE = """# The GPU's kernels
 
 What each takes of a multiprocessor where it is hot: in bf16, for {models}, of
-which the first has quantised weights, too. Registers are those of one thread (255 is the most),
-shared memory is in bytes of one program; bytes spilled are those of one thread, which live in slow
-memory, and there should be none. A slash stands between {architectures}, a dash where another
-tile is chosen. `python -m bench.gpu.kernel_table --write docs/kernels.md` makes this page, by
-Triton {version}, without a card; what the kernels do on one is in
-[performance.md](performance.md).
+which the first has quantised weights, too, and the last has none but mxfp4. Registers are those of
+one thread (255 is the most), shared memory is in bytes of one program; bytes spilled are those of
+one thread, which live in slow memory, and there should be none. A slash stands between
+{architectures}, a dash where another tile is chosen.
+`python -m bench.gpu.kernel_table --write docs/kernels.md` makes this page, by Triton {version},
+without a card; what the kernels do on one is in [performance.md](performance.md).
 
 | kernel | constants | warps | stages | registers | shared memory | spilled |
 |---|---|---|---|---|---|---|
@@ -109,10 +116,15 @@ def compiled(
         for arch in architectures:
             with compile_only(arch):
                 for model in models:
-                    run(USUAL_MODELS[model], dtype)
-                    for quantise in QUANTISATIONS if model == HOT_QUANTISED else ():
+                    for quantise in _quantisations(model):
                         run(USUAL_MODELS[model], dtype, quantise=quantise)
     return table
+
+
+def _quantisations(model: str) -> Sequence[Quantise | None]:
+    if model == HOT_MXFP4:
+        return (mxfp4_experts,)
+    return (None, *(QUANTISATIONS if model == HOT_QUANTISED else ()))
 
 
 def usage_of(files: dict[str, str], shared: int) -> Usage:

@@ -50,7 +50,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
-    quantization: Literal["fp8", "compressed-tensors", "awq", "gptq"] | None = None
+    quantization: Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"] | None = None
     tensor_parallel_size: int | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--quantization",
         "-q",
-        choices=("fp8", "compressed-tensors", "awq", "gptq"),
+        choices=("fp8", "compressed-tensors", "awq", "gptq", "mxfp4"),
         help="fp8 makes the weights fp8 as they are read (default: as they are in the files)",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")

@@ -159,7 +159,7 @@ class LinearFactory:
                 continue
             product = way(weight, bias)
             if kind not in self._verdicts:
-                bound = FP8_TOLERANCE if weight.zeros is None else TOLERANCE[weight.dtype]
+                bound = FP8_TOLERANCE if weight.is_fp8 else TOLERANCE[weight.dtype]
                 self._verdicts[kind] = product is not None and _agree(
                     plain, product, weight, bound=bound
                 )

@@ -1,7 +1,8 @@
 """Quantised weights: their layout, packing and dequantisation, and quantisation to fp8.
 
-There are two forms, whatever the checkpoint's format (GPTQ, AWQ, mxfp4, …): fp8 (e4m3) numbers, and
-int4 with zero points. In both, groups of a row's numbers share a scale.
+There are three forms, whatever the checkpoint's format (GPTQ, AWQ, …): fp8 (e4m3) numbers, int4
+with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as mxfp4 has them. In
+all of them groups of a row's numbers share a scale.
 """
 
 from __future__ import annotations
@@ -19,19 +20,25 @@ FP8_MAX = 448.0
 # that are 16 apart, so that one shift gives a kernel neighbouring inputs of neighbouring words.
 BLOCK, WORDS_A_BLOCK = 128, 16
 ROWS_AT_ONCE = 4096
+# Numbers of e2m1 by their codes, the sign being the highest bit.
+FP4_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+FP4_NUMBERS = (*FP4_SIZES, *(-size for size in FP4_SIZES))
+# Bits of fp32 behind its exponent, which has e8m0's bias.
+EXPONENT_SHIFT = 23
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
     """Quantised weight `[…, O, I]`: (number − zero) · scale, one pair for `group` inputs of a row.
 
-    `numbers` are fp8 `[…, O, I]` without zeros, or int4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
-    word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
-    With an `order` (GPTQ act-order) column i is for input `order[i]`. Products are in `dtype`.
+    `numbers` are fp8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`: word w of
+    a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first. Only int4
+    has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Products are in
+    `dtype`.
     """
 
     numbers: Tensor
-    scales: Tensor  # […, O, ⌈I / group⌉], fp32
+    scales: Tensor  # […, O, ⌈I / group⌉], fp32; of fp4 e8m0 in uint8
     zeros: Tensor | None  # […, O, ⌈I / group⌉], uint8
     inputs: int
     group: int
@@ -49,9 +56,15 @@ class Quantised:
         return self.numbers.device
 
     @property
-    def kind(self) -> tuple[torch.dtype, int, torch.dtype, bool]:
+    def is_fp8(self) -> bool:
+        """Say whether its numbers are fp8, and not four bits in words."""
+        return self.numbers.dtype == FP8
+
+    @property
+    def kind(self) -> tuple[torch.dtype, torch.dtype, int, torch.dtype, bool]:
         """Return what a kernel for it depends on, besides its shape."""
-        return self.numbers.dtype, self.group, self.dtype, self.order is None
+        number, scale = self.numbers.dtype, self.scales.dtype
+        return number, scale, self.group, self.dtype, self.order is None
 
     @property
     def nbytes(self) -> int:
@@ -61,13 +74,18 @@ class Quantised:
 
     def dequantised(self) -> Tensor:
         """Dequantise to `[…, O, I]`, computed in fp32 and rounded once."""
-        if self.zeros is None:
+        scales = self.scales
+        if self.is_fp8:
             numbers = self.numbers.float()
+        elif self.zeros is None:
+            codes = unpack_int4(self.numbers, self.inputs)
+            numbers = torch.tensor(FP4_NUMBERS, device=self.device)[codes.int()]
+            scales = (scales.int() << EXPONENT_SHIFT).view(torch.float32)
         else:
             numbers = unpack_int4(self.numbers, self.inputs).float() - self._expand_groups(
                 self.zeros
             )
-        weight = (numbers * self._expand_groups(self.scales)).to(self.dtype)
+        weight = (numbers * self._expand_groups(scales)).to(self.dtype)
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(-1, self.order, weight)
@@ -75,14 +93,14 @@ class Quantised:
     def submatrix(self, rows: range, columns: range) -> Quantised | None:
         """Return contiguous rows and columns; None where that would split a group or a block."""
         is_one = self.group >= self.inputs
-        step = lcm(1 if is_one else self.group, 1 if self.zeros is None else BLOCK)
+        step = lcm(1 if is_one else self.group, 1 if self.is_fp8 else BLOCK)
         begin, end = columns.start, columns.stop
         is_cut = begin % step or (end % step and end < self.inputs)
         if len(columns) < self.inputs and (is_cut or self.order is not None):
             return None
         of_group = slice(None) if is_one else slice(begin // self.group, -(-end // self.group))
         words = slice(begin, end)
-        if self.zeros is not None:
+        if not self.is_fp8:
             words = slice(begin // BLOCK * WORDS_A_BLOCK, -(-end // BLOCK) * WORDS_A_BLOCK)
         own = slice(rows.start, rows.stop)
         return replace(
@@ -122,7 +140,7 @@ def as_tensor(weight: Matrix) -> Tensor:
 
 
 def pack_int4(numbers: Tensor) -> Tensor:
-    """Pack int4 numbers `[…, O, I]` (uint8) into words, see `Quantised`; zeros pad a block."""
+    """Pack four bits `[…, O, I]` (uint8) into words, see `Quantised`; zeros pad a block."""
     lacking = -numbers.shape[-1] % BLOCK
     padded = torch.nn.functional.pad(numbers, (0, lacking))
     blocks = padded.view(*padded.shape[:-1], -1, 8, WORDS_A_BLOCK)
@@ -133,7 +151,7 @@ def pack_int4(numbers: Tensor) -> Tensor:
 
 
 def unpack_int4(words: Tensor, inputs: int) -> Tensor:
-    """Unpack words to int4 numbers `[…, O, I]` (uint8)."""
+    """Unpack words to four bits `[…, O, I]` (uint8)."""
     blocks = words.view(*words.shape[:-1], -1, WORDS_A_BLOCK)
     numbers = [((blocks >> 4 * place) & 15).to(torch.uint8) for place in range(8)]
     return torch.stack(numbers, -2).flatten(-3)[..., :inputs]
@@ -185,7 +203,8 @@ def merge_quantised(
 ) -> Quantised | None:
     """Merge parts into one weight of a shape; None where they are quantised differently.
 
-    A part's `place` takes a tensor `[…, O, any]` and returns the view of it that the part fills.
+    A part's `place` takes a tensor `[…, O, any]` and returns the view of it that the part's rows
+    fill one after the other, along one axis or several.
     """
     first, _ = parts[0]
     if len(parts) == 1 and first.shape == tuple(shape):
@@ -199,14 +218,18 @@ def merge_quantised(
             return None
         whole: Tensor = of_first.new_empty((*shape[:-1], of_first.shape[-1]))
         for part, place in parts:
-            own = place(whole)
-            own.copy_(getattr(part, name).view(own.shape))
+            fill_rows(place(whole), getattr(part, name))
         return whole
 
     numbers, scales = merge_field("numbers"), merge_field("scales")
     assert numbers is not None
     assert scales is not None
     return replace(first, numbers=numbers, scales=scales, zeros=merge_field("zeros"))
+
+
+def fill_rows(place: Tensor, rows: Tensor) -> None:
+    """Copy rows `[O, any]` to a place, which may have them along several axes: `[…, any]`."""
+    place.copy_(rows.reshape(place.shape))
 
 
 def _can_merge(one: Quantised, other: Quantised) -> bool:

@@ -132,6 +132,7 @@ USUAL_MODELS = {
         experts=Experts(32, 4, 2880, "softmax_chosen", has_biases=True),
         qkv_bias=True,
         o_proj_bias=True,
+        names=WeightNames(router="router", stacked_experts="interleaved"),
     ),
 }
 
@@ -166,15 +167,32 @@ def int4_groups(weight: Tensor) -> Quantised:
     return Quantised(words, scales, zeros, inputs, BLOCK, weight.dtype)
 
 
+def mxfp4_experts(weight: Tensor) -> Matrix:
+    """Return experts `[E, O, I]` in fp4, a scale for 32 inputs; other weights stay as they are."""
+    if weight.ndim == 2:
+        return weight
+    *outputs, inputs = weight.shape
+    words = weight.new_empty(*outputs, -(-inputs // BLOCK) * WORDS_A_BLOCK, dtype=torch.int32)
+    scales = weight.new_empty(*outputs, -(-inputs // 32), dtype=torch.uint8)
+    return Quantised(words, scales, None, inputs, 32, weight.dtype)
+
+
 def _fp8(weight: Tensor, group: int) -> Quantised:
     *outputs, inputs = weight.shape
     scales = weight.new_empty(*outputs, -(-inputs // group), dtype=torch.float32)
     return Quantised(weight.to(FP8), scales, None, inputs, group, weight.dtype)
 
 
-Quantise = Callable[[Tensor], Quantised]
+Quantise = Callable[[Tensor], Matrix]
 # What quantised models come in most.
 QUANTISATIONS: tuple[Quantise, ...] = (fp8_rows, fp8_blocks, int4_groups)
+
+
+def quantisations_of(architecture: Architecture) -> tuple[Quantise, ...]:
+    """Return what a model's weights may be quantised to: GPT-OSS is published in mxfp4."""
+    experts = architecture.blocks[0].experts
+    of_gpt_oss = experts is not None and experts.has_biases
+    return (*QUANTISATIONS, mxfp4_experts) if of_gpt_oss else QUANTISATIONS
 
 
 def make_meta_decoder(
@@ -280,7 +298,7 @@ def compile_all(arch: int, models: Iterable[Architecture] = tuple(USUAL_MODELS.v
             for dtype in DTYPES:
                 run(architecture, dtype)
             run(architecture, DTYPES[0], FP8)
-            for quantise in QUANTISATIONS:
+            for quantise in quantisations_of(architecture):
                 run(architecture, DTYPES[0], quantise=quantise)
 
 

@@ -32,6 +32,7 @@ from .checkpoint import (
     check_count,
     check_kind,
     check_tensors,
+    some,
 )
 from .hf_config import UnsupportedConfig
 from .quantised.loading import (
@@ -52,6 +53,7 @@ DTYPES = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "I32": torch.int32,
+    "U8": torch.uint8,
 }
 # Where a model of text and images keeps the text model that is served by itself.
 TEXT_OF_WHOLE = {
@@ -145,9 +147,12 @@ def find_layout(
     if has_head and architecture.tie_word_embeddings and head in stored:
         wanted = [*wanted, table("lm_head", called.lm_head, architecture)]
     needed = plan_loading(checkpoint.name, quantization, wanted, stored).tensors()
-    if any(block.experts for block in architecture.blocks) and missing_from(stored, needed):
+    lacking = missing_from(stored, needed)
+    if any(block.experts for block in architecture.blocks) and lacking & _keys(wanted):
         check_count(checkpoint, _count(needed))
-        raise UnsupportedConfig("its experts may be stored in another way")
+        raise UnsupportedConfig(
+            f"its weights lack {some(sorted(lacking))}: its experts may be stored in another way"
+        )
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
         dtype, device = torch.float32, torch.device("cpu")
@@ -178,7 +183,7 @@ def find_stored(
 
     `base` is what most keys begin with. `renamed` are patterns of names, with what they become.
     """
-    keys = {part.key for weight in wanted for part in weight.parts}.union(more)
+    keys = _keys(wanted).union(more)
     found = {}
     for file in files:
         for tensor in _tensors(file, {**renamed, **(TEXT_OF_WHOLE if is_multimodal else {})}):
@@ -221,7 +226,11 @@ def fill_weights(
 
 def missing_from(stored: Mapping[str, StoredTensor], wanted: Iterable[Weight]) -> set[str]:
     """Return the keys of a layout that nothing is stored under."""
-    return {part.key for weight in wanted for part in weight.parts} - stored.keys()
+    return _keys(wanted) - stored.keys()
+
+
+def _keys(wanted: Iterable[Weight]) -> set[str]:
+    return {part.key for weight in wanted for part in weight.parts}
 
 
 def _room(

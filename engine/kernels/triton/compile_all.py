@@ -7,6 +7,7 @@ of common models. No GPU is needed. The output goes to TRITON_CACHE_DIR, and int
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -124,7 +125,7 @@ def mixtures(dtype: torch.dtype) -> None:
 
 
 def quantised(dtype: torch.dtype) -> None:
-    """Multiply by int4 weights, and fp8 ones, which come with bf16: small and wide."""
+    """Multiply by int4 weights, by fp4 ones of experts, and by fp8, which come with bf16."""
     for outputs, sizes in ((HIDDEN, (32, 64, 128, HIDDEN)), (8 * HIDDEN, (128,))):
         words = torch.empty(outputs, HIDDEN // 8, dtype=torch.int32)
         numbers = torch.empty(outputs, HIDDEN, dtype=FP8)
@@ -139,9 +140,15 @@ def quantised(dtype: torch.dtype) -> None:
     zeros, words = torch.empty_like(scales, dtype=torch.uint8), words[: count * HEAD_DIM]
     numbers, ends = numbers[: count * HEAD_DIM], torch.empty(count, dtype=torch.int32)
     x, tokens = torch.empty(8, HIDDEN, dtype=dtype), torch.empty(8, dtype=torch.int32)
-    for stored, zero in ((words, zeros), *([(numbers, None)] if dtype == torch.bfloat16 else [])):
-        stacked = stored.view(count, HEAD_DIM, -1)
-        weight = Quantised(stacked, scales, zero, HIDDEN, 128, dtype)
+    powers = torch.empty(count, HEAD_DIM, HIDDEN // 32, dtype=torch.uint8)
+    stacked = words.view(count, HEAD_DIM, -1)
+    four = Quantised(stacked, scales, zeros, HIDDEN, 128, dtype)
+    weights = [four, replace(four, scales=powers, zeros=None, group=32)]
+    if dtype == torch.bfloat16:
+        numbers = numbers.view(count, HEAD_DIM, -1)
+        weights.append(replace(four, numbers=numbers, zeros=None))
+    for weight in weights:
+        linear.dequantised(weight)
         for gate, named in ((SILU, tokens), (None, None)):
             if grouped_gemm.supports_fp8(weight):
                 rows = elementwise.quantise_fp8(x, weight.group)
@@ -156,7 +163,7 @@ def _multiplied(weight: Quantised) -> None:
     x = torch.empty(128, HIDDEN, dtype=weight.dtype)
     for bias in (None, torch.empty(weight.shape[0], dtype=weight.dtype)):
         for rows in (16, 64, 128):
-            if weight.zeros is None and fp8.has_fp8_matmul(CPU):
+            if weight.is_fp8 and fp8.has_fp8_matmul(CPU):
                 activations = elementwise.quantise_fp8(x[:rows], weight.group)
                 scalings: tuple[fp8.Scaling, ...] = ("group", "block")
                 for scaling in scalings if weight.group < HIDDEN else ("row",):

@@ -91,7 +91,7 @@ def supports_groups(weight: Quantised) -> bool:
     """Say whether a weight is of fp8 with a scale a row, or one that activations can have too."""
     is_one = weight.group >= weight.inputs
     is_power = weight.group % BLOCK == 0 and weight.group.bit_count() == 1
-    return weight.zeros is None and (is_one or is_power)
+    return weight.is_fp8 and (is_one or is_power)
 
 
 @triton.jit(do_not_specialize=["rows", "padded_rows", "groups", "steps_a_group", "steps_each"])

@@ -1,4 +1,4 @@
-"""Conversion of fp8 (float8_e4m3fn) bit by bit, for GPUs without that type.
+"""Conversion of fp8 (float8_e4m3fn) and fp4 (e2m1) bit by bit, for GPUs without those types.
 
 And for Triton's interpreter, whose own conversion rounds differently.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..quantised import FP8_MAX
+from ..quantised import EXPONENT_SHIFT, FP8_MAX
 
 LARGEST = tl.constexpr(FP8_MAX)
 # Numbers below it are subnormal: multiples of 2**-9, the last bit of the number added to round.
@@ -17,6 +17,8 @@ ROUNDS_SUBNORMAL = tl.constexpr(16384.0)
 BITS_OF_ROUNDING = tl.constexpr(0x46800000)
 # fp16 numbers with the same bits are smaller by this factor.
 OF_HALVES = tl.constexpr(256.0)
+# The same of fp4, as a power of two; and where fp32 has its exponent, whose bias is e8m0's.
+OF_FP4_HALVES, EXPONENT = tl.constexpr(14), tl.constexpr(EXPONENT_SHIFT)
 
 
 @triton.jit
@@ -68,3 +70,21 @@ def halves_of_e4m3(numbers):
     """Convert bytes to fp16 that is `OF_HALVES` times too small; NaN becomes 1.875."""
     bits = numbers.to(tl.int16)
     return (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def halves_of_e2m1(codes):
+    """Convert codes of four bits to fp16 that is `2 ** OF_FP4_HALVES` times too small."""
+    bits = codes.to(tl.int16)
+    return (((bits & 8) << 12) | ((bits & 7) << 9)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scales_for_halves(scales):
+    """Return scales in fp32: those of fp4, which are e8m0, `2 ** OF_FP4_HALVES` times too large."""
+    if scales.dtype == tl.uint8:
+        powers = scales.to(tl.int32) + OF_FP4_HALVES
+        widened = (powers << EXPONENT).to(tl.float32, bitcast=True)
+    else:
+        widened = scales
+    return widened

@@ -308,9 +308,9 @@ def _tile_of(tile, stops, num_experts, EXPERTS: tl.constexpr, ROWS: tl.constexpr
 def _grouped_few_bits(
     x,  # [T, inputs], or [S, inputs]
     tokens,  # [S] int32, or None
-    numbers,  # [num_experts, outputs, words]: int32 with zeros, else uint8
-    scales,  # [num_experts, outputs, groups]
-    zeros,  # the same, or None
+    numbers,  # [num_experts, outputs, words]: int32, of fp8 uint8
+    scales,  # [num_experts, outputs, groups], of fp4 uint8
+    zeros,  # the same, of int4
     bias,  # [num_experts, outputs], or None
     stops,  # [num_experts] int32
     out,  # [S, width]; width is outputs, with a CURVE half of them
@@ -387,7 +387,7 @@ def _sums(
 ):
     """Return sums over all inputs, `[OUTPUTS, ROWS]`, as `linear` makes them for so many rows."""
     steps = tl.cdiv(inputs, linear.STEP)
-    if ROWS <= linear.FEW or (ROWS < linear.WIDE and zeros is not None):
+    if ROWS <= linear.FEW or (ROWS < linear.WIDE and numbers.dtype.element_ty == tl.int32):
         total = linear.accumulated(
             *(x, source, has_row, numbers, scales, zeros, own, has_output, 0, steps),
             *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),

@@ -1,4 +1,4 @@
-"""Linear layers with quantised weights (int4, fp8) on GPUs; the reference is `Quantised`.
+"""Linear layers with quantised weights (int4, fp4, fp8) on GPUs; the reference is `Quantised`.
 
 The weight is dequantised in registers (weight-only quantisation, split-k), so that few bits are
 read; of so many rows that one pass over the weight is little beside their product it is dequantised
@@ -16,7 +16,7 @@ from torch.nn import functional
 from ..linear import Fp8Linear, Linear
 from ..quantised import BLOCK, WORDS_A_BLOCK, Fp8Rows, Quantised
 from . import block_scaled, elementwise, fp8, split_k
-from .fp8_bits import OF_HALVES, halves_of_e4m3
+from .fp8_bits import OF_HALVES, halves_of_e2m1, halves_of_e4m3, scales_for_halves
 from .launch import arch_of, cdiv, launch
 from .tuned_tiles import config_for
 
@@ -92,7 +92,7 @@ def prepare_scaled(weight: Quantised, bias: Tensor | None) -> Linear | None:
 def supports(weight: Quantised) -> bool:
     """Say whether the kernels support a weight's group size."""
     is_one = weight.group >= weight.inputs
-    halves = BLOCK // WORDS_A_BLOCK if weight.zeros is not None else 4
+    halves = 4 if weight.is_fp8 else BLOCK // WORDS_A_BLOCK
     is_within = BLOCK % weight.group == 0 and BLOCK // weight.group <= halves
     return is_one or weight.group % BLOCK == 0 or is_within
 
@@ -150,7 +150,7 @@ def dequantised(weight: Quantised) -> Tensor:
 
 def bytes_of(weight: Quantised) -> Tensor:
     """Return a weight's numbers, fp8 viewed as uint8, which Ampere knows."""
-    return weight.numbers.view(torch.uint8) if weight.zeros is None else weight.numbers
+    return weight.numbers.view(torch.uint8) if weight.is_fp8 else weight.numbers
 
 
 def groups_of(weight: Quantised) -> tuple[int, int]:
@@ -163,9 +163,9 @@ def groups_of(weight: Quantised) -> tuple[int, int]:
 @triton.jit(do_not_specialize=["rows", "groups", "steps_a_group", "steps_each"])
 def _multiply(
     x,  # [T, inputs]
-    numbers,  # [outputs, words]: int32 with zeros, else uint8
-    scales,  # [outputs, groups]
-    zeros,  # [outputs, groups], or None
+    numbers,  # [outputs, words]: int32, of fp8 uint8
+    scales,  # [outputs, groups], of fp4 uint8
+    zeros,  # [outputs, groups], of int4
     out,  # [T, outputs]; of more shares than one their parts, [shares, T, outputs]
     rows,
     outputs,
@@ -184,7 +184,7 @@ def _multiply(
     has_row, has_output = row < rows, output < outputs
     first = tl.program_id(2) * steps_each
     last = min(first + steps_each, tl.cdiv(inputs, STEP))
-    if ROWS <= FEW or (ROWS < WIDE and zeros is not None):
+    if ROWS <= FEW or (ROWS < WIDE and numbers.dtype.element_ty == tl.int32):
         total = accumulated(
             *(x, row, has_row, numbers, scales, zeros, output, has_output, first, last),
             *(inputs, words, groups, steps_a_group, GROUPS, ROWS, OUTPUTS),
@@ -227,22 +227,22 @@ def accumulated(
             group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
             has_group = has_output & (group < groups)
             of_group = tl.zeros((OUTPUTS, ROWS), tl.float32)
-            if zeros is None:
+            if numbers.dtype.element_ty == tl.uint8:
                 column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
                 weight = _of_fp8(numbers, output, has_output, column, inputs, x.dtype.element_ty)
                 of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
             else:
                 place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
                 held = tl.load(numbers + place, has_output[:, None], other=0)
-                zero = tl.load(zeros + output * groups + group, has_group, other=0)
+                zero = _zeros_at(zeros, output * groups + group, has_group)
                 for index in tl.static_range(PLACES // GROUPS):
                     which = part * (PLACES // GROUPS) + index
                     column = step * STEP + which * WORDS + tl.arange(0, WORDS)
                     weight = _of_four_bits(held, which, zero, x.dtype.element_ty)
                     of_group = tl.dot(weight, _turned(x, row, has_row, column, inputs), of_group)
-            scale = tl.load(scales + output * groups + group, has_group, other=0.0)
-            total += of_group * scale[:, None]
-    if zeros is None:
+            scale = tl.load(scales + output * groups + group, has_group, other=0)
+            total += of_group * scales_for_halves(scale)[:, None]
+    if numbers.dtype.element_ty == tl.uint8:
         total *= OF_HALVES
     return total
 
@@ -274,26 +274,36 @@ def accumulated_wide(
     x_at = x + row[None, :] * inputs + first * STEP + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for step in range(first, last):
-        if zeros is not None:
+        if numbers.dtype.element_ty == tl.int32:
             held = tl.load(held_at)
             held_at += WORDS
         for part in tl.static_range(STEP // PART):
             group = step // steps_a_group if GROUPS == 1 else step * GROUPS
             group = tl.minimum(group + part * GROUPS // (STEP // PART), groups - 1)
-            scale = tl.load(scales + output * groups + group)
+            scale = scales_for_halves(tl.load(scales + output * groups + group))
             is_there = column < inputs - step * STEP - part * PART
-            if zeros is None:
+            if numbers.dtype.element_ty == tl.uint8:
                 code = _loaded(weight_at, is_there[None, :], IS_EVEN)
                 weight = halves_of_e4m3(code).to(tl.float32) * OF_HALVES
                 weight_at += PART
             else:
-                zero = tl.load(zeros + output * groups + group).to(tl.int32)
                 places = held[:, None, :] >> (shift + part * 4 * PART // WORDS)[None, :, None]
-                weight = (tl.reshape(places & 15, (OUTPUTS, PART)) - zero[:, None]).to(tl.float32)
+                bits = tl.reshape(places & 15, (OUTPUTS, PART))
+                if zeros is None:
+                    weight = halves_of_e2m1(bits).to(tl.float32)
+                else:
+                    zero = tl.load(zeros + output * groups + group).to(tl.int32)
+                    weight = (bits - zero[:, None]).to(tl.float32)
             weight = (weight * scale[:, None]).to(x.dtype.element_ty)
             total = tl.dot(weight, _loaded(x_at, is_there[:, None], IS_EVEN), total)
             x_at += PART
     return total
+
+
+@triton.jit
+def _zeros_at(zeros, places, is_there):
+    """Load groups' zeros; None where there are none."""
+    return None if zeros is None else tl.load(zeros + places, is_there, other=0)
 
 
 @triton.jit
@@ -318,28 +328,29 @@ def _of_fp8(numbers, output, has_output, column, inputs, dtype: tl.constexpr):
 
 @triton.jit
 def _of_four_bits(words, place: tl.constexpr, zero, dtype: tl.constexpr):
-    """Return the number at a place of each word, less its row's zero.
+    """Return the number at a place of each word: fp4 too small, see above, or int4 less its zero.
 
-    Set into the lowest bits of 1024 or 128 it is a float without any conversion.
+    Set into the lowest bits of 1024 or 128 an int4 is a float without any conversion.
     """
     bits = (words >> (4 * place)) & 15
-    if dtype == tl.float16:
+    if zero is None:
+        number = halves_of_e2m1(bits).to(dtype)
+    elif dtype == tl.float16:
         number = (bits | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
-        zero = (zero.to(tl.int16) + 1024).to(tl.float16)
+        number -= (zero.to(tl.int16) + 1024).to(tl.float16)[:, None]
     elif dtype == tl.bfloat16:
         number = (bits | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
-        zero = (zero.to(tl.int16) + 128).to(tl.bfloat16)
+        number -= (zero.to(tl.int16) + 128).to(tl.bfloat16)[:, None]
     else:
-        number = bits.to(tl.float32)
-        zero = zero.to(tl.float32)
-    return number - zero[:, None]
+        number = bits.to(tl.float32) - zero.to(tl.float32)[:, None]
+    return number
 
 
 @triton.jit(do_not_specialize=["groups", "steps_a_group"])
 def _dequantise(
-    numbers,  # [outputs, words]: int32 with zeros, else uint8
-    scales,  # [outputs, groups]
-    zeros,  # [outputs, groups], or None
+    numbers,  # [outputs, words]: int32, of fp8 uint8
+    scales,  # [outputs, groups], of fp4 uint8
+    zeros,  # [outputs, groups], of int4
     out,  # [outputs, inputs]
     outputs,
     inputs,
@@ -355,15 +366,16 @@ def _dequantise(
     for part in tl.static_range(GROUPS):
         group = step // steps_a_group if GROUPS == 1 else step * GROUPS + part
         has_group = has_output & (group < groups)
-        scale = tl.load(scales + output * groups + group, has_group, other=0.0)
-        if zeros is None:
+        scale = tl.load(scales + output * groups + group, has_group, other=0)
+        scale = scales_for_halves(scale)
+        if numbers.dtype.element_ty == tl.uint8:
             column = step * STEP + part * (STEP // GROUPS) + tl.arange(0, STEP // GROUPS)
             weight = _of_fp8(numbers, output, has_output, column, inputs, tl.float32) * OF_HALVES
             _keep(out, weight * scale[:, None], output, has_output, column, inputs)
         else:
             place = output[:, None] * words + step * WORDS + tl.arange(0, WORDS)[None, :]
             held = tl.load(numbers + place, has_output[:, None], other=0)
-            zero = tl.load(zeros + output * groups + group, has_group, other=0)
+            zero = _zeros_at(zeros, output * groups + group, has_group)
             for index in tl.static_range(PLACES // GROUPS):
                 which = part * (PLACES // GROUPS) + index
                 column = step * STEP + which * WORDS + tl.arange(0, WORDS)

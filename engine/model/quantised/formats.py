@@ -1,4 +1,4 @@
-"""Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, pack-quantized.
+"""Formats of quantised matrices `[O, I]` in files: fp8, AWQ, GPTQ, pack-quantized, mxfp4.
 
 What is stored decides: of a checkpoint some matrices may be quantised and others not.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +20,13 @@ MOST_ZERO_SCALES = 0.1
 FLOATS = frozenset({"F32", "F16", "BF16"})
 WORDS = frozenset({"I32"})
 NUMBERS = frozenset({"F8_E4M3"})
+BYTES = frozenset({"U8"})
 # Eight numbers of four bits lie in a word.
 IN_WORD = 8
 # In which order AWQ has the places of a word.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+# Of mxfp4, the inputs that share a scale; and the scale of 2¹⁷, above which no weight's is.
+MXFP4_GROUP, MXFP4_LARGEST_SCALE = 32, 127 + 17
 
 
 class Damaged(Exception):
@@ -38,21 +41,26 @@ class TensorSpec(NamedTuple):
 
 
 class WeightFormat(Protocol):
-    """A format. Tensors are named by the suffix behind their module's name."""
+    """A format. Tensors are named by the suffix behind their module's name.
+
+    Where matrices are stacked, all experts' are one tensor, and shapes begin with their number.
+    """
+
+    is_stacked: ClassVar[bool]
 
     @property
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """Return which tensor, stored as one of which kinds, a quantised matrix has."""
 
     def tensor_specs(
-        self, shape: tuple[int, int], has: Callable[[str], bool]
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """Return the tensors of a matrix, which has some of those that may be left out."""
 
     def read(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> Quantised:
-        """Return the matrix, to be multiplied as numbers of a dtype."""
+        """Return a matrix, of one expert where they are stacked, multiplied in a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +69,15 @@ class Fp8:
 
     block: tuple[int, int] | None
 
+    is_stacked: ClassVar[bool] = False
+
     @property
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`: the weight itself."""
         return "weight", NUMBERS
 
     def tensor_specs(
-        self, shape: tuple[int, int], has: Callable[[str], bool]
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`; scales have either of two names."""
         outputs, inputs = shape
@@ -104,13 +114,15 @@ class Awq:
 
     group: int | None
 
+    is_stacked: ClassVar[bool] = False
+
     @property
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "qweight", WORDS
 
     def tensor_specs(
-        self, shape: tuple[int, int], has: Callable[[str], bool]
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`."""
         del has
@@ -144,13 +156,15 @@ class Gptq:
     zeros_lack: int
     is_sorted: bool = False
 
+    is_stacked: ClassVar[bool] = False
+
     @property
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "qweight", WORDS
 
     def tensor_specs(
-        self, shape: tuple[int, int], has: Callable[[str], bool]
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`."""
         outputs, inputs = shape
@@ -186,13 +200,15 @@ class PackQuantized:
     is_symmetric: bool
     is_sorted: bool = False
 
+    is_stacked: ClassVar[bool] = False
+
     @property
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "weight_packed", WORDS
 
     def tensor_specs(
-        self, shape: tuple[int, int], has: Callable[[str], bool]
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
         """See `WeightFormat`."""
         outputs, inputs = shape
@@ -222,6 +238,46 @@ class PackQuantized:
         return _of_four_bits(
             *weight, inputs, group=self.group, dtype=dtype, groups=tensors.get("weight_g_idx")
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4:
+    """Numbers e2m1 of stacked experts, two in a byte, with one e8m0 scale for 32 inputs.
+
+    The OCP's microscaling format, as GPT-OSS is published in: `[E, O, ⌈I / 32⌉, 16]`, of neighbours
+    the first in the lower bits.
+    """
+
+    is_stacked: ClassVar[bool] = True
+
+    @property
+    def main_tensor(self) -> tuple[str, frozenset[str]]:
+        """See `WeightFormat`."""
+        return "blocks", BYTES
+
+    def tensor_specs(
+        self, shape: tuple[int, ...], has: Callable[[str], bool]
+    ) -> dict[str, TensorSpec]:
+        """See `WeightFormat`."""
+        del has
+        groups = (*shape[:-1], _count_groups(shape[-1], MXFP4_GROUP))
+        return {
+            "blocks": TensorSpec(((*groups, MXFP4_GROUP // 2),), BYTES),
+            "scales": TensorSpec((groups,), BYTES),
+        }
+
+    def read(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> Quantised:
+        """See `WeightFormat`."""
+        outputs, inputs = shape
+        blocks, scales = tensors["blocks"], tensors["scales"].view(outputs, -1)
+        if float((scales == 0).float().mean()) > MOST_ZERO_SCALES:
+            raise Damaged("its scales are 0")
+        if int(scales.max()) > MXFP4_LARGEST_SCALE:
+            raise Damaged(f"its scales reach 2**{int(scales.max()) - 127}")
+        numbers = torch.stack((blocks & 15, blocks >> 4), -1).view(outputs, -1)[:, :inputs]
+        return Quantised(pack_int4(numbers), scales.contiguous(), None, inputs, MXFP4_GROUP, dtype)
 
 
 def _count_groups(inputs: int, group: int | None) -> int:

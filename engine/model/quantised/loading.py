@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from ...errors import ModelRefused
 from ...kernels.backends import has_quantised_linear
-from ...kernels.quantised import Matrix, Quantised, merge_quantised, quantise_fp8
-from ..weight_map import Part, Weight, whole
-from .formats import FLOATS, Damaged, WeightFormat
+from ...kernels.quantised import Matrix, Quantised, fill_rows, merge_quantised, quantise_fp8
+from ..weight_map import Part, Place, Weight, whole
+from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
 from .quantization_config import QuantizationConfig
 
 # The products that are made fp8 as they are read: neither embedding, head nor routers.
@@ -26,6 +27,7 @@ IGNORED = re.compile(
     rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"
 )
 WEIGHT = ".weight"
+STACKED_AXES = 3
 
 
 class TensorInfo(Protocol):
@@ -115,8 +117,7 @@ class Plan:
                 read = read[rows.start : rows.stop, columns.start : columns.stop]
             else:
                 read = fill([_alone(part)])[part.key]
-            place = part.place(fill_weights)
-            place.copy_(read.reshape(place.shape))
+            fill_rows(part.place(fill_weights), read)
         return fill_weights
 
     def _quantised(
@@ -130,8 +131,8 @@ class Plan:
             return self.weight_format.read(named, (outputs, inputs), dtype)
         except Damaged as exc:
             raise ModelRefused(
-                f"{self.name}: {_module(part)}: {exc}: its files are damaged, or were not written "
-                "as they should be: copy or fetch them again."
+                f"{self.name}: {_prefix(part)[:-1]}: {exc}: its files are damaged, or were not "
+                "written as they should be: copy or fetch them again."
             ) from exc
 
 
@@ -150,7 +151,9 @@ def plan_loading(
     plain, quantised = [], []
     for weight in wanted:
         parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
-        if any(parts):
+        if any(parts) and weight_format.is_stacked:
+            quantised.append(_by_experts(name, weight, *parts))
+        elif any(parts):
             quantised.append((weight, parts))
         else:
             plain.append(weight)
@@ -161,15 +164,22 @@ def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) 
     """Return the names of all tensors that quantised matrices may have."""
     if quantization is None or quantization.weight_format is None:
         return []
-    names = []
-    for part in (part for weight in wanted for part in weight.parts if _is_matrix(part)):
-        outputs, inputs = part.shape
-        for names_of_form in (
-            quantization.weight_format.tensor_specs((outputs, inputs), lambda _: True),
-            quantization.weight_format.tensor_specs((outputs, inputs), lambda _: False),
-        ):
-            names += [f"{_module(part)}.{name}" for name in names_of_form]
+    weight_format, names = quantization.weight_format, []
+    for part in (part for weight in wanted for part in weight.parts):
+        if _is_matrix(weight_format, part):
+            for has in (_has_all, _has_none):
+                names += [
+                    _prefix(part) + own for own in weight_format.tensor_specs(_shape(part), has)
+                ]
     return names
+
+
+def _has_all(_: str) -> bool:
+    return True
+
+
+def _has_none(_: str) -> bool:
+    return False
 
 
 def without_empty_biases(
@@ -185,8 +195,8 @@ def without_empty_biases(
     if quantization is None or quantization.weight_format is None:
         return dict(stored)
     keys = {part.key for weight in wanted for part in weight.parts}
-    modules = {_module(part) for weight in wanted for part in weight.parts if _is_matrix(part)}
-    biases = {f"{module}.bias" for module in modules} & stored.keys() - keys
+    matrices = [part for weight in wanted for part in weight.parts if part.key.endswith(WEIGHT)]
+    biases = {f"{_prefix(part)}bias" for part in matrices} & stored.keys() - keys
     empty = {
         key
         for key in sorted(biases)
@@ -199,27 +209,84 @@ def _tensor_specs(
     weight_format: WeightFormat, part: Part, stored: Mapping[str, TensorInfo]
 ) -> TensorSpecs:
     """Return the tensors of a part that is quantised; none where it is not."""
-    module, (main_tensor, kinds) = _module(part), weight_format.main_tensor
-    main = stored.get(f"{module}.{main_tensor}")
-    if not _is_matrix(part) or main is None or main.kind not in kinds:
+    prefix, (main_tensor, kinds) = _prefix(part), weight_format.main_tensor
+    main = stored.get(prefix + main_tensor)
+    if not _is_matrix(weight_format, part) or main is None or main.kind not in kinds:
         return {}
-    outputs, inputs = part.shape
     tensor_specs = {}
-    lie = weight_format.tensor_specs((outputs, inputs), lambda name: f"{module}.{name}" in stored)
+    lie = weight_format.tensor_specs(_shape(part), lambda name: prefix + name in stored)
     for name, piece in lie.items():
-        key = f"{module}.{name}"
+        key = prefix + name
         there = stored[key].shape if key in stored else None
         shape = there if there in piece.shapes else piece.shapes[0]
         tensor_specs[name] = whole(key, key, *shape, kinds=piece.kinds)
     return tensor_specs
 
 
-def _is_matrix(part: Part) -> bool:
+def _by_experts(
+    name: str, weight: Weight, tensor_specs: TensorSpecs
+) -> tuple[Weight, tuple[TensorSpecs, ...]]:
+    """Return a weight of stacked experts as a part for each, with what is read for that.
+
+    Read one by one, what they are packed by takes an expert's room.
+    """
+    (stacked,) = weight.parts
+    experts, columns, rows = (*stacked.taken, *map(range, stacked.shape[len(stacked.taken) :]))
+    groups = _groups_of(name, stacked, columns)
+    parts, read = [], []
+    for expert in experts:
+        taken = (range(expert, expert + 1), rows, groups)
+        read.append(
+            {
+                key: replace(
+                    spec,
+                    shape=(1, len(rows), len(groups), *spec.shape[3:]),
+                    parts=(replace(spec.parts[0], taken=taken),),
+                )
+                for key, spec in tensor_specs.items()
+            }
+        )
+        place = partial(_place_of_expert, stacked.place, expert)
+        parts.append(replace(stacked, shape=(len(rows), len(columns)), place=place, taken=()))
+    return replace(weight, parts=tuple(parts)), tuple(read)
+
+
+def _place_of_expert(place: Place, expert: int, weight: Tensor) -> Tensor:
+    """Return the rows `[…, any]` of an expert, of which `place` gives the transposed."""
+    return place(weight)[expert].movedim(0, -1)
+
+
+def _groups_of(name: str, part: Part, columns: range) -> range:
+    """Return the groups of some inputs; `ModelRefused` where they are cut."""
+    inputs = part.shape[1]
+    is_cut = columns.start % MXFP4_GROUP or (columns.stop % MXFP4_GROUP and columns.stop < inputs)
+    if is_cut:
+        raise ModelRefused(
+            f"{name}: --tensor-parallel-size {inputs // len(columns)} would cut the {inputs:,} "
+            f"inputs of {part.key} within groups of {MXFP4_GROUP}, which share a scale: share "
+            "them between fewer ranks."
+        )
+    return range(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
+
+
+def _is_matrix(weight_format: WeightFormat, part: Part) -> bool:
+    """Say whether a format has a part; stacked experts are stored transposed where they are not."""
+    if weight_format.is_stacked:
+        return len(part.shape) == STACKED_AXES
     return part.key.endswith(WEIGHT) and len(part.shape) == 2
 
 
-def _module(part: Part) -> str:
-    return part.key.removesuffix(WEIGHT)
+def _shape(part: Part) -> tuple[int, ...]:
+    """Return the shape of a part's matrix `[O, I]`, or of its matrices `[E, O, I]`."""
+    if len(part.shape) < STACKED_AXES:
+        return part.shape
+    experts, inputs, outputs = part.shape
+    return experts, outputs, inputs
+
+
+def _prefix(part: Part) -> str:
+    """Return what the names of a part's tensors begin with."""
+    return part.key.removesuffix("weight") if part.key.endswith(WEIGHT) else f"{part.key}_"
 
 
 def _read_ranges(part: Part) -> tuple[range, range]:

@@ -8,14 +8,9 @@ from typing import Any
 
 from ...errors import ModelRefused
 from ..hf_config import CONFIG, ConfigFields, HFConfig, UnsupportedConfig
-from .formats import Awq, Fp8, Gptq, PackQuantized, WeightFormat
+from .formats import Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFormat
 
 UNQUANTISED = "use the unquantised model"
-_INSTEAD = {
-    "mxfp4": "GPT-OSS, which is published so, runs from a copy in bf16, which transformers writes: "
-    "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True)), then "
-    "save_pretrained(…, save_original_format=False); docs/running.md has the lines"
-}
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
 
@@ -47,7 +42,7 @@ def read_quantization_config(hf_config: HFConfig, asked: str | None) -> Quantiza
     if method not in _METHODS:
         raise ModelRefused(
             f"{name}: its weights are quantised by {method}, and only {', '.join(_METHODS)} are "
-            f"supported; {_INSTEAD.get(method, UNQUANTISED)}."
+            f"supported; {UNQUANTISED}."
         )
     if asked not in (None, method):
         raise ModelRefused(
@@ -158,4 +153,5 @@ _METHODS: dict[str, Callable[[ConfigFields], WeightFormat]] = {
     "compressed-tensors": _compressed,
     "awq": _awq,
     "gptq": _gptq,
+    "mxfp4": lambda _: Mxfp4(),
 }

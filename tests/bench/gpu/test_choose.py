@@ -65,7 +65,7 @@ def test_without_a_card_it_says_what_it_would_try(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().out.splitlines()
     rows = {re.search(r'"rows": (\d+)', line)[1] for line in lines}  # type: ignore[index]
     assert (len(lines), rows) == (10, {"8", "16", "32", "64", "128"})
-    for form, kernel in (("fp8", "grouped"), ("int4", "grouped_few_bits")):
+    for form, kernel in (("fp8", "grouped"), ("mxfp4", "grouped_few_bits")):
         assert main(["--dry-run", "--models", f"Qwen3-30B-A3B:{form}", "--kernels", kernel]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 10
     for wrong in (["--models", "Llama-9"], ["--kernels", "gruped"], ["--models", "Qwen3-4B:fp9"]):

@@ -83,11 +83,17 @@ def check_order(module: ModuleType) -> None:
 
 
 def check_few_bits(module: ModuleType, gate: Gate | None = None) -> None:
-    """Hold products with quantised experts, of four bits and of eight, rows gathered or not."""
+    """Hold products with quantised experts, of four bits and of eight, rows gathered or not.
+
+    With a gate the four bits are fp4, as those of gpt-oss.
+    """
     x, tokens = torch.randn(40, 136), torch.randint(0, 40, (36,), dtype=torch.int32)
     numbers = torch.randint(0, 16, (6, 66, 136), dtype=torch.uint8)
     scales, zeros = torch.rand(6, 66, 5) / 9, torch.randint(0, 16, (6, 66, 5), dtype=torch.uint8)
     four = Quantised(pack_int4(numbers), scales, zeros, 136, 32, torch.float64)
+    if gate is not None:
+        powers = torch.randint(118, 122, (6, 66, 5), dtype=torch.uint8)
+        four = replace(four, scales=powers, zeros=None)
     eight = replace(quantise_fp8(torch.randn(6, 66, 136)), dtype=torch.float64)
     for weight, named, bias in ((four, tokens, torch.randn(6, 66)), (eight, None, None)):
         own = x[:36] if named is None else x[named]

@@ -50,9 +50,17 @@ def of_eight_bits(outputs: int, inputs: int, group: int, dtype: torch.dtype) -> 
     return Quantised(numbers.to(FP8), scales, None, inputs, group, dtype)
 
 
+def of_fp4(outputs: int, inputs: int, _: int, dtype: torch.dtype) -> Quantised:
+    """Return a weight of random e2m1 numbers, scaled by powers of two in groups of 32."""
+    numbers = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8)
+    scales = torch.randint(124, 130, (outputs, -(-inputs // 32)), dtype=torch.uint8)
+    return Quantised(pack_int4(numbers), scales, None, inputs, 32, dtype)
+
+
 Makes = Callable[[int, int, int, torch.dtype], Quantised]
 WEIGHTS: list[tuple[Makes, tuple[int, int, int]]] = [
-    (make, shape) for shape in SHAPES for make in (of_four_bits, of_eight_bits)
+    *((make, shape) for shape in SHAPES for make in (of_four_bits, of_eight_bits)),
+    (of_fp4, SHAPES[0]),
 ]
 
 
@@ -69,7 +77,7 @@ def assert_near(got: Tensor, expected: Tensor) -> None:
 
 def check_multiply(module: ModuleType, dtype: torch.dtype = torch.float32) -> None:
     """Hold few rows to torch's product with what the weight stands for, biased or not."""
-    for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2], WEIGHTS, strict=True):
+    for rows, (make, shape) in zip([17, 1, 2, 16, 33, 2, 17], WEIGHTS, strict=True):
         weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
         x = torch.randn(rows, shape[1]).to(dtype)
         expected = functional.linear(x.double(), exactly(weight))
@@ -85,8 +93,9 @@ def check_multiply_wide(module: ModuleType, dtype: torch.dtype = torch.float32) 
         (of_four_bits, (66, 136, 32)),
         (of_eight_bits, (66, 136, 64)),
         (of_four_bits, (3, 560, 256)),
+        (of_fp4, (3, 136, 32)),
     )
-    for rows, (make, shape) in zip((130, 65, 65), cases, strict=True):
+    for rows, (make, shape) in zip((130, 65, 65, 65), cases, strict=True):
         weight, bias = make(*shape, dtype), torch.randn(shape[0]).to(dtype)
         x = torch.randn(rows, shape[1]).to(dtype)
         expected = functional.linear(x.double(), weight.dequantised().double())
@@ -117,6 +126,21 @@ def check_halves(module: ModuleType) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "halves_of_e4m3", module.halves_of_e4m3)
         assert torch.equal(linear.dequantised(weight), numbers.float())
+
+
+def check_fp4(module: ModuleType) -> None:
+    """Hold every number of e2m1, by the smallest scale of a weight and by the largest."""
+    numbers = torch.arange(16, dtype=torch.uint8).expand(2, 16)
+    scales = torch.tensor([[1], [144]], dtype=torch.uint8)
+    weight = Quantised(pack_int4(numbers), scales, None, 16, 16, torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("halves_of_e2m1", "scales_for_halves"):
+            patch.setattr(linear, name, getattr(module, name))
+        got = linear.dequantised(weight)
+    sizes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    exact = torch.tensor([*sizes, *(-size for size in sizes)])
+    assert torch.equal(got, torch.stack((exact * 2.0**-126, exact * 2.0**17)))
+    assert torch.equal(got, weight.dequantised())
 
 
 def with_blocks(weight: Quantised) -> Quantised:
@@ -212,6 +236,10 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
     (linear, check_multiply_wide, Mutation("weight_at += PART", "weight_at += 1")),
     (fp8_bits, check_halves, Mutation("(bits & 0x80) << 8", "(bits & 0) << 8")),
     (fp8_bits, check_halves, Mutation("(bits & 0x7F) << 7", "(bits & 0x3F) << 7")),
+    (fp8_bits, check_fp4, Mutation("(bits & 8) << 12", "(bits & 0) << 12")),
+    (fp8_bits, check_fp4, Mutation("(bits & 7) << 9", "(bits & 3) << 9")),
+    (fp8_bits, check_fp4, Mutation("(tl.int32) + OF_FP4_HALVES", "(tl.int32) + 13")),
+    (linear, check_multiply_wide, Mutation("halves_of_e2m1(bits).to(tl.f", "bits.to(tl.f")),
     (
         linear,
         check_dequantised,

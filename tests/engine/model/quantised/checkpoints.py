@@ -124,6 +124,25 @@ def packed(weight: Tensor, *, is_symmetric: bool = True) -> tuple[LoadingInfo, T
     return stored | {"weight_zero_point": _in_words(made["z"].T).T.contiguous()}, meant
 
 
+def mxfp4(experts: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """GPT-OSS' of stacked experts, which are stored transposed where they are plain.
+
+    Nearest numbers of 2^e · {0, ±½, ±1, ±1½, ±2, ±3, ±4, ±6}, two in a byte, the first below.
+    """
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    groups = experts.transpose(1, 2).unflatten(-1, (-1, GROUP))  # [E, O, G, 32]
+    exponent = (groups.abs().amax(-1) / 6).log2().ceil()
+    parts = groups / 2 ** exponent[..., None]
+    codes = (parts.abs()[..., None] - sizes).abs().argmin(-1)
+    meant = sizes[codes] * parts.sign() * 2 ** exponent[..., None]
+    codes += 8 * (parts < 0)
+    stored = {
+        "blocks": (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8),
+        "scales": (exponent + 127).to(torch.uint8),
+    }
+    return stored, meant.flatten(2).transpose(1, 2).contiguous()
+
+
 def _compressed(layout: str, **weights: Any) -> dict[str, Any]:
     group = {"weights": weights, "targets": ["Linear"], "input_activations": None}
     return {
@@ -175,6 +194,33 @@ FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
 }
 
 
+# What config.json says of GPT-OSS, which alone is published so.
+MXFP4 = {
+    "quant_method": "mxfp4",
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+}
+
+
+def save_mxfp4(folder: Path) -> LoadingInfo:
+    """Write a tiny GPT-OSS as it is published, and return what its tensors stand for."""
+    model: Any = build("GptOssConfig")
+    model.save_pretrained(folder)
+    stored, meant = {}, {}
+    for key, tensor in load_file(folder / WHOLE).items():
+        if key.endswith(("gate_up_proj", "down_proj")):
+            pieces, meant[key] = mxfp4(tensor)
+            stored |= {f"{key}_{piece}": value for piece, value in pieces.items()}
+        else:
+            stored[key] = meant[key] = tensor
+    _write(folder, stored, MXFP4)
+    return meant
+
+
 def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
     """Write a family's tiny model in a form, and return what its tensors stand for.
 
@@ -194,8 +240,13 @@ def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
             stored |= {f"{module}.{piece}": value for piece, value in pieces.items()}
         else:
             stored[key] = meant[key] = tensor
+    _write(folder, stored, said)
+    return meant
+
+
+def _write(folder: Path, stored: LoadingInfo, said: dict[str, Any]) -> None:
+    """Write tensors, and what config.json says of them."""
     save_file(stored, folder / WHOLE, metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = said
     (folder / "config.json").write_text(json.dumps(config))
-    return meant

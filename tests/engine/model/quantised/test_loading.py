@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.families import build
-from tests.engine.model.quantised.checkpoints import FORMS, save
+from tests.engine.model.quantised.checkpoints import FORMS, save, save_mxfp4
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import quantised
@@ -221,32 +221,107 @@ def test_fp8_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         load_model(settings(tmp_path))
 
 
-def test_gpt_oss_as_published_is_refused_and_its_copy_in_bf16_is_served(tmp_path: Path) -> None:
-    """The refusal says how the copy is made."""
-    network: Any = build("GptOssConfig").bfloat16()
-    network.save_pretrained(tmp_path)
-    tensors = {}
-    for key, tensor in load_file(tmp_path / WHOLE).items():
-        if key.endswith(("gate_up_proj", "down_proj")):
-            experts, inputs, outputs = tensor.shape
-            shape = (experts, outputs, inputs // 32)
-            tensors[f"{key}_blocks"] = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
-            tensors[f"{key}_scales"] = torch.full(shape, 122, dtype=torch.uint8)
-        else:
-            tensors[key] = tensor
-    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
-    change(tmp_path, quantization_config={"quant_method": "mxfp4"})
-    with pytest.raises(ModelRefused, match=r"by mxfp4, .* GPT-OSS.*save_original_format=False"):
-        load_model(settings(tmp_path))
-    copy: Any = transformers.AutoModelForCausalLM.from_pretrained(
+# Of one layer of openai/gpt-oss-20b and 120b, by model.safetensors.index.json, with this model's
+# sizes: hidden 64, intermediate 96, 4 experts, heads of 64.
+PUBLISHED = {
+    "input_layernorm.weight": (64,),
+    "mlp.experts.down_proj_bias": (4, 64),
+    "mlp.experts.down_proj_blocks": (4, 64, 3, 16),
+    "mlp.experts.down_proj_scales": (4, 64, 3),
+    "mlp.experts.gate_up_proj_bias": (4, 192),
+    "mlp.experts.gate_up_proj_blocks": (4, 192, 2, 16),
+    "mlp.experts.gate_up_proj_scales": (4, 192, 2),
+    "mlp.router.bias": (4,),
+    "mlp.router.weight": (4, 64),
+    "post_attention_layernorm.weight": (64,),
+    "self_attn.k_proj.bias": (32,),
+    "self_attn.k_proj.weight": (32, 64),
+    "self_attn.o_proj.bias": (64,),
+    "self_attn.o_proj.weight": (64, 64),
+    "self_attn.q_proj.bias": (64,),
+    "self_attn.q_proj.weight": (64, 64),
+    "self_attn.sinks": (4,),
+    "self_attn.v_proj.bias": (32,),
+    "self_attn.v_proj.weight": (32, 64),
+}
+
+
+def test_gpt_oss_is_served_as_published(tmp_path: Path) -> None:
+    """By our decoder, greedily token for token as by transformers' own dequantised weights."""
+    save_mxfp4(tmp_path)
+    stored, layer = load_file(tmp_path / WHOLE), "model.layers.0."
+    shapes = {key: tuple(tensor.shape) for key, tensor in stored.items() if layer in key}
+    assert shapes == {layer + key: shape for key, shape in PUBLISHED.items()}
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, Decoder)
+    eager: Any = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path,
-        dtype="bfloat16",
+        dtype=torch.float32,
+        attn_implementation="eager",
         quantization_config=transformers.Mxfp4Config(dequantize=True),
     )
-    copy.save_pretrained(tmp_path / "bf16", save_original_format=False)
-    loaded = load_model(settings(tmp_path / "bf16"))
-    assert isinstance(loaded.network, Decoder)
-    assert not loaded.notes
+    ids = IDS.tolist()
+    with torch.inference_mode():
+        for _ in range(20):
+            logits = eager(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+            ids.append(int(logits[-1].argmax()))
+    got = chunked_logits(loaded, torch.tensor(ids[:-1]))[0]
+    assert got[len(IDS) - 1 :].argmax(-1).tolist() == ids[len(IDS) :]
+    expected = logits.log_softmax(-1)
+    torch.testing.assert_close(got.log_softmax(-1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_stay_in_mxfp4_where_a_device_multiplies_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, or a rank's share, which ends between groups of 32 inputs."""
+    monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: True)
+    meant = save_mxfp4(tmp_path)
+    hf_config = read_hf_config(str(tmp_path))
+    checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, None))
+    architecture = architecture_of(hf_config)
+    for shard in (Shard(), Shard(0, 3), Shard(2, 3)):
+        weights = read_weights(checkpoint, architecture, torch.float32, CPU, shard=shard)
+        kept = {role for role, weight in weights.items() if isinstance(weight, Quantised)}
+        experts = {f"{i}.{role}" for i in range(4) for role in ("gate_up_proj", "down_proj")}
+        assert kept == experts
+        for weight in weights_of(architecture, shard=shard):
+            for part in weight.parts:
+                taken = tuple(slice(own.start, own.stop) for own in part.taken)
+                got = part.place(as_tensor(weights[weight.role]))
+                expected = meant[part.key].float()[taken]
+                assert torch.equal(got.reshape(expected.shape), expected), part.key
+    with pytest.raises(ModelRefused, match=r"size 2 would cut the 96 inputs of .*groups of 32"):
+        read_weights(checkpoint, architecture, torch.float32, CPU, shard=Shard(0, 2))
+
+
+EXPERTS = "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("piece", "change_piece", "words"),
+    [
+        ("blocks", None, f"lack {EXPERTS}: its experts may be stored in another way"),
+        ("scales", None, f"lack {EXPERTS}_scales"),
+        ("scales", lambda scales: scales[..., :2], f"other shapes .*{EXPERTS}_scales"),
+        ("blocks", lambda blocks: blocks.half(), f"lack {EXPERTS}: its experts"),
+        ("scales", lambda scales: scales.half(), f"{EXPERTS}_scales is stored as F16 and not U8"),
+        ("scales", lambda scales: scales | 255, f"{EXPERTS}: its scales reach 2[*][*]128"),
+        ("scales", lambda scales: scales & 0, f"{EXPERTS}: its scales are 0"),
+    ],
+)
+def test_experts_in_mxfp4_that_are_torn_are_refused(
+    tmp_path: Path, piece: str, change_piece: Callable[[Tensor], Tensor] | None, words: str
+) -> None:
+    """By the tensor that lacks, or is another's."""
+    save_mxfp4(tmp_path)
+    tensors = load_file(tmp_path / WHOLE)
+    own = tensors.pop(f"{EXPERTS}_{piece}")
+    if change_piece is not None:
+        tensors[f"{EXPERTS}_{piece}"] = change_piece(own).contiguous()
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=words):
+        load_model(settings(tmp_path))
 
 
 UP = "model.layers.1.mlp.up_proj"
