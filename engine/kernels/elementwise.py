@@ -15,8 +15,8 @@ from torch.nn import functional
 from .attention import AttentionShape, HeadNorms
 
 # "silu" is x · sigmoid(x), "gelu" uses the error function, "gelu_tanh" is its approximation,
-# "relu2" is relu(x)².
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+# "relu2" is relu(x)²; "xielu" has learned numbers, and a function of its own.
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,14 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     if activation in ("relu", "relu2"):
         return functional.relu(x) if activation == "relu" else functional.relu(x).square()
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
+    """Apply xIELU: a parabola above 0, and an integral of ELU below, of learned steepness."""
+    wide = x.float()
+    above = alpha_p * wide * wide
+    below = (torch.expm1(wide.clamp(max=eps)) - wide) * alpha_n
+    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
 
 
 def act_and_mul(both: Tensor, gate: Gate) -> Tensor:

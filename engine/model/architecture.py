@@ -107,6 +107,7 @@ class WeightNames:
     experts: str = "mlp"
     router: str = "gate"
     correction_bias: str = "gate.e_score_correction_bias"
+    correction_bias_axes: tuple[int, ...] = ()
     shared_experts: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
@@ -115,7 +116,7 @@ class WeightNames:
     @property
     def base(self) -> str:
         """Return what the names of all but the head begin with."""
-        return self.norm.rpartition(".")[0]
+        return self.norm.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ class Architecture:
     norm is that of each head, or with `has_wide_qk_norm` of all heads together; `is_qk_norm_late`
     follows the rope. Without a gate the MLP is up, activation and down. `first_position` is the row
     of position 0 in a table of `num_positions`, which only learned positions have.
-    `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions).
+    `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions);
+    `value_scale` is a factor of values. Weights of `num_mtp_layers` behind the last layer, which
+    predict more than one token, are left out.
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
     or None.
     """
@@ -155,11 +158,13 @@ class Architecture:
     num_positions: int = 0
     first_position: int = 0
     query_scaling: tuple[float, int] | None = None
+    value_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     head_bias: bool = False
+    num_mtp_layers: int = 0
     names: WeightNames = WeightNames()
     eos_token_ids: object = None
 

@@ -169,6 +169,8 @@ class Decoder:
             beta, original = model.query_scaling
             grown = 1 + beta * torch.log1p((positions // original).float())
             qkv[:, :width] *= grown[:, None].to(qkv.dtype)
+        if model.value_scale != 1:
+            qkv[:, -shape.num_kv_heads * shape.value_dim :] *= model.value_scale
         if shape.key_dim == shape.value_dim and not model.is_qk_norm_late:
             return attention.store_qkv(index, qkv, cos_sin, norms)
         values = shape.num_kv_heads * shape.value_dim

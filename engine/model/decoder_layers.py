@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch.nn import functional
 from ..kernels.adapters import LinearAdapters
 from ..kernels.attention import AttentionShape, HeadNorms
 from ..kernels.backends import choose_experts
-from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate
+from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate, xielu
 from ..kernels.experts import ExpertWeights, Routing, route
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ..kernels.quantised import Matrix, as_tensor
@@ -116,23 +117,38 @@ class LayerMaker:
         activation = self._model.gate
         if isinstance(activation, Gate):
             return self._linear(role, activation)
-        if self._linear_adapters(role):
-            up = self._linear(role)
-            return lambda x: activate(up(x), activation)
+        if activation == "xielu" or self._linear_adapters(role):
+            up, activated = self._linear(role), self._activation(role)
+            return lambda x: activated(up(x))
         weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
         return self._linear_factory.make_activated(weight, bias, activation)
+
+    def _activation(self, role: str) -> Linear:
+        """Return the activation of an MLP without a gate, by its learned numbers if it has any."""
+        activation = self._model.gate
+        assert not isinstance(activation, Gate)
+        if activation != "xielu":
+            return partial(activate, activation=activation)
+        layer = role.partition(".")[0]
+        alpha_p, alpha_n, beta, eps = (
+            as_tensor(self._weights.pop(f"{layer}.{name}")).float()
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        )
+        above, below = functional.softplus(alpha_p), beta + functional.softplus(alpha_n)
+        numbers = above.item(), below.item(), beta.item(), eps.item()
+        return lambda x: xielu(x, *numbers)
 
     def _experts(self, role: str, experts: Experts) -> Linear:
         routing = Routing(
             experts.num_experts_per_tok,
             experts.scoring,
             experts.norm_topk_prob,
-            self._vector(f"{role}correction_bias"),
+            self._correction_bias(role),
             experts.num_groups,
             experts.topk_groups,
             experts.routed_scaling_factor,
         )
-        router = self._router(role, experts)
+        router = self._router(role, routing)
         weights = ExpertWeights(
             gate_up=self._weights.pop(f"{role}gate_up_proj"),
             down=self._weights.pop(f"{role}down_proj"),
@@ -160,9 +176,13 @@ class LayerMaker:
         shared = self._shared_experts(role, experts)
         return lambda x: mlp(x) + shared(x)
 
-    def _router(self, role: str, experts: Experts) -> Linear:
+    def _correction_bias(self, role: str) -> Tensor | None:
+        bias = self._vector(f"{role}correction_bias")
+        return None if bias is None else bias.flatten().float()
+
+    def _router(self, role: str, routing: Routing) -> Linear:
         """Return the router; a sigmoid's logits are fp32, as its best scores are close to 1."""
-        if experts.scoring != "sigmoid":
+        if routing.is_plain:
             return self._linear(f"{role}router")
         weight = as_tensor(self._weights.pop(f"{role}router")).float()
         return lambda x: functional.linear(x.float(), weight)

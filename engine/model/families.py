@@ -6,44 +6,27 @@ notice of, or does not know the value of, is `UnsupportedConfig`: the model is l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ModelRefused
-from ..kernels.attention import AttentionShape
 from ..kernels.elementwise import Gate
-from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
+from .architecture import SANDWICH, Architecture, Experts, WeightNames
+from .families_dense import DENSE
+from .families_gpt import GPT
+from .families_moe import MOE
+from .family import (
+    GELU,
+    DecoderSizes,
+    Family,
+    count_experts,
+    make_architecture,
+    optional_number,
+    ropes_by_window,
+    uniform_windows,
+    windows_by_layer,
+)
 from .hf_config import ConfigFields, HFConfig, UnsupportedConfig
-from .rope import make_rope, read_rope
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-SILU, GELU = Gate("silu"), Gate("gelu_tanh")
-
-
-class DecoderSizes(NamedTuple):
-    """Sizes that every family's config has."""
-
-    class_name: str
-    layers: int
-    hidden: int
-    heads: int
-    head_dim: int
-    positions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A family: fills the block from configs of one `model_type`.
-
-    `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
-    not the hidden size by heads. `defaults` are transformers' for other fields left out.
-    """
-
-    class_name: str
-    fill: Callable[[ConfigFields, DecoderSizes], Architecture]
-    head_dim: int | None = None
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+from .rope import read_rope
 
 
 def architecture_of(hf_config: HFConfig) -> Architecture:
@@ -51,7 +34,7 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise UnsupportedConfig(f"{hf_config.model_type!r} is no family that it knows")
-    fields = ConfigFields(hf_config.where, hf_config.fields, family.defaults)
+    fields = ConfigFields(hf_config.where, hf_config.fields, family.defaults, family.renamed)
     try:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
@@ -60,64 +43,6 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
         raise UnsupportedConfig(f"{hf_config.where} says what does not fit together") from exc
     fields.check_all_read()
     return architecture
-
-
-def make_architecture(
-    fields: ConfigFields,
-    sizes: DecoderSizes,
-    *,
-    key_heads: int | None = None,
-    scaling: float | None = None,
-    softcap: float = 0.0,
-    has_sinks: bool = False,
-    windows: Sequence[int] | None = None,
-    ropes: Sequence[Rope] | None = None,
-    theta: float = 10_000.0,
-    experts: Sequence[Experts | None] | None = None,
-    gate: Gate | None = None,
-    tie_word_embeddings: bool = False,
-    **others: Any,
-) -> Architecture:
-    """Return an architecture; `windows`, `ropes` and `experts` are told layer by layer.
-
-    The defaults are those of most families: one rope of base `theta`, full attention, an MLP with
-    SiLU. `key_heads` and `tie_word_embeddings` hold where the config leaves them out; `others` are
-    fields of `Architecture`.
-    """
-    if gate is None:
-        fields.allow("hidden_act", "silu", "swish")
-    key_heads = fields.count("num_key_value_heads", key_heads)
-    if sizes.heads % key_heads:
-        raise UnsupportedConfig(f"{sizes.heads} heads do not share {key_heads} key heads evenly")
-    if ropes is None:
-        ropes = [read_rope(fields, sizes.head_dim, sizes.positions, theta)] * sizes.layers
-    shapes = [
-        AttentionShape(
-            num_query_heads=sizes.heads,
-            num_kv_heads=key_heads,
-            key_dim=sizes.head_dim,
-            value_dim=sizes.head_dim,
-            scaling=sizes.head_dim**-0.5 if scaling is None else scaling,
-            window=window,
-            softcap=softcap,
-            has_sinks=has_sinks,
-        )
-        for window in windows or [0] * sizes.layers
-    ]
-    blocks = map(Block, shapes, ropes, experts or [None] * sizes.layers)
-    return Architecture(
-        class_name=sizes.class_name,
-        vocab_size=fields.count("vocab_size"),
-        hidden_size=sizes.hidden,
-        intermediate_size=fields.count("intermediate_size"),
-        max_positions=min(rope.max_positions or sizes.positions for rope in ropes),
-        blocks=tuple(blocks),
-        rms_norm_eps=fields.number("rms_norm_eps"),
-        gate=gate or SILU,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=tie_word_embeddings),
-        eos_token_ids=fields.get("eos_token_id"),
-        **others,
-    )
 
 
 def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
@@ -141,7 +66,7 @@ def _llama(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _mistral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    return make_architecture(fields, sizes, windows=_everywhere(fields, sizes))
+    return make_architecture(fields, sizes, windows=uniform_windows(fields, sizes))
 
 
 def _qwen2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -198,7 +123,7 @@ def _qwen3_vl(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archi
 def _qwen3_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.get("max_window_layers")  # its class has no such field
     is_biased, has_window = fields.flag("attention_bias"), fields.flag("use_sliding_window")
-    windows = _everywhere(fields, sizes)
+    windows = uniform_windows(fields, sizes)
     return make_architecture(
         fields,
         sizes,
@@ -215,7 +140,7 @@ def _qwen_experts(
 ) -> list[Experts | None]:
     """Return the experts of each layer; those without have an MLP."""
     experts = Experts(
-        num_experts=_count_experts(fields),
+        num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
         intermediate_size=fields.count("moe_intermediate_size"),
         norm_topk_prob=norm_topk_prob,
@@ -228,14 +153,14 @@ def _qwen_experts(
 
 def _mixtral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     experts = Experts(
-        num_experts=_count_experts(fields),
+        num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
         intermediate_size=fields.count("intermediate_size"),
     )
     return make_architecture(
         fields,
         sizes,
-        windows=_everywhere(fields, sizes),
+        windows=uniform_windows(fields, sizes),
         theta=1e6,
         experts=[experts] * sizes.layers,
         names=WeightNames(experts="block_sparse_moe", expert=("w1", "w3", "w2")),
@@ -246,7 +171,7 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("hidden_act", "experts_per_token", "initial_context_length"):
         fields.get(key)  # what the class does not read
     experts = Experts(
-        num_experts=_count_experts(fields),
+        num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
         intermediate_size=fields.count("intermediate_size"),
         scoring="softmax_chosen",
@@ -259,7 +184,7 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return make_architecture(
         fields,
         sizes,
-        windows=_by_layer(fields, sizes, fields.count("sliding_window", 128), every=2),
+        windows=windows_by_layer(fields, sizes, fields.count("sliding_window", 128), every=2),
         ropes=[rope] * sizes.layers,
         has_sinks=True,
         experts=[experts] * sizes.layers,
@@ -286,7 +211,7 @@ def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         fields,
         sizes,
         key_heads=sizes.heads,
-        windows=_everywhere(fields, sizes),
+        windows=uniform_windows(fields, sizes),
         ropes=[rope] * sizes.layers,
         names=WeightNames(qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
     )
@@ -316,9 +241,9 @@ def _gemma2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         fields,
         sizes,
         scaling=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        softcap=_cap(fields, "attn_logit_softcapping", 50.0) or 0.0,
-        logit_softcap=_cap(fields, "final_logit_softcapping", 30.0),
-        windows=_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=2),
+        softcap=optional_number(fields, "attn_logit_softcapping", 50.0) or 0.0,
+        logit_softcap=optional_number(fields, "final_logit_softcapping", 30.0),
+        windows=windows_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=2),
         names=WeightNames(norms=SANDWICH),
     )
 
@@ -326,50 +251,19 @@ def _gemma2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _gemma3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("attn_logit_softcapping")
     every = fields.count("sliding_window_pattern", fields.count("_sliding_window_pattern", 6))
-    windows = _by_layer(fields, sizes, fields.count("sliding_window", 4096), every=every)
-    near, far = _gemma3_ropes(fields, sizes)
+    windows = windows_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=every)
+    thetas = fields.number("rope_local_base_freq", 1e4), fields.number("rope_theta", 1e6)
+    kinds = {"default": "default", "linear": "linear"}
     return _gemma(
         fields,
         sizes,
         scaling=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        logit_softcap=_cap(fields, "final_logit_softcapping", None),
+        logit_softcap=optional_number(fields, "final_logit_softcapping", None),
         windows=windows,
-        ropes=[near if window else far for window in windows],
+        ropes=ropes_by_window(fields, sizes, windows, thetas, kinds),
         has_qk_norm=True,
         names=WeightNames(norms=SANDWICH),
     )
-
-
-def _gemma3_ropes(fields: ConfigFields, sizes: DecoderSizes) -> tuple[Rope, Rope]:
-    """Return how the layers with a window turn and how those without: only these are stretched."""
-    nested = dict(fields.get("rope_parameters") or {})
-    near = dict(nested.pop(SLIDING, None) or {})
-    far = {**(nested.pop(FULL, None) or {}), **(fields.get("rope_scaling") or {})}
-    if nested:
-        raise UnsupportedConfig("its ropes are told in another way than by kind of layer")
-    kinds = {"default": "default", "linear": "linear"}
-    thetas = fields.number("rope_local_base_freq", 1e4), fields.number("rope_theta", 1e6)
-    first, second = (
-        make_rope(said, sizes.head_dim, sizes.positions, theta, kinds)
-        for said, theta in zip((near, far), thetas, strict=True)
-    )
-    return first, second
-
-
-def _everywhere(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
-    """Return one window for all layers; 0 is none."""
-    window = fields.get("sliding_window")
-    return [0 if window is None else fields.count("sliding_window")] * sizes.layers
-
-
-def _by_layer(fields: ConfigFields, sizes: DecoderSizes, window: int, *, every: int) -> list[int]:
-    """Return the windows by `layer_types`; without them all slide but one of `every`."""
-    kinds = fields.get("layer_types")
-    if kinds is None:
-        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(sizes.layers)]
-    if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
-        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
-    return [window if kind == SLIDING else 0 for kind in kinds]
 
 
 def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
@@ -377,27 +271,14 @@ def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
     is_on, first = fields.flag("use_sliding_window"), fields.get("max_window_layers", 28)
     window = fields.get("sliding_window", 4096)
     if not is_on or window is None:
-        windows = _by_layer(fields, sizes, -1, every=1)
+        windows = windows_by_layer(fields, sizes, -1, every=1)
         if any(windows):
             raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
         return windows
     window = fields.count("sliding_window", 4096)
     if fields.get("layer_types") is not None:
-        return _by_layer(fields, sizes, window, every=1)
+        return windows_by_layer(fields, sizes, window, every=1)
     return [window if layer >= first else 0 for layer in range(sizes.layers)]
-
-
-def _count_experts(fields: ConfigFields) -> int:
-    """Return how many experts there are, by either of the two names of that field."""
-    told = {fields.get(key) for key in ("num_experts", "num_local_experts")} - {None}
-    if len(told) != 1:
-        raise UnsupportedConfig(f"{fields.where} says not how many experts there are")
-    return fields.count("num_experts", fields.get("num_local_experts"))
-
-
-def _cap(fields: ConfigFields, key: str, default: float | None) -> float | None:
-    """Return where numbers are capped; null says nowhere."""
-    return None if fields.get(key, default) is None else fields.number(key, default)
 
 
 _GEMMA3 = {
@@ -427,7 +308,7 @@ _QWEN_MARKS = (
 )
 _MROPE = {"mrope": "default", "default": "default", "yarn": "yarn", "linear": "linear"}
 _PHI3 = {"original_max_position_embeddings": 4096, "eos_token_id": 32_000}
-FAMILIES = {
+FAMILIES: dict[str, Family] = {
     "gemma": Family("GemmaForCausalLM", _gemma, 256, {"eos_token_id": 1}),
     "gemma2": Family("Gemma2ForCausalLM", _gemma2, 256, {"eos_token_id": 1}),
     "gemma3_text": Family("Gemma3ForCausalLM", _gemma3, 256, _GEMMA3),
@@ -447,4 +328,7 @@ FAMILIES = {
     "qwen3_vl_moe_text": Family("Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
+    **DENSE,
+    **GPT,
+    **MOE,
 }

@@ -138,12 +138,20 @@ def _as_object(said: Any) -> Mapping[str, Any]:
 
 
 class ConfigFields:
-    """The fields of a JSON object, each taken by its name; `where` is what messages call it."""
+    """The fields of a JSON object, each taken by its name; `where` is what messages call it.
+
+    `defaults` stand in for fields that are left out; `renamed` are fields by other names.
+    """
 
     def __init__(
-        self, where: str, said: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+        self,
+        where: str,
+        said: Mapping[str, Any],
+        defaults: Mapping[str, Any] | None = None,
+        renamed: Mapping[str, str] | None = None,
     ) -> None:
         self.where = where
+        said = {(renamed or {}).get(key, key): value for key, value in said.items()}
         self._said = {**(defaults or {}), **said}
         self._left = {
             key

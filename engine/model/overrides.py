@@ -12,7 +12,8 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ModelRefused
-from .families import FAMILIES, FULL
+from .families import FAMILIES
+from .family import FULL
 from .hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
 from .rope import is_switched
 

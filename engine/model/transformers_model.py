@@ -118,7 +118,7 @@ def load_fp32(
         return _filled(checkpoint, hf_config, config, device, num_layers)
     is_multimodal = whole is not config
     module, found = read_module(
-        checkpoint, config, torch.float32, device, is_multimodal=is_multimodal
+        checkpoint, config, torch.float32, device, is_multimodal=is_multimodal, attention="eager"
     )
     return _whole(checkpoint, module, found.missing)
 
@@ -246,6 +246,7 @@ def read_module(
     device: torch.device,
     *,
     is_multimodal: bool,
+    attention: str = ATTENTION,
 ) -> tuple[Any, LoadingInfo]:
     """Return a module, and how the stored tensors fit it; `is_multimodal` as in `check_tensors`."""
     from transformers import AutoModelForCausalLM
@@ -256,7 +257,7 @@ def read_module(
         config,
         dtype,
         device,
-        attention=ATTENTION,
+        attention=attention,
         is_multimodal=is_multimodal,
         ignore_mismatched_sizes=True,
     )

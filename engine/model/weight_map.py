@@ -205,7 +205,8 @@ class _Layer:
         """Yield gate and up as one, or up alone, and down: of the layer's MLP, or of another."""
         names, hidden = self.model.names, self.model.hidden_size
         inner = inner or self.model.intermediate_size
-        prefix, own = f"{self.prefix}{name or names.mlp}.", self.shard.indices(inner)
+        name, own = name or names.mlp, self.shard.indices(inner)
+        prefix = f"{self.prefix}{name}." if name else self.prefix
         halves = 2 if isinstance(self.model.gate, Gate) else 1
         bands = _bands(names.gate_up, [inner] * halves, [own] * halves)
         for kind, width in (("weight", (hidden,)), ("bias", ())):
@@ -218,6 +219,11 @@ class _Layer:
                     *width,
                     is_transposed=names.is_transposed,
                 )
+        if self.model.gate == "xielu":
+            for number in ("alpha_p", "alpha_n"):
+                yield whole(f"{self.role}{number}", f"{prefix}act_fn.{number}", 1)
+            for number in ("beta", "eps"):
+                yield whole(f"{self.role}{number}", f"{prefix}act_fn.{number}")
         for weight in self._joined("down_proj", prefix, inner, 1):
             yield replace(weight, role=weight.role.replace(self.role, self.role + role, 1))
 
@@ -230,8 +236,8 @@ class _Layer:
         if experts.has_biases:
             yield whole(f"{self.role}router_bias", f"{router}bias", experts.num_experts)
         if experts.has_correction_bias:
-            key = f"{self.prefix}{names.mlp}.{names.correction_bias}"
-            yield whole(f"{self.role}correction_bias", key, experts.num_experts)
+            key, axes = prefix + names.correction_bias, names.correction_bias_axes
+            yield whole(f"{self.role}correction_bias", key, *axes, experts.num_experts)
         if inner := experts.shared_intermediate_size:
             yield from self.mlp(f"{names.experts}.{names.shared_experts}", inner, "shared.")
         if experts.has_shared_gate:

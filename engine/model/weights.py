@@ -142,6 +142,9 @@ def find_layout(
         is_multimodal=is_multimodal,
         base=called.base,
     )
+    first = len(architecture.blocks)
+    behind = tuple(f"{called.layers}.{first + i}." for i in range(architecture.num_mtp_layers))
+    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(behind)}
     if architecture.tie_word_embeddings and embedding not in stored and head in stored:
         stored[embedding] = stored.pop(head)
     if has_head and architecture.tie_word_embeddings and head in stored:

@@ -21,6 +21,14 @@ COMMON: dict[str, Any] = {
     "pad_token_id": 0,
     "bos_token_id": 2,
 }
+SIGMOID_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+}
 # Config class → what differs from COMMON. Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {},
@@ -44,8 +52,68 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
     "GptOssConfig": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12},
+    "ApertusConfig": {},
+    "ArceeConfig": {},
+    "CohereConfig": {"logit_scale": 0.25},
+    "Cohere2Config": {"logit_scale": 0.25, "sliding_window": 12},
+    "Dots1Config": SIGMOID_EXPERTS,
+    "Ernie4_5Config": {},
+    "Ernie4_5_MoeConfig": {
+        "moe_num_experts": 4,
+        "moe_k": 2,
+        "moe_intermediate_size": 48,
+    },
+    "Exaone4Config": {"sliding_window": 12},
+    "FalconConfig": {"num_kv_heads": 2, "new_decoder_architecture": True},
+    "GlmConfig": {"attention_bias": True},
+    "Glm4Config": {"attention_bias": True},
+    "Glm4MoeConfig": SIGMOID_EXPERTS
+    | {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "use_qk_norm": True},
+    "GPT2Config": {"n_positions": 512},
+    "GPTNeoXConfig": {},
+    "GraniteConfig": {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 3.0,
+    },
+    "HunYuanDenseV1Config": {},
+    "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
+    "MiMoV2FlashConfig": SIGMOID_EXPERTS
+    | {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 1, "sliding_window": 12}
+    | {"attention_value_scale": 0.7},
+    "MiniMaxM2Config": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "MinistralConfig": {"sliding_window": 12},
+    "Ministral3Config": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.3,
+        }
+    },
+    "NemotronConfig": {},
+    "OlmoeConfig": {"num_experts": 4, "num_experts_per_tok": 2},
+    "Olmo2Config": {},
+    "Olmo3Config": {"sliding_window": 12},
+    "OPTConfig": {"ffn_dim": 96},
+    "PhiConfig": {},
+    "Qwen2MoeConfig": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
+    "SeedOssConfig": {"attention_bias": True},
+    "SmolLM3Config": {},
+    "StableLmConfig": {},
+    "Starcoder2Config": {"sliding_window": 12},
 }
 
+
+# What transformers' classes do not let another attention have.
+ONLY_OURS = {"FalconConfig", "NemotronConfig", "StableLmConfig"}
 
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
 # What the families' models differ by among themselves: name → config class, and what differs.
@@ -135,6 +203,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# What a config class has by other names, or tells by itself.
+NOT_TOLD = {
+    "FalconConfig": {"head_dim", "intermediate_size", "num_key_value_heads"},
+    "GPT2Config": {
+        "head_dim",
+        "intermediate_size",
+        "max_position_embeddings",
+        "num_key_value_heads",
+    },
+    "GPTNeoXConfig": {"num_key_value_heads"},
+    "OPTConfig": {"intermediate_size", "num_key_value_heads"},
+}
+
+
+def told(kind: str, differs: dict[str, Any]) -> dict[str, Any]:
+    """Return what a config class is made with."""
+    said = COMMON | differs
+    return {key: said[key] for key in said.keys() - NOT_TOLD.get(kind, set())}
+
+
 def build(name: str) -> nn.Module:
     """Make the tiny model of a family or variant with seeded weights.
 
@@ -144,7 +232,7 @@ def build(name: str) -> nn.Module:
 
     torch.manual_seed(7)
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
-    config = getattr(transformers, kind)(**(COMMON | differs))
+    config = getattr(transformers, kind)(**told(kind, differs))
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for key, parameter in network.named_parameters():
         if parameter.ndim > 1:

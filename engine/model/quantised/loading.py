@@ -21,7 +21,7 @@ from .quantization_config import QuantizationConfig
 # The products that are made fp8 as they are read: neither embedding, head nor routers.
 MADE_FP8 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 # What older checkpoints store although it follows from the config.
-DERIVED = re.compile(r"rotary_emb\.inv_freq")
+DERIVED = re.compile(r"rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias$")
 # Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
 IGNORED = re.compile(
     rf"{DERIVED.pattern}|\.(input|activation|[kvq]|kv|output|prob)_scale$|\.weight_shape$"

@@ -12,12 +12,13 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build
+from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, told
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import families, native
+from tidemill.engine.model import families, family, native
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import DecoderSizes, Family, architecture_of, make_architecture
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.family import DecoderSizes, Family, make_architecture
 from tidemill.engine.model.hf_config import ConfigFields, UnsupportedConfig, read_hf_config
 from tidemill.engine.model.parity import chunked_logits
 
@@ -29,7 +30,7 @@ def said_by(name: str) -> dict[str, Any]:
     """Return what transformers writes into the config.json of a family or variant."""
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
     said: dict[str, Any] = json.loads(
-        getattr(transformers, kind)(**(COMMON | differs)).to_json_string(use_diff=False)
+        getattr(transformers, kind)(**told(kind, differs)).to_json_string(use_diff=False)
     )
     return said
 
@@ -308,7 +309,7 @@ MUTATIONS: dict[str, tuple[str, Any]] = {
     "a little offset": ("GemmaConfig", lambda a: replace(a, norm_offset=1.0 + 2**-9)),
     "another scale": ("GemmaConfig", lambda a: replace(a, embedding_scale=8.03125)),
     "another epsilon": ("Qwen3Config", lambda a: replace(a, rms_norm_eps=1e-4)),
-    "another curve": ("GemmaConfig", lambda a: replace(a, gate=families.SILU)),
+    "another curve": ("GemmaConfig", lambda a: replace(a, gate=family.SILU)),
     "another limit": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, limit=0.5))),
     "no lift": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, beta=0.0))),
     "other steepness": ("GptOssConfig", lambda a: replace(a, gate=replace(a.gate, alpha=1.7))),

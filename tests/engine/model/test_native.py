@@ -26,7 +26,8 @@ from tidemill.engine.model import decoder, families, native, parity_inputs
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.families import Family, architecture_of
+from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.family import Family
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
@@ -258,14 +259,14 @@ def test_a_family_that_has_no_entry_is_run_by_transformers(tmp_path: Path) -> No
     """By its name."""
     import transformers
 
-    config = transformers.Olmo2Config(
+    config = transformers.OlmoConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=2, pad_token_id=0,
     )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
-    assert "'olmo2' is no family" in loaded.notes[0]
+    assert "'olmo' is no family" in loaded.notes[0]
 
 
 def test_what_our_decoder_runs_is_not_remarked_upon(folder: Path) -> None:

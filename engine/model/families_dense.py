@@ -1,0 +1,307 @@
+"""Families of dense models beside Llama's, Qwen's and Gemma's: how each fills the block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .architecture import Architecture, NormNames, WeightNames
+from .family import (
+    FULL,
+    NO_ROPE,
+    DecoderSizes,
+    Family,
+    make_architecture,
+    ropes_by_window,
+    uniform_windows,
+    windows_by_layer,
+)
+from .hf_config import ConfigFields, UnsupportedConfig
+from .rope import make_rope, read_rope
+
+POST_NORM = NormNames(
+    input="",
+    post_attention="post_attention_layernorm",
+    pre_feedforward="",
+    post_feedforward="post_feedforward_layernorm",
+)
+# Attention and MLP behind one norm.
+SHARED_NORM = NormNames(pre_feedforward="input_layernorm")
+ANY_ROPE = {"default", "dynamic", "linear", "llama3", "longrope", "yarn"}
+
+
+def partial_rope(fields: ConfigFields, sizes: DecoderSizes, theta: float = 10_000.0) -> Any:
+    """Return the ropes of layers that turn a part of each head."""
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, theta, may_be_partial=True)
+    return [rope] * sizes.layers
+
+
+def _glm(fields: ConfigFields, sizes: DecoderSizes, norms: NormNames | None = None) -> Architecture:
+    return make_architecture(
+        fields,
+        sizes,
+        ropes=partial_rope(fields, sizes),
+        qkv_bias=fields.flag("attention_bias"),
+        names=WeightNames(
+            norms=norms or NormNames(), gate_up=("gate_up_proj",), has_rope_pairs=True
+        ),
+    )
+
+
+def _glm4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    norms = NormNames(
+        post_attention="post_self_attn_layernorm", post_feedforward="post_mlp_layernorm"
+    )
+    return _glm(fields, sizes, norms)
+
+
+def _olmo2(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
+        has_wide_qk_norm=True,
+        names=WeightNames(norms=POST_NORM),
+        **others,
+    )
+
+
+def _olmo3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=4)
+    theta = fields.number("rope_theta", 500_000.0)
+    ropes = ropes_by_window(fields, sizes, windows, (theta, theta), {k: k for k in ANY_ROPE})
+    return _olmo2(fields, sizes, windows=windows, ropes=ropes)
+
+
+def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    fields.allow("use_qk_norm")
+    fields.get("model_max_length")
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        tie_word_embeddings=True,
+        has_layer_norm=True,
+        is_parallel=True,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        logit_scale=fields.number("logit_scale"),
+        names=WeightNames(norms=SHARED_NORM, has_rope_pairs=True),
+        **{"theta": 500_000.0, **others},
+    )
+
+
+def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key, value in _COHERE2_SAID.items():
+        fields.allow(key, value)
+    fields.get("layer_switch")
+    every = fields.count("sliding_window_pattern", 4)
+    windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=every)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
+    ropes = [rope if window else NO_ROPE for window in windows]
+    return _cohere(fields, sizes, windows=windows, ropes=ropes)
+
+
+def _granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        scaling=fields.number("attention_multiplier"),
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        mlp_bias=fields.flag("mlp_bias"),
+        embedding_scale=fields.number("embedding_multiplier"),
+        residual_scale=fields.number("residual_multiplier"),
+        logit_scale=1 / fields.number("logits_scaling"),
+        **others,
+    )
+
+
+def _seed_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=8,
+        qkv_bias=fields.flag("attention_bias", default=True),
+        o_proj_bias=fields.flag("attention_out_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+    )
+
+
+def _smollm3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    every = fields.count("no_rope_layer_interval", 4)
+    turned = fields.get("no_rope_layers")
+    if turned is None:
+        turned = [int((layer + 1) % every != 0) for layer in range(sizes.layers)]
+    if len(turned) != sizes.layers or not {*turned} <= {0, 1}:
+        raise UnsupportedConfig(f"{fields.where} says no_rope_layers {turned!r}")
+    is_on, window = fields.flag("use_sliding_window"), fields.get("sliding_window")
+    fields.get("max_window_layers")
+    kinds = fields.get("layer_types")
+    if is_on and window is not None:
+        raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
+    if kinds is not None and {*kinds} != {FULL}:
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+    is_biased = fields.flag("attention_bias")
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 2e6)
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=4,
+        ropes=[rope if is_turned else NO_ROPE for is_turned in turned],
+        tie_word_embeddings=True,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        mlp_bias=fields.flag("mlp_bias"),
+    )
+
+
+def _exaone4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    window, every = fields.get("sliding_window", 4096), fields.get("sliding_window_pattern", 4)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
+    ropes, windows = [rope] * sizes.layers, [0] * sizes.layers
+    if window is None:
+        windows_by_layer(fields, sizes, 1, every=1)
+    else:
+        count = every if type(every) is int and every > 0 else None
+        if count is None and fields.get("layer_types") is None:
+            raise UnsupportedConfig(f"{fields.where} says sliding_window_pattern {every!r}")
+        windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=count or 1)
+        ropes = [rope if own else NO_ROPE for own in windows]
+    return make_architecture(
+        fields,
+        sizes,
+        windows=windows,
+        ropes=ropes,
+        has_qk_norm=True,
+        names=WeightNames(norms=POST_NORM),
+    )
+
+
+def ernie4_5(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    """Return ERNIE's block, whose pairs of neighbours turn together."""
+    is_biased = fields.flag("use_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        theta=500_000.0,
+        tie_word_embeddings=True,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        mlp_bias=is_biased,
+        **{"names": WeightNames(has_rope_pairs=True), **others},
+    )
+
+
+def hunyuan(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    """Return Hunyuan's block, which norms queries and keys behind the rope."""
+    for key in ("eod_token_id", "sep_token_id"):
+        fields.get(key)
+    said = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    theta = said.setdefault("rope_theta", fields.number("rope_theta", 10_000.0))
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind == "dynamic" and (alpha := said.get("alpha")):
+        dim = sizes.head_dim
+        said = {"rope_theta": theta * alpha ** (dim / (dim - 2))}
+    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        ropes=[rope] * sizes.layers,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
+        is_qk_norm_late=True,
+        **{"names": WeightNames(q_norm="query_layernorm", k_norm="key_layernorm"), **others},
+    )
+
+
+def _ministral3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    told = fields.get("rope_scaling") or fields.get("rope_parameters") or _MINISTRAL3_ROPE
+    said = dict(told)
+    beta, _ = said.pop("llama_4_scaling_beta", None), said.pop("max_position_embeddings", None)
+    said.setdefault("rope_theta", fields.get("rope_theta") or 1e6)
+    original = said.get("original_max_position_embeddings")
+    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+    if beta is not None and type(original) is not int:
+        raise UnsupportedConfig("its rope says llama_4_scaling_beta but no original positions")
+    return make_architecture(
+        fields,
+        sizes,
+        windows=uniform_windows(fields, sizes),
+        ropes=[rope] * sizes.layers,
+        query_scaling=None if beta is None else (float(beta), original),
+    )
+
+
+def _ministral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    window = fields.get("sliding_window")
+    if window is None:
+        return make_architecture(fields, sizes)
+    windows = windows_by_layer(
+        fields, sizes, fields.count("sliding_window"), every=sizes.layers + 1
+    )
+    return make_architecture(fields, sizes, windows=windows)
+
+
+_COHERE2_SAID = {
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_embedding_sharing": True,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+}
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+EPS = {"layer_norm_eps": "rms_norm_eps"}
+_GLM_EOS = [151_329, 151_336, 151_338]
+_GLM = {"attention_bias": True, "partial_rotary_factor": 0.5, "eos_token_id": _GLM_EOS}
+DENSE = {
+    "cohere": Family("CohereForCausalLM", _cohere, None, {"eos_token_id": 255_001}, EPS),
+    "cohere2": Family("Cohere2ForCausalLM", _cohere2, None, {"eos_token_id": 255_001}, EPS),
+    "ernie4_5": Family("Ernie4_5ForCausalLM", ernie4_5, 128, {"eos_token_id": 2}),
+    "exaone4": Family("Exaone4ForCausalLM", _exaone4, None, {"eos_token_id": 2}),
+    "glm": Family("GlmForCausalLM", _glm, 128, _GLM),
+    "glm4": Family("Glm4ForCausalLM", _glm4, 128, _GLM),
+    "granite": Family(
+        "GraniteForCausalLM",
+        _granite,
+        None,
+        {
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "eos_token_id": 2,
+        },
+    ),
+    "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", hunyuan, None, {"eos_token_id": 2}),
+    "ministral": Family(
+        "MinistralForCausalLM", _ministral, None, {"sliding_window": 4096, "eos_token_id": 2}
+    ),
+    "ministral3": Family("Ministral3ForCausalLM", _ministral3, 128, {"eos_token_id": 2}),
+    "olmo2": Family("Olmo2ForCausalLM", _olmo2, None, {"eos_token_id": 50_279}),
+    "olmo3": Family(
+        "Olmo3ForCausalLM", _olmo3, None, {"eos_token_id": 50_279, "sliding_window": 4096}
+    ),
+    "seed_oss": Family("SeedOssForCausalLM", _seed_oss, 128, {"eos_token_id": 2}),
+    "smollm3": Family("SmolLM3ForCausalLM", _smollm3, None, {"eos_token_id": 128_001}),
+}

@@ -1,0 +1,333 @@
+"""Families of mixtures of experts beside Mixtral's, Qwen3's and gpt-oss'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .architecture import Architecture, Experts, WeightNames
+from .families_dense import ernie4_5, hunyuan, partial_rope
+from .family import (
+    FULL,
+    SLIDING,
+    DecoderSizes,
+    Family,
+    count_experts,
+    make_architecture,
+    ropes_by_window,
+    windows_by_layer,
+)
+from .hf_config import ConfigFields, UnsupportedConfig
+from .rope import make_rope
+
+MAX_MTP_LAYERS = 100
+
+
+def _sigmoid_experts(fields: ConfigFields) -> Experts:
+    """Return experts as DeepSeek has them: a sigmoid router with a bias, groups, a shared MLP."""
+    fields.allow("scoring_func", "sigmoid")
+    fields.allow("topk_method", "noaux_tc")
+    width = fields.count("moe_intermediate_size")
+    shared = fields.get("n_shared_experts") or 0
+    scale = fields.get("routed_scaling_factor")
+    return Experts(
+        num_experts=fields.count("n_routed_experts"),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        scoring="sigmoid",
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        has_correction_bias=True,
+        num_groups=fields.count("n_group", 1),
+        topk_groups=fields.count("topk_group", 1),
+        routed_scaling_factor=1.0 if scale is None else fields.number("routed_scaling_factor"),
+        shared_intermediate_size=shared * width,
+    )
+
+
+def _glm4_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
+    return make_architecture(
+        fields,
+        sizes,
+        ropes=partial_rope(fields, sizes),
+        experts=[None if layer < dense else experts for layer in range(sizes.layers)],
+        qkv_bias=fields.flag("attention_bias"),
+        has_qk_norm=fields.flag("use_qk_norm"),
+        num_mtp_layers=_mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
+    )
+
+
+def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 0)
+    window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 62)
+    if fields.get("layer_types") is not None:
+        windows = windows_by_layer(fields, sizes, window or -1, every=1)
+    else:
+        windows = [window if window and layer >= first else 0 for layer in range(sizes.layers)]
+    if min(windows) < 0:
+        raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=32,
+        windows=windows,
+        experts=[None if layer < dense else experts for layer in range(sizes.layers)],
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
+    )
+
+
+def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key, values in _MINIMAX_M2_SAID.items():
+        fields.allow(key, *values)
+    kinds = fields.get("attn_type_list") or ()
+    if any(kind != 1 for kind in kinds):
+        raise UnsupportedConfig(f"{fields.where} says attn_type_list {kinds!r}")
+    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    said.setdefault("rope_theta", fields.number("rope_theta", 5e6))
+    if (turned := fields.get("rotary_dim")) is not None:
+        said.setdefault("partial_rotary_factor", turned / sizes.head_dim)
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("intermediate_size"),
+        scoring="sigmoid",
+        has_correction_bias=True,
+    )
+    return make_architecture(
+        fields,
+        sizes,
+        ropes=[make_rope(said, sizes.head_dim, sizes.positions, 5e6)] * sizes.layers,
+        experts=[experts] * sizes.layers,
+        has_qk_norm=True,
+        has_wide_qk_norm=True,
+        num_mtp_layers=_mtp_layers(fields, "num_mtp_modules"),
+        names=WeightNames(
+            experts="block_sparse_moe",
+            expert=("w1", "w3", "w2"),
+            correction_bias="e_score_correction_bias",
+        ),
+    )
+
+
+def _qwen2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    if fields.flag("use_sliding_window"):
+        raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
+    for key in ("sliding_window", "max_window_layers"):
+        fields.get(key)
+    windows = windows_by_layer(fields, sizes, -1, every=1)
+    if any(windows):
+        raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        shared_intermediate_size=fields.count("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
+    return make_architecture(
+        fields,
+        sizes,
+        experts=[
+            None if layer in dense or (layer + 1) % every else experts
+            for layer in range(sizes.layers)
+        ],
+        qkv_bias=fields.flag("qkv_bias", default=True),
+        names=WeightNames(shared_experts="shared_expert"),
+    )
+
+
+def _olmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.allow("clip_qkv")
+    is_biased = fields.flag("attention_bias")
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("intermediate_size"),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+    )
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        experts=[experts] * sizes.layers,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        has_qk_norm=True,
+        has_wide_qk_norm=True,
+    )
+
+
+def _ernie4_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key, values in _ERNIE_MOE_SAID.items():
+        fields.allow(key, *values)
+    width, shared = fields.count("moe_intermediate_size"), fields.get("moe_num_shared_experts") or 0
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        has_correction_bias=True,
+        shared_intermediate_size=shared * width,
+    )
+    first, last = fields.get("moe_layer_start_index"), fields.get("moe_layer_end_index")
+    last = sizes.layers - 1 if last == -1 else last
+    every = fields.count("moe_layer_interval")
+    return ernie4_5(
+        fields,
+        sizes,
+        experts=[
+            experts if first <= layer <= last and not (layer + 1) % every else None
+            for layer in range(sizes.layers)
+        ],
+        num_mtp_layers=0,
+        names=WeightNames(
+            has_rope_pairs=True,
+            correction_bias="moe_statics.e_score_correction_bias",
+            correction_bias_axes=(1,),
+        ),
+    )
+
+
+def _hunyuan_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    width = fields.count("intermediate_size")
+    experts = Experts(
+        num_experts=_one_of_all(fields, "num_experts", sizes.layers),
+        num_experts_per_tok=_one_of_all(fields, "moe_topk", sizes.layers),
+        intermediate_size=width,
+        shared_intermediate_size=width,
+    )
+    return hunyuan(
+        fields,
+        sizes,
+        experts=[experts] * sizes.layers,
+        names=WeightNames(
+            q_norm="query_layernorm",
+            k_norm="key_layernorm",
+            router="gate.wg",
+            shared_experts="shared_mlp",
+        ),
+    )
+
+
+def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    for key in ("first_k_dense_replace", "n_shared_experts", "attention_chunk_size"):
+        fields.get(key)  # what the class does not read
+    full = [layer == 0 or not (layer + 1) % 6 for layer in range(sizes.layers)]
+    kinds = fields.get("layer_types") or [FULL if is_full else SLIDING for is_full in full]
+    window = fields.count("sliding_window", 129)
+    if (before := fields.get("sliding_window_size")) is not None:
+        window = before + 1
+    if len(kinds) != sizes.layers or not {*kinds} <= {FULL, SLIDING}:
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+    windows = [window if kind == SLIDING else 0 for kind in kinds]
+    sparse = fields.get("mlp_layer_types") or ["dense"] + ["sparse"] * (sizes.layers - 1)
+    if len(sparse) != sizes.layers or not {*sparse} <= {"dense", "sparse"}:
+        raise UnsupportedConfig(f"{fields.where} says mlp_layer_types {sparse!r}")
+    # As the files of the release say the same.
+    fields.allow("hybrid_layer_pattern", [int(kind == SLIDING) for kind in kinds])
+    fields.allow("moe_layer_freq", [int(kind == "sparse") for kind in sparse])
+    fields.allow("layernorm_epsilon", 1e-5)
+    fields.allow("add_swa_attention_sink_bias", True)  # noqa: FBT003 - a value of a config
+    fields.allow("add_full_attention_sink_bias")
+    fields.allow("swa_num_attention_heads", sizes.heads)
+    fields.allow("swa_num_key_value_heads", 2 * fields.count("num_key_value_heads", 4))
+    fields.allow("swa_head_dim", sizes.head_dim)
+    fields.allow("swa_v_head_dim", fields.count("v_head_dim", 128))
+    fields.allow("swa_rope_theta", 10_000, 1e4)
+    fields.allow("rope_theta", 5_000_000, 5e6)
+    fields.allow("partial_rotary_factor", 0.334)
+    experts = replace(_sigmoid_experts(fields), shared_intermediate_size=0)
+    value_dim = fields.count("v_head_dim", 128)
+    scale = fields.get("attention_value_scale", 0.707)
+    ropes = ropes_by_window(
+        fields, sizes, windows, (1e4, 5e6), {"default": "default"}, partial=0.334
+    )
+    whole = make_architecture(
+        fields,
+        sizes,
+        windows=windows,
+        ropes=ropes,
+        experts=[experts if kind == "sparse" else None for kind in sparse],
+        qkv_bias=fields.flag("attention_bias"),
+        value_scale=1.0 if scale is None else fields.number("attention_value_scale", 0.707),
+        names=WeightNames(sinks="attention_sink_bias"),
+    )
+    blocks = []
+    for block in whole.blocks:
+        shape = replace(block.attention, value_dim=value_dim)
+        if shape.window:
+            shape = replace(shape, num_kv_heads=2 * shape.num_kv_heads, has_sinks=True)
+        blocks.append(replace(block, attention=shape))
+    return replace(whole, blocks=tuple(blocks))
+
+
+def _one_of_all(fields: ConfigFields, key: str, layers: int) -> int:
+    """Return a count that may be told for each layer, where it is the same for all."""
+    said = fields.get(key)
+    if isinstance(said, list) and len(said) == layers and len({*said}) == 1:
+        said = said[0]
+    if type(said) is not int or said < 1:
+        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
+    return said
+
+
+def _mtp_layers(fields: ConfigFields, *keys: str) -> int:
+    """Return how many layers that predict more tokens may lie behind the last."""
+    counts = [fields.get(key) for key in keys]
+    return max(
+        [count for count in counts if type(count) is int and 0 < count < MAX_MTP_LAYERS], default=0
+    )
+
+
+_MINIMAX_M2_SAID: dict[str, tuple[Any, ...]] = {
+    "use_qk_norm": (True,),
+    "qk_norm_type": ("per_layer",),
+    "scoring_func": ("sigmoid",),
+    "use_routing_bias": (True,),
+    "shared_intermediate_size": (0,),
+    "use_mtp": (True,),
+    "mtp_transformer_layers": (1,),
+}
+_ERNIE_MOE_SAID: dict[str, tuple[Any, ...]] = {
+    "moe_use_aux_free": (True,),
+    "moe_gate": ("topk",),
+    "moe_norm_min": (1e-12,),
+    "moe_capacity": ([64, 64, 64],),
+    "router_aux_loss_coef": (0.001,),
+}
+_ERNIE_MOE = {
+    "eos_token_id": 2,
+    "moe_num_experts": 64,
+    "moe_layer_start_index": 1,
+    "moe_layer_end_index": -1,
+    "moe_layer_interval": 1,
+    "moe_num_shared_experts": 2,
+}
+MOE = {
+    "dots1": Family("Dots1ForCausalLM", _dots1),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeForCausalLM",
+        _ernie4_5_moe,
+        None,
+        _ERNIE_MOE,
+        {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
+    ),
+    "glm4_moe": Family(
+        "Glm4MoeForCausalLM",
+        _glm4_moe,
+        None,
+        {"partial_rotary_factor": 0.5, "norm_topk_prob": True, "n_shared_experts": 1}
+        | {"num_nextn_predict_layers": 1},
+    ),
+    "hunyuan_v1_moe": Family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, None, {"eos_token_id": 2}),
+    "mimo_v2_flash": Family(
+        "MiMoV2FlashForCausalLM", _mimo_v2_flash, 192, {"norm_topk_prob": True}
+    ),
+    "minimax_m2": Family("MiniMaxM2ForCausalLM", _minimax_m2, 128, {"eos_token_id": 200_020}),
+    "olmoe": Family("OlmoeForCausalLM", _olmoe, None, {"eos_token_id": 50_279}),
+    "qwen2_moe": Family("Qwen2MoeForCausalLM", _qwen2_moe),
+}
