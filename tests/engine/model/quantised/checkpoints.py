@@ -35,6 +35,14 @@ def per_tensor(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.ones(())}, meant
 
 
+def static(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
+    """The same as Ministral 3 has it, in bf16."""
+    stored, _ = per_tensor(weight)
+    scale = stored["weight_scale"].bfloat16()
+    numbers, meant = _fp8(weight, scale.float())
+    return {"weight": numbers, "weight_scale_inv": scale, "activation_scale": scale + 1}, meant
+
+
 def per_row(weight: Tensor) -> tuple[LoadingInfo, Tensor]:
     """One scale a row, in bf16."""
     scale = (weight.abs().amax(1, keepdim=True) / 448).bfloat16()
@@ -157,9 +165,23 @@ _FLOAT, _INT = {"type": "float", "num_bits": 8}, {"type": "int", "num_bits": 4}
 _OF_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
 # By name: what config.json says, and what is stored of a matrix.
 FORMS: dict[str, tuple[dict[str, Any], Makes]] = {
-    "fp8, per tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, per_tensor),
+    "fp8, per tensor": (
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "static",
+            "modules_to_not_convert": ["model.vision_tower", "lm_head"],
+            "weight_block_size": None,
+        },
+        static,
+    ),
     "fp8, blocks": (
-        {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [GROUP, GROUP]},
+        {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+            "weight_block_size": [GROUP, GROUP],
+        },
         in_blocks,
     ),
     "compressed fp8, per tensor": (

@@ -103,10 +103,38 @@ def test_a_quantised_model_gives_the_logits_of_its_dequantised_copy(
     torch.testing.assert_close(chunked_logits(loaded, IDS)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-def test_experts_are_quantised_one_by_one(tmp_path: Path) -> None:
-    """Blocks of scales for each; routers are not quantised."""
-    save("fp8, blocks", tmp_path, "Qwen3MoeConfig")
-    assert isinstance(load_model(settings(tmp_path)).network, Decoder)
+@pytest.mark.parametrize(
+    ("form", "family", "expert"),
+    [
+        # As Qwen3-30B-A3B-FP8 has them, and MiniMax-M2 by the other names; and as llm-compressor
+        # writes mixtures, Kimi K2 Thinking among them.
+        ("fp8, blocks", "Qwen3MoeConfig", "mlp.experts.3.down_proj.weight_scale_inv"),
+        ("compressed int4", "MixtralConfig", "block_sparse_moe.experts.3.w2.weight_packed"),
+    ],
+)
+def test_experts_are_quantised_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, family: str, expert: str
+) -> None:
+    """They give the logits of a dequantised copy, and stay quantised where that is multiplied."""
+    meant = save(form, tmp_path / "own", family)
+    assert f"model.layers.0.{expert}" in load_file(tmp_path / "own" / WHOLE)
+    loaded = load_model(settings(tmp_path / "own"))
+    assert isinstance(loaded.network, Decoder)
+    build(family).save_pretrained(tmp_path / "copy")  # type: ignore[operator]
+    save_file(meant, tmp_path / "copy" / WHOLE, metadata={"format": "pt"})
+    eager: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "copy", dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.inference_mode():
+        expected = eager(input_ids=IDS[None], use_cache=False).logits[0].log_softmax(-1)
+    got = chunked_logits(loaded, IDS)[0].log_softmax(-1)
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    monkeypatch.setattr(loading, "has_quantised_linear", lambda *_: True)
+    hf_config = read_hf_config(str(tmp_path / "own"))
+    checkpoint = find_checkpoint(str(tmp_path / "own"), read_quantization_config(hf_config, None))
+    weights = read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
+    assert isinstance(weights["0.gate_up_proj"], Quantised)
+    assert isinstance(weights["0.down_proj"], Quantised)
 
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
@@ -334,10 +362,10 @@ UP = "model.layers.1.mlp.up_proj"
         ("gptq", "scales", torch.neg, "up_proj: its scales are 0 or below"),
         ("compressed int4", "weight_scale", torch.zeros_like, "its scales are 0 or below"),
         ("compressed fp8, per row", "weight_scale", torch.neg, "it has scales below 0"),
-        ("fp8, per tensor", "weight_scale", torch.zeros_like, "scales of 0 for numbers that"),
+        ("fp8, per tensor", "weight_scale_inv", torch.zeros_like, "scales of 0 for numbers that"),
         ("fp8, blocks", "weight_scale_inv", torch.zeros_like, "scales of 0 for numbers that"),
         ("gptq", "scales", lambda scales: scales * torch.nan, "scales holds NaN or infinity"),
-        ("fp8, per tensor", "weight_scale", lambda one: one * 1e30, "holds numbers up to"),
+        ("fp8, per tensor", "weight_scale_inv", lambda one: one * 1e30, "holds numbers up to"),
     ],
 )
 def test_scales_that_no_weight_was_quantised_by_are_refused(
