@@ -15,6 +15,7 @@ from .commands import (
     erase,
     keys,
     local,
+    models,
     results,
     resume,
     run,
@@ -55,7 +56,18 @@ def make_parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=_without_a_command)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     to_batches = (submit, resume, status, results, cancel, erase, drop)
-    for command in (run, serve, *to_batches, worker, local, keys, tenants, workers, completion):
+    for command in (
+        run,
+        serve,
+        models,
+        *to_batches,
+        worker,
+        local,
+        keys,
+        tenants,
+        workers,
+        completion,
+    ):
         command.add_command(commands)
     return parser
 

@@ -47,10 +47,12 @@ def sort_unknown(
 
 
 def expand_positional_model(typed: Sequence[str]) -> Sequence[str]:
-    """Expand `serve MODEL`, vLLM's form, to `serve --model MODEL`."""
+    """Expand `serve MODEL`, vLLM's form, and `models MODEL` by `--model`."""
     match typed:
-        case ["serve", model, *rest] if not model.startswith("-") and "--model" not in rest:
-            return ["serve", "--model", model, *rest]
+        case ["serve" | "models" as command, model, *rest] if (
+            not model.startswith("-") and "--model" not in rest
+        ):
+            return [command, "--model", model, *rest]
     return typed
 
 

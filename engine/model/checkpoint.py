@@ -169,6 +169,18 @@ def check_inside(name: str, kind: str, folder: Path, file: str) -> None:
         )
 
 
+def missing_files(folder: Path) -> tuple[str, ...]:
+    """Return the names of files of weights that a folder lacks."""
+    if (folder / WHOLE).exists():
+        return ()
+    if not (folder / INDEX).exists():
+        return (f"{WHOLE} or {INDEX}",)
+    try:
+        return tuple(file for file in _indexed("", folder) if not (folder / file).exists())
+    except ModelRefused:  # told by `find_checkpoint`
+        return ()
+
+
 def _indexed(name: str, folder: Path) -> list[str]:
     """Return the files that the index names, all of them safetensors by relative paths inwards."""
     try:

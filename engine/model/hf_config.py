@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from math import isfinite
 from typing import Any
 
@@ -103,7 +104,10 @@ def read_hf_config(name: str) -> HFConfig:
     try:
         path = find_file(name, CONFIG)
         said = None if path is None else json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as exc:
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        why = f"{CONFIG} is no whole JSON ({first_line_of(exc)}): copy or fetch it again"
+        raise ModelRefused(f"{name}: cannot be read as a model: {why}") from exc
+    except (OSError, ValueError) as exc:
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
     if not isinstance(said, dict):
         why = f"there is no {CONFIG}" if path is None else f"{CONFIG} holds no JSON object"

@@ -70,6 +70,22 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
         return _load_native(settings, hf_config, leader)
     except UnsupportedConfig as exc:
         why = str(exc)
+    refuse_native_settings(settings, hf_config, why, is_shared=leader is not None)
+    from . import transformers_model
+
+    loaded = transformers_model.load(settings, hf_config, choose_device(settings.device))
+    note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
+    notes = (note, *_notes_on_context(settings, hf_config, loaded.max_model_len))
+    return replace(loaded, notes=notes)
+
+
+def refuse_native_settings(
+    settings: EngineConfig, hf_config: HFConfig, why: str, *, is_shared: bool
+) -> None:
+    """Refuse what only the engine's own decoder does, for a model that it does not run and `why`.
+
+    `is_shared` says that ranks share the model.
+    """
     if settings.lora_modules:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
@@ -80,17 +96,11 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
             f"{settings.model}: transformers runs this model ({why}), and quantised weights are "
             f"served by the engine's own decoder only; {UNQUANTISED}."
         )
-    if leader is not None:
+    if is_shared:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and models are shared "
             "between ranks by the engine's own decoder only: leave out --tensor-parallel-size."
         )
-    from . import transformers_model
-
-    loaded = transformers_model.load(settings, hf_config, choose_device(settings.device))
-    note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
-    notes = (note, *_notes_on_context(settings, hf_config, loaded.max_model_len))
-    return replace(loaded, notes=notes)
 
 
 def _notes_on_context(

@@ -31,6 +31,7 @@ from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
 from .parity import check_parity, compared_rows, parity_tokens
 from .pretrained import from_pretrained
+from .refused_types import reason_refused
 from .rope import SWITCHING, is_switched, stretched_positions
 from .sanity import check_finite, check_logits, check_numbers
 from .transformers_forward import ATTENTION, TransformersNetwork, probe
@@ -165,7 +166,8 @@ def _filled(
 
 def read_config(hf_config: HFConfig) -> Any:
     """Return transformers' config of a description; `ModelRefused` says why there is none."""
-    from transformers import AutoConfig
+    import transformers
+    from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # what it finds unusual, such as YaRN by an override, is proved
@@ -175,6 +177,11 @@ def read_config(hf_config: HFConfig) -> Any:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except Exception as exc:  # what a config holds may fail anywhere in transformers
             reason = first_line_of(exc).replace(folder, hf_config.name)
+            if hf_config.raw.get("model_type") not in CONFIG_MAPPING:
+                reason = (
+                    f"neither the engine nor transformers {transformers.__version__} knows its "
+                    f"model type {hf_config.raw.get('model_type')!r}"
+                )
             raise ModelRefused(f"{hf_config.name}: cannot be read as a model: {reason}") from exc
 
 
@@ -217,6 +224,8 @@ def refuse_by_config(name: str, config: Any) -> None:
             f"{name}: model type {kind!r} is an encoder-decoder, not a decoder; of these only the "
             "Whisper family is served."
         )
+    if (reason := reason_refused(kind)) is not None:
+        raise ModelRefused(f"{name}: model type {kind!r} cannot be served: {reason}.")
     if getattr(config, "quantization_config", None):
         raise ModelRefused(f"{name}: {QUANTISED}")
 

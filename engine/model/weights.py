@@ -246,6 +246,11 @@ def _room(
     return make(weight.shape, dtype=dtype, device=device)
 
 
+def count_stored(checkpoint: Checkpoint) -> int:
+    """Return how many numbers the files hold, by their headers."""
+    return sum(prod(tensor.shape) for file in checkpoint.files for tensor in _tensors(file, {}))
+
+
 def _count(wanted: Iterable[Weight]) -> int:
     shapes = {part.key: part.shape for weight in wanted for part in weight.parts}
     return sum(map(prod, shapes.values()))

@@ -24,7 +24,7 @@ from .sectioned_calls import DEEPSEEK, KIMI
 from .tagged_calls import COHERE, HERMES, HUNYUAN, MINIMAX, NEMOTRON, SEED
 from .tool_calls import GRANITE, MISTRAL, ToolCallParser
 
-_NONE = "none"
+NONE = "none"
 _Parser = TypeVar("_Parser")
 
 # By vLLM's names; SGLang's are below.
@@ -86,7 +86,7 @@ _OTHER_NAMES = MappingProxyType(
 )
 _CHANNELS = frozenset({"openai_gptoss", "gpt_oss"})
 # Signs of each parser in templates; the first one found counts.
-_TOOL_CALL_SIGNS = (
+TOOL_CALL_SIGNS = (
     ("<|channel|>", "openai"),
     ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
     ("[TOOL_CALLS]", "mistral"),
@@ -103,7 +103,7 @@ _TOOL_CALL_SIGNS = (
     ("<|python_start|>", "pythonic"),
     ("<|python_tag|>", "llama3_json"),
 )
-_REASONING_SIGNS = (
+REASONING_SIGNS = (
     ("[THINK]", "mistral"),
     ("<seed:think>", "seed_oss"),
     ("<|START_THINKING|>", "cohere_command3"),
@@ -165,17 +165,26 @@ def select_parsers(
 
     Raises `EngineError` for an unknown name.
     """
-    if tool_calls is None:
-        tool_calls = _name_by_sign(template, _TOOL_CALL_SIGNS)
-    if reasoning is None:
-        reasoning = _name_by_sign(template, _REASONING_SIGNS)
+    tool_calls, reasoning = parser_names(template, tool_calls=tool_calls, reasoning=reasoning)
     tool_call_parser = _named(TOOL_CALL_PARSERS, tool_calls, "--tool-call-parser")
     if _plain(reasoning) in _CHANNELS:
-        tool_call_parser, reasoning = HARMONY, _NONE
+        tool_call_parser, reasoning = HARMONY, NONE
     reasoning_parser = _named(REASONING_PARSERS, reasoning, "--reasoning-parser")
     return ParserSet(
         tool_call_parser, None if tool_call_parser is HARMONY else reasoning_parser, template or ""
     )
+
+
+def parser_names(
+    template: str | None, *, tool_calls: str | None = None, reasoning: str | None = None
+) -> tuple[str, str]:
+    """Return the names of the parsers of tool calls and of reasoning, as `select_parsers` does."""
+    if tool_calls is None:
+        tool_calls = _name_by_sign(template, TOOL_CALL_SIGNS)
+    if reasoning is None:
+        has_channels = _plain(tool_calls) == "openai"
+        reasoning = "openai_gptoss" if has_channels else _name_by_sign(template, REASONING_SIGNS)
+    return tool_calls, reasoning
 
 
 def check_parser_names(*, tool_calls: str | None, reasoning: str | None) -> None:
@@ -184,7 +193,7 @@ def check_parser_names(*, tool_calls: str | None, reasoning: str | None) -> None
 
 
 def _name_by_sign(template: str | None, signs: tuple[tuple[str, str], ...]) -> str:
-    return next((name for sign, name in signs if sign in (template or "")), _NONE)
+    return next((name for sign, name in signs if sign in (template or "")), NONE)
 
 
 def _plain(name: str) -> str:
@@ -193,10 +202,10 @@ def _plain(name: str) -> str:
 
 def _named(parsers: Mapping[str, _Parser], name: str, flag: str) -> _Parser | None:
     plain = _plain(name)
-    if plain == _NONE:
+    if plain == NONE:
         return None
     parser = parsers.get(plain) or parsers.get(_OTHER_NAMES.get(plain, ""))
     if parser is None:
-        names = ", ".join([*sorted(parsers), _NONE])
+        names = ", ".join([*sorted(parsers), NONE])
         raise EngineError(f"{flag} {name} is none of {names}")
     return parser

@@ -129,7 +129,7 @@ def load_text_model(
     tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
     chat_template = None
     if template is not None or vocabulary.chat_template:
-        chat_template = _chat_template(name, vocabulary, template)
+        chat_template = load_chat_template(name, vocabulary, template)
     ends = eos_ids(name, generation, model.eos_token_ids, tokenizer)
     return TextModel(
         tokenizer=tokenizer,
@@ -142,7 +142,8 @@ def load_text_model(
     )
 
 
-def _chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
+def load_chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:
+    """Return a model's chat template, or that of `source`; `EngineError` names the model."""
     try:
         template = ChatTemplate(vocabulary, source=source)
     except EngineError as exc:

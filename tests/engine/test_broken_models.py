@@ -13,6 +13,7 @@ import pytest
 
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.inspection import inspect_model
 from tidemill.engine.load import load_served
 from tidemill.protocol.contract import EngineError
 
@@ -228,6 +229,8 @@ def test_a_broken_folder_is_one_sentence(tmp_path: Path, name: str) -> None:
     sentence = sentence_of(folder)
     assert words in sentence
     assert is_one_sentence(sentence, folder)
+    faults = inspect_model(EngineConfig(str(folder), device="cpu", dtype="float32")).faults
+    assert all(is_one_sentence(fault, folder) for fault in faults)
 
 
 @pytest.mark.long

@@ -58,6 +58,11 @@ def read_quantization_config(hf_config: HFConfig, asked: str | None) -> Quantiza
     return QuantizationConfig(method, weight_format)
 
 
+def supported_methods() -> tuple[str, ...]:
+    """Return the methods by which published weights may be quantised."""
+    return tuple(_METHODS)
+
+
 def _fp8(said: ConfigFields) -> WeightFormat:
     said.allow("fmt", "e4m3", "float8_e4m3fn")
     said.allow("activation_scheme", "dynamic", "static")

@@ -109,6 +109,11 @@ def read_vision_config(
         raise UnsupportedConfig(f"what it says of images does not fit together: {exc!r}") from exc
 
 
+def supported_types() -> tuple[str, ...]:
+    """Return the types of models whose images are served."""
+    return tuple(_READERS)
+
+
 def _preparation(name: str) -> dict[str, Any]:
     """Return how images are prepared, of two files the one that transformers believes."""
     for file, part in ((_PROCESSOR, "image_processor"), (_PREPARATION, None)):

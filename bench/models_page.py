@@ -1,0 +1,180 @@
+"""Page of the models that are served: docs/models.md, from the engine's own tables.
+
+    python -m bench.models_page [--write docs/models.md]
+
+Whoever adds a family, a parser or a reason to refuse writes the page again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from textwrap import fill
+
+from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
+from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
+from tidemill.engine.model.families import FAMILIES
+from tidemill.engine.model.hf_config import TEXT_OF_KIND
+from tidemill.engine.model.quantised.quantization_config import supported_methods
+from tidemill.engine.model.refused_types import REFUSED_TYPES, reason_refused
+from tidemill.engine.model.speech.loading import TITLE
+from tidemill.engine.model.speech.whisper_config import KIND
+from tidemill.engine.model.vision.eager import WHOLE_ONLY
+from tidemill.engine.model.vision.preprocessor_config import supported_types
+from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
+
+PAGE = """# Models
+
+`python -m bench.models_page --write docs/models.md` makes this page from the engine's tables.
+`tidemill models PATH-OR-HUB-ID` says of one model how it will run here, how much memory it takes
+and what is missing, before anything is loaded ([below](#one-model)). What decides is `model_type`
+in `config.json` (`text_config` in models of text and images). Every load proves that a model
+computes the same as its class in transformers, or refuses it.
+
+## By the engine's own decoder
+All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism
+(`--tensor-parallel-size`), and the quantised weights that they are published in:
+{methods} ([which](running.md#models)). `--quantization fp8` makes others fp8 as they are read. A
+field of `config.json` that the engine does not know leaves the model to transformers' class.
+
+| `model_type` | class in transformers | LoRA adapters | images |
+|---|---|---|---|
+{own}
+
+## Vectors, scores and recordings
+| `model_type` | class in transformers |
+|---|---|
+{encoders}
+
+Of the decoders above, those that are published as models of vectors or scores give them as well
+([which](parameters.md#which-models-give-vectors-or-scores)).
+
+## By transformers' classes
+These types of transformers {version} are tried: slower, on one GPU, without adapters, quantised
+weights or images. Layers that attend in a way that pages cannot hold are refused at load, by name.
+
+{others}
+
+## Refused
+| because | `model_type` |
+|---|---|
+{refused}
+
+Other types, and classes that lie beside the weights (`auto_map`), are refused: a model's own code
+is never run.
+
+## Tool calls and reasoning
+The parser is chosen by what the chat template contains, whatever the family; the first row that is
+found counts. Flags name another ([what each reads](parameters.md#tools-and-thinking)).
+
+| in the template | `--tool-call-parser` |
+|---|---|
+{tool_calls}
+
+| in the template | `--reasoning-parser` |
+|---|---|
+{reasoning}
+
+## One model
+```
+$ tidemill models demo/model
+model            demo/model (qwen3)
+runs             by the engine's own network (Qwen3ForCausalLM)
+gives            text
+context          2,048 tokens
+weights          4.2 MB as bfloat16 on cpu
+KV cache         1,280 bytes a token; 524,288 tokens fit here now
+tensor parallel  2
+adapters         LoRA
+quantised as     fp8, compressed-tensors, awq, gptq
+images           no
+tool calls       hermes
+reasoning        none by its template
+```
+It reads `config.json`, the tokenizer and the headers of the weights; of a hub id whose weights are
+not here yet, it fetches the small files only. It takes the flags of the model and the engine that
+[`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`, `--max-model-len`,
+and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens that fit are counted
+by the memory that is free at the moment, and no more than can be in use at once; a load on a GPU
+measures its largest step and may fit more.
+
+`--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
+the reason. The exit status is 1 for a model that would be refused, 2 for wrong arguments. What only
+a load can prove is not looked at: whether weights hold noise, and whether both networks compute the
+same.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    import transformers
+
+    return PAGE.format(
+        methods=_listed(supported_methods()),
+        own="\n".join(_own_rows()),
+        encoders="\n".join(_encoder_rows()),
+        version=".".join(transformers.__version__.split(".")[:2]),
+        others=fill(_listed(tried_types()), 100, break_on_hyphens=False),
+        refused="\n".join(
+            f"| {why} | {_listed(kind for kind in kinds if kind not in FAMILIES)} |"
+            for why, kinds in REFUSED_TYPES.items()
+        ),
+        tool_calls="\n".join(_sign_rows(TOOL_CALL_SIGNS)),
+        reasoning="\n".join(_sign_rows(REASONING_SIGNS)),
+    )
+
+
+def tried_types() -> list[str]:
+    """Return the types that transformers' classes run, unless their layers are refused at load."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    own = {*FAMILIES, *ENCODERS, *ENCODER_TYPES, *TEXT_OF_KIND, KIND}
+    return sorted(
+        kind
+        for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        if kind not in own and reason_refused(kind) is None
+    )
+
+
+def _own_rows() -> Iterable[str]:
+    seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
+    for kind in sorted(FAMILIES):
+        sees = kind in seeing or kind.removesuffix("_text") in seeing
+        adapters = "no" if kind in WHOLE_ONLY else "yes"
+        images = "yes" if sees else "no"
+        yield f"| `{kind}` | `{FAMILIES[kind].class_name}` | {adapters} | {images} |"
+
+
+def _encoder_rows() -> Iterable[str]:
+    for kind in sorted(ENCODERS):
+        yield f"| `{kind}` | `{ENCODERS[kind].class_name}` |"
+    yield f"| `{KIND}` (recordings) | `{TITLE}` |"
+
+
+def _sign_rows(signs: Iterable[tuple[str, str]]) -> Iterable[str]:
+    for sign, parser in signs:
+        yield f"| `{sign.replace('|', chr(92) + '|')}` | `{parser}` |"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the page, or write it; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", type=Path)
+    asked = parser.parse_args(arguments)
+    if asked.write is None:
+        sys.stdout.write(page())
+    else:
+        asked.write.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Values of a plan: how a model will run and what memory that takes, and what all plans share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+
+from ..config import EngineConfig
+from ..errors import ModelRefused, OutOfCacheMemory
+from ..kernels.attention import AttentionShape
+from ..kernels.backends import choose_backend
+from ..kernels.quantised import FP8
+from ..storage.hub import find_file
+from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint
+from .hf_config import CONFIG
+from .kv_cache_size import count_pages, free_bytes
+from .loaded_model import LoadedModel, Network
+from .quantised.quantization_config import QuantizationConfig
+
+Runs = Literal["native", "transformers"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Memory of one rank in bytes: its weights, and what keys and values of a token take.
+
+    `kv_cache_tokens` fit beside the weights in what is free now; 0 where not even the weights do.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """Plan of a model: `why` transformers runs it, None where the engine's own decoder does.
+
+    It can be shared by as many ranks as `tensor_parallel_sizes` say. `memory` is None where nothing
+    tells it before a load. `notes` are sentences for the user.
+    """
+
+    runs: Runs
+    why: str | None
+    class_name: str
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str | None
+    max_model_len: int
+    memory: MemoryPlan | None
+    tensor_parallel_sizes: tuple[int, ...] = ()
+    takes_adapters: bool = False
+    takes_images: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def find_weights(
+    name: str, quantization: QuantizationConfig | None = None
+) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """Return a model's weights, or None and a note where they are still to be fetched.
+
+    Nothing but an index is fetched. `ModelRefused` says what is wrong with files that are there.
+    """
+    if Path(name).is_dir():
+        return find_checkpoint(name, quantization), ()
+    config = find_file(name, CONFIG)
+    assert config is not None  # it was read
+    index = find_file(name, INDEX)
+    if index is None and not (config.parent / WHOLE).exists():
+        return None, ("its weights are still on the hub: a load fetches them",)
+    try:
+        return replace(find_checkpoint(str(config.parent), quantization), name=name), ()
+    except ModelRefused:
+        if index is None:
+            raise
+        return None, ("some of its weights are still on the hub: a load fetches them",)
+
+
+def plan_memory(
+    settings: EngineConfig,
+    shapes: Sequence[AttentionShape],
+    weight_bytes: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    widths: tuple[int, int],
+    vocab_size: int,
+    max_model_len: int,
+) -> MemoryPlan:
+    """Return the memory of a network; `widths` are its hidden one and the widest inner one."""
+    model = LoadedModel(
+        network=cast("Network", None),  # sizes are all that is asked for
+        shapes=tuple(shapes),
+        backend=choose_backend(shapes, dtype, device),
+        dtype=dtype,
+        device=device,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        hidden_size=widths[0],
+        max_intermediate_size=widths[1],
+    )
+    if settings.kv_cache_dtype != "auto":
+        model = model.with_kv_cache_dtype(FP8)
+    page_size = model.backend.page_size
+    try:
+        num_pages = count_pages(model, settings, free=free_bytes(device) - weight_bytes)
+    except OutOfCacheMemory:
+        num_pages = 0
+    return MemoryPlan(weight_bytes, model.page_bytes // page_size, num_pages * page_size)

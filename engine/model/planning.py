@@ -1,0 +1,140 @@
+"""Planning of a model that writes text: how it will run and in what memory, before a load.
+
+Read are its config.json and the headers of its weights. What only a load can prove, that the
+engine's decoder computes the same as transformers' class, is taken to hold.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from ..config import EngineConfig
+from ..errors import ModelRefused
+from ..kernels.backends import has_quantised_linear
+from ..kernels.communicator import Shard
+from .architecture import Architecture
+from .device import choose_device, choose_dtype, context_length
+from .families import architecture_of
+from .hf_config import HFConfig, UnsupportedConfig
+from .loading import refuse_native_settings
+from .model_plan import ModelPlan, find_weights, plan_memory
+from .overrides import read_overridden_config
+from .quantised.loading import MADE_FP8
+from .quantised.quantization_config import QuantizationConfig, read_quantization_config
+from .tensor_parallel import check_tensor_parallel_size, shard_architecture
+from .vision.preprocessor_config import read_vision_config
+from .weight_map import weights_of
+from .weights import find_layout
+
+MAX_GPUS = 8
+"""Of one machine."""
+
+
+def plan_model(settings: EngineConfig) -> ModelPlan:
+    """Return the plan of a model; `ModelRefused` says why it would not be served."""
+    hf_config = read_overridden_config(settings)
+    try:
+        return _plan_native(settings, hf_config)
+    except UnsupportedConfig as exc:
+        why = str(exc)
+    is_shared = settings.tensor_parallel_size > 1
+    refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
+    from .transformers_plan import plan_transformers
+
+    return plan_transformers(settings, hf_config, why)
+
+
+def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
+    from .vision.eager import WHOLE_ONLY
+
+    quantization = read_quantization_config(hf_config, settings.quantization)
+    architecture = architecture_of(hf_config)
+    size = settings.tensor_parallel_size
+    check_tensor_parallel_size(settings.model, architecture, size)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
+    checkpoint, notes = find_weights(settings.model, quantization)
+    if checkpoint is not None:
+        wanted = list(weights_of(architecture))
+        find_layout(checkpoint, architecture, wanted, is_multimodal=hf_config.is_multimodal)
+    share = shard_architecture(architecture, Shard(0, size))
+    weight_bytes = _weight_bytes(architecture, quantization, dtype, device, size=size)
+    if checkpoint is not None and _stays_quantised(quantization, dtype, device):
+        weight_bytes = checkpoint.num_bytes // size
+    max_model_len = context_length(settings, architecture.max_positions)
+    takes_images, blind = _images(hf_config, quantization)
+    return ModelPlan(
+        runs="native",
+        why=None,
+        class_name=architecture.class_name,
+        device=device,
+        dtype=dtype,
+        quantization=None if quantization is None else quantization.method,
+        max_model_len=max_model_len,
+        memory=plan_memory(
+            settings,
+            [block.attention for block in share.blocks],
+            weight_bytes,
+            dtype=dtype,
+            device=device,
+            widths=(architecture.hidden_size, share.max_intermediate_size),
+            vocab_size=architecture.vocab_size,
+            max_model_len=max_model_len,
+        ),
+        tensor_parallel_sizes=_tensor_parallel_sizes(architecture),
+        takes_adapters=hf_config.model_type not in WHOLE_ONLY,
+        takes_images=takes_images,
+        notes=(*notes, *blind),
+    )
+
+
+def _weight_bytes(
+    architecture: Architecture,
+    quantization: QuantizationConfig | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    size: int,
+) -> int:
+    """Return the bytes of a rank's weights, but for those that stay as they are stored."""
+    makes_fp8 = quantization is not None and has_quantised_linear(dtype, device)
+    num_bytes = 0
+    for weight in weights_of(architecture, shard=Shard(0, size)):
+        made_fp8 = makes_fp8 and weight.role.partition(".")[2] in MADE_FP8
+        num_bytes += prod(weight.shape) * (1 if made_fp8 else dtype.itemsize)
+    return num_bytes
+
+
+def _stays_quantised(
+    quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
+) -> bool:
+    """Say whether weights are served as they are stored."""
+    is_stored = quantization is not None and quantization.weight_format is not None
+    return is_stored and has_quantised_linear(dtype, device)
+
+
+def _tensor_parallel_sizes(architecture: Architecture) -> tuple[int, ...]:
+    """Return how many GPUs of a machine can share a model."""
+    sizes = []
+    for size in range(2, MAX_GPUS + 1):
+        try:
+            check_tensor_parallel_size("", architecture, size)
+        except ModelRefused:
+            continue
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _images(
+    hf_config: HFConfig, quantization: QuantizationConfig | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Say whether a model takes images, and why not where it could."""
+    try:
+        sees = read_vision_config(hf_config) is not None
+    except UnsupportedConfig as exc:
+        return False, (f"it is served without images: {exc}",)
+    if sees and quantization is not None:
+        return False, ("it is served without images: its weights are quantised",)
+    return sees, ()

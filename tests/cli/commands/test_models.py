@@ -1,0 +1,57 @@
+"""`tidemill models`: one model's report, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tidemill import demo
+from tidemill.cli.main import main
+
+MODEL = str(demo.MODEL_PATH)
+
+
+def test_a_report_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both say the same."""
+    assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32"]) == 0
+    table = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert main(["models", MODEL, "--device", "cpu", "--dtype", "float32", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert table["runs"].strip().startswith("by the engine's own network")
+    assert (report["runs"], report["model_type"], report["dtype"]) == ("native", "qwen3", "float32")
+    assert f"{report['kv_bytes_per_token']:,} bytes a token" in table["KV cache"]
+    assert f"{report['weight_bytes'] / 1e6:,.1f} MB as float32 on cpu" in table["weights"]
+    assert table["tool calls"].strip() == report["tool_call_parser"] == "hermes"
+
+
+def test_a_model_that_would_be_refused_ends_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason is part of the report."""
+    (tmp_path / "config.json").write_text("{")
+    assert main(["models", str(tmp_path)]) == 1
+    assert "refused  " in capsys.readouterr().out
+    assert main(["models", str(tmp_path), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["runs"], report["weight_bytes"]) == ("refused", None)
+    assert "config.json is no whole JSON" in report["why"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ([], "name a model"),
+        (["/no/such/folder"], "there is no such folder"),
+        (["s3://bucket/model"], "lies in S3"),
+        ([MODEL, "--tool-call-parser", "x"], "is none of"),
+        ([MODEL, "--jsn"], "did you mean --json?"),
+    ],
+)
+def test_what_cannot_work_ends_with_2(
+    typed: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one sentence."""
+    assert main(["models", *typed]) == 2
+    assert words in capsys.readouterr().err
