@@ -17,8 +17,8 @@ from .quantised import Matrix, as_tensor
 ALIGNED_BYTES = 16
 
 
-# "softmax_chosen" is a softmax over the chosen experts' logits alone.
-Scoring = Literal["softmax", "softmax_chosen", "sigmoid"]
+# "softmax_chosen" is a softmax over the chosen experts' logits alone; for "sparsemixer" see there.
+Scoring = Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,12 @@ class Routing:
     num_groups: int = 1
     topk_groups: int = 1
     scale: float = 1.0
+    jitter: float = 0.0
 
     @property
     def is_plain(self) -> bool:
         """Say whether it is a softmax and nothing else."""
-        is_softmax = self.scoring != "sigmoid" and self.bias is None
+        is_softmax = self.scoring in {"softmax", "softmax_chosen"} and self.bias is None
         return is_softmax and self.num_groups == 1 and self.scale == 1
 
 
@@ -95,6 +96,8 @@ def select_experts(
 
 def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     """Return each token's experts and their shares: `[T, E]` → `[T, count]` twice."""
+    if routing.scoring == "sparsemixer":
+        return _sparsemixer(logits.float(), routing)
     is_sigmoid = routing.scoring == "sigmoid"
     scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(dim=-1)
     choice = scores if routing.bias is None else scores + routing.bias
@@ -108,6 +111,22 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     if routing.is_renormalised:
         shares = shares / (shares.sum(dim=-1, keepdim=True) + 1e-20)
     return experts, shares * routing.scale
+
+
+def _sparsemixer(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return each token's experts one by one, their shares those among logits that come close.
+
+    Phi-MoE was trained with it: a logit counts if it is less than 2 · `jitter` below the best,
+    relative to its size.
+    """
+    left, experts, shares = logits, [], []
+    for _ in range(routing.count):
+        best, expert = left.max(dim=-1, keepdim=True)
+        is_far = (best - logits) / logits.abs().clamp(min=best) > 2 * routing.jitter
+        experts.append(expert)
+        shares.append(left.masked_fill(is_far, -torch.inf).softmax(dim=-1).gather(-1, expert))
+        left = left.scatter(-1, expert, -torch.inf)
+    return torch.cat(experts, dim=-1), torch.cat(shares, dim=-1)
 
 
 def apply_experts(

@@ -44,6 +44,7 @@ class Experts:
     num_groups: int = 1
     topk_groups: int = 1
     routed_scaling_factor: float = 1.0
+    router_jitter: float = 0.0
     shared_intermediate_size: int = 0
     has_shared_gate: bool = False
 
@@ -83,7 +84,8 @@ class WeightNames:
     its queries, key and value. With `has_rope_pairs` neighbouring numbers of a head are turned
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
     `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
-    halves of one or interleaved.
+    halves of one or interleaved; as "rows" not transposed, and named `input_linear` and
+    `output_linear`.
     """
 
     embed_tokens: str = "model.embed_tokens"
@@ -111,7 +113,7 @@ class WeightNames:
     shared_experts: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    stacked_experts: Literal["halves", "interleaved"] | None = None
+    stacked_experts: Literal["halves", "interleaved", "rows"] | None = None
 
     @property
     def base(self) -> str:

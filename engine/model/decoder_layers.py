@@ -147,6 +147,7 @@ class LayerMaker:
             experts.num_groups,
             experts.topk_groups,
             experts.routed_scaling_factor,
+            experts.router_jitter,
         )
         router = self._router(role, routing)
         weights = ExpertWeights(

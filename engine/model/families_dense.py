@@ -106,7 +106,8 @@ def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return _cohere(fields, sizes, windows=windows, ropes=ropes)
 
 
-def _granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+def granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    """Return Granite's block, of four multipliers."""
     is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
@@ -274,6 +275,13 @@ _MINISTRAL3_ROPE = {
 EPS = {"layer_norm_eps": "rms_norm_eps"}
 _GLM_EOS = [151_329, 151_336, 151_338]
 _GLM = {"attention_bias": True, "partial_rotary_factor": 0.5, "eos_token_id": _GLM_EOS}
+GRANITE = {
+    "attention_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "eos_token_id": 2,
+}
 DENSE = {
     "cohere": Family("CohereForCausalLM", _cohere, None, {"eos_token_id": 255_001}, EPS),
     "cohere2": Family("Cohere2ForCausalLM", _cohere2, None, {"eos_token_id": 255_001}, EPS),
@@ -281,18 +289,7 @@ DENSE = {
     "exaone4": Family("Exaone4ForCausalLM", _exaone4, None, {"eos_token_id": 2}),
     "glm": Family("GlmForCausalLM", _glm, 128, _GLM),
     "glm4": Family("Glm4ForCausalLM", _glm4, 128, _GLM),
-    "granite": Family(
-        "GraniteForCausalLM",
-        _granite,
-        None,
-        {
-            "attention_multiplier": 1.0,
-            "embedding_multiplier": 1.0,
-            "residual_multiplier": 1.0,
-            "logits_scaling": 1.0,
-            "eos_token_id": 2,
-        },
-    ),
+    "granite": Family("GraniteForCausalLM", granite, None, GRANITE),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", hunyuan, None, {"eos_token_id": 2}),
     "ministral": Family(
         "MinistralForCausalLM", _ministral, None, {"sliding_window": 4096, "eos_token_id": 2}

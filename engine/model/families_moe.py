@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .architecture import Architecture, Experts, WeightNames
-from .families_dense import ernie4_5, hunyuan, partial_rope
+from .families_dense import GRANITE, ernie4_5, granite, hunyuan, partial_rope
 from .family import (
     FULL,
     SLIDING,
@@ -15,6 +15,7 @@ from .family import (
     count_experts,
     make_architecture,
     ropes_by_window,
+    uniform_windows,
     windows_by_layer,
 )
 from .hf_config import ConfigFields, UnsupportedConfig
@@ -265,6 +266,63 @@ def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return replace(whole, blocks=tuple(blocks))
 
 
+def _granite_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    width, shared = fields.count("intermediate_size"), fields.get("shared_intermediate_size") or 0
+    if shared:
+        raise UnsupportedConfig(f"{fields.where} says shared_intermediate_size {shared!r}")
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        scoring="softmax_chosen",
+    )
+    return granite(
+        fields,
+        sizes,
+        experts=[experts] * sizes.layers,
+        names=WeightNames(
+            experts="block_sparse_moe", router="router.layer", stacked_experts="rows"
+        ),
+    )
+
+
+def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.get("input_jitter_noise")  # of training
+    said = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
+    for key in ("rope_theta", "original_max_position_embeddings"):
+        if (value := fields.get(key)) is not None:
+            said.setdefault(key, value)
+    scales = {said.pop(key, None) for key in ("short_mscale", "long_mscale")}
+    if len(scales) > 1:
+        raise UnsupportedConfig("its rope scales long contexts otherwise than short ones")
+    if scales != {None}:
+        said["attention_factor"] = scales.pop()
+    kinds = {"default": "default", "longrope": "longrope", "su": "longrope"}
+    rope = make_rope(said, sizes.head_dim, sizes.positions, 1e6, kinds)
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("intermediate_size"),
+        scoring="sparsemixer",
+        router_jitter=fields.number("router_jitter_noise"),
+    )
+    is_biased = fields.flag("attention_bias")
+    return make_architecture(
+        fields,
+        sizes,
+        key_heads=8,
+        windows=uniform_windows(fields, sizes),
+        ropes=[rope] * sizes.layers,
+        experts=[experts] * sizes.layers,
+        qkv_bias=is_biased,
+        o_proj_bias=is_biased,
+        head_bias=fields.flag("lm_head_bias"),
+        has_layer_norm=True,
+        has_norm_bias=True,
+        names=WeightNames(experts="block_sparse_moe", expert=("w1", "w3", "w2")),
+    )
+
+
 def _one_of_all(fields: ConfigFields, key: str, layers: int) -> int:
     """Return a count that may be told for each layer, where it is the same for all."""
     said = fields.get(key)
@@ -323,11 +381,20 @@ MOE = {
         {"partial_rotary_factor": 0.5, "norm_topk_prob": True, "n_shared_experts": 1}
         | {"num_nextn_predict_layers": 1},
     ),
+    "granitemoe": Family(
+        "GraniteMoeForCausalLM",
+        _granite_moe,
+        None,
+        {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
     "hunyuan_v1_moe": Family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, None, {"eos_token_id": 2}),
     "mimo_v2_flash": Family(
         "MiMoV2FlashForCausalLM", _mimo_v2_flash, 192, {"norm_topk_prob": True}
     ),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", _minimax_m2, 128, {"eos_token_id": 200_020}),
     "olmoe": Family("OlmoeForCausalLM", _olmoe, None, {"eos_token_id": 50_279}),
+    "phimoe": Family(
+        "PhimoeForCausalLM", _phi_moe, None, {"eos_token_id": 2, "router_jitter_noise": 0.01}
+    ),
     "qwen2_moe": Family("Qwen2MoeForCausalLM", _qwen2_moe),
 }

@@ -242,8 +242,33 @@ class _Layer:
             yield from self.mlp(f"{names.experts}.{names.shared_experts}", inner, "shared.")
         if experts.has_shared_gate:
             yield whole(f"{self.role}shared_gate", f"{prefix}{names.shared_gate}.weight", 1, hidden)
+        own = self.shard.indices(experts.intermediate_size)
+        if names.stacked_experts == "rows":
+            yield from self._expert_rows(prefix, experts, own)
+            return
         make = self._stacked_experts if names.stacked_experts else self._single_experts
-        yield from make(f"{prefix}experts.", experts, self.shard.indices(experts.intermediate_size))
+        yield from make(f"{prefix}experts.", experts, own)
+
+    def _expert_rows(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
+        """Yield those of experts stored as one, each as it is: gates above ups."""
+        count, width, hidden = (
+            experts.num_experts,
+            experts.intermediate_size,
+            self.model.hidden_size,
+        )
+        shape, key = (count, 2 * width, hidden), f"{prefix}input_linear.weight"
+        halves = [
+            Part(
+                key,
+                shape,
+                _columns(start, start + len(own)),
+                (range(count), range(above + own.start, above + own.stop)),
+            )
+            for above, start in ((0, 0), (width, len(own)))
+        ]
+        yield Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(halves))
+        key, taken = f"{prefix}output_linear.weight", (None, None, own)
+        yield _sliced(f"{self.role}down_proj", key, (count, hidden, width), *taken)
 
     def _single_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
         """Yield the weights of experts that are stored one by one, each as an MLP."""
@@ -366,6 +391,10 @@ def _transposed(weight: Tensor) -> Tensor:
 
 def _all(weight: Tensor) -> Tensor:
     return weight
+
+
+def _columns(start: int, stop: int) -> Place:
+    return lambda weight: weight[:, start:stop]
 
 
 def _slice(index: int, start: int, stop: int) -> Place:

@@ -77,6 +77,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "logits_scaling": 3.0,
     },
+    "GraniteMoeConfig": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "HunYuanDenseV1Config": {},
     "HunYuanMoEV1Config": {"num_experts": 4, "moe_topk": 2},
     "MiMoV2FlashConfig": SIGMOID_EXPERTS
@@ -98,6 +99,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Olmo2Config": {},
     "Olmo3Config": {"sliding_window": 12},
     "OPTConfig": {"ffn_dim": 96},
+    "PhimoeConfig": {"num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": True},
     "PhiConfig": {},
     "Qwen2MoeConfig": {
         "num_experts": 4,
