@@ -15,7 +15,7 @@ AdmissionName = Literal["arrival", "prefix"]
 RunnerName = Literal["auto", "generate", "pooling"]
 ConvertName = Literal["auto", "none", "embed", "classify"]
 CacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]
-QuantizationName = Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"]
+QuantizationName = Literal["fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,9 @@ class EngineConfig:
     `max_num_batched_tokens` is the token budget of one step, `max_num_seqs` the sequences in it;
     None goes by the device and its memory. `kv_cache_memory` (bytes) None takes what the device has
     left after the weights; `kv_cache_dtype` "fp8", which is fp8_e4m3, keeps keys and values in
-    eight bits, "auto" as the weights are. `quantization` "fp8" makes weights fp8 as they are read;
-    of weights that are quantised in their files it may say how, None takes them as they are.
+    eight bits, "auto" as the weights are. `quantization` "fp8" or, on a CPU, "int8" quantises
+    weights as they are read; of weights that are quantised in their files it may say how, None
+    takes them as they are.
     `seed` keys requests that name none. `steps_ahead` 1 prepares a step while another is computed,
     0 one after the other; None is 1 on a GPU, else 0.
     `admission` says who starts next: who came first, or, where nobody waits for one answer, those

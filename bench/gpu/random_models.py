@@ -13,7 +13,7 @@ from tidemill.engine.kernels.quantised import Quantised, quantise_fp8
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.loaded_model import LoadedModel
-from tidemill.engine.model.quantised.loading import MADE_FP8
+from tidemill.engine.model.quantised.loading import MADE
 from tidemill.engine.model.weight_map import weights_of
 
 STD = 0.02
@@ -36,7 +36,7 @@ def random_weights(
             if is_norm
             else tensor.normal_(0, STD, generator=generator)
         )
-        if is_fp8 and weight.role.partition(".")[2] in MADE_FP8:
+        if is_fp8 and weight.role.partition(".")[2] in MADE:
             weights[weight.role] = quantise_fp8(tensor)
     return weights
 

@@ -50,7 +50,7 @@ class EngineOptions:
     max_num_batched_tokens: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
-    quantization: Literal["fp8", "compressed-tensors", "awq", "gptq", "mxfp4"] | None = None
+    quantization: Literal["fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"] | None = None
     tensor_parallel_size: int | None = None
     seed: int = 0
     allowed_media_domains: tuple[str, ...] = ()
@@ -135,8 +135,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--quantization",
         "-q",
-        choices=("fp8", "compressed-tensors", "awq", "gptq", "mxfp4"),
-        help="fp8 makes the weights fp8 as they are read (default: as they are in the files)",
+        choices=("fp8", "int8", "compressed-tensors", "awq", "gptq", "mxfp4"),
+        help="fp8, or int8 on a CPU, quantises weights as they are read (default: as in the files)",
     )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: auto)")
     add("--max-model-len", type=positive_int, metavar="N", help="tokens of prompt and output")

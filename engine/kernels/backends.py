@@ -19,7 +19,7 @@ from .elementwise import ElementwiseOps
 from .experts import ExpertOps
 from .linear import Linear, LinearFactory, prepack
 from .pooling import PoolingOps
-from .quantised import Matrix, Quantised, rounded_to_fp8
+from .quantised import Matrix, Quantised, rounded_to_fp8, rounded_to_int8
 from .reference import ReferenceAttention
 from .sampling import SamplingOps
 
@@ -49,6 +49,8 @@ def round_activations(x: Tensor, weight: Matrix) -> Tensor:
 
     Some layers of such a weight take x as it is, where a kernel does not support their sizes.
     """
+    if isinstance(weight, Quantised) and weight.numbers.dtype == torch.int8:
+        return rounded_to_int8(x)
     if isinstance(weight, Quantised) and has_triton(weight.device):
         from .triton import fp8
 
@@ -170,16 +172,31 @@ def choose_linear(ops: ElementwiseOps, device: torch.device) -> LinearFactory:
         ways = [triton_ops.prepare_scaled, triton_ops.prepare_fp8, triton_ops.prepare]
         return LinearFactory(ops, [], quantised=ways)
     if device.type == "cpu":
+        from .cpu import int8
         from .cpu.adapters import prepare_adapted
         from .cpu.linear import prepare
 
-        return LinearFactory(ops, [prepare, prepack], prepare_adapted)
+        return LinearFactory(ops, [prepare, prepack], prepare_adapted, fused=[int8.prepare])
     return LinearFactory(ops, [])
 
 
-def has_quantised_linear(dtype: torch.dtype, device: torch.device) -> bool:
-    """Say whether the device's linear layers take quantised weights without dequantising them."""
+def has_quantised_linear(dtype: torch.dtype, device: torch.device, method: str) -> bool:
+    """Say whether the device's linear layers multiply weights that are quantised by a method.
+
+    Where they do not, weights are dequantised.
+    """
+    if method == "int8":
+        return has_int8_linear(dtype, device)
     return has_triton(device) and dtype in {torch.bfloat16, torch.float16}
+
+
+def has_int8_linear(dtype: torch.dtype, device: torch.device) -> bool:
+    """Say whether a device has linear layers of int8 weights and activations."""
+    if device.type != "cpu":
+        return False
+    from .cpu import int8
+
+    return int8.supports(dtype)
 
 
 def choose_sampling(dtype: torch.dtype, device: torch.device) -> SamplingOps:

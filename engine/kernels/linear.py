@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from .adapters import LinearAdapters, add_adapters
 from .elementwise import Activation, ElementwiseOps, Gate, Norm, activate
-from .quantised import Fp8Rows, Matrix, Quantised, as_tensor
+from .quantised import FP8, Fp8Rows, Matrix, Quantised, as_tensor
 
 Linear = Callable[[Tensor], Tensor]
 # Adds `x [T, I]`, None being 0, to a `residual [T, I]` in place, and returns a layer's output of
@@ -29,6 +29,8 @@ Epilogue = Gate | Activation | None
 PrepareAdapted = Callable[[Tensor, Tensor | None, Gate | None, LinearAdapters], Linear | None]
 # Prepares a layer from a quantised weight and a bias; returns None where it cannot.
 PrepareQuantised = Callable[[Quantised, Tensor | None], Linear | None]
+# The same with an epilogue.
+PrepareFused = Callable[[Quantised, Tensor | None, Epilogue], Linear | None]
 # Prepares a layer from a weight, a bias and an epilogue; returns None where it cannot.
 PrepareLinear = Callable[[Tensor, Tensor | None, Epilogue], Linear | None]
 
@@ -36,6 +38,8 @@ PrepareLinear = Callable[[Tensor, Tensor | None, Epilogue], Linear | None]
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-2}
 # The same where activations are quantised to fp8, too.
 FP8_TOLERANCE = 0.1
+INT8_TOLERANCE = 3e-2
+_BOUNDS = {FP8: FP8_TOLERANCE, torch.int8: INT8_TOLERANCE}
 CHECKED_ROWS = 5
 
 
@@ -92,18 +96,22 @@ class LinearFactory:
         ways: Sequence[PrepareLinear],
         adapted: PrepareAdapted | None = None,
         quantised: Sequence[PrepareQuantised] = (),
+        fused: Sequence[PrepareFused] = (),
     ) -> None:
         self._ops = ops
         self._ways = ways
         self._adapted = adapted
-        self._quantised = quantised
+        self._quantised: list[PrepareFused] = [
+            *fused,
+            *(partial(_without_epilogue, way) for way in quantised),
+        ]
         self._verdicts: dict[object, bool] = {}
         self.needs_torch = not ways  # whether any layer runs torch's function or a later candidate
 
     def make(self, weight: Matrix, bias: Tensor | None = None) -> Linear:
         """Return x · weightᵀ + bias, for `weight [O, I]` and `bias [O]`."""
         if isinstance(weight, Quantised):
-            return self._make_quantised(weight, bias)
+            return self._prepare_quantised(weight, bias, None) or self._dequantised(weight, bias)
         plain = partial(functional.linear, weight=weight, bias=bias)
         return self._prepare(weight, bias, None, plain) or plain
 
@@ -123,8 +131,9 @@ class LinearFactory:
         """Return a layer, or several, behind a norm; without one it takes the sum itself."""
         if norm is None:
             return lambda x, residual: layer(residual if x is None else residual.add_(x))
-        if isinstance(layer, Fp8Linear) and norm.bias is None:
-            return layer.normed(norm.weight, norm.eps)
+        fuse: Callable[[Tensor, float], NormedLinear] | None = getattr(layer, "normed", None)
+        if fuse is not None and norm.bias is None:
+            return fuse(norm.weight, norm.eps)
         return lambda x, residual: layer(norm.add(x, residual))
 
     def make_adapted(
@@ -149,24 +158,33 @@ class LinearFactory:
         straight = self.make(weight, bias)
         return lambda x: activate(straight(x), activation)
 
-    def _make_quantised(self, weight: Quantised, bias: Tensor | None) -> Linear:
+    def _dequantised(self, weight: Quantised, bias: Tensor | None) -> Linear:
+        """Return a layer that dequantises its weight with each call."""
+        self.needs_torch = True
+        return lambda x: functional.linear(x, weight.dequantised(), bias)
+
+    def _prepare_quantised(
+        self, weight: Quantised, bias: Tensor | None, epilogue: Epilogue
+    ) -> Linear | None:
         def plain(x: Tensor) -> Tensor:
-            return functional.linear(x, weight.dequantised(), bias)
+            out = functional.linear(x, weight.dequantised(), bias)
+            if isinstance(epilogue, Gate):
+                return self._ops.act_and_mul(out, epilogue)
+            return out if epilogue is None else activate(out, epilogue)
 
         for way in self._quantised:
-            kind = (way, weight.shape, weight.kind, bias is None)
+            kind = (way, weight.shape, weight.kind, bias is None, epilogue)
             if self._verdicts.get(kind) is False:
                 continue
-            product = way(weight, bias)
+            product = way(weight, bias, epilogue)
             if kind not in self._verdicts:
-                bound = FP8_TOLERANCE if weight.is_fp8 else TOLERANCE[weight.dtype]
+                bound = _BOUNDS.get(weight.numbers.dtype, TOLERANCE[weight.dtype])
                 self._verdicts[kind] = product is not None and _agree(
                     plain, product, weight, bound=bound
                 )
             if product is not None and self._verdicts[kind]:
                 return product
-        self.needs_torch = True
-        return plain
+        return None
 
     def _with_adapters(self, whole: Linear, gate: Gate | None, adapters: LinearAdapters) -> Linear:
         """Return a layer that adds the outputs of its rows' adapters."""
@@ -199,7 +217,7 @@ class LinearFactory:
         self, weight: Matrix, bias: Tensor | None, epilogue: Epilogue, plain: Linear
     ) -> Linear | None:
         if isinstance(weight, Quantised):
-            return None  # these layers have no epilogue
+            return self._prepare_quantised(weight, bias, epilogue)
         for place, way in enumerate(self._ways):
             kind = (way, weight.shape, weight.dtype, bias is None, epilogue)
             if self._verdicts.get(kind) is False:
@@ -233,6 +251,13 @@ def prepack(weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Linear |
         return result
 
     return product
+
+
+def _without_epilogue(
+    way: PrepareQuantised, weight: Quantised, bias: Tensor | None, epilogue: Epilogue
+) -> Linear | None:
+    """Prepare a layer of a quantised weight by a kernel that has no epilogue."""
+    return way(weight, bias) if epilogue is None else None
 
 
 def _agree(

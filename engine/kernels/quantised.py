@@ -1,8 +1,8 @@
-"""Quantised weights: their layout, packing and dequantisation, and quantisation to fp8.
+"""Quantised weights: their layout, packing and dequantisation; quantisation to fp8 and int8.
 
 There are three forms, whatever the checkpoint's format (GPTQ, AWQ, …): fp8 (e4m3) numbers, int4
 with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as mxfp4 has them. In
-all of them groups of a row's numbers share a scale.
+all of them groups of a row's numbers share a scale. int8 is made at load only, with a scale a row.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
+INT8_MAX = 127.0
 # A block of so many inputs is packed to 16 words; each word has the 4-bit numbers of eight inputs
 # that are 16 apart, so that one shift gives a kernel neighbouring inputs of neighbouring words.
 BLOCK, WORDS_A_BLOCK = 128, 16
@@ -31,10 +32,10 @@ EXPONENT_SHIFT = 23
 class Quantised:
     """Quantised weight `[…, O, I]`: (number − zero) · scale, one pair for `group` inputs of a row.
 
-    `numbers` are fp8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`: word w of
-    a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first. Only int4
-    has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Products are in
-    `dtype`.
+    `numbers` are fp8 or int8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
+    word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
+    Only int4 has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Products
+    are in `dtype`.
     """
 
     numbers: Tensor
@@ -57,8 +58,13 @@ class Quantised:
 
     @property
     def is_fp8(self) -> bool:
-        """Say whether its numbers are fp8, and not four bits in words."""
+        """Say whether its numbers are fp8."""
         return self.numbers.dtype == FP8
+
+    @property
+    def is_packed(self) -> bool:
+        """Say whether its numbers are four bits in words."""
+        return self.numbers.dtype == torch.int32
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.dtype, int, torch.dtype, bool]:
@@ -75,7 +81,7 @@ class Quantised:
     def dequantised(self) -> Tensor:
         """Dequantise to `[…, O, I]`, computed in fp32 and rounded once."""
         scales = self.scales
-        if self.is_fp8:
+        if not self.is_packed:
             numbers = self.numbers.float()
         elif self.zeros is None:
             codes = unpack_int4(self.numbers, self.inputs)
@@ -93,14 +99,14 @@ class Quantised:
     def submatrix(self, rows: range, columns: range) -> Quantised | None:
         """Return contiguous rows and columns; None where that would split a group or a block."""
         is_one = self.group >= self.inputs
-        step = lcm(1 if is_one else self.group, 1 if self.is_fp8 else BLOCK)
+        step = lcm(1 if is_one else self.group, BLOCK if self.is_packed else 1)
         begin, end = columns.start, columns.stop
         is_cut = begin % step or (end % step and end < self.inputs)
         if len(columns) < self.inputs and (is_cut or self.order is not None):
             return None
         of_group = slice(None) if is_one else slice(begin // self.group, -(-end // self.group))
         words = slice(begin, end)
-        if not self.is_fp8:
+        if self.is_packed:
             words = slice(begin // BLOCK * WORDS_A_BLOCK, -(-end // BLOCK) * WORDS_A_BLOCK)
         own = slice(rows.start, rows.stop)
         return replace(
@@ -158,16 +164,27 @@ def unpack_int4(words: Tensor, inputs: int) -> Tensor:
 
 
 def quantise_fp8(weight: Tensor) -> Quantised:
-    """Quantise a weight `[…, O, I]` to fp8 with a scale a row, its largest number becoming 448.
+    """Quantise a weight `[…, O, I]` to fp8 with a scale a row, its largest number becoming 448."""
+    return _quantise(weight, FP8, quantise_rows_fp8)
 
-    In chunks of rows, as temporaries take several times the memory of the rows.
-    """
-    numbers = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+
+def quantise_int8(weight: Tensor) -> Quantised:
+    """Quantise a weight `[…, O, I]` to int8 with a scale a row, its largest number becoming 127."""
+    return _quantise(weight, torch.int8, _quantise_rows_int8)
+
+
+def _quantise(
+    weight: Tensor,
+    dtype: torch.dtype,
+    quantise_rows: Callable[[Tensor, int], tuple[Tensor, Tensor]],
+) -> Quantised:
+    """Quantise in chunks of rows, as temporaries take several times the memory of the rows."""
+    numbers = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     scales = torch.empty(*weight.shape[:-1], 1, device=weight.device)
     tensors = (tensor.flatten(0, -2) for tensor in (weight, numbers, scales))
     every = (torch.split(tensor, ROWS_AT_ONCE) for tensor in tensors)
     for rows, own, of_rows in zip(*every, strict=True):
-        made, scale = quantise_rows_fp8(rows, weight.shape[-1])
+        made, scale = quantise_rows(rows, weight.shape[-1])
         own.copy_(made)
         of_rows.copy_(scale)
     return Quantised(
@@ -191,11 +208,23 @@ def quantise_rows_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return numbers.flatten(1)[:, :width].contiguous(), scales
 
 
+def _quantise_rows_int8(x: Tensor, _group: int) -> tuple[Tensor, Tensor]:
+    """Quantise rows to int8 `[T, I]` with scales `[T, 1]`; zeros have the scale 1."""
+    largest = x.float().abs().amax(-1, keepdim=True)
+    scales = torch.where(largest == 0, 1.0, largest / INT8_MAX)  # a NaN stays one
+    return (x.float() / scales).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scales
+
+
 def rounded_to_fp8(x: Tensor, group: int) -> Tensor:
     """Quantise rows `[T, I]` to fp8 and dequantise them."""
     numbers, scales = quantise_rows_fp8(x, group)
     width = x.shape[-1]
     return Quantised(numbers, scales, None, width, min(group, width), x.dtype).dequantised()
+
+
+def rounded_to_int8(x: Tensor) -> Tensor:
+    """Quantise rows `[T, I]` to int8 and dequantise them."""
+    return quantise_int8(x).dequantised()
 
 
 def merge_quantised(

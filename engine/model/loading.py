@@ -117,6 +117,25 @@ def _notes_on_context(
     return (note,)
 
 
+def check_int8(name: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse int8 weights where nothing multiplies them."""
+    if has_quantised_linear(dtype, device, "int8"):
+        return
+    if device.type != "cpu":
+        raise ModelRefused(
+            f"{name}: --quantization int8 is for CPUs; on a GPU --quantization fp8 takes as little."
+        )
+    if has_quantised_linear(torch.bfloat16, device, "int8"):
+        raise ModelRefused(
+            f"{name}: --quantization int8 is for models in bf16, and this one runs in "
+            f"{str(dtype).removeprefix('torch.')}: add --dtype bfloat16, or leave it out."
+        )
+    raise ModelRefused(
+        f"{name}: --quantization int8 needs a processor with AVX512-VNNI and AVX512-BF16 (Intel "
+        "from Sapphire Rapids, AMD from Zen 4 on), and this is none: leave it out."
+    )
+
+
 def _vision(
     checkpoint: Checkpoint, hf_config: HFConfig
 ) -> tuple[VisionConfig | None, tuple[str, ...]]:
@@ -164,6 +183,8 @@ def _load_native(
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
+    if settings.quantization == "int8":
+        check_int8(name, dtype, device)
     checkpoint = find_checkpoint(name, quantization)
     vision, blind = _vision(checkpoint, hf_config)
     adapters = read_adapters(settings, hf_config, architecture)
@@ -203,7 +224,7 @@ def _load_native(
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
     notes = [*loaded.notes, *blind, *_notes_on_context(settings, hf_config, max_model_len)]
-    if quantization is not None and not has_quantised_linear(dtype, device):
+    if quantization is not None and not has_quantised_linear(dtype, device, quantization.method):
         notes.append(
             f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "
             "they take as much memory as if they were not"

@@ -252,7 +252,8 @@ def _compare(
     if not holds or dtype == torch.float32:
         return ParityResult(holds, float(apart.max()), num_layers)
     served = logits_in(dtype)
-    if checkpoint.quantization is not None and has_quantised_linear(dtype, device):
+    how = checkpoint.quantization
+    if how is not None and has_quantised_linear(dtype, device, how.method):
         parts = (checkpoint, hf_config, architecture, dtype, device)
         with reference_kernels():
             emulated = chunked_logits(load(*parts, num_layers=num_layers), token_ids)
@@ -277,9 +278,9 @@ def _eager_text_logits(
     windows = tuple(windows_by_masks(module, device).values())
     logits = transformers_model.eager_logits(name, module, token_ids, device)
     # Of quantised weights activations may be quantised, too, which eager does not do.
-    is_quantised = checkpoint.quantization is not None
+    how = checkpoint.quantization
     if loaded.dtype == torch.float32 or (
-        is_quantised and has_quantised_linear(loaded.dtype, device)
+        how is not None and has_quantised_linear(loaded.dtype, device, how.method)
     ):
         return _Eager(logits, windows)
     round_parameters(module, loaded.dtype)

@@ -18,10 +18,10 @@ from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
 from .families import architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
-from .loading import refuse_native_settings
+from .loading import check_int8, refuse_native_settings
 from .model_plan import ModelPlan, find_weights, plan_memory
 from .overrides import read_overridden_config
-from .quantised.loading import MADE_FP8
+from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
 from .vision.preprocessor_config import read_vision_config
@@ -55,6 +55,8 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
     check_tensor_parallel_size(settings.model, architecture, size)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
+    if settings.quantization == "int8":
+        check_int8(settings.model, dtype, device)
     checkpoint, notes = find_weights(settings.model, quantization)
     if checkpoint is not None:
         wanted = list(weights_of(architecture))
@@ -99,11 +101,12 @@ def _weight_bytes(
     size: int,
 ) -> int:
     """Return the bytes of a rank's weights, but for those that stay as they are stored."""
-    makes_fp8 = quantization is not None and has_quantised_linear(dtype, device)
+    method = "" if quantization is None else quantization.method
+    keeps = quantization is not None and has_quantised_linear(dtype, device, method)
     num_bytes = 0
     for weight in weights_of(architecture, shard=Shard(0, size)):
-        made_fp8 = makes_fp8 and weight.role.partition(".")[2] in MADE_FP8
-        num_bytes += prod(weight.shape) * (1 if made_fp8 else dtype.itemsize)
+        is_quantised = keeps and is_made(weight, method)
+        num_bytes += prod(weight.shape) * (1 if is_quantised else dtype.itemsize)
     return num_bytes
 
 
@@ -111,8 +114,9 @@ def _stays_quantised(
     quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
 ) -> bool:
     """Say whether weights are served as they are stored."""
-    is_stored = quantization is not None and quantization.weight_format is not None
-    return is_stored and has_quantised_linear(dtype, device)
+    if quantization is None or quantization.weight_format is None:
+        return False
+    return has_quantised_linear(dtype, device, quantization.method)
 
 
 def _tensor_parallel_sizes(architecture: Architecture) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from .linear import (
     ITEM_BYTES,
     ITEMS_A_THREAD,
     NO_MORE,
+    NO_SCALES,
     pack,
     pack_panels,
 )
@@ -92,7 +93,7 @@ def _multiply(
     end: Any,
     tables: Any,
 ) -> None:
-    _, units, width, count, _ = shape
+    _, units, width, count, _, _ = shape
     parallel_for(words, len(tiles), _project_down, (like, tiles, places, shape, tables))
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     panels = (width + count - 1) // count
@@ -111,7 +112,7 @@ def _multiply(
 def _project_down(tile: Any, like: Any, tiles: Any, places: Any, shape: Any, tables: Any) -> None:
     """Multiply a tile's rows by their adapter's A matrix."""
     x, between, _, _, nothing, _ = places
-    size, units, _, _, most = shape
+    size, units, _, _, _, most = shape
     ranks, downs, _ = tables
     start, stop, owner = tiles[tile]
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
@@ -123,6 +124,7 @@ def _project_down(tile: Any, like: Any, tiles: Any, places: Any, shape: Any, tab
             row_bytes,
             stop - start,
             units,
+            NO_SCALES,
             place,
             place + AHEAD_BYTES,
             WIDTH * WORD_BYTES,
@@ -151,7 +153,7 @@ def _multiply_item(
 ) -> None:
     blocks, groups, at_once = cut
     x, between, packed, bias, _, out = places
-    size, units, width, count, most = shape
+    size, units, width, count, _, most = shape
     ranks, _, ups = tables
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     block, first = item // groups, item % groups * at_once
@@ -170,6 +172,7 @@ def _multiply_item(
                 row_bytes,
                 stop - start,
                 units,
+                NO_SCALES,
                 place,
                 place + beyond + (tile - begin) * step * units,
                 step,

@@ -21,9 +21,10 @@ from numba import types
 from ..adapters import AdapterMapping, AdapterWeights, LinearAdapters
 from ..attention import AttentionShape, HeadNorms
 from ..elementwise import Gate
+from ..quantised import quantise_int8
 from ..sampling import greedy_metadata
 from ..step import Step
-from . import adapters, elementwise, linear, sampling, thread_pool
+from . import adapters, elementwise, int8, linear, sampling, thread_pool
 from .attention import CpuAttention
 
 CPU = torch.device("cpu")
@@ -77,6 +78,11 @@ def multiply_and_norm(dtype: torch.dtype) -> None:
     if product is not None:
         product(x)
     norm = torch.ones(WIDTH)
+    layer = int8.prepare(quantise_int8(weight), None, Gate())
+    if layer is not None:
+        layer(x)
+        layer.normed(norm, 1e-6)(None, x)
+        layer.normed(norm, 1e-6)(x, x.clone())
     elementwise.rms_norm(x, norm, 1e-6)
     elementwise.add_rms_norm(x, x.clone(), norm, 1e-6)
     elementwise.layer_norm(x, norm, norm, 1e-6)

@@ -74,20 +74,22 @@ def act_and_mul(both: Tensor, gate: Gate) -> Tensor:
 
 
 @compiled
-def _rows_at_once(width: Any) -> Any:
+def rows_at_once(width: Any) -> Any:
+    """Return the rows of one work item."""
     return max(1, NUMBERS_AT_ONCE // width)
 
 
 @compiled
-def _num_items(rows: Any, width: Any) -> Any:
-    at_once = _rows_at_once(width)
+def num_items(rows: Any, width: Any) -> Any:
+    """Return the work items of so many rows."""
+    at_once = rows_at_once(width)
     return (rows + at_once - 1) // at_once
 
 
 @compiled
 def _norm_rows(item: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
     rows, width = x.shape
-    at_once = _rows_at_once(width)
+    at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         total = np.float32(0)
         for i in range(width):
@@ -101,7 +103,7 @@ def _norm_rows(item: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
 @compiled
 def _add_norm_rows(item: Any, x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
     rows, width = x.shape
-    at_once = _rows_at_once(width)
+    at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         total = np.float32(0)
         for i in range(width):
@@ -117,7 +119,7 @@ def _add_norm_rows(item: Any, x: Any, residual: Any, weight: Any, eps: Any, out:
 @compiled
 def _layer_norm_rows(item: Any, x: Any, weight: Any, bias: Any, eps: Any, out: Any) -> None:
     rows, width = x.shape
-    at_once = _rows_at_once(width)
+    at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         _center(x[row], weight, bias, eps, out[row])
 
@@ -127,7 +129,7 @@ def _add_layer_norm_rows(
     item: Any, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, out: Any
 ) -> None:
     rows, width = x.shape
-    at_once = _rows_at_once(width)
+    at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
             residual[row, i] = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
@@ -156,7 +158,7 @@ def _gate_rows(
     item: Any, both: Any, is_gelu: Any, alpha: Any, limit: Any, beta: Any, out: Any
 ) -> None:
     rows, width = out.shape
-    at_once = _rows_at_once(width)
+    at_once = rows_at_once(width)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
             # In this order a NaN stays one.
@@ -168,17 +170,17 @@ def _gate_rows(
 
 @compiled
 def _norm(words: Any, x: Any, weight: Any, eps: Any, out: Any) -> None:
-    parallel_for(words, _num_items(*x.shape), _norm_rows, (x, weight, eps, out))
+    parallel_for(words, num_items(*x.shape), _norm_rows, (x, weight, eps, out))
 
 
 @compiled
 def _add_norm(words: Any, x: Any, residual: Any, weight: Any, eps: Any, out: Any) -> None:
-    parallel_for(words, _num_items(*x.shape), _add_norm_rows, (x, residual, weight, eps, out))
+    parallel_for(words, num_items(*x.shape), _add_norm_rows, (x, residual, weight, eps, out))
 
 
 @compiled
 def _layer_norm(words: Any, x: Any, weight: Any, bias: Any, eps: Any, out: Any) -> None:
-    parallel_for(words, _num_items(*x.shape), _layer_norm_rows, (x, weight, bias, eps, out))
+    parallel_for(words, num_items(*x.shape), _layer_norm_rows, (x, weight, bias, eps, out))
 
 
 @compiled
@@ -186,10 +188,10 @@ def _add_layer_norm(
     words: Any, x: Any, residual: Any, weight: Any, bias: Any, eps: Any, out: Any
 ) -> None:
     arguments = (x, residual, weight, bias, eps, out)
-    parallel_for(words, _num_items(*x.shape), _add_layer_norm_rows, arguments)
+    parallel_for(words, num_items(*x.shape), _add_layer_norm_rows, arguments)
 
 
 @compiled
 def _gate(words: Any, both: Any, is_gelu: Any, alpha: Any, limit: Any, beta: Any, out: Any) -> None:
-    items = _num_items(*out.shape)
+    items = num_items(*out.shape)
     parallel_for(words, items, _gate_rows, (both, is_gelu, alpha, limit, beta, out))

@@ -36,8 +36,9 @@ ITEM_BYTES = 256 * 1024
 ITEMS_A_THREAD = 4
 # Prefetch distance of weights that are used once.
 AHEAD_BYTES = 4096
-# No further words of a row and its panel (those of an adapter).
+# No further words of a row and its panel (those of an adapter), and no scales.
 NO_MORE = (0, 0, 0, 0)
+NO_SCALES = 0
 HAS_VECTORS = llvmlite.binding.get_host_cpu_features().get("avx512f", False)
 
 
@@ -53,12 +54,13 @@ def supports(dtype: torch.dtype) -> bool:
 class PackedLinear:
     """A weight packed in panels, with bias and epilogue.
 
-    `shape` is bytes of a number, words of a row, outputs, and outputs of a panel.
+    `shape` is bytes of an output, words of a row, outputs, outputs of a panel, and bytes of a
+    panel's biases.
     """
 
     panels: Tensor
     biases: Tensor
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, int, int, int, int]
     like: np.generic
     ending: tuple[int, np.float32, np.float32, np.float32]
     threads: int
@@ -66,9 +68,14 @@ class PackedLinear:
     def multiply(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias after the epilogue."""
         x, out = self.allocate_output(x)
-        places = (x.data_ptr(), self.panels.data_ptr(), self.biases.data_ptr(), out.data_ptr())
-        _multiply(shared_pool(), self.threads, self.like, len(x), places, self.shape, self.ending)
+        self.multiply_rows(x, NO_SCALES, out)
         return out
+
+    def multiply_rows(self, x: Tensor, scales: int, out: Tensor) -> None:
+        """Write the product of contiguous rows; `scales` is the address of theirs, if any."""
+        tensors = (tensor.data_ptr() for tensor in (x, self.panels, self.biases, out))
+        places = (*tensors, scales)
+        _multiply(shared_pool(), self.threads, self.like, len(x), places, self.shape, self.ending)
 
     def allocate_output(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return contiguous rows, and a tensor for their outputs."""
@@ -98,15 +105,15 @@ def pack(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | N
     halves = 2 if isinstance(end, Gate) else 1
     return PackedLinear(
         panels=pack_panels(weight, halves),
-        biases=_pack_bias(bias, outputs, halves),
-        shape=(size, units, outputs // halves, WIDTH // halves),
+        biases=pack_outputs(bias, outputs, halves),
+        shape=(size, units, outputs // halves, WIDTH // halves, WIDTH * WORD_BYTES),
         like=np.uint16(0) if dtype == torch.bfloat16 else np.float32(0),
-        ending=_epilogue_arguments(end),
+        ending=epilogue_arguments(end),
         threads=pool_size(),
     )
 
 
-def _epilogue_arguments(end: Epilogue) -> tuple[int, np.float32, np.float32, np.float32]:
+def epilogue_arguments(end: Epilogue) -> tuple[int, np.float32, np.float32, np.float32]:
     """Return the epilogue as the kernel's arguments."""
     activation, gate = NO_ACTIVATION, Gate()
     if isinstance(end, Gate):
@@ -129,13 +136,15 @@ def pack_panels(weight: Tensor, halves: int) -> Tensor:
     return packed
 
 
-def _pack_bias(bias: Tensor | None, outputs: int, halves: int) -> Tensor:
-    """Return a bias in fp32 and the order of panels, `[panels, WIDTH]`, or as many zeros."""
+def pack_outputs(
+    numbers: Tensor | None, outputs: int, halves: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Return a number an output in the order of panels, `[panels, WIDTH]`, or as many zeros."""
     count, width = WIDTH // halves, outputs // halves
     panels = -(-width // count)
-    padded = torch.zeros(halves, panels * count)
-    if bias is not None:
-        padded[:, :width] = bias.view(halves, width)
+    padded = torch.zeros(halves, panels * count, dtype=dtype)
+    if numbers is not None:
+        padded[:, :width] = numbers.view(halves, width)
     return padded.view(halves, panels, count).transpose(0, 1).contiguous()
 
 
@@ -161,7 +170,7 @@ def _pack_panel(panel: Any, weight: Any, halves: Any, packed: Any) -> None:
 def _multiply(
     words: Any, threads: Any, like: Any, rows: Any, places: Any, shape: Any, end: Any
 ) -> None:
-    _, units, width, count = shape
+    _, units, width, count, _ = shape
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     panels = (width + count - 1) // count
     most_rows = max(ROWS, BLOCK_BYTES // row_bytes // ROWS * ROWS)
@@ -176,8 +185,8 @@ def _multiply(
 @compiled
 def _multiply_item(item: Any, like: Any, cut: Any, places: Any, shape: Any, end: Any) -> None:
     rows, blocks, groups, at_once = cut
-    x, packed, bias, out = places
-    size, units, width, count = shape
+    x, packed, bias, out, scales = places
+    size, units, width, count, bias_bytes = shape
     row_bytes, panel_bytes = units * WORD_BYTES, units * WIDTH * WORD_BYTES
     block, first = item // groups, item % groups * at_once
     start, stop = rows * block // blocks, rows * (block + 1) // blocks
@@ -196,11 +205,12 @@ def _multiply_item(item: Any, like: Any, cut: Any, places: Any, shape: Any, end:
                 row_bytes,
                 after - row,
                 units,
+                scales + row * WORD_BYTES,
                 place,
                 place + beyond + tile * step * units,
                 step,
                 *NO_MORE,
-                bias + panel * WIDTH * WORD_BYTES,
+                bias + panel * bias_bytes,
                 out + (row * width + column) * size,
                 width * size,
                 min(count, width - column),

@@ -3,10 +3,14 @@
 A panel has as many outputs as the registers' accumulators have columns, and its words (see `simd`)
 lie input after input, so that it is read in one stream. Each sum adds its inputs in their order,
 whichever rows run beside it, so that a row's result does not depend on the batch.
+
+A word of int8 is four neighbouring inputs. VPDPBUSD multiplies unsigned by signed numbers, so that
+rows have a zero point of 128: the sums start at what that adds to them, negated.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -21,6 +25,7 @@ from .simd import BYTE, FAST, FLOAT, FLOATS, HALVES, INT, INTS, LANES, WORD
 ROWS, COLUMNS = 12, 2
 WIDTH = COLUMNS * LANES
 WORD_BYTES = 4
+ZERO_POINT = 128
 # Epilogue codes: activations of gates, which are the first half of a panel and multiply the second,
 # or, with `ACTIVATION_ONLY` added, activations of all outputs.
 BITS = ir.VectorType(ir.IntType(1), LANES)
@@ -39,19 +44,20 @@ ROOT_HALF = 0.7071067811865476
 @intrinsic
 def multiply_panel(
     _typing: Any,
-    like: Any,  # a number of `x`: fp32, or bf16 as its bits
+    like: Any,  # a number of `x`: fp32, bf16 as its bits, or uint8, whose outputs are bf16
     _x: Any,  # address of the first row's words
     _stride: Any,  # bytes from one row to the next
     _rows: Any,  # 1 to ROWS
     _units: Any,  # words of a row, one at least
+    _scales: Any,  # address of the first row's scale, where `x` is uint8
     _panel: Any,  # address of [units, WIDTH] words
     _ahead: Any,  # address to prefetch from: `_ahead_step` bytes with each unit
     _ahead_step: Any,
-    _more: Any,  # address of the first row's further words, those of its adapter
+    _more: Any,  # address of the first row's further words, those of its adapter; none of uint8
     _more_stride: Any,
     _more_units: Any,  # none, where there are no more
     _more_panel: Any,  # address of the panel's further words
-    _bias: Any,  # address of [WIDTH] fp32
+    _bias: Any,  # address of [WIDTH] fp32; for uint8 of [3, WIDTH]: biases, scales, int32 to add
     _out: Any,  # address of the first row's first output
     _out_stride: Any,  # bytes
     _count: Any,  # outputs of this panel that there are
@@ -61,14 +67,15 @@ def multiply_panel(
     _lift: Any,
 ) -> Any:
     """Write x · panel + more · its panel + bias of a few rows, after the epilogue."""
-    is_paired = like == types.uint16
-    numbers = [types.int64] * 16 + [types.float32] * 3
+    is_paired, is_int8 = like != types.float32, like == types.uint8
+    numbers = [types.int64] * 17 + [types.float32] * 3
     signature = types.void(like, *numbers)
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        _, x, stride, rows, units, panel, ahead, step, *others = args
+        _, x, stride, rows, units, scales, panel, ahead, step, *others = args
         more, more_stride, more_units, more_panel, bias, out, out_stride, count, *gate = others
         sums = _space(builder, FLOAT, ROWS * WIDTH)
+        product = _Int8Product(bias, scales) if is_int8 else _FloatProduct(is_paired)
         done = builder.append_basic_block("done")
         # Any other number of rows is none.
         choice = builder.switch(rows, done)
@@ -83,7 +90,7 @@ def multiply_panel(
                         ((more, more_stride), more_units, more_panel, None),
                     )
                 )
-                _sum(builder, (first, second), sums, is_paired=is_paired)
+                _sum(builder, (first,) if is_int8 else (first, second), sums, product)
                 builder.branch(done)
         builder.position_at_end(done)
         target = (rows, out, out_stride, count)
@@ -111,16 +118,62 @@ def _place(builder: Any, address: Any, stride: Any, index: Any, element: Any) ->
     return builder.inttoptr(beyond, element.as_pointer())
 
 
-def _sum(builder: Any, parts: Any, sums: Any, *, is_paired: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _FloatProduct:
+    """Sums of products of fp32, or of pairs of bf16."""
+
+    is_paired: bool
+    vector = FLOATS
+
+    def start(self, _builder: Any, _column: int) -> Any:
+        """Return what the sums of sixteen outputs start at."""
+        return simd.floats(0)
+
+    def add(self, builder: Any, total: Any, x: Any, weights: Any) -> Any:
+        """Return sums to which the products of words are added."""
+        return simd.multiply_add(builder, total, x, weights, is_paired=self.is_paired)
+
+    def scaled(self, _builder: Any, total: Any, _row: int, _column: int) -> Any:
+        """Return the sums in fp32."""
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Int8Product:
+    """Sums of products of uint8 and int8: see `multiply_panel` for where their scales lie."""
+
+    outputs: Any
+    rows: Any
+    vector = INTS
+
+    def start(self, builder: Any, column: int) -> Any:
+        """Return what the sums of sixteen outputs start at."""
+        numbers = builder.inttoptr(self.outputs, INT.as_pointer())
+        return simd.load(builder, numbers, _word(2 * WIDTH + column * LANES), INTS)
+
+    def add(self, builder: Any, total: Any, x: Any, weights: Any) -> Any:
+        """Return sums to which the products of words are added."""
+        return simd.multiply_add_int8(builder, total, x, weights)
+
+    def scaled(self, builder: Any, total: Any, row: int, column: int) -> Any:
+        """Return the sums in fp32."""
+        outputs = builder.inttoptr(self.outputs, FLOAT.as_pointer())
+        own = simd.load(builder, outputs, _word(WIDTH + column * LANES), FLOATS)
+        rows = builder.inttoptr(self.rows, FLOAT.as_pointer())
+        of_row = simd.splat(builder, builder.load(builder.gep(rows, [_word(row)])), FLOATS)
+        return builder.fmul(builder.sitofp(total, FLOATS), builder.fmul(of_row, own))
+
+
+def _sum(builder: Any, parts: Any, sums: Any, product: _FloatProduct | _Int8Product) -> None:
     """Write the sums of some rows, row after row: `[rows, WIDTH]` fp32.
 
     Each part is the addresses of its rows' words, their number, its panel, and the prefetch
     address and step, if any.
     """
     num_rows = len(parts[0][0])
-    totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_rows * COLUMNS)]
-    for total in totals:
-        builder.store(simd.floats(0), total)
+    totals = [cgutils.alloca_once(builder, product.vector) for _ in range(num_rows * COLUMNS)]
+    for index, total in enumerate(totals):
+        builder.store(product.start(builder, index % COLUMNS), total)
     for rows, units, panel, soon in parts:
         weights = builder.inttoptr(panel, INT.as_pointer())
         with cgutils.for_range(builder, units) as loop:
@@ -138,12 +191,10 @@ def _sum(builder: Any, parts: Any, sums: Any, *, is_paired: bool) -> None:
                 x = simd.splat(builder, builder.load(builder.gep(place, [loop.index])), INTS)
                 for column, word in enumerate(words):
                     total = totals[row * COLUMNS + column]
-                    added = simd.multiply_add(
-                        builder, builder.load(total), x, word, is_paired=is_paired
-                    )
-                    builder.store(added, total)
+                    builder.store(product.add(builder, builder.load(total), x, word), total)
     for index, total in enumerate(totals):
-        simd.store(builder, builder.load(total), sums, _word(index * LANES))
+        scaled = product.scaled(builder, builder.load(total), *divmod(index, COLUMNS))
+        simd.store(builder, scaled, sums, _word(index * LANES))
 
 
 def _ask_for(builder: Any, address: Any) -> None:

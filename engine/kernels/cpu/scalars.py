@@ -141,6 +141,19 @@ def magnitude(_typing: Any, value: Any) -> Any:
 
 
 @intrinsic
+def to_byte(_typing: Any, _value: Any) -> Any:
+    """Return a float32 of -128 to 127, rounded, ties to even, plus 128 as uint8; of a NaN any."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        # Numbers from 1.5 · 2**23 on are apart by one: their last bits are whole numbers.
+        shift = ir.Constant(ir.FloatType(), 1.5 * 2**23 + 128)
+        bits = builder.bitcast(builder.fadd(args[0], shift), BITS)
+        return builder.trunc(bits, ir.IntType(8))
+
+    return types.uint8(types.float32), generate
+
+
+@intrinsic
 def larger(_typing: Any, value: Any, _other: Any) -> Any:
     """Return the larger of two integers of one type, without promoting it."""
 

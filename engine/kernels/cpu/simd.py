@@ -24,6 +24,8 @@ FLOAT = ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(INT, LANES)
 # Reordering and fusing: as `jit_cache.FAST_MATH`.
 FAST = ("reassoc", "contract", "arcp", "nsz")
+BYTES = ir.VectorType(BYTE, 4 * LANES)
+HAS_INT8_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512vnni", False)
 HAS_PAIR_PRODUCT = llvmlite.binding.get_host_cpu_features().get("avx512bf16", False)
 
 
@@ -141,6 +143,12 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -
         return call(builder, name, FLOATS, total, *pairs)
     total = fused(total, *(builder.shl(words, integers(16)) for words in (a, b)))
     return fused(total, *(builder.and_(words, integers(-65536)) for words in (a, b)))
+
+
+def multiply_add_int8(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """Return `total` plus the four products of uint8 `a` and int8 `b` of each word, in int32."""
+    name = "llvm.x86.avx512.vpdpbusd.512"
+    return call(builder, name, INTS, total, *(builder.bitcast(words, BYTES) for words in (a, b)))
 
 
 def over_lanes(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:

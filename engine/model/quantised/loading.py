@@ -13,13 +13,20 @@ from torch import Tensor
 
 from ...errors import ModelRefused
 from ...kernels.backends import has_quantised_linear
-from ...kernels.quantised import Matrix, Quantised, fill_rows, merge_quantised, quantise_fp8
+from ...kernels.quantised import (
+    Matrix,
+    Quantised,
+    fill_rows,
+    merge_quantised,
+    quantise_fp8,
+    quantise_int8,
+)
 from ..weight_map import Part, Place, Weight, whole
 from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
 from .quantization_config import QuantizationConfig
 
-# The products that are made fp8 as they are read: neither embedding, head nor routers.
-MADE_FP8 = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+# The products that are quantised as they are read: neither embedding, head nor routers.
+MADE = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 # What older checkpoints store although it follows from the config.
 DERIVED = re.compile(r"rotary_emb\.inv_freq|\.(attn|attention)\.(masked_)?bias$")
 # Of activations and of the KV cache, which are scaled by what they are; a shape that is known.
@@ -51,19 +58,20 @@ TensorSpecs = dict[str, Weight]
 class Plan:
     """Plan of a load: `plain` weights are copied, quantised ones read part by part.
 
-    A part without pieces is not quantised, though its weight's others are. `made_fp8` are plain in
-    the files. `name` is the model's.
+    A part without pieces is not quantised, though its weight's others are. `made` are plain in the
+    files, and quantised by the `method`. `name` is the model's.
     """
 
     plain: tuple[Weight, ...]
-    made_fp8: tuple[Weight, ...] = ()
+    made: tuple[Weight, ...] = ()
+    method: str = ""
     quantised: tuple[tuple[Weight, tuple[TensorSpecs, ...]], ...] = ()
     weight_format: WeightFormat | None = None
     name: str = ""
 
     def tensors(self) -> list[Weight]:
         """Return all that must be stored, and as what."""
-        wanted = [*self.plain, *self.made_fp8]
+        wanted = [*self.plain, *self.made]
         for weight, parts in self.quantised:
             for part, tensor_specs in zip(weight.parts, parts, strict=True):
                 wanted += tensor_specs.values() if tensor_specs else [_alone(part)]
@@ -74,10 +82,11 @@ class Plan:
     ) -> Iterator[tuple[str, Matrix]]:
         """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
         yield from fill(self.plain).items()
-        keeps = has_quantised_linear(dtype, device)
-        for weight in self.made_fp8:
+        keeps = has_quantised_linear(dtype, device, self.method)
+        quantise = quantise_int8 if self.method == "int8" else quantise_fp8
+        for weight in self.made:
             whole_rows, columns = _with_whole_rows(weight)
-            made = _columns_of(quantise_fp8(fill([whole_rows])[weight.role]), columns)
+            made = _columns_of(quantise(fill([whole_rows])[weight.role]), columns)
             yield weight.role, made if keeps else made.dequantised()
         for weight, parts in self.quantised:
             whole = self._joined(weight, parts, fill, dtype) if keeps else None
@@ -145,9 +154,11 @@ def plan_loading(
     """Return how weights of the model `name` are filled from what is stored."""
     if quantization is None:
         return Plan(tuple(wanted))
+    method = quantization.method
     if (weight_format := quantization.weight_format) is None:
-        made = [weight for weight in wanted if weight.role.partition(".")[2] in MADE_FP8]
-        return Plan(tuple(weight for weight in wanted if weight not in made), tuple(made))
+        made = [weight for weight in wanted if is_made(weight, method)]
+        plain = [weight for weight in wanted if weight not in made]
+        return Plan(tuple(plain), tuple(made), method)
     plain, quantised = [], []
     for weight in wanted:
         parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
@@ -157,7 +168,20 @@ def plan_loading(
             quantised.append((weight, parts))
         else:
             plain.append(weight)
-    return Plan(tuple(plain), quantised=tuple(quantised), weight_format=weight_format, name=name)
+    return Plan(
+        tuple(plain),
+        method=method,
+        quantised=tuple(quantised),
+        weight_format=weight_format,
+        name=name,
+    )
+
+
+def is_made(weight: Weight, method: str) -> bool:
+    """Say whether a weight is quantised as it is read."""
+    has_experts = len(weight.shape) == 3
+    is_product = weight.role.partition(".")[2] in MADE
+    return is_product and not (method == "int8" and has_experts)
 
 
 def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) -> list[str]:

@@ -10,6 +10,8 @@ from ...errors import ModelRefused
 from ..hf_config import CONFIG, ConfigFields, HFConfig, UnsupportedConfig
 from .formats import Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFormat
 
+# Methods by which unquantised weights are quantised as they are read.
+MADE_AT_LOAD = ("fp8", "int8")
 UNQUANTISED = "use the unquantised model"
 _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 
@@ -18,7 +20,7 @@ _FLOAT_FORMATS = ("float-quantized", "naive-quantized")
 class QuantizationConfig:
     """By which method weights are quantised, and the form that quantised ones have in the files.
 
-    Without a form they are made fp8 as they are read.
+    Without a form they are quantised as they are read.
     """
 
     method: str
@@ -32,7 +34,7 @@ def read_quantization_config(hf_config: HFConfig, asked: str | None) -> Quantiza
     """
     name, said = hf_config.name, hf_config.quantization_config
     if not said:
-        if asked in (None, "fp8"):
+        if asked is None or asked in MADE_AT_LOAD:
             return None if asked is None else QuantizationConfig(asked, None)
         raise ModelRefused(
             f"{name}: --quantization {asked} was asked for, but its {CONFIG} says of no quantised "

@@ -18,6 +18,7 @@ from tests.engine.model.encoders.small_encoders import save
 from tidemill.cli.main import main as tidemill
 from tidemill.demo import SPEECH_PATH
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.kernels.cpu.compile_all import dtypes, jobs
 from tidemill.engine.kernels.cpu.jit_cache import JitCache
 from tidemill.engine.loop.assembly import make_core
@@ -30,6 +31,7 @@ from tidemill.engine.model.families import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel
+from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.transformers_forward import ATTENTION
 from tidemill.engine.model.transformers_model import prepare
 from tidemill.engine.scheduling.encoding import EncodingRequest
@@ -52,10 +54,10 @@ SAMPLINGS = (
 COMMON = [7] * 200  # enough blocks for decodes to meet together
 
 
-def by_ours(folder: Path, dtype: torch.dtype) -> LoadedModel:
+def by_ours(folder: Path, dtype: torch.dtype, quantization: str | None = None) -> LoadedModel:
     """Return the model of a folder as our decoder runs it."""
     description = read_hf_config(str(folder))
-    checkpoint = find_checkpoint(str(folder))
+    checkpoint = find_checkpoint(str(folder), read_quantization_config(description, quantization))
     return native.load(checkpoint, description, architecture_of(description), dtype, CPU)
 
 
@@ -113,6 +115,8 @@ def main(folder: Path) -> int:
         for dtype in dtypes():
             run(by_ours(folder / family, dtype))
             run(by_transformers(family, dtype))
+    for family in FAMILIES if int8.supports(torch.bfloat16) else ():
+        run(by_ours(folder / family, torch.bfloat16, "int8"))
     for encoder in ENCODERS:
         save(folder / encoder, encoder)
         for dtype in dtypes():

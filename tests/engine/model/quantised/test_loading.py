@@ -19,7 +19,9 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import quantised
 from tidemill.engine.kernels.communicator import Shard
+from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.kernels.quantised import Quantised, as_tensor, quantise_fp8, quantise_rows_fp8
+from tidemill.engine.model import loading as model_loading
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.families import architecture_of
@@ -154,6 +156,39 @@ def test_weights_are_made_fp8_as_they_are_read(
     assert torch.equal(got.dequantised(), (numbers.float() * scales).view(3, 50, 8))
     apart = torch.linalg.vector_norm(plain - made) / torch.linalg.vector_norm(plain)
     assert 0.01 < apart < 0.3
+
+
+@pytest.mark.skipif(not int8.supports(torch.bfloat16), reason="no AVX512-VNNI here")
+@pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
+def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
+    """Proved like others, and near to what they were."""
+    build(family).to(torch.bfloat16).save_pretrained(tmp_path)
+    plain, made = (
+        load_model(settings(tmp_path, dtype="bfloat16", quantization=asked))
+        for asked in (None, "int8")
+    )
+    assert isinstance(made.network, Decoder)
+    assert isinstance(made.network._layers[0].o_proj, int8.Int8Linear)
+    assert made.notes == plain.notes == ()
+    expected, got = (chunked_logits(model, IDS).float() for model in (plain, made))
+    apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
+    assert 0.001 < apart < 0.1
+
+
+def test_int8_is_refused_where_nothing_multiplies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what to do instead: by the dtype, the processor, the device."""
+    build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
+    monkeypatch.setattr(int8, "HAS_INT8_PRODUCT", True)
+    monkeypatch.setattr(int8, "HAS_PAIR_PRODUCT", True)
+    with pytest.raises(ModelRefused, match="runs in float32: add --dtype bfloat16"):
+        load_model(settings(tmp_path, quantization="int8"))
+    monkeypatch.setattr(int8, "HAS_INT8_PRODUCT", False)
+    with pytest.raises(ModelRefused, match="needs a processor with AVX512-VNNI"):
+        load_model(settings(tmp_path, quantization="int8"))
+    with pytest.raises(ModelRefused, match="on a GPU --quantization fp8"):
+        model_loading.check_int8("m", torch.bfloat16, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
