@@ -198,21 +198,21 @@ def _python(stream: TextStream) -> CallsCoroutine:
     start = stream.at
     if (yield from stream.peek(1)) != "[" or not (yield from _skip_brackets(stream)):
         return None
-    text = stream.text[start : stream.at]
     try:
-        tree = ast.parse(text, mode="eval").body
-        if not isinstance(tree, ast.List) or not tree.elts:
-            return None
-        return [_call_of(node) for node in tree.elts]
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return _json_list(text)
-
-
-def _json_list(text: str) -> list[RawCall] | None:
-    try:
-        return parse_calls_of_json(text) or None
+        return parse_python_calls(stream.text[start : stream.at]) or None
     except ValueError:
         return None
+
+
+def parse_python_calls(text: str) -> list[RawCall]:
+    """Return the calls of a list in Python, or in JSON; ValueError for other texts."""
+    try:
+        tree = ast.parse(text, mode="eval").body
+        if isinstance(tree, ast.List):
+            return [_call_of(node) for node in tree.elts]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
+    return parse_calls_of_json(text)
 
 
 def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:

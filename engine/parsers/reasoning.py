@@ -16,12 +16,13 @@ class ReasoningParser:
     """Parses reasoning between `opens` and `closes`, before the answer.
 
     Some models leave out the opening mark: with `always_opens` the answer starts with reasoning
-    though no prompt has opened it.
+    though no prompt has opened it. A `label` may stand behind that mark.
     """
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     always_opens: bool = False
+    label: str = ""
 
     def start_after(self, prompt: str) -> ReasoningStart:
         """Return where an answer to this prompt starts."""
@@ -46,6 +47,7 @@ class ReasoningParser:
         if not (yield from stream.accept_any(self.opens)) and not is_open:
             stream.at = start
             return
+        yield from stream.accept(self.label)
         begin = stream.base
         yield from stream.forward_until(self.closes, stream.emit_reasoning)
         stream.end_reasoning()
@@ -57,6 +59,7 @@ R1_THINK = ReasoningParser(("<think>",), ("</think>",), always_opens=True)
 MISTRAL_THINK = ReasoningParser(("[THINK]",), ("[/THINK]",))
 SEED_THINK = ReasoningParser(("<seed:think>",), ("</seed:think>",))
 COHERE_THINK = ReasoningParser(("<|START_THINKING|>",), ("<|END_THINKING|>",))
+GEMMA_THINK = ReasoningParser(("<|channel>",), ("<channel|>",), label="thought\n")
 GRANITE_THINK = ReasoningParser(
     ("Here is my thought process:", "Here's my thought process:"),
     ("Here is my response:", "Here's my response:"),

@@ -10,9 +10,11 @@ from typing import TypeVar
 from tidemill.protocol.contract import EngineError
 
 from .bare_calls import LISTED_CALLS, LLAMA_JSON, PYTHONIC
+from .enclosed_calls import GEMMA, OLMO
 from .harmony import HARMONY
 from .reasoning import (
     COHERE_THINK,
+    GEMMA_THINK,
     GRANITE_THINK,
     MISTRAL_THINK,
     R1_THINK,
@@ -34,6 +36,7 @@ TOOL_CALL_PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
         "deepseek_v3": DEEPSEEK,
         "deepseek_v31": DEEPSEEK,
         "ernie45": HERMES,
+        "gemma4": GEMMA,
         "glm45": HERMES,
         "granite": GRANITE,
         "granite4": HERMES,
@@ -47,6 +50,7 @@ TOOL_CALL_PARSERS: Mapping[str, ToolCallParser] = MappingProxyType(
         "minimax_m2": MINIMAX,
         "mistral": MISTRAL,
         "nemotron_json": NEMOTRON,
+        "olmo3": OLMO,
         "openai": HARMONY,
         "pythonic": PYTHONIC,
         "qwen3_coder": HERMES,
@@ -60,6 +64,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = MappingProxyType(
         "deepseek_r1": R1_THINK,
         "deepseek_v3": THINK,
         "ernie45": THINK,
+        "gemma4": GEMMA_THINK,
         "glm45": THINK,
         "granite": GRANITE_THINK,
         "kimi_k2": THINK,
@@ -67,6 +72,7 @@ REASONING_PARSERS: Mapping[str, ReasoningParser] = MappingProxyType(
         "minimax_m2": THINK,
         "mistral": MISTRAL_THINK,
         "nemotron_v3": THINK,
+        "olmo3": THINK,
         "qwen3": THINK,
         "seed_oss": SEED_THINK,
     }
@@ -95,9 +101,11 @@ TOOL_CALL_SIGNS = (
     ("<minimax:tool_call>", "minimax_m2"),
     ("<seed:tool_call>", "seed_oss"),
     ("<TOOLCALL>", "nemotron_json"),
+    ("<|tool_call>", "gemma4"),
     ("<|tool_call|>", "granite"),
     ("<tool_call>", "hermes"),
     ("<tool_calls>", "hunyuan_a13b"),
+    ("<function_calls>", "olmo3"),
     ('"parameters": dictionary of argument name', "llama3_json"),
     ("func_name1(", "pythonic"),
     ("<|python_start|>", "pythonic"),
@@ -107,6 +115,7 @@ REASONING_SIGNS = (
     ("[THINK]", "mistral"),
     ("<seed:think>", "seed_oss"),
     ("<|START_THINKING|>", "cohere_command3"),
+    ("<|channel>", "gemma4"),
     ("</think>", "qwen3"),
     ("<think>", "qwen3"),
     ("Here is my thought process", "granite"),

@@ -43,6 +43,7 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
         f"```json\n{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "gemma4": f"<|tool_call>call:weather{PARIS}<tool_call|>",
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
         f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"

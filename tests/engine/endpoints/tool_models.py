@@ -78,6 +78,10 @@ MINIMAX = _SHOWN_TOOLS + _TURNS.replace(
     '<minimax:tool_call>\n<invoke name="{{ call.function.name }}">\n'
     "{{ call.function.arguments | tojson }}</invoke>\n</minimax:tool_call>",
 )
+GEMMA4 = _SHOWN_TOOLS + _TURNS.replace(
+    "CALL",
+    "<|tool_call>call:{{ call.function.name }}{{ call.function.arguments | tojson }}<tool_call|>",
+)
 PYTHONIC = (
     _SHOWN_TOOLS
     + "{#- [func_name1(params_name1=1)] -#}"
@@ -95,6 +99,7 @@ TEMPLATES = {
     "llama3_json": LLAMA,
     "mistral": MISTRAL,
     "deepseek_v3": DEEPSEEK,
+    "gemma4": GEMMA4,
     "kimi_k2": KIMI,
     "minimax_m2": MINIMAX,
     "pythonic": PYTHONIC,
@@ -107,6 +112,7 @@ _SPECIAL = (
     *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"),
     *("<|tool_call_end|>", "<|tool_calls_section_end|>", "<minimax:tool_call>"),
     *("<think>", "</think>", "<tool_call>", "</tool_call>", "</minimax:tool_call>"),
+    *("<|tool_call>", "<tool_call|>", '<|"|>'),
 )
 # As Qwen has them: a token of their own, and yet text.
 _PLAIN = ("<|fim_pad|>",)

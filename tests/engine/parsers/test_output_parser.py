@@ -57,6 +57,11 @@ COHERE = (
     f'{PARIS}}},\n    {{"tool_call_id": "1", "tool_name": "time.now", "parameters": {{}}}}\n]'
     "<|END_ACTION|>"
 )
+GEMMA = (
+    '<|tool_call>call:weather{city:<|"|>Paris<|"|>}<tool_call|>'
+    "<|tool_call>call:time.now{}<tool_call|>"
+)
+OLMO = '<function_calls>\nweather(city="Paris")\ntime.now()\n</function_calls>'
 HARMONY = (
     "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary"
     "<|message|>Looking it up.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
@@ -136,6 +141,10 @@ def test_a_call_is_read_in_each_form(form: str, text: str) -> None:
         ("nemotron_json", NEMOTRON),
         ("hunyuan_a13b", f"<tool_calls>\n{WEATHER}\n{TIME}\n</tool_calls>"),
         ("cohere_command3", COHERE),
+        ("gemma4", GEMMA),
+        ("gemma4", GEMMA.replace('city:<|"|>Paris<|"|>', '"city": "Paris"')),
+        ("olmo3", OLMO),
+        ("olmo3", f"<function_calls>[{WEATHER}, {TIME}]</function_calls>"),
         (
             "openai",
             (
@@ -190,6 +199,10 @@ def test_text_around_calls_is_content_without_the_space_between() -> None:
         ("kimi_k2", KIMI[:110]),
         ("kimi_k2", KIMI.replace("{}", "[]")),
         ("nemotron_json", NEMOTRON[:60]),
+        ("gemma4", GEMMA[:50]),
+        ("gemma4", "<|tool_call>call:weather{city:Paris}<tool_call|>"),
+        ("olmo3", OLMO[:40]),
+        ("olmo3", "<function_calls>I look.</function_calls>"),
         ("cohere_command3", COHERE.replace("tool_name", "tool")),
     ],
 )
@@ -258,6 +271,21 @@ def test_python_values_become_json() -> None:
     }
 
 
+def test_gemmas_values_become_json() -> None:
+    """Keys are bare, strings stand between marks, and all else is JSON's."""
+    text = (
+        '<|tool_call>call:add{a:2,b:-1.5,why:{list:[<|"|>a{b:"c<|"|>,true,{x:null}],<|"|>é<|"|>:1}}'
+        "<tool_call|>"
+    )
+    [(name, arguments)] = calls_of(said(text, "gemma4"))
+    assert name == "add"
+    assert json.loads(arguments) == {
+        "a": 2,
+        "b": -1.5,
+        "why": {"list": ['a{b:"c', True, {"x": None}], "é": 1},
+    }
+
+
 def test_arguments_written_as_a_text_of_json_are_unfolded() -> None:
     """Some models write OpenAI's own form."""
     text = '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>'
@@ -316,6 +344,7 @@ def test_ids_hang_on_line_choice_and_place_alone() -> None:
         ("qwen3", "<think></think>Yes.", False, "", "Yes."),
         ("mistral", "[THINK]Hm.[/THINK]Yes.", False, "Hm.", "Yes."),
         ("seed_oss", "Hm.</seed:think>Yes.", True, "Hm.", "Yes."),
+        ("gemma4", "<|channel>thought\nHm.\n<channel|>Yes.", False, "Hm.", "Yes."),
         ("cohere_command3", "<|START_THINKING|>Hm.<|END_THINKING|>Yes.", False, "Hm.", "Yes."),
         (
             "granite",
@@ -374,6 +403,8 @@ TEXTS = {
     "kimi_k2": KIMI,
     "nemotron_json": NEMOTRON,
     "cohere_command3": COHERE,
+    "gemma4": GEMMA,
+    "olmo3": OLMO,
     "openai": HARMONY + "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
 }
 PARTS = [
@@ -449,6 +480,8 @@ def test_a_piece_comes_as_soon_as_it_is_certain() -> None:
         ("{{ '<seed:tool_call></seed:think>' }}", "seed_oss", None),
         ("{{ '<seed:tool_call><seed:think>' }}", "seed_oss", "seed_oss"),
         ("{{ '<TOOLCALL>[</think>' }}", "nemotron_json", "nemotron_v3"),
+        ("{{ '<|tool_call>call: <|channel>thought' }}", "gemma4", "gemma4"),
+        ("{{ '<function_calls></think>' }}", "olmo3", "olmo3"),
         ("{{ '<|START_THINKING|><|START_ACTION|>' }}", "cohere_command3", "cohere_command3"),
         ("{{ 'plain' }}", None, None),
     ],
@@ -492,10 +525,12 @@ def test_a_form_may_be_named() -> None:
         "<function=add><parameter=a>",
         "<function=add>x",
         '<minimax:tool_call><invoke name="add"><parameter name="a">',
+        "<|tool_call>call:add{",
     ],
 )
 def test_a_text_of_many_beginnings_is_read_through_once(beginning: str) -> None:
     """None of them is a call; were each looked for to the text's end, this would take minutes."""
     text = beginning * (60_000 // len(beginning))
-    answer = said(text, "minimax_m2" if "minimax" in beginning else "hermes")
+    forms = {"<minimax": "minimax_m2", "<|tool_": "gemma4"}
+    answer = said(text, next((forms[sign] for sign in forms if sign in beginning), "hermes"))
     assert (answer.content, answer.calls, answer.warnings) == (text, (), (UNREAD,))
