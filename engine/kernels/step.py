@@ -36,8 +36,9 @@ class Step:
 
     Optional arrays, None in most steps. `ends`: a causal token sees places before `ends[t]`, which
     grows along its span and not beyond it (None: up to itself). `axes`: the three M-RoPE positions
-    of each token (None: its place, three times). `shown`: input embeddings, of images, that replace
-    those of the ids of the packed tokens `shown_rows`. `adapters`: span `s` runs through adapter
+    of each token (None: its place, three times). `long_rope`: 1 for tokens that turn by a rope's
+    long frequencies (None: none do). `shown`: input embeddings, of images, that replace those of
+    the ids of the packed tokens `shown_rows`. `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
     """
 
@@ -52,6 +53,7 @@ class Step:
     logit_rows: Tensor  # [N]
     ends: Tensor | None = None  # [T]
     axes: Tensor | None = None  # [3 · T], axis after axis
+    long_rope: Tensor | None = None  # [T]
     shown_rows: Tensor | None = None  # [M]
     shown: Tensor | None = None  # [M, H] of the network's dtype
     adapters: Tensor | None = None  # [S]

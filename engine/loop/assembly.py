@@ -53,7 +53,12 @@ def make_core(
         limit_torch_threads(model.device)
     limits = step_limits(config, model.device)
     attention = model.attention(room.num_pages)
-    table = SequenceTable(limits.max_num_seqs, room.max_model_len, attention.page_size)
+    table = SequenceTable(
+        limits.max_num_seqs,
+        room.max_model_len,
+        attention.page_size,
+        model.original_positions,
+    )
     pool = PagePool(room.num_pages)
     admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
     if keeps_ids is None:

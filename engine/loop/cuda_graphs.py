@@ -178,8 +178,9 @@ class CudaGraphs:
         self._captured: dict[tuple[int, int], _Captured] = {}
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
         self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
+        self._has_long_rope = model.original_positions is not None
         attention.allocate_workspace(self._buckets[-1], num_slots)
-        lengths = {**_lengths(self._buckets[-1]), "pages": most_pages}
+        lengths = {**self._lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = buffer_slices(lengths)["pages"].stop
         self._numbers = torch.zeros(most_numbers, dtype=torch.int32, device=model.device)
 
@@ -189,7 +190,7 @@ class CudaGraphs:
             bool(self._buckets)
             and len(arrays["token_ids"]) <= self._buckets[-1]
             and len(arrays["pages"]) <= self._most_pages
-            and arrays.keys() <= {*_lengths(0), "pages", "adapters"}
+            and arrays.keys() <= {*self._lengths(0), "pages", "adapters"}
             and not arrays["adapters"].any()
         )
 
@@ -202,7 +203,7 @@ class CudaGraphs:
         num_tokens, num_pages = len(arrays["token_ids"]), len(arrays["pages"])
         smallest = bisect_left(self._buckets, num_tokens)
         bucket = self._buckets[smallest if self._captured else -1]
-        places = buffer_slices({**_lengths(bucket), "pages": num_pages})
+        places = buffer_slices({**self._lengths(bucket), "pages": num_pages})
         filling = {
             "slots": self._attention.trash_slot,
             "query_starts": num_tokens,
@@ -252,6 +253,20 @@ class CudaGraphs:
         self._buckets.clear()
         self._hidden = None
 
+    def _lengths(self, bucket: int) -> dict[str, int]:
+        """Return how long a bucket's arrays are, but for pages, which come last."""
+        lengths = {
+            "token_ids": bucket,
+            "positions": bucket,
+            "slots": bucket,
+            "query_starts": bucket + 1,
+            "context_lengths": bucket,
+            "page_starts": bucket + 1,
+            "logit_rows": bucket,
+            "sampled_slots": bucket,
+        }
+        return lengths | ({"long_rope": bucket} if self._has_long_rope else {})
+
     def _compute(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> Tensor:
         with self._attention.capturing(*kind):
             hidden = self._network.hidden_states(ids.fill_ids(step), self._attention)
@@ -284,17 +299,3 @@ def check_replay(replayed: Tensor, launched: Tensor) -> None:
     distance, scale = (replayed.float() - launched.float()).norm(), launched.float().norm()
     if not distance <= REPLAY_TOLERANCE * scale:
         raise EngineError(f"one gave other numbers (off by {distance:.2g} of {scale:.2g})")
-
-
-def _lengths(bucket: int) -> dict[str, int]:
-    """Return how long a bucket's arrays are, but for pages, which come last."""
-    return {
-        "token_ids": bucket,
-        "positions": bucket,
-        "slots": bucket,
-        "query_starts": bucket + 1,
-        "context_lengths": bucket,
-        "page_starts": bucket + 1,
-        "logit_rows": bucket,
-        "sampled_slots": bucket,
-    }

@@ -166,7 +166,7 @@ def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]
     is_unknown = table.num_known_ids[plan.slots] < plan.stops
     token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
     first_rows = query_starts[1:] - plan.num_logits
-    return {
+    arrays = {
         "token_ids": token_ids,
         "positions": positions,
         "slots": token_pages * size + positions % size,
@@ -178,6 +178,9 @@ def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]
         "adapters": table.adapter[plan.slots],
         "sampled_slots": plan.sampled,
     }
+    if table.original_positions is not None:
+        arrays["long_rope"] = np.repeat(table.has_long_rope[plan.slots], lengths)
+    return arrays
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -16,14 +16,17 @@ class Rope:
 
     Cosines and sines are multiplied by `attention_scaling`. A frequency of 0 turns nothing.
     Number i of a head pairs with number i + R, for R frequencies; numbers above 2·R stay. The
-    frequencies hold for at most `max_positions`. M-RoPE: `axes` has each frequency's position, of
-    time, height and width; without it all use one.
+    frequencies hold for at most `max_positions`. Sequences that may grow beyond
+    `original_positions` turn by `long_inv_freq` instead, from their first token on. M-RoPE: `axes`
+    has each frequency's position, of time, height and width; without it all use one.
     """
 
     inv_freq: tuple[float, ...]
     attention_scaling: float = 1.0
     max_positions: int | None = None
     axes: tuple[int, ...] | None = None
+    original_positions: int | None = None
+    long_inv_freq: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,15 @@ class Architecture:
     num_mtp_layers: int = 0
     names: WeightNames = WeightNames()
     eos_token_ids: object = None
+
+    @property
+    def original_positions(self) -> int | None:
+        """Return up to how many tokens sequences turn by their ropes' short frequencies.
+
+        None where there are no others.
+        """
+        several = [block.rope.original_positions for block in self.blocks]
+        return min((one for one in several if one is not None), default=None)
 
     @property
     def max_intermediate_size(self) -> int:

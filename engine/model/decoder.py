@@ -55,7 +55,10 @@ class Decoder:
         ropes = list(dict.fromkeys(block.rope for block in architecture.blocks))
         self._ropes = [
             (
-                torch.tensor(rope.inv_freq, device=device),
+                torch.tensor(
+                    [rope.inv_freq, rope.long_inv_freq] if rope.long_inv_freq else rope.inv_freq,
+                    device=device,
+                ),
                 rope.attention_scaling,
                 None if rope.axes is None else torch.tensor(rope.axes, device=device),
             )
@@ -106,7 +109,7 @@ class Decoder:
         """Run one step → the last hidden states `[N, H]` of its rows, normed."""
         rows = step.logit_rows
         cos_sin = [
-            rotary_cos_sin(_positions(step, axes), frequencies, scaling)
+            rotary_cos_sin(_positions(step, axes), _frequencies(step, frequencies), scaling)
             for frequencies, scaling, axes in self._ropes
         ]
         if self._adapters:
@@ -240,6 +243,13 @@ def _positions(step: Step, axes: Tensor | None) -> Tensor:
     if axes is None or step.axes is None:
         return step.positions[:, None]
     return step.axes.view(-1, step.num_tokens)[axes].T
+
+
+def _frequencies(step: Step, frequencies: Tensor) -> Tensor:
+    """Return what tokens are turned by: `[R]`, or of short and long ones `[2, R]` `[T, R]`."""
+    if frequencies.ndim == 1:
+        return frequencies
+    return frequencies[0] if step.long_rope is None else frequencies[step.long_rope]
 
 
 def _head_norms(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:

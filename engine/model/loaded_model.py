@@ -79,7 +79,8 @@ class LoadedModel:
 
     `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them,
     `cache_dtype` what keys and values are kept in, None as the network computes them.
-    `max_intermediate_size` is that of the widest layer. `eos_token_ids` is as the model's config
+    `max_intermediate_size` is that of the widest layer. Sequences that may come to more tokens than
+    `original_positions` take its ropes' long frequencies. `eos_token_ids` is as the model's config
     has it: an id, a list of ids, or None. Without a `vision_encoder` it takes no images.
     `notes` are for who runs it. `check` raises what has made worthless all that was computed since;
     None where nothing can.
@@ -94,6 +95,7 @@ class LoadedModel:
     max_model_len: int
     hidden_size: int
     max_intermediate_size: int
+    original_positions: int | None = None
     eos_token_ids: object = None
     vision_encoder: VisionEncoder | None = None
     notes: tuple[str, ...] = ()

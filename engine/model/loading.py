@@ -29,7 +29,7 @@ from .hf_config import HFConfig, UnsupportedConfig
 from .load_timing import timed
 from .loaded_model import LoadedModel
 from .native import LeaderRank
-from .overrides import longest_context, read_overridden_config
+from .overrides import longest_context, read_overridden_config, with_context
 from .parity import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
 from .quantised.quantization_config import UNQUANTISED, read_quantization_config
@@ -73,6 +73,7 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
     refuse_native_settings(settings, hf_config, why, is_shared=leader is not None)
     from . import transformers_model
 
+    hf_config = with_context(hf_config, settings)
     loaded = transformers_model.load(settings, hf_config, choose_device(settings.device))
     note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
     notes = (note, *_notes_on_context(settings, hf_config, loaded.max_model_len))
@@ -223,7 +224,7 @@ def _load_native(
             loaded,
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
-    notes = [*loaded.notes, *blind, *_notes_on_context(settings, hf_config, max_model_len)]
+    notes = [*loaded.notes, *blind]
     if quantization is not None and not has_quantised_linear(dtype, device, quantization.method):
         notes.append(
             f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "

@@ -151,6 +151,7 @@ def load_shard(
         device=device,
         vocab_size=architecture.vocab_size,
         max_model_len=architecture.max_positions,
+        original_positions=architecture.original_positions,
         hidden_size=architecture.hidden_size,
         max_intermediate_size=architecture.max_intermediate_size,
         eos_token_ids=architecture.eos_token_ids,

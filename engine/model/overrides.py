@@ -1,7 +1,8 @@
 """Overrides of a config.json: `--hf-overrides`, and the rope factors that a context calls for.
 
-Everything that reads the model afterwards, transformers for the proof as well, reads the result. So
-nothing is chosen again by the length of a request, and no row depends on its neighbours.
+Everything that reads the model afterwards, transformers for the proof as well, reads the result.
+The engine's own decoder chooses between rope factors by each request; for encoders and what
+transformers runs they are chosen here, by the context, so that no row depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ def read_overridden_config(settings: EngineConfig) -> HFConfig:
     read = read_hf_config(settings.model)
     if isinstance(read.raw.get("text_config"), dict):
         _refuse_keys_of_text(settings, read.raw)
-    said = overridden(read.raw, settings)
+    said = merge(read.raw, settings.hf_overrides)
     return replace(parse_hf_config(settings.model, said), is_overridden=bool(settings.hf_overrides))
+
+
+def with_context(hf_config: HFConfig, settings: EngineConfig) -> HFConfig:
+    """Return a description, its rope for the context that the settings ask for."""
+    said = _for_context(hf_config.raw, settings.max_model_len)
+    parsed = parse_hf_config(hf_config.name, said)
+    return replace(parsed, is_overridden=hf_config.is_overridden)
 
 
 def overridden(said: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
     """Return a config.json with overrides, its rope for the context that the settings ask for."""
-    merged = merge(said, settings.hf_overrides)
-    context = settings.max_model_len
-    text = merged.get("text_config")
-    if isinstance(text, dict):
-        return {**merged, "text_config": _with_factors(text, context)}
-    return _with_factors(merged, context)
+    return _for_context(merge(said, settings.hf_overrides), settings.max_model_len)
 
 
 def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +72,14 @@ def longest_context(hf_config: HFConfig) -> int | None:
     return longest if is_longer else None
 
 
-def _with_factors(fields: dict[str, Any], context: int | None) -> dict[str, Any]:
+def _for_context(said: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    text = said.get("text_config")
+    if isinstance(text, dict):
+        return {**said, "text_config": _with_factors(text, context)}
+    return _with_factors(said, context)
+
+
+def _with_factors(fields: Mapping[str, Any], context: int | None) -> dict[str, Any]:
     """Return a text model's config with long rope factors if its context goes beyond short ones.
 
     The choice is vLLM's: by the context that is served, not by the length of a request.

@@ -56,7 +56,9 @@ def parity_inputs(architecture: Architecture, device: torch.device) -> list[Pari
         windows = [
             window
             for window in {block.attention.window for block in blocks}
-            if longest < window <= min(LONGEST_WINDOW, architecture.max_positions - PARITY_TOKENS)
+            if longest
+            < window
+            <= min(LONGEST_WINDOW, _short_positions(architecture) - PARITY_TOKENS)
             and is_affordable(blocks, architecture, window, device)
         ]
         if windows or not inputs:
@@ -86,6 +88,11 @@ def fits(weights: Iterable[Weight], device: torch.device) -> bool:
     count = sum(prod(weight.shape) for weight in weights)
     free = min(free_bytes(device), free_bytes(torch.device("cpu")))
     return ROOM * count * torch.float32.itemsize <= free
+
+
+def _short_positions(architecture: Architecture) -> int:
+    """Return up to where transformers turns by the same frequencies, whatever it runs."""
+    return architecture.original_positions or architecture.max_positions
 
 
 def num_layers_with_all_kinds(architecture: Architecture) -> int:

@@ -20,7 +20,7 @@ from .families import architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .loading import check_int8, refuse_native_settings
 from .model_plan import ModelPlan, find_weights, plan_memory
-from .overrides import read_overridden_config
+from .overrides import read_overridden_config, with_context
 from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
@@ -43,7 +43,7 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
     refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
     from .transformers_plan import plan_transformers
 
-    return plan_transformers(settings, hf_config, why)
+    return plan_transformers(settings, with_context(hf_config, settings), why)
 
 
 def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:

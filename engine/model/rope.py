@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from ..errors import ModelRefused
 from .architecture import Rope
 from .hf_config import ConfigFields, UnsupportedConfig
 
-# These switch by the longest position of all that runs together, so that one request would change
-# another: they are served where they never switch.
+# In transformers these switch by the longest position of all that runs together, so that one
+# request would change another: its classes are served where they never switch.
 SWITCHING = {"dynamic", "longrope"}
 NUM_AXES = 3
 # How the frequencies of M-RoPE's axes lie: one axis after the other, or in turns.
@@ -90,20 +91,24 @@ def make_rope(
         raise UnsupportedConfig(f"its rope turns {turned} of the {width} numbers of a head")
     original = fields.count("original_max_position_embeddings", positions)
     powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
-    frequencies, scale = _KINDS[kind](Plain(fields, base, powers, positions, original))
+    plain = Plain(fields, base, powers, positions, original)
+    frequencies, scale = _KINDS[kind](plain)
     axes = None if sections is None else _axes(fields, len(frequencies), sections)
+    reach = _reach(kind, parameters, positions)
+    long = _LONG[kind](plain) if original < (reach or positions) and kind in _LONG else None
     fields.check_all_read()
-    if not frequencies.isfinite().all():
+    if not all(found.isfinite().all() for found in (frequencies, long) if found is not None):
         raise UnsupportedConfig("its rope turns by what is no number")
-    reach = _reach(kind, parameters, positions, original)
-    return Rope(tuple(frequencies.tolist()), scale, reach, axes)
+    rope = Rope(tuple(frequencies.tolist()), scale, reach, axes)
+    if long is None or torch.equal(long, frequencies):
+        return rope
+    return replace(rope, original_positions=original, long_inv_freq=tuple(long.tolist()))
 
 
-def _reach(kind: str, parameters: Mapping[str, Any], positions: int, original: int) -> int | None:
+def _reach(kind: str, parameters: Mapping[str, Any], positions: int) -> int | None:
     """Return how many positions frequencies hold for; None where it is the model's own number."""
-    if kind in SWITCHING:
-        is_chosen = kind == "longrope" and is_switched(parameters)
-        return None if is_chosen else min(original, positions)
+    if kind == "dynamic":
+        return int(parameters["factor"] * positions)
     if kind == "yarn":
         stretched = stretched_positions(parameters)
         return stretched if stretched > positions else None
@@ -161,9 +166,19 @@ def _default(plain: Plain) -> tuple[Tensor, float]:
 
 
 def _dynamic(plain: Plain) -> tuple[Tensor, float]:
-    """Return what holds up to the model's positions: above, the base would grow."""
     plain.fields.number("factor")
     return 1.0 / plain.powers, 1.0
+
+
+def _dynamic_long(plain: Plain) -> Tensor:
+    """Return what holds above the model's positions: the base is that of the longest context.
+
+    In transformers it grows with a sequence, whose first keys were turned by others; vLLM has this.
+    """
+    factor, width = plain.fields.number("factor"), 2 * len(plain.powers)
+    stretch = float((factor * factor - (factor - 1)) ** (width / (width - 2)))
+    exponents = torch.arange(0, width, 2, dtype=torch.float) / width
+    return 1.0 / (plain.base * stretch) ** exponents
 
 
 def _linear(plain: Plain) -> tuple[Tensor, float]:
@@ -210,15 +225,23 @@ def _magnitude(factor: float, share: float = 1) -> float:
 
 
 def _longrope(plain: Plain) -> tuple[Tensor, float]:
-    """Return what holds up to the original positions: above, the long factors would."""
     fields, original = plain.fields, plain.original
-    fields.get("long_factor")
     factor = fields.number("factor", plain.positions / original)
     stretch = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    short = torch.tensor(fields.get("short_factor"), dtype=torch.float32)
-    if short.shape != plain.powers.shape:
-        raise UnsupportedConfig(f"its rope has {short.numel()} short factors")
-    return 1.0 / (short * plain.powers), fields.number("attention_factor", stretch)
+    _longrope_long(plain)  # which is there, and fits
+    return _factored(plain, "short_factor"), fields.number("attention_factor", stretch)
+
+
+def _longrope_long(plain: Plain) -> Tensor:
+    return _factored(plain, "long_factor")
+
+
+def _factored(plain: Plain, key: str) -> Tensor:
+    """Return each frequency by a factor of its own."""
+    factors = torch.tensor(plain.fields.get(key), dtype=torch.float32)
+    if factors.shape != plain.powers.shape:
+        raise UnsupportedConfig(f"its rope has {factors.numel()} numbers as {key}")
+    return 1.0 / (factors * plain.powers)
 
 
 _KINDS: dict[str, Callable[[Plain], tuple[Tensor, float]]] = {
@@ -229,3 +252,5 @@ _KINDS: dict[str, Callable[[Plain], tuple[Tensor, float]]] = {
     "longrope": _longrope,
     "yarn": _yarn,
 }
+# What sequences beyond the original positions turn by.
+_LONG: dict[str, Callable[[Plain], Tensor]] = {"dynamic": _dynamic_long, "longrope": _longrope_long}

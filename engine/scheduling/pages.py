@@ -16,17 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .images import image_digests
-from .sequence import Sequence
+from .sequence import Sequence, SequenceRequest
 from .table import SequenceTable
 
 Digest = bytes
 
 
-def root_digest(salt: str, adapter: int = 0) -> Digest:
-    """Return what the names of pages begin with: others share none, by their salt or adapter."""
-    if not salt and not adapter:
+def root_digest(salt: str, adapter: int = 0, *, has_long_rope: bool = False) -> Digest:
+    """Return what the names of pages begin with: by salt, adapter and rope, others share none."""
+    if not (salt or adapter or has_long_rope):
         return b""
-    word = adapter.to_bytes(4, "little")
+    word = adapter.to_bytes(4, "little") + bytes([has_long_rope])
     return blake2b(salt.encode(), digest_size=16, salt=word, person=b"cache salt").digest()
 
 
@@ -219,10 +219,13 @@ class PrefixCache:
         """Name the first `num_pages` pages of a sequence, those that have no name yet."""
         digests, size = sequence.digests, self._page_size
         if len(digests) < num_pages:
-            salt, adapter = sequence.request.cache_salt, sequence.request.adapter
-            parent = digests[-1] if digests else root_digest(salt, adapter)
+            parent = digests[-1] if digests else self._root_digest(sequence.request)
             unnamed = tokens[len(digests) * size : num_pages * size]
             images = sequence.request.images
             pages = range(len(digests), num_pages) if images else ()
             shown = [image_digests(images, page * size, (page + 1) * size) for page in pages]
             digests += page_digests(parent, unnamed, size, shown)
+
+    def _root_digest(self, request: SequenceRequest) -> Digest:
+        has_long_rope = self._table.takes_long_rope(request)
+        return root_digest(request.cache_salt, request.adapter, has_long_rope=has_long_rope)

@@ -10,14 +10,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .sequence import Sequence
+from .sequence import Sequence, SequenceRequest
 
 
 class SequenceTable:
-    """Rows for up to `max_num_seqs` running sequences of up to `max_model_len` tokens."""
+    """Rows for up to `max_num_seqs` running sequences of up to `max_model_len` tokens.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
+    Those that may grow beyond `original_positions` take their model's long rope frequencies.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        page_size: int,
+        original_positions: int | None = None,
+    ) -> None:
         slots = max_num_seqs
+        self.original_positions = original_positions
         self.page_size = page_size
         self.max_model_len = max_model_len
         self.sequences: list[Sequence | None] = [None] * slots
@@ -57,6 +67,7 @@ class SequenceTable:
         self.is_streamed = np.zeros(slots, np.bool_)
         self.has_images = np.zeros(slots, np.bool_)
         self.adapter = np.zeros(slots, np.int32)
+        self.has_long_rope = np.zeros(slots, np.bool_)
 
     @property
     def running(self) -> NDArray[np.int64]:
@@ -78,6 +89,18 @@ class SequenceTable:
         assert sequence is not None, f"slot {slot} is free"
         return sequence
 
+    def most_tokens(self, request: SequenceRequest) -> int:
+        """Return how many tokens a sequence may come to, its prompt's included."""
+        return min(len(request.prompt_ids) + request.max_tokens, self.max_model_len)
+
+    def takes_long_rope(self, request: SequenceRequest) -> bool:
+        """Say whether a sequence turns by long frequencies: by what it may come to, from its start.
+
+        So that its keys are turned by the same, and no row depends on its neighbours.
+        """
+        original = self.original_positions
+        return original is not None and self.most_tokens(request) > original
+
     def place(self, sequence: Sequence, pages: list[int], num_computed: int) -> int:
         """Put a sequence into a free slot and return the slot."""
         slot = self.free_slots.pop()
@@ -91,7 +114,7 @@ class SequenceTable:
         self.num_tokens[slot] = self.num_known_ids[slot] = total
         self.num_computed[slot] = num_computed
         self.num_prompt_tokens[slot] = prompt
-        self.max_tokens[slot] = min(prompt + request.max_tokens, self.max_model_len)
+        self.max_tokens[slot] = self.most_tokens(request)
         self.start_order[slot] = sequence.start_order
         self.is_fully_launched[slot] = False
         self.is_urgent[slot] = sequence.is_urgent
@@ -118,6 +141,7 @@ class SequenceTable:
         self.is_streamed[slot] = request.is_streamed
         self.has_images[slot] = bool(request.images)
         self.adapter[slot] = request.adapter
+        self.has_long_rope[slot] = self.takes_long_rope(request)
         self.is_running[slot] = True
         self.has_begun[slot] = False
         self.num_running_of[request.request_id] = self.num_running_of.get(request.request_id, 0) + 1

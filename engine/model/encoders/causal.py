@@ -95,7 +95,7 @@ def load(
         device=device,
         vocab_size=architecture.vocab_size,
         num_types=0,
-        max_model_len=architecture.max_positions,
+        max_model_len=architecture.original_positions or architecture.max_positions,
         hidden_size=architecture.hidden_size,
     )
 

@@ -147,7 +147,7 @@ def _candidate(
 
     return _NativeEncoder(
         partial(causal.load, checkpoint, hf_config, decoder, head=head),
-        decoder.max_positions,
+        decoder.original_positions or decoder.max_positions,
         count_layers,
     )
 

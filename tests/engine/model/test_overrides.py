@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from tests.engine.families import COMMON, ROPE, VARIANTS, build
+from tests.engine.test_parity import run_all
 from tests.engine.vision_models import build as build_seeing
 from tests.engine.vision_models import save as save_seeing
 from tidemill.engine.config import EngineConfig
@@ -23,6 +24,7 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.overrides import merge, read_overridden_config
 from tidemill.engine.model.parity import chunked_logits
 from tidemill.engine.model.transformers_forward import TransformersNetwork
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 SHORT, LONG = "Phi3, long rope", 300
@@ -148,30 +150,45 @@ def test_overrides_of_the_text_of_a_model_that_sees_are_named_within_it(tmp_path
     assert read_overridden_config(within).fields["sliding_window"] == 9
 
 
-def eagerly(folder: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the logits of transformers' class by its own attention."""
+def greedy(folder: Path, prompt: list[int], max_tokens: int) -> list[int]:
+    """Return what transformers' class writes alone."""
     network = transformers.AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32
     )
-    with torch.inference_mode():
-        logits: torch.Tensor = network.eval()(input_ids=tokens[None], use_cache=False).logits[0]
-    return logits
+    ids = network.generate(
+        torch.tensor([prompt]), do_sample=False, max_new_tokens=max_tokens, eos_token_id=-1
+    )
+    written: list[int] = ids[0, len(prompt) :].tolist()
+    return written
 
 
-def test_a_long_rope_takes_its_factors_by_the_context_that_is_served(tmp_path: Path) -> None:
-    """Up to the context of the short ones these, above it the long ones, for rows of any length."""
+def test_a_long_rope_is_chosen_by_each_request(tmp_path: Path) -> None:
+    """By what it may come to, for all of its tokens, whatever runs beside it or was cached."""
     folder = saved(SHORT, tmp_path)
-    tokens = torch.randint(0, COMMON["vocab_size"], (LONG,), generator=torch.Generator())
-    short, long = load(folder), load(folder, max_model_len=512)
-    assert (short.max_model_len, long.max_model_len) == (256, 512)
-    assert "its context is 256 tokens" in short.notes[-1]
-    assert "--max-model-len up to 512" in short.notes[-1]
-    assert not long.notes
-    expected = eagerly(folder, tokens)
-    assert torch.allclose(chunked_logits(long, tokens)[0], expected, atol=1e-3)
-    few = tokens[:40]
-    assert torch.allclose(chunked_logits(short, few)[0], eagerly(folder, few), atol=1e-3)
-    assert torch.allclose(chunked_logits(long, few)[0], expected[:40], atol=1e-3)
+    model = load(folder)
+    assert (model.max_model_len, model.original_positions, model.notes) == (512, 256, ())
+    tokens = torch.randint(0, COMMON["vocab_size"], (LONG,), generator=torch.Generator()).tolist()
+    asked = [
+        SequenceRequest(prompt, max_tokens, Sampling(temperature=0))
+        for prompt, max_tokens in (
+            (tokens[:250], 6),
+            (tokens, 6),
+            (tokens[:250], 7),
+            (tokens[:40], 6),
+        )
+    ]
+    results, stats = run_all(model, asked, num_pages=60, budget=100)
+    assert stats.cached_tokens > 0
+    short, long, between, few = (result.token_ids for result in results)
+    assert short == greedy(folder, tokens[:250], 6)
+    assert long == greedy(folder, tokens, 6)
+    assert few == greedy(folder, tokens[:40], 6)
+    always = saved(SHORT, tmp_path / "long")
+    rewritten = json.loads((always / "config.json").read_text())
+    rewritten["rope_parameters"]["short_factor"] = rewritten["rope_parameters"]["long_factor"]
+    (always / "config.json").write_text(json.dumps(rewritten))
+    assert between == greedy(always, tokens[:250], 7)
+    assert load(always).original_positions is None
     with pytest.raises(ModelRefused, match="more than the 512 positions"):
         load(folder, max_model_len=513)
 

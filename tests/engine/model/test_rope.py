@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
@@ -70,11 +71,15 @@ def test_frequencies_are_those_of_transformers(kind: str) -> None:
     rope = make_rope(KINDS[kind], 128, 131_072, 1e4)
     assert torch.equal(torch.tensor(rope.inv_freq), expected.inv_freq)
     assert rope.attention_scaling == expected.attention_scaling
-    assert rope.max_positions == (131_072 if kind == "dynamic" else None)
+    assert rope.max_positions == (262_144 if kind == "dynamic" else None)
+    if kind == "dynamic":
+        frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=262_144)
+        assert torch.equal(torch.tensor(rope.long_inv_freq), frequencies)
+        assert rope.original_positions == 131_072
 
 
 @pytest.mark.parametrize("share", [1.0, 0.75])
-def test_a_long_rope_is_its_short_one_up_to_where_it_was_trained(share: float) -> None:
+def test_a_long_rope_has_frequencies_for_above_where_it_was_trained(share: float) -> None:
     """Where part of a head turns, the frequencies are those of that part."""
     count = int(128 * share) // 2
     said = {
@@ -92,7 +97,9 @@ def test_a_long_rope_is_its_short_one_up_to_where_it_was_trained(share: float) -
     rope = make_rope(said, 128, 131_072, 1e4)
     assert torch.equal(torch.tensor(rope.inv_freq), expected.inv_freq)
     assert rope.attention_scaling == expected.attention_scaling > 1
-    assert rope.max_positions == 4096
+    frequencies, _ = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=4097)
+    assert torch.equal(torch.tensor(rope.long_inv_freq), frequencies)
+    assert rope.original_positions == 4096
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.engine.families import build
 from tests.engine.loop.test_cuda_graphs import (
     CapturableReference,
     CapturesByCallingAgain,
@@ -106,10 +108,20 @@ def led(folder: Path, captures: Capture) -> Iterator[LoadedModel]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_are_those_of_the_plain_loop(folder: Path, seed: int) -> None:
-    """Steps of both kinds follow each other, with one in flight, and the others replay as many."""
+def test_rows_are_those_of_the_plain_loop(tmp_path: Path, seed: int) -> None:
+    """Steps of both kinds follow each other, with one in flight, and the others replay as many.
+
+    Of a model that turns some sequences by long frequencies, and others not.
+    """
+    folder = tmp_path
+    build("Phi3, long rope").save_pretrained(folder)  # type: ignore[operator]
+    said = json.loads((folder / "config.json").read_text())
+    for fields in (said, said["rope_parameters"]):
+        fields["original_max_position_embeddings"] = 16
+    (folder / "config.json").write_text(json.dumps(said))
     captures, others = CapturesByCallingAgain(), CapturesByCallingAgain()
     with led(folder, others) as model:
+        assert model.original_positions == 16
         expected = storm(seed).run(work_over(model, None))
         work = work_over(model, captures, steps_ahead=1)
         assert storm(seed).run(work) == expected
