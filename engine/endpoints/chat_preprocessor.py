@@ -17,8 +17,8 @@ from ..text.text_model import TextModel
 from .constraints import ChatConstraints, constrains_calls
 from .endpoint import RequestMetadata
 
-# Template variables that switch reasoning on or off.
-_SWITCHES = ("enable_thinking", "thinking")
+# Template variables that switch reasoning off, and by which values; the last is Seed-OSS's.
+_SWITCHES = {"enable_thinking": False, "thinking": False, "thinking_budget": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     variables = dict(request.chat_template_kwargs or {})
     if request.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
-        if request.reasoning_effort == "none" and not variables.keys() & set(_SWITCHES):
-            variables |= dict.fromkeys(_SWITCHES, False)
+        if request.reasoning_effort == "none" and not variables.keys() & _SWITCHES.keys():
+            variables |= _SWITCHES
     return variables
 
 

@@ -32,7 +32,11 @@ from .native import LeaderRank
 from .overrides import longest_context, read_overridden_config, with_context
 from .parity import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
-from .quantised.quantization_config import UNQUANTISED, read_quantization_config
+from .quantised.quantization_config import (
+    UNQUANTISED,
+    QuantizationConfig,
+    read_quantization_config,
+)
 from .sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
 from .vision.preprocessor_config import VisionConfig, read_vision_config
@@ -137,19 +141,22 @@ def check_int8(name: str, dtype: torch.dtype, device: torch.device) -> None:
     )
 
 
-def _vision(
-    checkpoint: Checkpoint, hf_config: HFConfig
+def read_vision(
+    checkpoint: Checkpoint | None, hf_config: HFConfig, quantization: QuantizationConfig | None
 ) -> tuple[VisionConfig | None, tuple[str, ...]]:
-    """Return what a model says of images, or a note of why it is served without them."""
+    """Return what a model says of images, or a note of why it is served without them.
+
+    Without a `checkpoint` its tower is taken to be whole.
+    """
     try:
         vision = read_vision_config(hf_config)
-        if vision is not None:
+        if vision is not None and checkpoint is not None:
             from .vision.tower import check_tower
 
             check_tower(checkpoint, hf_config, vision)
     except UnsupportedConfig as exc:
         return None, (f"this model is served without images: {exc}",)
-    if vision is not None and checkpoint.quantization is not None:
+    if vision is not None and quantization is not None:
         return None, ("this model is served without images: its weights are quantised",)
     return vision, ()
 
@@ -187,7 +194,7 @@ def _load_native(
     if settings.quantization == "int8":
         check_int8(name, dtype, device)
     checkpoint = find_checkpoint(name, quantization)
-    vision, blind = _vision(checkpoint, hf_config)
+    vision, blind = read_vision(checkpoint, hf_config, quantization)
     adapters = read_adapters(settings, hf_config, architecture)
     ranks = () if leader is None else (f"{leader.size} ranks",)
     others = (repr(vision), repr(quantization), *ranks)

@@ -10,12 +10,12 @@ from typing import Literal, cast
 import torch
 
 from ..config import EngineConfig
-from ..errors import ModelRefused, OutOfCacheMemory
+from ..errors import OutOfCacheMemory
 from ..kernels.attention import AttentionShape
 from ..kernels.backends import choose_backend
 from ..kernels.quantised import FP8
 from ..storage.hub import find_file
-from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint
+from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
 from .hf_config import CONFIG
 from .kv_cache_size import count_pages, free_bytes
 from .loaded_model import LoadedModel, Network
@@ -69,15 +69,12 @@ def find_weights(
         return find_checkpoint(name, quantization), ()
     config = find_file(name, CONFIG)
     assert config is not None  # it was read
-    index = find_file(name, INDEX)
-    if index is None and not (config.parent / WHOLE).exists():
-        return None, ("its weights are still on the hub: a load fetches them",)
-    try:
-        return replace(find_checkpoint(str(config.parent), quantization), name=name), ()
-    except ModelRefused:
-        if index is None:
-            raise
-        return None, ("some of its weights are still on the hub: a load fetches them",)
+    folder = config.parent
+    if not (folder / WHOLE).exists():
+        find_file(name, INDEX)
+    if missing_files(folder):
+        return None, ("its weights are still on the hub, or some of them: a load fetches them",)
+    return replace(find_checkpoint(str(folder), quantization), name=name), ()
 
 
 def plan_memory(

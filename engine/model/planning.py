@@ -18,13 +18,12 @@ from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
 from .families import architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
-from .loading import check_int8, refuse_native_settings
+from .loading import check_int8, read_vision, refuse_native_settings
 from .model_plan import ModelPlan, find_weights, plan_memory
 from .overrides import read_overridden_config, with_context
 from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
-from .vision.preprocessor_config import read_vision_config
 from .weight_map import weights_of
 from .weights import find_layout
 
@@ -65,8 +64,12 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
     weight_bytes = _weight_bytes(architecture, quantization, dtype, device, size=size)
     if checkpoint is not None and _stays_quantised(quantization, dtype, device):
         weight_bytes = checkpoint.num_bytes // size
+    vision, blind = read_vision(checkpoint, hf_config, quantization)
+    if checkpoint is not None and vision is not None:
+        from .vision.tower import check_tower
+
+        weight_bytes += check_tower(checkpoint, hf_config, vision) * dtype.itemsize
     max_model_len = context_length(settings, architecture.max_positions)
-    takes_images, blind = _images(hf_config, quantization)
     return ModelPlan(
         runs="native",
         why=None,
@@ -87,7 +90,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         ),
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture),
         takes_adapters=hf_config.model_type not in WHOLE_ONLY,
-        takes_images=takes_images,
+        takes_images=vision is not None,
         notes=(*notes, *blind),
     )
 
@@ -129,16 +132,3 @@ def _tensor_parallel_sizes(architecture: Architecture) -> tuple[int, ...]:
             continue
         sizes.append(size)
     return tuple(sizes)
-
-
-def _images(
-    hf_config: HFConfig, quantization: QuantizationConfig | None
-) -> tuple[bool, tuple[str, ...]]:
-    """Say whether a model takes images, and why not where it could."""
-    try:
-        sees = read_vision_config(hf_config) is not None
-    except UnsupportedConfig as exc:
-        return False, (f"it is served without images: {exc}",)
-    if sees and quantization is not None:
-        return False, ("it is served without images: its weights are quantised",)
-    return sees, ()

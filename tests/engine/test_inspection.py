@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
-from tests.engine.families import COMMON, FAMILIES, build
+from tests.engine import vision_models
+from tests.engine.families import COMMON, build
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
@@ -26,6 +29,12 @@ from tidemill.engine.model.planning import plan_model
 from tidemill.engine.model.weights import read_weights
 
 CPU = torch.device("cpu")
+# One of each layout of weights: merged, biased, tied, by position, with experts or windows.
+LAYOUTS = (
+    *("LlamaConfig", "Phi3Config", "Gemma3TextConfig", "GPT2Config", "GptOssConfig"),
+    *("Glm4MoeConfig", "MiMoV2FlashConfig"),
+)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def settings(folder: Path, **others: Any) -> EngineConfig:
@@ -55,7 +64,7 @@ def report_of(folder: Path, **others: Any) -> ModelReport:
     return inspect_model(settings(folder, **others))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: Path) -> None:
     """Its weights to the byte, and the pages of its keys and values."""
     build(name).save_pretrained(tmp_path)
@@ -81,6 +90,53 @@ def test_a_shared_models_memory_is_that_of_one_rank(tmp_path: Path) -> None:
     assert half is not None
     assert half.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
     assert whole.weight_bytes * 0.5 < half.weight_bytes < whole.weight_bytes * 0.55
+
+
+def test_a_model_that_sees_takes_the_memory_of_its_tower(tmp_path: Path) -> None:
+    """Beside that of its text."""
+    network = vision_models.build("gemma3")
+    vision_models.save(network, tmp_path)
+    plan = planned(tmp_path)
+    assert plan.takes_images
+    assert plan.memory is not None
+    assert plan.memory.weight_bytes == sum(one.numel() * 4 for one in network.parameters())
+    (tmp_path / "preprocessor_config.json").unlink()
+    blind = planned(tmp_path)
+    assert not blind.takes_images
+    assert "without images" in blind.notes[0]
+
+
+def test_weights_that_are_still_on_the_hub_are_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but small files is fetched for a plan."""
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / COMMIT
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    shutil.copytree(demo.MODEL_PATH, snapshot)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    here = inspect_model(EngineConfig("org/name", device="cpu", dtype="float32"))
+    (snapshot / "model.safetensors").unlink()
+    absent = inspect_model(EngineConfig("org/name", device="cpu", dtype="float32"))
+    assert here.plan is not None
+    assert absent.plan is not None
+    assert (here.runs, here.plan.notes) == ("native", ())
+    assert absent.runs == "native"
+    assert "a load fetches them" in absent.plan.notes[0]
+    assert absent.plan.memory == here.plan.memory
+
+
+def test_quantised_weights_take_as_much_as_they_are_served_in(tmp_path: Path) -> None:
+    """Made int8 on this CPU; embedding, norms and head stay as they are."""
+    build("LlamaConfig").save_pretrained(tmp_path)
+    plain = EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16")
+    whole = plan_model(plain).memory
+    made = plan_model(replace(plain, quantization="int8")).memory
+    assert whole is not None
+    assert made is not None
+    assert whole.weight_bytes * 0.5 < made.weight_bytes < whole.weight_bytes * 0.8
 
 
 def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ What a tower is given for an image is what transformers' image processor gives, 
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,10 @@ def load_tower(
     return TransformersVisionTower(tower, vision, dtype, device)
 
 
-def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig) -> None:
-    """Check that a checkpoint has all of a tower's weights; else raise `UnsupportedConfig`."""
-    _weights(checkpoint, hf_config, vision)
+def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig) -> int:
+    """Return how many numbers a tower has; `UnsupportedConfig` unless its checkpoint has all."""
+    wanted, _ = _weights(checkpoint, hf_config, vision)
+    return sum(prod(weight.shape) for weight in wanted)
 
 
 def _weights(

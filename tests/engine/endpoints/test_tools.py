@@ -15,6 +15,7 @@ from tests.engine.endpoints.tool_models import (
     MISTRAL,
     QWEN3,
     R1,
+    SEED,
     TEMPLATES,
     WEATHER,
     ToolScene,
@@ -167,6 +168,8 @@ def test_each_choice_has_calls_of_its_own() -> None:
         (QWEN3, "<think>\nHm.\n</think>\n\nYes.", {}, "Hm."),
         (QWEN3, "Yes.", {"chat_template_kwargs": {"enable_thinking": False}}, None),
         (QWEN3, "Yes.", {"reasoning_effort": "none"}, None),
+        (SEED, "Yes.", {"reasoning_effort": "none"}, None),
+        (SEED, "Hm.</seed:think>Yes.", {}, "Hm."),
         (R1, "Hm.\n</think>\n\nYes.", {}, "Hm."),
         (R1, "<think>\nHm.\n</think>\n\nYes.", {}, "Hm."),
         (

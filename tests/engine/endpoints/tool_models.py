@@ -45,6 +45,11 @@ QWEN3 = HERMES.replace(
 R1 = HERMES.replace("assistant\n{%- endif -%}", "assistant\n{{ '<think>\n' }}{%- endif -%}") + (
     "{#- </think> -#}"
 )
+SEED = HERMES.replace(
+    "assistant\n{%- endif -%}",
+    "assistant\n{{ '<seed:think>' }}{%- if thinking_budget is defined and thinking_budget == 0 -%}"
+    "{{ '</seed:think>' }}{%- endif -%}{%- endif -%}",
+)
 LLAMA = _SHOWN_TOOLS + _TURNS.replace(
     "CALL",
     '<|python_tag|>{"name": "{{ call.function.name }}", "parameters": '
