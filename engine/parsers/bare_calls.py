@@ -205,14 +205,20 @@ def _python(stream: TextStream) -> CallsCoroutine:
 
 
 def parse_python_calls(text: str) -> list[RawCall]:
-    """Return the calls of a list in Python, or in JSON; ValueError for other texts."""
+    """Return the calls of a list or of lines in Python, or of JSON; ValueError for other texts."""
     try:
-        tree = ast.parse(text, mode="eval").body
-        if isinstance(tree, ast.List):
-            return [_call_of(node) for node in tree.elts]
+        nodes = [_expression_of(statement) for statement in ast.parse(text).body]
+        if len(nodes) == 1 and isinstance(nodes[0], ast.List):
+            nodes = nodes[0].elts
+        return [_call_of(node) for node in nodes]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    return parse_calls_of_json(text)
+        return parse_calls_of_json(text)
+
+
+def _expression_of(statement: ast.stmt) -> ast.expr:
+    if not isinstance(statement, ast.Expr):
+        raise ValueError("no expression")  # noqa: TRY004 - of the text, not ours
+    return statement.value
 
 
 def _skip_brackets(stream: TextStream) -> Generator[None, None, bool]:

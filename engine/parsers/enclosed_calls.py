@@ -53,14 +53,6 @@ def _json_of(text: str) -> str:
     return "".join(parts)
 
 
-def _olmo_calls(text: str) -> Sequence[RawCall]:
-    """Return the calls of a list, or of lines with one each."""
-    text = text.strip()
-    if not text.startswith("["):
-        text = f"[{','.join(filter(None, map(str.strip, text.splitlines())))}]"
-    return parse_python_calls(text)
-
-
 _GEMMA, _OLMO = ("<|tool_call>", "<tool_call|>"), ("<function_calls>", "</function_calls>")
 GEMMA = MarkedCallParser(
     _GEMMA[:1],
@@ -70,7 +62,7 @@ GEMMA = MarkedCallParser(
 )
 OLMO = MarkedCallParser(
     _OLMO[:1],
-    partial(_enclosed, marks=_OLMO, parse=_olmo_calls),
+    partial(_enclosed, marks=_OLMO, parse=lambda text: parse_python_calls(text.strip())),
     CallSyntax(
         prefix=_OLMO[0] + LISTED_SYNTAX.prefix,
         head=LISTED_SYNTAX.head,
