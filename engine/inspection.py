@@ -16,7 +16,7 @@ from tidemill.protocol.contract import EngineError
 
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
-from .model.checkpoint import missing_files
+from .model.checkpoint import find_checkpoint, missing_files
 from .model.device import choose_device, choose_dtype, context_length
 from .model.encoders import causal, families
 from .model.encoders.pooling_config import Classifier
@@ -53,6 +53,7 @@ NO_TEMPLATE = (
 class ModelReport:
     """Report on a model: its `plan`, None where there is none, and the `faults` that refuse it.
 
+    Where only files of weights are missing it has both: the plan tells what they would take.
     `missing` names files and what lacks without them. `quantization_methods` are those that it may
     be published in. The parsers are None where its template shows none.
     """
@@ -121,7 +122,17 @@ def _with_plan(
         return replace(report, faults=(f"{config.model}: cannot be loaded: {first_line_of(exc)}",))
     is_native_text = plan.runs == "native" and report.gives == "text"
     methods = supported_methods() if is_native_text else ()
-    return replace(report, plan=plan, quantization_methods=methods)
+    report = replace(report, plan=plan, quantization_methods=methods)
+    return _with_weights(report) if report.missing else report
+
+
+def _with_weights(report: ModelReport) -> ModelReport:
+    """Return a report that says what a load would of weights of which files are missing."""
+    try:
+        find_checkpoint(report.model)
+    except EngineError as exc:
+        return replace(report, faults=(str(exc),))
+    return report
 
 
 def _plan_encoder(config: EngineConfig) -> ModelPlan:

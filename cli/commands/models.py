@@ -58,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
     if s3_addresses(options.model, ()):
         raise Refused(
             f"{options.model} lies in S3: copy its small files to a folder, and name that "
-            "(`aws s3 sync`, without the weights: `--exclude '*.safetensors'`)"
+            "(`aws s3 sync --exclude '*.safetensors'`; the weights then count as missing)"
         )
     require_engine("tidemill models", options.model)
     report = _inspected(options)

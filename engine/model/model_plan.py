@@ -61,11 +61,13 @@ class ModelPlan:
 def find_weights(
     name: str, quantization: QuantizationConfig | None = None
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Return a model's weights, or None and a note where they are still to be fetched.
+    """Return a model's weights, None where files are missing; a note says that a load fetches them.
 
     Nothing but an index is fetched. `ModelRefused` says what is wrong with files that are there.
     """
     if Path(name).is_dir():
+        if missing_files(Path(name)):
+            return None, ()
         return find_checkpoint(name, quantization), ()
     config = find_file(name, CONFIG)
     assert config is not None  # it was read

@@ -82,6 +82,36 @@ def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: 
     assert plan.memory.kv_cache_tokens > 0
 
 
+def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: Path) -> None:
+    """Qwen3-8B, by what it is published with: 8,190,735,360 weights."""
+    said = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "dtype": "bfloat16",
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    report = inspect_model(EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16"))
+    assert report.runs == "refused"
+    assert "holds neither" in str(report.why)
+    assert report.plan is not None
+    assert report.plan.memory is not None
+    assert report.plan.memory.weight_bytes == 2 * 8_190_735_360
+    assert report.plan.memory.kv_bytes_per_token == 147_456
+    assert report.plan.tensor_parallel_sizes == (2, 4, 8)
+
+
 def test_a_shared_models_memory_is_that_of_one_rank(tmp_path: Path) -> None:
     """Keys and values halve, and so does each matrix; only norms are everywhere."""
     build("LlamaConfig").save_pretrained(tmp_path)
