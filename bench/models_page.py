@@ -90,7 +90,7 @@ weights          4.2 MB as bfloat16 on cpu
 KV cache         1,280 bytes a token; 524,288 tokens fit here now
 tensor parallel  2
 adapters         LoRA
-quantised as     fp8, compressed-tensors, awq, gptq
+quantised as     {quantised}
 images           no
 tool calls       hermes
 reasoning        none by its template
@@ -116,6 +116,7 @@ def page() -> str:
 
     return PAGE.format(
         methods=_listed(supported_methods()),
+        quantised=", ".join(supported_methods()),
         own="\n".join(_own_rows()),
         encoders="\n".join(_encoder_rows()),
         version=".".join(transformers.__version__.split(".")[:2]),
