@@ -39,7 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "models",
         usage="tidemill models MODEL [--json] [flags]",
         help="show how a model would run, before it is loaded",
-        description="Shows how a model would run here, how much memory it takes and what is "
+        description="Shows how a model would run here, how much memory it takes and what is\n"
         "missing, by its config.json, its tokenizer and the headers of its weights.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
