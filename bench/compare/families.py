@@ -1,0 +1,148 @@
+"""Families by the engine's own decoder, beside transformers' classes in the same engine.
+
+    python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,GlmConfig] [--rows 64]
+
+Each family has a random bf16 model of 12 layers, 512 wide, mixtures of 8 experts of which tokens
+choose 2. Both run the prompts of a file's first rows, as long and with as many tokens as the file
+has them, each in a process of one thread. Figures are processor seconds from the first step to the
+last, which other work on the machine changes less than seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.engine.families import FAMILIES, ONLY_OURS, told
+from tidemill.engine.config import EngineConfig
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 16_384,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+}
+# What the tests' tiny models have too small, where they have it.
+LARGER: dict[str, Any] = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "moe_num_experts": 8,
+    "sliding_window": 512,
+    "ffn_dim": 1536,
+    "n_positions": 4096,
+    "num_kv_heads": 4,
+    "v_head_dim": 48,
+}
+WORDS_TO_TOKENS = 1.1
+OURS, THEIRS = "own", "transformers"
+
+
+def make_model(name: str, folder: Path) -> None:
+    """Save a family's random model."""
+    import torch
+    import transformers
+
+    differs = FAMILIES[name]
+    larger = {key: value for key, value in LARGER.items() if key in differs}
+    said = told(name, differs | SHAPE | larger)
+    torch.manual_seed(0)
+    config = getattr(transformers, name)(**said)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+def requests_of(file: Path, rows: int) -> list[tuple[int, int]]:
+    """Return how many tokens the first rows' prompts have, and their answers."""
+    with file.open(encoding="utf-8") as lines:
+        bodies = [json.loads(line)["body"] for line, _ in zip(lines, range(rows), strict=False)]
+    return [
+        (
+            int(
+                WORDS_TO_TOKENS
+                * sum(len(message["content"].split()) for message in body["messages"])
+            ),
+            body["max_tokens"],
+        )
+        for body in bodies
+    ]
+
+
+def run_one(folder: Path, file: Path, rows: int) -> float:
+    """Return the processor seconds of all requests."""
+    import numpy as np
+
+    from tidemill.engine.loop.assembly import make_core
+    from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
+    from tidemill.engine.model.loading import load_model
+    from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+
+    config = EngineConfig(str(folder), dtype="bfloat16", device="cpu", max_model_len=2048)
+    model = load_model(config)
+    core = make_core(model, compute_kv_cache_size(model, config), config)
+    random = np.random.default_rng(0)
+    running = []
+    for length, max_tokens in requests_of(file, rows):
+        prompt = random.integers(3, 16_000, length).tolist()
+        running.append(core.add(SequenceRequest(prompt, max_tokens, Sampling(temperature=0))))
+    begun = time.process_time()
+    left = len(running)
+    while left:
+        left -= sum(output.is_finished for output in core.step() or ())
+    return time.process_time() - begun
+
+
+def seconds_of(folder: Path, arguments: argparse.Namespace, by: str) -> float:
+    """Return `run_one`'s figure from a process of its own."""
+    command = [sys.executable, "-m", "bench.compare.families", str(arguments.file), "--by", by]
+    command += ["--rows", str(arguments.rows), "--model", str(folder)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return float(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Print the table, or of one process its figure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--by", choices=(OURS, THEIRS), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.by is not None:
+        if arguments.by == THEIRS:
+            from tidemill.engine.model import families
+
+            families.FAMILIES.clear()
+        print(run_one(arguments.model, arguments.file, arguments.rows))
+        return
+    print("| family | own, CPU s | transformers' classes, CPU s | times |\n|---|---:|---:|---:|")
+    for name in arguments.families.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(name, Path(folder))
+            ours = seconds_of(Path(folder), arguments, OURS)
+            cells = [f"{ours:.1f}", "not run by them", ""]
+            if name not in ONLY_OURS:
+                theirs = seconds_of(Path(folder), arguments, THEIRS)
+                cells[1:] = [f"{theirs:.1f}", f"{theirs / ours:.2f}"]
+        print(f"| {name.removesuffix('Config')} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
