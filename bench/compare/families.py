@@ -1,6 +1,6 @@
 """Families by the engine's own decoder, beside transformers' classes in the same engine.
 
-    python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,GlmConfig] [--rows 64]
+    python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,…] [--rows 64]
 
 Each family has a random bf16 model of 12 layers, 512 wide, mixtures of 8 experts of which tokens
 choose 2. Both run the prompts of a file's first rows, as long and with as many tokens as the file

@@ -202,8 +202,12 @@ def ernie4_5(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archit
 
 def hunyuan(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     """Return Hunyuan's block, which norms queries and keys behind the rope."""
-    for key in ("eod_token_id", "sep_token_id"):
+    for key in _HUNYUAN_WITHOUT_EFFECT:
         fields.get(key)
+    fields.allow("attention_head_dim", sizes.head_dim)
+    fields.allow("norm_type", "rms", "hf_rms")
+    for key in ("use_qk_norm", "use_rotary_pos_emb"):
+        fields.allow(key, True)  # noqa: FBT003 - a value of a config
     said = dict(fields.get("rope_scaling") or fields.get("rope_parameters") or {})
     theta = said.setdefault("rope_theta", fields.number("rope_theta", 10_000.0))
     kind = said.get("rope_type", said.get("type", "default"))
@@ -261,6 +265,10 @@ _COHERE2_SAID = {
     "use_gated_activation": True,
     "use_parallel_block": True,
 }
+_HUNYUAN_WITHOUT_EFFECT = (
+    *("cla_share_factor", "eod_token_id", "im_end_id", "im_newline_id", "im_start_id"),
+    *("mask_init_id", "org_vocab_size", "pad_id", "sep_token_id", "text_end_id", "text_start_id"),
+)
 _MINISTRAL3_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,

@@ -43,18 +43,19 @@ TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
 # how weights are stored, which `HFConfig.quantisation` tells.
 _WITHOUT_EFFECT = frozenset(
     """
-    _attn_implementation_autoset _name_or_path architectures auto_map bad_words_ids
-    begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    _attn_implementation_autoset _name_or_path architectures attn_implementation auto_map
+    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
+    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id id2label initializer_factor initializer_range
-    label2id length_penalty max_length max_sequence_length min_length model_type name_or_path
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
-    problem_type quantization_config repetition_penalty return_dict return_dict_in_generate
-    router_aux_loss_coef router_jitter_noise sep_token_id suppress_tokens task_specific_params
-    temperature tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    transformers_weights typical_p unsloth_fixed unsloth_version use_cache use_return_dict
+    is_llama_config label2id length_penalty max_length max_sequence_length min_length model_type
+    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states output_router_logits output_scores pad_token_id
+    prefix pretraining_tp problem_type quantization_config repetition_penalty return_dict
+    return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
+    suppress_tokens task_specific_params temperature tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version transformers_weights typical_p
+    unsloth_fixed unsloth_version use_cache use_return_dict
     """.split()
 )
 
