@@ -1,18 +1,27 @@
-"""Dequantised weights in fp32, by the names of an unquantised checkpoint."""
+"""Dequantised weights, by the names of an unquantised checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor
 
+from ..errors import ModelRefused
 from ..kernels.quantised import as_tensor
-from .checkpoint import Checkpoint
+from .checkpoint import FLOATS, Checkpoint
 from .families import architecture_of
 from .hf_config import HFConfig
-from .weight_map import weights_of
-from .weights import read_weights
+from .kv_cache_size import free_bytes
+from .quantised.loading import IGNORED, matrices_of, plan_loading
+from .weight_map import Weight, weights_of, whole
+from .weights import check_stored, fill_weights, find_stored, read_weights
+
+CPU = torch.device("cpu")
+# What a network takes on the host while it is made, as a multiple of its weights.
+ROOM = 1.25
 
 
 def dequantised_copy(
@@ -45,3 +54,61 @@ def dequantised_copy(
         )
         copied[head] = as_tensor(weights.get("lm_head", copied[embedding]))
     return copied
+
+
+def dequantised_state(
+    checkpoint: Checkpoint,
+    title: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_multimodal: bool,
+) -> dict[str, Tensor]:
+    """Return a checkpoint's weights on the host, quantised ones dequantised, for a class `title`.
+
+    `ModelRefused` says what they lack, or that there is no room for them on the host or a device.
+    """
+    name, quantization = checkpoint.name, checkpoint.quantization
+    assert quantization is not None
+    assert quantization.weight_format is not None
+    stored = find_stored(checkpoint.files, (), is_multimodal=is_multimodal)
+    matrices = list(matrices_of(quantization.weight_format, stored))
+    needed = plan_loading(name, quantization, matrices, stored).tensors()
+    keys = {part.key for weight in needed for part in weight.parts}
+    used = {key: tensor for key, tensor in stored.items() if key in keys}
+    check_stored(checkpoint, title, needed, used, is_multimodal=is_multimodal)
+    wanted = matrices + [
+        whole(key, key, *tensor.shape)
+        for key, tensor in stored.items()
+        if key not in keys and tensor.kind in FLOATS and not IGNORED.search(key)
+    ]
+    _check_room(checkpoint, title, wanted, dtype, device)
+
+    def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
+        return fill_weights(name, several, stored, dtype, CPU)
+
+    state = {}
+    for key, weight in plan_loading(name, quantization, wanted, stored).read(fill, dtype, CPU):
+        plain = as_tensor(weight)
+        # Stacked experts are stored transposed where they are not quantised.
+        is_turned = quantization.weight_format.is_stacked and key not in stored
+        state[key] = plain.transpose(1, 2).contiguous() if is_turned else plain
+    return state
+
+
+def _check_room(
+    checkpoint: Checkpoint,
+    title: str,
+    wanted: Sequence[Weight],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    taken = sum(prod(weight.shape) for weight in wanted) * dtype.itemsize
+    for where, needs in ((CPU, int(ROOM * taken)), (device, taken)):
+        if (free := free_bytes(where)) < needs:
+            raise ModelRefused(
+                f"{checkpoint.name}: transformers' {title} runs this model, for which its "
+                f"quantised weights are dequantised: as {dtype} all take {taken:,} bytes, and "
+                f"loading them {needs:,} on {where.type}, where {free:,} are free; take a larger "
+                "machine or a smaller model."
+            )

@@ -25,8 +25,8 @@ STORED_DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16")
 }
 QUANTISED = (
-    "its weights are quantised, which is supported of models that write text and that the engine's "
-    "own decoder runs; use the unquantised model."
+    "its weights are quantised, which is supported of models that write text; use the unquantised "
+    "model."
 )
 # Whatever runs it, a model of other than so many whole ones is none.
 COUNTS = (

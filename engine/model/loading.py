@@ -32,11 +32,7 @@ from .native import LeaderRank
 from .overrides import longest_context, read_overridden_config, with_context
 from .parity import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
-from .quantised.quantization_config import (
-    UNQUANTISED,
-    QuantizationConfig,
-    read_quantization_config,
-)
+from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
 from .vision.preprocessor_config import VisionConfig, read_vision_config
@@ -74,38 +70,44 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
         return _load_native(settings, hf_config, leader)
     except UnsupportedConfig as exc:
         why = str(exc)
-    refuse_native_settings(settings, hf_config, why, is_shared=leader is not None)
+    is_shared = leader is not None
+    quantization = refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
     from . import transformers_model
 
-    hf_config = with_context(hf_config, settings)
-    loaded = transformers_model.load(settings, hf_config, choose_device(settings.device))
-    note = f"transformers runs this model, more slowly than the engine's own decoder would: {why}"
-    notes = (note, *_notes_on_context(settings, hf_config, loaded.max_model_len))
+    hf_config, device = with_context(hf_config, settings), choose_device(settings.device)
+    loaded = transformers_model.load(settings, hf_config, device, quantization)
+    notes = (
+        f"transformers runs this model, more slowly than the engine's own decoder would: {why}",
+        *transformers_model.notes_on_quantization(quantization, loaded.dtype),
+        *_notes_on_context(settings, hf_config, loaded.max_model_len),
+    )
     return replace(loaded, notes=notes)
 
 
 def refuse_native_settings(
     settings: EngineConfig, hf_config: HFConfig, why: str, *, is_shared: bool
-) -> None:
+) -> QuantizationConfig | None:
     """Refuse what only the engine's own decoder does, for a model that it does not run and `why`.
 
-    `is_shared` says that ranks share the model.
+    `is_shared` says that ranks share the model. Return how its weights are quantised.
     """
     if settings.lora_modules:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
             "the engine's own decoder only: merge the adapter into the model."
         )
-    if settings.quantization or hf_config.quantization_config:
+    quantization = read_quantization_config(hf_config, settings.quantization)
+    if quantization is not None and quantization.weight_format is None:
         raise ModelRefused(
-            f"{settings.model}: transformers runs this model ({why}), and quantised weights are "
-            f"served by the engine's own decoder only; {UNQUANTISED}."
+            f"{settings.model}: transformers runs this model ({why}), and weights are made "
+            f"{quantization.method} by the engine's own decoder only: leave out --quantization."
         )
     if is_shared:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and models are shared "
             "between ranks by the engine's own decoder only: leave out --tensor-parallel-size."
         )
+    return quantization
 
 
 def _notes_on_context(
@@ -187,7 +189,7 @@ def _load_native(
     quantization = read_quantization_config(hf_config, settings.quantization)
     architecture = architecture_of(hf_config)
     if leader is not None:
-        check_tensor_parallel_size(name, architecture, leader.size)
+        check_tensor_parallel_size(name, architecture, leader.size, quantization)
     max_model_len = context_length(settings, architecture.max_positions)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)

@@ -39,10 +39,10 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
     except UnsupportedConfig as exc:
         why = str(exc)
     is_shared = settings.tensor_parallel_size > 1
-    refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
+    quantization = refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
     from .transformers_plan import plan_transformers
 
-    return plan_transformers(settings, with_context(hf_config, settings), why)
+    return plan_transformers(settings, with_context(hf_config, settings), why, quantization)
 
 
 def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
@@ -51,7 +51,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
     quantization = read_quantization_config(hf_config, settings.quantization)
     architecture = architecture_of(hf_config)
     size = settings.tensor_parallel_size
-    check_tensor_parallel_size(settings.model, architecture, size)
+    check_tensor_parallel_size(settings.model, architecture, size, quantization)
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     if settings.quantization == "int8":
@@ -88,7 +88,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
             vocab_size=architecture.vocab_size,
             max_model_len=max_model_len,
         ),
-        tensor_parallel_sizes=_tensor_parallel_sizes(architecture),
+        tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
         takes_adapters=hf_config.model_type not in WHOLE_ONLY,
         takes_images=vision is not None,
         notes=(*notes, *blind),
@@ -122,12 +122,14 @@ def _stays_quantised(
     return has_quantised_linear(dtype, device, quantization.method)
 
 
-def _tensor_parallel_sizes(architecture: Architecture) -> tuple[int, ...]:
+def _tensor_parallel_sizes(
+    architecture: Architecture, quantization: QuantizationConfig | None
+) -> tuple[int, ...]:
     """Return how many GPUs of a machine can share a model."""
     sizes = []
     for size in range(2, MAX_GPUS + 1):
         try:
-            check_tensor_parallel_size("", architecture, size)
+            check_tensor_parallel_size("", architecture, size, quantization)
         except ModelRefused:
             continue
         sizes.append(size)

@@ -7,10 +7,17 @@ from dataclasses import replace
 from ..errors import ModelRefused
 from ..kernels.communicator import Shard
 from .architecture import Architecture, Block
+from .quantised.quantization_config import QuantizationConfig
 
 
-def check_tensor_parallel_size(name: str, architecture: Architecture, size: int) -> None:
+def check_tensor_parallel_size(
+    name: str,
+    architecture: Architecture,
+    size: int,
+    quantization: QuantizationConfig | None = None,
+) -> None:
     """Refuse a model that so many ranks cannot have equal shares of, naming what is uneven."""
+    group = 1 if quantization is None else quantization.experts_group
     for block in architecture.blocks:
         shape = block.attention
         counts = {"query heads": shape.num_query_heads}
@@ -20,6 +27,9 @@ def check_tensor_parallel_size(name: str, architecture: Architecture, size: int)
             counts["columns of an expert"] = block.experts.intermediate_size
             counts["columns of shared experts"] = block.experts.shared_intermediate_size
         uneven = [f"{count:,} {what}" for what, count in counts.items() if count % size]
+        columns = counts.get("columns of an expert", 0)
+        if size > 1 and columns % size == 0 and columns // size % group:
+            uneven.append(f"{columns:,} columns of an expert, {group} of which share a scale,")
         heads = shape.num_kv_heads
         if heads % size and size % heads:
             uneven.append(f"{heads} key heads")

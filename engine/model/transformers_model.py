@@ -31,6 +31,7 @@ from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
 from .parity import check_parity, compared_rows, parity_tokens
 from .pretrained import from_pretrained
+from .quantised.quantization_config import QuantizationConfig
 from .refused_types import reason_refused
 from .rope import SWITCHING, is_switched, stretched_positions
 from .sanity import check_finite, check_logits, check_numbers
@@ -44,18 +45,29 @@ _FIELDS_OF_ANY = (
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
-def load(settings: EngineConfig, hf_config: HFConfig, device: torch.device) -> LoadedModel:
-    """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served."""
+def load(
+    settings: EngineConfig,
+    hf_config: HFConfig,
+    device: torch.device,
+    quantization: QuantizationConfig | None = None,
+) -> LoadedModel:
+    """Load, probe and prove the model; `ModelRefused` says by name why one cannot be served.
+
+    Quantised weights are dequantised.
+    """
     whole = read_config(hf_config)
     refuse_overrides(settings.model, settings.hf_overrides, whole)
     config = text_config_of(whole, hf_config)
+    if quantization is not None:
+        remove_quantization(config)
     refuse_by_config(settings.model, config)
     stored = getattr(config, "dtype", None)
     dtype = choose_dtype(settings.dtype, stored and getattr(torch, str(stored), stored), device)
-    checkpoint = find_checkpoint(settings.model)
+    checkpoint = find_checkpoint(settings.model, quantization)
     check_config(checkpoint, config)
     is_multimodal = whole is not config
-    module, found = read_module(checkpoint, config, dtype, device, is_multimodal=is_multimodal)
+    read = read_module if quantization is None else read_dequantised
+    module, found = read(checkpoint, config, dtype, device, is_multimodal=is_multimodal)
     check_tensors(
         checkpoint.name,
         type(module).__name__,
@@ -144,24 +156,74 @@ def _filled(
 
     Its own ways to read them want libraries, and GPUs.
     """
-    from transformers import AutoModelForCausalLM
-
     from .dequantize import dequantised_copy
 
+    remove_quantization(config)
+    state = dequantised_copy(checkpoint, hf_config, device, num_layers)
+    module, found = _from_state(_class_of(config), config, state, torch.float32, device)
+    return _whole(checkpoint, module, found["missing_keys"])
+
+
+def read_dequantised(
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    is_multimodal: bool,
+) -> tuple[Any, LoadingInfo]:
+    """Return a module with what quantised weights stand for; see `read_module`."""
+    from .dequantize import dequantised_state
+
+    kind = _class_of(config)
+    state = dequantised_state(checkpoint, kind.__name__, dtype, device, is_multimodal=is_multimodal)
+    # Some tools write a bias of zeros beside every matrix.
+    empty = {key for key in state if key.endswith(".bias") and not state[key].any()}
+    module, found = _from_state(kind, config, state, dtype, device)
+    unexpected = set(found["unexpected_keys"]) - empty
+    return module, LoadingInfo(found["missing_keys"], unexpected, found["mismatched_keys"])
+
+
+def notes_on_quantization(
+    quantization: QuantizationConfig | None, dtype: torch.dtype
+) -> tuple[str, ...]:
+    """Return a note on weights that are dequantised for transformers' class."""
+    if quantization is None:
+        return ()
+    note = (
+        f"its weights are quantised ({quantization.method}), and dequantised for transformers: "
+        f"they take as much memory as any in {dtype}"
+    )
+    return (note,)
+
+
+def remove_quantization(config: Any) -> None:
+    """Have transformers build the network of an unquantised model."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+
+
+def _class_of(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
-        kind = type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+        return type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
+
+
+def _from_state(
+    kind: Any, config: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device
+) -> tuple[Any, dict[str, Any]]:
+    """Return a network with these weights, and transformers' loading info."""
     module, found = kind.from_pretrained(
         None,
         config=config,
-        state_dict=dequantised_copy(checkpoint, hf_config, device, num_layers),
-        dtype=torch.float32,
+        state_dict=state,
+        dtype=dtype,
         attn_implementation=ATTENTION,
+        ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
-    module = module.eval().requires_grad_(requires_grad=False).to(device)
-    return _whole(checkpoint, module, found["missing_keys"])
+    return module.eval().requires_grad_(requires_grad=False).to(device), found
 
 
 def read_config(hf_config: HFConfig) -> Any:
@@ -245,7 +307,9 @@ def check_config(checkpoint: Checkpoint, config: Any) -> None:
     fields.num_layers()
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    check_count(checkpoint, sum(weight.numel() for weight in network.parameters()))
+    count = sum(weight.numel() for weight in network.parameters())
+    # Two quantised weights lie in a byte.
+    check_count(checkpoint, count if checkpoint.quantization is None else count // 2)
 
 
 def read_module(

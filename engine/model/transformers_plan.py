@@ -12,20 +12,28 @@ from . import transformers_model
 from .device import choose_device, choose_dtype, context_length
 from .hf_config import HFConfig
 from .model_plan import MemoryPlan, ModelPlan, find_weights, plan_memory
+from .quantised.quantization_config import QuantizationConfig
 from .transformers_forward import ATTENTION, probe
 
 
-def plan_transformers(settings: EngineConfig, hf_config: HFConfig, why: str) -> ModelPlan:
+def plan_transformers(
+    settings: EngineConfig,
+    hf_config: HFConfig,
+    why: str,
+    quantization: QuantizationConfig | None = None,
+) -> ModelPlan:
     """Return the plan; `ModelRefused` says by name why a model cannot be served."""
     name = settings.model
     whole = transformers_model.read_config(hf_config)
     transformers_model.refuse_overrides(name, settings.hf_overrides, whole)
     config = transformers_model.text_config_of(whole, hf_config)
+    if quantization is not None:
+        transformers_model.remove_quantization(config)
     transformers_model.refuse_by_config(name, config)
     device = choose_device(settings.device)
     stored = getattr(config, "dtype", None)
     dtype = choose_dtype(settings.dtype, stored and getattr(torch, str(stored), stored), device)
-    checkpoint, notes = find_weights(name)
+    checkpoint, notes = find_weights(name, quantization)
     if checkpoint is not None:
         transformers_model.check_config(checkpoint, config)
     max_model_len = context_length(settings, transformers_model.positions_of(config))
@@ -36,10 +44,10 @@ def plan_transformers(settings: EngineConfig, hf_config: HFConfig, why: str) -> 
         class_name=type(module).__name__,
         device=device,
         dtype=dtype,
-        quantization=None,
+        quantization=None if quantization is None else quantization.method,
         max_model_len=max_model_len,
         memory=_memory(settings, module, dtype, device, max_model_len),
-        notes=notes,
+        notes=(*notes, *transformers_model.notes_on_quantization(quantization, dtype)),
     )
 
 

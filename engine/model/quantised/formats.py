@@ -52,6 +52,9 @@ class WeightFormat(Protocol):
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """Return which tensor, stored as one of which kinds, a quantised matrix has."""
 
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the matrix that a main tensor of a shape is of."""
+
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
@@ -75,6 +78,10 @@ class Fp8:
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`: the weight itself."""
         return "weight", NUMBERS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
@@ -121,6 +128,10 @@ class Awq:
         """See `WeightFormat`."""
         return "qweight", WORDS
 
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[1] * IN_WORD, stored[0]
+
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
     ) -> dict[str, TensorSpec]:
@@ -162,6 +173,10 @@ class Gptq:
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "qweight", WORDS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[1], stored[0] * IN_WORD
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
@@ -206,6 +221,10 @@ class PackQuantized:
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "weight_packed", WORDS
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return stored[0], stored[1] * IN_WORD
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]
@@ -254,6 +273,10 @@ class Mxfp4:
     def main_tensor(self) -> tuple[str, frozenset[str]]:
         """See `WeightFormat`."""
         return "blocks", BYTES
+
+    def matrix_shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """See `WeightFormat`."""
+        return *stored[:2], stored[2] * MXFP4_GROUP
 
     def tensor_specs(
         self, shape: tuple[int, ...], has: Callable[[str], bool]

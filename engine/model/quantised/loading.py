@@ -163,7 +163,7 @@ def plan_loading(
     for weight in wanted:
         parts = tuple(_tensor_specs(weight_format, part, stored) for part in weight.parts)
         if any(parts) and weight_format.is_stacked:
-            quantised.append(_by_experts(name, weight, *parts))
+            quantised.append(_by_experts(weight, *parts))
         elif any(parts):
             quantised.append((weight, parts))
         else:
@@ -182,6 +182,25 @@ def is_made(weight: Weight, method: str) -> bool:
     has_experts = len(weight.shape) == 3
     is_product = weight.role.partition(".")[2] in MADE
     return is_product and not (method == "int8" and has_experts)
+
+
+def matrices_of(weight_format: WeightFormat, stored: Mapping[str, TensorInfo]) -> Iterator[Weight]:
+    """Yield each quantised matrix that is stored, by the name that it has where it is not.
+
+    Stacked experts are `[E, O, I]`, though they are stored transposed where they are not quantised.
+    """
+    (main, kinds), is_stacked = weight_format.main_tensor, weight_format.is_stacked
+    axes, joint = (4, "_") if is_stacked else (2, ".")
+    for key, tensor in stored.items():
+        if not key.endswith(joint + main) or tensor.kind not in kinds or len(tensor.shape) != axes:
+            continue
+        module, shape = key.removesuffix(joint + main), weight_format.matrix_shape(tensor.shape)
+        if is_stacked:
+            turned = shape[0], shape[2], shape[1]
+            part = Part(module, turned, lambda weight: weight.transpose(1, 2))
+            yield Weight(module, shape, (part,))
+        else:
+            yield whole(module + WEIGHT, module + WEIGHT, *shape)
 
 
 def names_of(quantization: QuantizationConfig | None, wanted: Sequence[Weight]) -> list[str]:
@@ -248,7 +267,7 @@ def _tensor_specs(
 
 
 def _by_experts(
-    name: str, weight: Weight, tensor_specs: TensorSpecs
+    weight: Weight, tensor_specs: TensorSpecs
 ) -> tuple[Weight, tuple[TensorSpecs, ...]]:
     """Return a weight of stacked experts as a part for each, with what is read for that.
 
@@ -256,7 +275,8 @@ def _by_experts(
     """
     (stacked,) = weight.parts
     experts, columns, rows = (*stacked.taken, *map(range, stacked.shape[len(stacked.taken) :]))
-    groups = _groups_of(name, stacked, columns)
+    assert columns.start % MXFP4_GROUP == 0
+    groups = range(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
     parts, read = [], []
     for expert in experts:
         taken = (range(expert, expert + 1), rows, groups)
@@ -278,19 +298,6 @@ def _by_experts(
 def _place_of_expert(place: Place, expert: int, weight: Tensor) -> Tensor:
     """Return the rows `[…, any]` of an expert, of which `place` gives the transposed."""
     return place(weight)[expert].movedim(0, -1)
-
-
-def _groups_of(name: str, part: Part, columns: range) -> range:
-    """Return the groups of some inputs; `ModelRefused` where they are cut."""
-    inputs = part.shape[1]
-    is_cut = columns.start % MXFP4_GROUP or (columns.stop % MXFP4_GROUP and columns.stop < inputs)
-    if is_cut:
-        raise ModelRefused(
-            f"{name}: --tensor-parallel-size {inputs // len(columns)} would cut the {inputs:,} "
-            f"inputs of {part.key} within groups of {MXFP4_GROUP}, which share a scale: share "
-            "them between fewer ranks."
-        )
-    return range(columns.start // MXFP4_GROUP, -(-columns.stop // MXFP4_GROUP))
 
 
 def _is_matrix(weight_format: WeightFormat, part: Part) -> bool:

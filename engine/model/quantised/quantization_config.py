@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ModelRefused
 from ..hf_config import CONFIG, ConfigFields, HFConfig, UnsupportedConfig
-from .formats import Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFormat
+from .formats import MXFP4_GROUP, Awq, Fp8, Gptq, Mxfp4, PackQuantized, WeightFormat
 
 # Methods by which unquantised weights are quantised as they are read.
 MADE_AT_LOAD = ("fp8", "int8")
@@ -25,6 +25,15 @@ class QuantizationConfig:
 
     method: str
     weight_format: WeightFormat | None
+
+    @property
+    def experts_group(self) -> int:
+        """Return the inputs of experts that cannot be shared between ranks, as they have a scale.
+
+        Weights of all other formats are dequantised where a rank's share cuts a group.
+        """
+        is_stacked = self.weight_format is not None and self.weight_format.is_stacked
+        return MXFP4_GROUP if is_stacked else 1
 
 
 def read_quantization_config(hf_config: HFConfig, asked: str | None) -> QuantizationConfig | None:

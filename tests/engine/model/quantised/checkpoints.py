@@ -248,6 +248,8 @@ def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
 
     Its embedding, its head and its last layer's values stay as they are, as does each router.
     """
+    if name == "mxfp4":
+        return save_mxfp4(folder)
     said, make = FORMS[name]
     model: Any = build(family)
     model.save_pretrained(folder)

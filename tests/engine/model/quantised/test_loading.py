@@ -21,6 +21,7 @@ from tidemill.engine.kernels import quantised
 from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.kernels.quantised import Quantised, as_tensor, quantise_fp8, quantise_rows_fp8
+from tidemill.engine.model import dequantize
 from tidemill.engine.model import loading as model_loading
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
@@ -30,6 +31,8 @@ from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity import chunked_logits
 from tidemill.engine.model.quantised import loading
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
+from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size
+from tidemill.engine.model.transformers_forward import TransformersNetwork
 from tidemill.engine.model.weight_map import weights_of
 from tidemill.engine.model.weights import read_weights
 
@@ -234,12 +237,47 @@ def test_what_was_asked_for_must_be_how_the_weights_are_quantised(tmp_path: Path
         load_model(settings(tmp_path, quantization="gptq"))
 
 
-def test_quantised_weights_that_only_transformers_could_run_are_refused(tmp_path: Path) -> None:
-    """With the reason why our decoder does not."""
+@pytest.mark.parametrize(
+    ("form", "family"),
+    [
+        ("awq", "Qwen3Config"),
+        ("gptq, sorted", "Qwen3Config"),
+        ("compressed int4, zeros", "Qwen3Config"),
+        ("fp8, blocks", "MixtralConfig"),
+        ("mxfp4", "GptOssConfig"),
+    ],
+)
+def test_quantised_weights_are_dequantised_for_what_transformers_runs(
+    tmp_path: Path, form: str, family: str
+) -> None:
+    """By no library of the format's own; a note says what they take."""
+    save(form, tmp_path, family)
+    expected = chunked_logits(load_model(settings(tmp_path)), IDS)
+    change(tmp_path, new_trick=7)
+    loaded = load_model(settings(tmp_path))
+    assert isinstance(loaded.network, TransformersNetwork)
+    assert "and dequantised for transformers" in loaded.notes[1]
+    torch.testing.assert_close(chunked_logits(loaded, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_transformers_runs_is_refused_where_its_dequantised_weights_lack_or_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the tensor or the bytes; and nothing is made fp8 for it."""
     save("awq", tmp_path)
     change(tmp_path, new_trick=7)
-    with pytest.raises(ModelRefused, match=r"says new_trick\), and quantised weights are served"):
+    with monkeypatch.context() as patch:
+        patch.setattr(dequantize, "free_bytes", lambda _: 1000)
+        with pytest.raises(ModelRefused, match=r"take 658,176 bytes, .* where 1,000 are free"):
+            load_model(settings(tmp_path))
+    tensors = load_file(tmp_path / WHOLE)
+    del tensors[f"{UP}.scales"]
+    save_file(tensors, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=rf"lack {UP}\.scales, which Qwen3ForCausalLM needs"):
         load_model(settings(tmp_path))
+    change(tmp_path, quantization_config=None)
+    with pytest.raises(ModelRefused, match="weights are made fp8 by the engine's own decoder"):
+        load_model(settings(tmp_path, quantization="fp8"))
 
 
 def test_tensors_that_lack_or_are_others_are_refused(tmp_path: Path) -> None:
@@ -354,8 +392,8 @@ def test_experts_stay_in_mxfp4_where_a_device_multiplies_them(
                 got = part.place(as_tensor(weights[weight.role]))
                 expected = meant[part.key].float()[taken]
                 assert torch.equal(got.reshape(expected.shape), expected), part.key
-    with pytest.raises(ModelRefused, match=r"size 2 would cut the 96 inputs of .*groups of 32"):
-        read_weights(checkpoint, architecture, torch.float32, CPU, shard=Shard(0, 2))
+    with pytest.raises(ModelRefused, match=r"size 2: 96 columns of an expert, 32 of which share a"):
+        check_tensor_parallel_size("m", architecture, 2, checkpoint.quantization)
 
 
 EXPERTS = "model.layers.1.mlp.experts.down_proj"
@@ -364,10 +402,14 @@ EXPERTS = "model.layers.1.mlp.experts.down_proj"
 @pytest.mark.parametrize(
     ("piece", "change_piece", "words"),
     [
-        ("blocks", None, f"lack {EXPERTS}: its experts may be stored in another way"),
+        ("blocks", None, f"lack {EXPERTS}, which GptOssForCausalLM needs"),
         ("scales", None, f"lack {EXPERTS}_scales"),
         ("scales", lambda scales: scales[..., :2], f"other shapes .*{EXPERTS}_scales"),
-        ("blocks", lambda blocks: blocks.half(), f"lack {EXPERTS}: its experts"),
+        (
+            "blocks",
+            lambda blocks: blocks.half(),
+            f"lack {EXPERTS}, which .*{EXPERTS}_blocks instead",
+        ),
         ("scales", lambda scales: scales.half(), f"{EXPERTS}_scales is stored as F16 and not U8"),
         ("scales", lambda scales: scales | 255, f"{EXPERTS}: its scales reach 2[*][*]128"),
         ("scales", lambda scales: scales & 0, f"{EXPERTS}: its scales are 0"),
