@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
+from tidemill.engine.model.adapters.loading import takes_adapters
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
 from tidemill.engine.model.families import FAMILIES
@@ -21,7 +22,6 @@ from tidemill.engine.model.quantised.quantization_config import supported_method
 from tidemill.engine.model.refused_types import REFUSED_TYPES, reason_refused
 from tidemill.engine.model.speech.loading import TITLE
 from tidemill.engine.model.speech.whisper_config import KIND
-from tidemill.engine.model.vision.eager import WHOLE_ONLY
 from tidemill.engine.model.vision.preprocessor_config import supported_types
 from tidemill.engine.parsers.registry import REASONING_SIGNS, TOOL_CALL_SIGNS
 
@@ -146,7 +146,7 @@ def _own_rows() -> Iterable[str]:
     seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
     for kind in sorted(FAMILIES):
         sees = kind in seeing or kind.removesuffix("_text") in seeing
-        adapters = "no" if kind in WHOLE_ONLY else "yes"
+        adapters = "yes" if takes_adapters(kind) else "no"
         images = "yes" if sees else "no"
         yield f"| `{kind}` | `{FAMILIES[kind].class_name}` | {adapters} | {images} |"
 

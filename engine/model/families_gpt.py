@@ -312,6 +312,7 @@ GPT = {
             "activation": "hidden_act",
             "layer_norm_epsilon": "rms_norm_eps",
         },
+        takes_adapters=False,
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -319,6 +320,7 @@ GPT = {
         None,
         {"eos_token_id": 50_256, "rms_norm_eps": 1e-5, "max_position_embeddings": 1024},
         _GPT_NAMES,
+        takes_adapters=False,
     ),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",
@@ -330,6 +332,7 @@ GPT = {
             "rotary_pct": "partial_rotary_factor",
             "rotary_emb_base": "rope_theta",
         },
+        takes_adapters=False,
     ),
     "nemotron": Family(
         "NemotronForCausalLM",

@@ -33,7 +33,8 @@ class Family:
 
     `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
     not the hidden size by heads. `defaults` are transformers' for other fields left out, `renamed`
-    are fields by the names that most families have for them.
+    are fields by the names that most families have for them. Where adapters' rows would have to be
+    sorted into the merged weights, it `takes_adapters` not.
     """
 
     class_name: str
@@ -41,6 +42,7 @@ class Family:
     head_dim: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    takes_adapters: bool = True
 
 
 def make_architecture(

@@ -14,6 +14,7 @@ from ..config import EngineConfig
 from ..errors import ModelRefused
 from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
+from .adapters.loading import takes_adapters
 from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
 from .families import architecture_of
@@ -46,8 +47,6 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
 
 
 def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
-    from .vision.eager import WHOLE_ONLY
-
     quantization = read_quantization_config(hf_config, settings.quantization)
     architecture = architecture_of(hf_config)
     size = settings.tensor_parallel_size
@@ -89,7 +88,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
             max_model_len=max_model_len,
         ),
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
-        takes_adapters=hf_config.model_type not in WHOLE_ONLY,
+        takes_adapters=takes_adapters(hf_config.model_type),
         takes_images=vision is not None,
         notes=(*notes, *blind),
     )

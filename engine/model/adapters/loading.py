@@ -21,8 +21,10 @@ from ...kernels.communicator import Shard
 from ...storage.hub import find_file
 from ..architecture import Architecture
 from ..checkpoint import FLOATS, check_inside, some
+from ..families import FAMILIES
 from ..hf_config import HFConfig
 from ..sanity import check_numbers
+from ..vision.eager import WHOLE_ONLY
 from ..weight_map import WHOLE, Place, Weight, weights_of
 from ..weights import TEXT_OF_WHOLE
 from .adapter_config import (
@@ -104,24 +106,21 @@ class Adapter:
         return placed
 
 
+def takes_adapters(model_type: str) -> bool:
+    """Say whether adapters of a family are served, and proved as it is."""
+    return model_type not in WHOLE_ONLY and FAMILIES[model_type].takes_adapters
+
+
 def read_adapters(
     settings: EngineConfig, hf_config: HFConfig, architecture: Architecture
 ) -> tuple[Adapter, ...]:
     """Return the adapters of the settings, in order; `ModelRefused` says which does not fit."""
     if not settings.lora_modules:
         return ()
-    from ..vision.eager import WHOLE_ONLY
-
-    names = architecture.names
-    if names.has_qkv_groups or names.is_transposed:
+    if not takes_adapters(hf_config.model_type):
         raise ModelRefused(
             f"{settings.model}: adapters of {hf_config.model_type} are not served: merge the "
             "adapter into the model."
-        )
-    if hf_config.model_type in WHOLE_ONLY:
-        raise ModelRefused(
-            f"{settings.model}: adapters of {hf_config.model_type} cannot be proved, so they are "
-            "not served: merge the adapter into the model."
         )
     return tuple(
         _read(name, path, settings, hf_config, architecture) for name, path in settings.lora_modules

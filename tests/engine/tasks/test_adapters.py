@@ -92,5 +92,5 @@ def test_a_model_that_sees_has_adapters_where_its_text_can_be_proved(tmp_path: P
         if kind == "gemma3":
             assert load_model(config).vision_encoder is not None
         else:
-            with pytest.raises(ModelRefused, match="adapters of qwen2_5_vl_text cannot be proved"):
+            with pytest.raises(ModelRefused, match="adapters of qwen2_5_vl_text are not served"):
                 load_model(config)
