@@ -24,7 +24,6 @@ from ..checkpoint import FLOATS, check_inside, some
 from ..families import FAMILIES
 from ..hf_config import HFConfig
 from ..sanity import check_numbers
-from ..vision.eager import WHOLE_ONLY
 from ..weight_map import WHOLE, Place, Weight, weights_of
 from ..weights import TEXT_OF_WHOLE
 from .adapter_config import (
@@ -108,6 +107,8 @@ class Adapter:
 
 def takes_adapters(model_type: str) -> bool:
     """Say whether adapters of a family are served, and proved as it is."""
+    from ..vision.eager import WHOLE_ONLY  # transformers comes with it
+
     return model_type not in WHOLE_ONLY and FAMILIES[model_type].takes_adapters
 
 
