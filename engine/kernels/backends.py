@@ -15,8 +15,8 @@ from tidemill.protocol.contract import EngineError
 
 from . import elementwise, experts, pooling, sampling
 from .attention import AttentionBackendType, AttentionShape
-from .elementwise import ElementwiseOps
-from .experts import ExpertOps
+from .elementwise import ElementwiseOps, Gate
+from .experts import ApplyExperts, ExpertOps, ExpertWeights
 from .linear import Linear, LinearFactory, prepack
 from .pooling import PoolingOps
 from .quantised import Matrix, Quantised, rounded_to_fp8, rounded_to_int8
@@ -151,6 +151,19 @@ def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
         if dtype in TRITON_DTYPES:
             return triton_ops
     return experts
+
+
+def make_experts(
+    weights: ExpertWeights, gate: Gate, ops: ElementwiseOps, factory: LinearFactory
+) -> ApplyExperts:
+    """Return the device's function of tokens, their experts and shares."""
+    dtype, device = weights.down.dtype, weights.down.device
+    if device.type == "cpu":
+        from .cpu.experts import PackedExperts
+
+        return PackedExperts(factory, weights, gate).apply
+    own = choose_experts(dtype, device)
+    return lambda x, chosen, shares: own.apply_experts(x, chosen, shares, weights, gate, ops)
 
 
 def choose_pooling(device: torch.device) -> PoolingOps:

@@ -21,6 +21,10 @@ ALIGNED_BYTES = 16
 Scoring = Literal["softmax", "softmax_chosen", "sigmoid", "sparsemixer"]
 
 
+# Returns the weighted sum of each token's experts' outputs, see `ExpertOps.apply_experts`.
+ApplyExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 @dataclass(frozen=True, slots=True)
 class Routing:
     """How tokens choose `count` experts each, and what share of the sum these have.

@@ -82,8 +82,9 @@ class Decoder:
         norm = maker.norm("norm")
         assert norm is not None
         self._norm = norm
-        # For what else there is much to compute by: experts, and a curve over all logits.
-        has_experts = any(block.experts for block in architecture.blocks)
+        # For what else there is much to compute by: experts that are not packed, and a curve over
+        # all logits.
+        has_experts = any(block.experts for block in architecture.blocks) and device.type != "cpu"
         has_curve = architecture.logit_softcap is not None
         self.needs_torch = linear_factory.needs_torch or has_experts or has_curve
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..kernels.adapters import LinearAdapters
 from ..kernels.attention import AttentionShape, HeadNorms
-from ..kernels.backends import choose_experts
+from ..kernels.backends import choose_experts, make_experts
 from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate, xielu
 from ..kernels.experts import ExpertWeights, Routing, route
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
@@ -156,9 +156,11 @@ class LayerMaker:
             gate_up_bias=self._vector(f"{role}gate_up_proj_bias"),
             down_bias=self._vector(f"{role}down_proj_bias"),
         )
-        gate, ops = self._model.gate, self._ops
+        gate = self._model.gate
         assert isinstance(gate, Gate)
         own = choose_experts(weights.down.dtype, weights.down.device)
+        apply = make_experts(weights, gate, self._ops, self._linear_factory)
+        del weights  # a CPU's are packed
 
         def mlp(x: Tensor) -> Tensor:
             if routing.is_plain:
@@ -170,7 +172,7 @@ class LayerMaker:
                 )
             else:
                 chosen, shares = route(router(x), routing)
-            return own.apply_experts(x, chosen, shares, weights, gate, ops)
+            return apply(x, chosen, shares)
 
         if not experts.shared_intermediate_size:
             return mlp

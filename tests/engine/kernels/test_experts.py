@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tidemill.engine.kernels import elementwise
+from tidemill.engine.kernels.backends import choose_linear, make_experts
+from tidemill.engine.kernels.cpu import elementwise as cpu_ops
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.kernels.experts import ExpertWeights, apply_experts, select_experts
 
@@ -27,13 +29,18 @@ def random_weights(*, has_biases: bool, width: int = 16) -> ExpertWeights:
 def test_each_token_goes_through_its_own_experts(
     tokens: int, width: int, *, has_biases: bool
 ) -> None:
-    """Whoever else goes through them, and where some have no token at all; of any width."""
+    """Whoever else goes through them, and where some have no token at all; of any width.
+
+    By the reference, and as a CPU has them packed.
+    """
     generator = torch.Generator().manual_seed(tokens)
     weights, gate = random_weights(has_biases=has_biases, width=width), Gate()
     x = torch.randn(tokens, 8, generator=generator)
     experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(tokens)])
     shares = torch.rand(tokens, 2, generator=generator)
+    cpu = make_experts(weights, gate, cpu_ops, choose_linear(cpu_ops, torch.device("cpu")))
     got = apply_experts(x, experts, shares, weights, gate, elementwise)
+    packed = cpu(x, experts, shares)
     for token in range(tokens):
         expected = torch.zeros(8)
         for expert, share in zip(experts[token].tolist(), shares[token], strict=True):
@@ -45,6 +52,7 @@ def test_each_token_goes_through_its_own_experts(
                 mixed = mixed + weights.down_bias[expert]
             expected += share * mixed
         torch.testing.assert_close(got[token], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed[token], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_shares_are_a_softmax_of_all_or_of_the_chosen() -> None:
