@@ -116,6 +116,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 # What transformers' classes do not let another attention have.
 ONLY_OURS = {"FalconConfig", "NemotronConfig", "StableLmConfig"}
+# Whose classes the engine is tested with, too, as one that our decoder does not know would be run.
+BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
 
 ROPE: dict[str, Any] = {"rope_theta": 10_000.0}
 # What the families' models differ by among themselves: name → config class, and what differs.

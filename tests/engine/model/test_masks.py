@@ -35,7 +35,6 @@ MASKED: dict[str, dict[str, Any]] = {
         "use_sliding_window": True,
         "max_window_layers": 2,
     },
-    "PhimoeConfig": {**EXPERTS, "num_local_experts": 4},
 }
 
 
