@@ -13,6 +13,7 @@ from ...errors import ModelRefused
 from ...scheduling.images import ImageSpec, PromptImage
 from ..checkpoint import Checkpoint
 from ..hf_config import HFConfig
+from ..parity import compared_rows
 from ..pretrained import from_pretrained
 from ..sanity import check_finite
 from ..transformers_model import read_config
@@ -51,9 +52,10 @@ def eager_logits(
     *,
     num_layers: int | None,
 ) -> Tensor:
-    """Return what it answers in fp32 by eager attention: `token_ids [t]` → logits `[t, V]`.
+    """Return what it answers in fp32 by eager attention: `token_ids [t]` → logits `[n, V]`.
 
-    Images are prepared by its own processor. `num_layers` takes so many of its first layers.
+    Those of the `compared_rows`. Images are prepared by its own processor. `num_layers` takes so
+    many of its first layers.
     """
     from transformers import AutoImageProcessor
 
@@ -74,7 +76,7 @@ def eager_logits(
         inputs["mm_token_type_ids" if has_grid else "token_type_ids"] = is_image
     logits: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False, **inputs).logits
     check_finite(checkpoint.name, logits)
-    return logits[0]
+    return logits[0, torch.from_numpy(compared_rows(len(token_ids))).to(device)]
 
 
 def _module(

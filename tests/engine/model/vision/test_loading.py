@@ -88,6 +88,15 @@ def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch
     assert parity.num_layers is None
 
 
+def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: FolderOf) -> None:
+    """Of many tokens the same ones are compared by both."""
+    folder = folder_of("gemma3")
+    rewrite(folder / "config.json", lambda said: said["text_config"].update(sliding_window=400))
+    model = load_model(EngineConfig(str(folder), dtype="float32", device="cpu"))
+    assert isinstance(model.network, Decoder)
+    assert model.vision_encoder is not None
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_that_look_otherwise_to_it_are_no_proof(folder_of: FolderOf, kind: str) -> None:
     """Levels that are off by a little are found."""
