@@ -120,11 +120,14 @@ def activate(x: Tensor, activation: Activation) -> Tensor:
     return functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
 
 
-def xielu(x: Tensor, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Tensor:
-    """Apply xIELU: a parabola above 0, and an integral of ELU below, of learned steepness."""
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """Apply xIELU: a parabola above 0, and an integral of ELU below, of learned steepness.
+
+    All but `x` are one number in fp32.
+    """
     wide = x.float()
     above = alpha_p * wide * wide
-    below = (torch.expm1(wide.clamp(max=eps)) - wide) * alpha_n
+    below = (torch.expm1(torch.minimum(wide, eps)) - wide) * alpha_n
     return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
 
 

@@ -135,8 +135,7 @@ class LayerMaker:
             for name in ("alpha_p", "alpha_n", "beta", "eps")
         )
         above, below = functional.softplus(alpha_p), beta + functional.softplus(alpha_n)
-        numbers = above.item(), below.item(), beta.item(), eps.item()
-        return lambda x: xielu(x, *numbers)
+        return lambda x: xielu(x, above, below, beta, eps)
 
     def _experts(self, role: str, experts: Experts) -> Linear:
         routing = Routing(
