@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from textwrap import fill
 
-from tidemill.engine.model.adapters.loading import takes_adapters
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
 from tidemill.engine.model.families import FAMILIES
@@ -146,7 +145,7 @@ def _own_rows() -> Iterable[str]:
     seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
     for kind in sorted(FAMILIES):
         sees = kind in seeing or kind.removesuffix("_text") in seeing
-        adapters = "yes" if takes_adapters(kind) else "no"
+        adapters = "yes" if FAMILIES[kind].takes_adapters else "no"
         images = "yes" if sees else "no"
         yield f"| `{kind}` | `{FAMILIES[kind].class_name}` | {adapters} | {images} |"
 

@@ -20,19 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.models import SHAPES
 from tests.engine.families import FAMILIES, ONLY_OURS, told
 from tidemill.engine.config import EngineConfig
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 16_384,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 4096,
-}
+SHAPE: dict[str, Any] = {**SHAPES["46m"], "max_position_embeddings": 4096}
 # What the tests' tiny models have too small, where they have it.
 LARGER: dict[str, Any] = {
     "moe_intermediate_size": 512,

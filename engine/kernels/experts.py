@@ -159,9 +159,17 @@ def apply_experts(
     out = _grouped(inner, as_tensor(weights.down), stops)
     if weights.down_bias is not None:
         out += weights.down_bias[sorted_experts]
+    return combine_experts(out, order, shares)
+
+
+def combine_experts(out: Tensor, order: Tensor, shares: Tensor) -> Tensor:
+    """Return the weighted sum of each token's experts' outputs: sorted `[T · count, H]` → `[T, H]`.
+
+    Row i is of the choice `order[i]`; `shares [T, count]`.
+    """
     weighted = torch.empty_like(out, dtype=torch.float32)
     weighted[order] = out * shares.flatten()[order, None]
-    return weighted.view(len(x), count, -1).sum(dim=1).to(x.dtype)
+    return weighted.view(*shares.shape, -1).sum(dim=1).to(out.dtype)
 
 
 def _grouped(x: Tensor, weight: Tensor, stops: Tensor) -> Tensor:

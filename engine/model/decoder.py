@@ -65,16 +65,16 @@ class Decoder:
             for rope in ropes
         ]
         linear_factory = choose_linear(self._ops, device)
+        self._adapters, self._mapping = adapters, AdapterMapping()
+        maker = LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
         self._head = (
             linear_factory.make(
-                weights.pop("lm_head", self._embedding), _bias(weights.pop("lm_head_bias", None))
+                weights.pop("lm_head", self._embedding), maker.vector("lm_head_bias")
             )
             if has_head
             else None
         )
-        self._positions = _bias(weights.pop("embed_positions", None))
-        self._adapters, self._mapping = adapters, AdapterMapping()
-        maker = LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
+        self._positions = maker.vector("embed_positions")
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
             for index, block in enumerate(architecture.blocks)
@@ -256,7 +256,3 @@ def _frequencies(step: Step, frequencies: Tensor) -> Tensor:
 def _head_norms(query: Tensor, key: Tensor, norms: HeadNorms) -> tuple[Tensor, Tensor]:
     """Return the RMS norm of each head."""
     return rms_norm(query, norms.query, norms.eps), rms_norm(key, norms.key, norms.eps)
-
-
-def _bias(weight: Matrix | None) -> Tensor | None:
-    return None if weight is None else as_tensor(weight)

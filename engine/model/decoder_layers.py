@@ -65,7 +65,7 @@ class LayerMaker:
                 self._linear(f"{role}qkv_proj"), self.norm(f"{role}input_layernorm")
             ),
             head_norms=self._head_norms(role),
-            sinks=self._vector(f"{role}sinks"),
+            sinks=self.vector(f"{role}sinks"),
             o_proj=self._linear(f"{role}o_proj"),
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
             mlp=self._linear_factory.make_normed(self._experts(role, block.experts), before_mlp)
@@ -76,10 +76,10 @@ class LayerMaker:
 
     def norm(self, role: str) -> Norm | None:
         """Return a norm, its weights as the device's functions want them, if the model has it."""
-        stored = self._vector(role)
+        stored = self.vector(role)
         if stored is None:
             return None
-        bias = self._vector(f"{role}_bias")
+        bias = self.vector(f"{role}_bias")
         if self._model.has_layer_norm:
             bias = torch.zeros_like(stored) if bias is None else bias
             bias = self._ops.norm_weight(bias, 0.0)
@@ -93,14 +93,15 @@ class LayerMaker:
         return HeadNorms(query.weight, key.weight, query.eps)
 
     def _linear(self, role: str, gate: Gate | None = None) -> Linear:
-        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
+        weight, bias = self._weights.pop(role), self.vector(f"{role}_bias")
         if adapting := self._linear_adapters(role):
             return self._linear_factory.make_adapted(weight, bias, gate, adapting)
         if gate is not None:
             return self._linear_factory.make_gated(weight, bias, gate)
         return self._linear_factory.make(weight, bias)
 
-    def _vector(self, role: str) -> Tensor | None:
+    def vector(self, role: str) -> Tensor | None:
+        """Return a weight that is never quantised, if the model has it."""
         weight = self._weights.pop(role, None)
         return None if weight is None else as_tensor(weight)
 
@@ -120,7 +121,7 @@ class LayerMaker:
         if activation == "xielu" or self._linear_adapters(role):
             up, activated = self._linear(role), self._activation(role)
             return lambda x: activated(up(x))
-        weight, bias = self._weights.pop(role), self._vector(f"{role}_bias")
+        weight, bias = self._weights.pop(role), self.vector(f"{role}_bias")
         return self._linear_factory.make_activated(weight, bias, activation)
 
     def _activation(self, role: str) -> Linear:
@@ -152,8 +153,8 @@ class LayerMaker:
         weights = ExpertWeights(
             gate_up=self._weights.pop(f"{role}gate_up_proj"),
             down=self._weights.pop(f"{role}down_proj"),
-            gate_up_bias=self._vector(f"{role}gate_up_proj_bias"),
-            down_bias=self._vector(f"{role}down_proj_bias"),
+            gate_up_bias=self.vector(f"{role}gate_up_proj_bias"),
+            down_bias=self.vector(f"{role}down_proj_bias"),
         )
         gate = self._model.gate
         assert isinstance(gate, Gate)
@@ -179,7 +180,7 @@ class LayerMaker:
         return lambda x: mlp(x) + shared(x)
 
     def _correction_bias(self, role: str) -> Tensor | None:
-        bias = self._vector(f"{role}correction_bias")
+        bias = self.vector(f"{role}correction_bias")
         return None if bias is None else bias.flatten().float()
 
     def _router(self, role: str, routing: Routing) -> Linear:

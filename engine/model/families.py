@@ -13,11 +13,12 @@ from ..kernels.elementwise import Gate
 from .architecture import SANDWICH, Architecture, Experts, WeightNames
 from .families_dense import DENSE
 from .families_gpt import GPT
-from .families_moe import MOE
+from .families_moe import MOE, qwen_experts
 from .family import (
     GELU,
     DecoderSizes,
     Family,
+    attention_biases,
     count_experts,
     make_architecture,
     optional_number,
@@ -54,13 +55,11 @@ def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
 
 
 def _llama(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         mlp_bias=fields.flag("mlp_bias"),
     )
 
@@ -84,13 +83,11 @@ def _qwen2_5_vl(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _qwen3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         windows=_qwen_windows(fields, sizes),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
     )
 
@@ -101,20 +98,18 @@ def _qwen3_vl_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         fields,
         sizes,
         key_heads=16,
-        experts=_qwen_experts(fields, sizes, norm_topk_prob=True),
+        experts=qwen_experts(fields, sizes, norm_topk_prob=True),
         names=WeightNames(stacked_experts="halves"),
     )
 
 
 def _qwen3_vl(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 5e5, _MROPE, sections="interleaved")
     return make_architecture(
         fields,
         sizes,
         ropes=[rope] * sizes.layers,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
         **others,
     )
@@ -128,27 +123,11 @@ def _qwen3_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         fields,
         sizes,
         windows=windows if has_window else None,
-        experts=_qwen_experts(fields, sizes, norm_topk_prob=fields.flag("norm_topk_prob")),
+        experts=qwen_experts(fields, sizes, norm_topk_prob=fields.flag("norm_topk_prob")),
         qkv_bias=is_biased,
         o_proj_bias=is_biased,
         has_qk_norm=True,
     )
-
-
-def _qwen_experts(
-    fields: ConfigFields, sizes: DecoderSizes, *, norm_topk_prob: bool
-) -> list[Experts | None]:
-    """Return the experts of each layer; those without have an MLP."""
-    experts = Experts(
-        num_experts=count_experts(fields),
-        num_experts_per_tok=fields.count("num_experts_per_tok"),
-        intermediate_size=fields.count("moe_intermediate_size"),
-        norm_topk_prob=norm_topk_prob,
-    )
-    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
-    return [
-        None if layer in dense or (layer + 1) % every else experts for layer in range(sizes.layers)
-    ]
 
 
 def _mixtral(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -177,7 +156,6 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         scoring="softmax_chosen",
         has_biases=True,
     )
-    is_biased = fields.flag("attention_bias", default=True)
     yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
     yarn["original_max_position_embeddings"] = 4096
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 150_000.0, default=yarn)
@@ -193,8 +171,7 @@ def _gpt_oss(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             limit=fields.number("swiglu_limit", 7.0),
             beta=1.0,
         ),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields, default=True),
         names=WeightNames(router="router", stacked_experts="interleaved"),
     )
 
@@ -222,14 +199,12 @@ def _gemma(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architec
     for key in ("hidden_act", "hidden_activation"):  # what was released says "gelu" and means this
         fields.allow(key, "gelu", "gelu_pytorch_tanh")
     fields.allow("use_bidirectional_attention")
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         gate=GELU,
         tie_word_embeddings=True,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         norm_offset=1.0,
         embedding_scale=sizes.hidden**0.5,
         **others,
@@ -320,12 +295,18 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("MixtralForCausalLM", _mixtral, None, {"eos_token_id": 2}),
     "phi3": Family("Phi3ForCausalLM", _phi3, None, _PHI3),
     "qwen2": Family("Qwen2ForCausalLM", _qwen2),
-    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
-    "qwen2_5_vl_text": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
-    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
-    "qwen2_vl_text": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
-    "qwen3_vl_text": Family("Qwen3VLForConditionalGeneration", _qwen3_vl, 128),
-    "qwen3_vl_moe_text": Family("Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe),
+    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
+    "qwen2_5_vl_text": Family(
+        "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False
+    ),
+    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
+    "qwen2_vl_text": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
+    "qwen3_vl_text": Family(
+        "Qwen3VLForConditionalGeneration", _qwen3_vl, 128, takes_adapters=False
+    ),
+    "qwen3_vl_moe_text": Family(
+        "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe, takes_adapters=False
+    ),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
     **DENSE,

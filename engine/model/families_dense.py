@@ -10,6 +10,7 @@ from .family import (
     NO_ROPE,
     DecoderSizes,
     Family,
+    attention_biases,
     make_architecture,
     ropes_by_window,
     uniform_windows,
@@ -55,13 +56,11 @@ def _glm4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _olmo2(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
         has_wide_qk_norm=True,
         names=WeightNames(norms=POST_NORM),
@@ -79,7 +78,6 @@ def _olmo3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     fields.allow("use_qk_norm")
     fields.get("model_max_length")
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
@@ -87,8 +85,7 @@ def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
         tie_word_embeddings=True,
         has_layer_norm=True,
         is_parallel=True,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         logit_scale=fields.number("logit_scale"),
         names=WeightNames(norms=SHARED_NORM, has_rope_pairs=True),
         **{"theta": 500_000.0, **others},
@@ -108,14 +105,12 @@ def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def granite(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     """Return Granite's block, of four multipliers."""
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         scaling=fields.number("attention_multiplier"),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         mlp_bias=fields.flag("mlp_bias"),
         embedding_scale=fields.number("embedding_multiplier"),
         residual_scale=fields.number("residual_multiplier"),
@@ -149,7 +144,6 @@ def _smollm3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
     if kinds is not None and {*kinds} != {FULL}:
         raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
-    is_biased = fields.flag("attention_bias")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 2e6)
     return make_architecture(
         fields,
@@ -157,8 +151,7 @@ def _smollm3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         key_heads=4,
         ropes=[rope if is_turned else NO_ROPE for is_turned in turned],
         tie_word_embeddings=True,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         mlp_bias=fields.flag("mlp_bias"),
     )
 
@@ -215,14 +208,12 @@ def hunyuan(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
         dim = sizes.head_dim
         said = {"rope_theta": theta * alpha ** (dim / (dim - 2))}
     rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         ropes=[rope] * sizes.layers,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
         is_qk_norm_late=True,
         **{"names": WeightNames(q_norm="query_layernorm", k_norm="key_layernorm"), **others},

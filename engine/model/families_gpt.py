@@ -7,7 +7,14 @@ from typing import Any
 from ..kernels.elementwise import Activation
 from .architecture import Architecture, NormNames, WeightNames
 from .families_dense import EPS, SHARED_NORM, partial_rope
-from .family import NO_ROPE, DecoderSizes, Family, make_architecture, uniform_windows
+from .family import (
+    NO_ROPE,
+    DecoderSizes,
+    Family,
+    attention_biases,
+    make_architecture,
+    uniform_windows,
+)
 from .hf_config import ConfigFields, UnsupportedConfig
 from .rope import read_rope
 
@@ -50,29 +57,25 @@ def _starcoder2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _arcee(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         gate=activation(fields, "relu2"),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         mlp_bias=fields.flag("mlp_bias"),
         names=WeightNames(gate_up=("up_proj",)),
     )
 
 
 def _nemotron(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=sizes.heads,
         ropes=partial_rope(fields, sizes),
         gate=activation(fields, "relu2"),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         mlp_bias=fields.flag("mlp_bias"),
         norm_offset=1.0,
         **LAYER_NORM,
@@ -84,7 +87,6 @@ def _apertus(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("qk_norm", True)  # noqa: FBT003 - a value of a config
     fields.allow("post_norm")
     fields.allow("mlp_bias")
-    is_biased = fields.flag("attention_bias")
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 12e6, default=_APERTUS_ROPE)
     return make_architecture(
         fields,
@@ -92,8 +94,7 @@ def _apertus(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         key_heads=sizes.heads,
         ropes=[rope] * sizes.layers,
         gate=activation(fields, "xielu"),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
         names=WeightNames(
             norms=NormNames("attention_layernorm", pre_feedforward="feedforward_layernorm"),
@@ -140,7 +141,6 @@ def _phi(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _gpt_neox(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    is_biased = fields.flag("attention_bias", default=True)
     return make_architecture(
         fields,
         sizes,
@@ -148,8 +148,7 @@ def _gpt_neox(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         ropes=partial_rope(fields, sizes),
         gate=activation(fields, "gelu"),
         is_parallel=fields.flag("use_parallel_residual", default=True),
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields, default=True),
         mlp_bias=True,
         **LAYER_NORM,
         names=WeightNames(
@@ -244,7 +243,6 @@ def _gpt2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _opt(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("do_layer_norm_before", "enable_bias", "layer_norm_elementwise_affine"):
-        fields.allow(key, True)  # noqa: FBT003 - a value of a config
         if fields.get(key, True) is not True:
             raise UnsupportedConfig(f"{fields.where} says {key} false")
     fields.allow("_remove_final_layer_norm")

@@ -12,6 +12,7 @@ from .family import (
     SLIDING,
     DecoderSizes,
     Family,
+    attention_biases,
     count_experts,
     make_architecture,
     ropes_by_window,
@@ -67,15 +68,13 @@ def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         windows = [window if window and layer >= first else 0 for layer in range(sizes.layers)]
     if min(windows) < 0:
         raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
         key_heads=32,
         windows=windows,
         experts=[None if layer < dense else experts for layer in range(sizes.layers)],
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
     )
 
@@ -113,6 +112,20 @@ def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
 
+def qwen_experts(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> list[Experts | None]:
+    """Return the experts of each layer; those without have an MLP. `others` are of `Experts`."""
+    experts = Experts(
+        num_experts=count_experts(fields),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        **others,
+    )
+    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
+    return [
+        None if layer in dense or (layer + 1) % every else experts for layer in range(sizes.layers)
+    ]
+
+
 def _qwen2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     if fields.flag("use_sliding_window"):
         raise UnsupportedConfig(f"{fields.where} says use_sliding_window")
@@ -121,22 +134,17 @@ def _qwen2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     windows = windows_by_layer(fields, sizes, -1, every=1)
     if any(windows):
         raise UnsupportedConfig(f"{fields.where} has sliding layers but no window")
-    experts = Experts(
-        num_experts=count_experts(fields),
-        num_experts_per_tok=fields.count("num_experts_per_tok"),
-        intermediate_size=fields.count("moe_intermediate_size"),
+    experts = qwen_experts(
+        fields,
+        sizes,
         norm_topk_prob=fields.flag("norm_topk_prob"),
         shared_intermediate_size=fields.count("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )
-    dense, every = fields.get("mlp_only_layers") or (), fields.count("decoder_sparse_step", 1)
     return make_architecture(
         fields,
         sizes,
-        experts=[
-            None if layer in dense or (layer + 1) % every else experts
-            for layer in range(sizes.layers)
-        ],
+        experts=experts,
         qkv_bias=fields.flag("qkv_bias", default=True),
         names=WeightNames(shared_experts="shared_expert"),
     )
@@ -144,7 +152,6 @@ def _qwen2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 def _olmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("clip_qkv")
-    is_biased = fields.flag("attention_bias")
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
@@ -156,8 +163,7 @@ def _olmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         sizes,
         key_heads=sizes.heads,
         experts=[experts] * sizes.layers,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         has_qk_norm=True,
         has_wide_qk_norm=True,
     )
@@ -306,7 +312,6 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         scoring="sparsemixer",
         router_jitter=fields.number("router_jitter_noise"),
     )
-    is_biased = fields.flag("attention_bias")
     return make_architecture(
         fields,
         sizes,
@@ -314,8 +319,7 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         windows=uniform_windows(fields, sizes),
         ropes=[rope] * sizes.layers,
         experts=[experts] * sizes.layers,
-        qkv_bias=is_biased,
-        o_proj_bias=is_biased,
+        **attention_biases(fields),
         head_bias=fields.flag("lm_head_bias"),
         has_layer_norm=True,
         has_norm_bias=True,

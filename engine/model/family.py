@@ -33,8 +33,9 @@ class Family:
 
     `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
     not the hidden size by heads. `defaults` are transformers' for other fields left out, `renamed`
-    are fields by the names that most families have for them. Where adapters' rows would have to be
-    sorted into the merged weights, it `takes_adapters` not.
+    are fields by the names that most families have for them. It `takes_adapters` not where their
+    rows would have to be sorted into the merged weights, or no class runs its text alone to prove
+    them.
     """
 
     class_name: str
@@ -136,6 +137,14 @@ def count_experts(fields: ConfigFields) -> int:
 def optional_number(fields: ConfigFields, key: str, default: float | None) -> float | None:
     """Return where numbers are capped; null says nowhere."""
     return None if fields.get(key, default) is None else fields.number(key, default)
+
+
+def attention_biases(
+    fields: ConfigFields, key: str = "attention_bias", *, default: bool = False
+) -> dict[str, Any]:
+    """Return what one flag says of the biases of all projections of attention."""
+    is_biased = fields.flag(key, default=default)
+    return {"qkv_bias": is_biased, "o_proj_bias": is_biased}
 
 
 # Turns nothing: a layer without positions (NoPE).

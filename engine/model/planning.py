@@ -14,10 +14,9 @@ from ..config import EngineConfig
 from ..errors import ModelRefused
 from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
-from .adapters.loading import takes_adapters
 from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
-from .families import architecture_of
+from .families import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .loading import check_int8, read_vision, refuse_native_settings
 from .model_plan import ModelPlan, find_weights, plan_memory
@@ -88,7 +87,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
             max_model_len=max_model_len,
         ),
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
-        takes_adapters=takes_adapters(hf_config.model_type),
+        takes_adapters=FAMILIES[hf_config.model_type].takes_adapters,
         takes_images=vision is not None,
         notes=(*notes, *blind),
     )

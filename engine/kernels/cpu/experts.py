@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..elementwise import Gate
-from ..experts import ExpertWeights
+from ..experts import ExpertWeights, combine_experts
 from ..linear import LinearFactory
 from ..quantised import as_tensor
 
@@ -36,9 +36,7 @@ class PackedExperts:
             if end > start:
                 out[start:end] = down(gate_up(rows[start:end]))
             start = end
-        weighted = torch.empty_like(out, dtype=torch.float32)
-        weighted[order] = out * shares.flatten()[order, None]
-        return weighted.view(len(x), count, -1).sum(dim=1).to(x.dtype)
+        return combine_experts(out, order, shares)
 
 
 def _each(biases: Tensor | None, count: int) -> list[Tensor] | list[None]:

@@ -105,20 +105,13 @@ class Adapter:
         return placed
 
 
-def takes_adapters(model_type: str) -> bool:
-    """Say whether adapters of a family are served, and proved as it is."""
-    from ..vision.eager import WHOLE_ONLY  # transformers comes with it
-
-    return model_type not in WHOLE_ONLY and FAMILIES[model_type].takes_adapters
-
-
 def read_adapters(
     settings: EngineConfig, hf_config: HFConfig, architecture: Architecture
 ) -> tuple[Adapter, ...]:
     """Return the adapters of the settings, in order; `ModelRefused` says which does not fit."""
     if not settings.lora_modules:
         return ()
-    if not takes_adapters(hf_config.model_type):
+    if not FAMILIES[hf_config.model_type].takes_adapters:
         raise ModelRefused(
             f"{settings.model}: adapters of {hf_config.model_type} are not served: merge the "
             "adapter into the model."
