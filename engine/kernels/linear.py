@@ -20,6 +20,8 @@ from .elementwise import Activation, ElementwiseOps, Gate, Norm, activate
 from .quantised import FP8, Fp8Rows, Matrix, Quantised, as_tensor
 
 Linear = Callable[[Tensor], Tensor]
+# Looks up the rows `[T, I]` of a weight by token ids `[T]`.
+Embedding = Callable[[Tensor], Tensor]
 # Adds `x [T, I]`, None being 0, to a `residual [T, I]` in place, and returns a layer's output of
 # the norm of the sum.
 NormedLinear = Callable[[Tensor | None, Tensor], Tensor]
@@ -114,6 +116,14 @@ class LinearFactory:
             return self._prepare_quantised(weight, bias, None) or self._dequantised(weight, bias)
         plain = partial(functional.linear, weight=weight, bias=bias)
         return self._prepare(weight, bias, None, plain) or plain
+
+    def make_head(
+        self, embedding: Tensor, head: Matrix | None, bias: Tensor | None = None
+    ) -> tuple[Embedding, Linear]:
+        """Return an embedding and its head; without one of its own both share one memory."""
+        linear = self.make(embedding if head is None else head, bias)
+        embed: Embedding | None = getattr(linear, "embed", None) if head is None else None
+        return embed or partial(functional.embedding, weight=embedding), linear
 
     def make_gated(self, weight: Matrix, bias: Tensor | None, gate: Gate) -> Linear:
         """Return x · weightᵀ + bias with its halves gated: `weight [2·O, I]`, `bias [2·O]`."""

@@ -8,6 +8,7 @@ go on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from ..kernels.attention import AttentionBackend, HeadNorms
 from ..kernels.backends import choose_elementwise, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
+from ..kernels.linear import Embedding, Linear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
 from .architecture import Architecture
@@ -44,10 +46,10 @@ class Decoder:
         communicator: Communicator = SINGLE_RANK,
     ) -> None:
         self.num_layers_started = 0
-        self._embedding = as_tensor(weights.pop("embed_tokens"))
+        embedding = as_tensor(weights.pop("embed_tokens"))
         self._communicator = communicator if communicator.shard.size > 1 else None
         self._vocab_size = architecture.vocab_size
-        dtype, device = self._embedding.dtype, self._embedding.device
+        dtype, device = embedding.dtype, embedding.device
         self._ops = choose_elementwise(dtype, device)
         self._model = architecture
         # Rounded as transformers rounds it, and as Gemma was trained.
@@ -67,13 +69,12 @@ class Decoder:
         linear_factory = choose_linear(self._ops, device)
         self._adapters, self._mapping = adapters, AdapterMapping()
         maker = LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
-        self._head = (
-            linear_factory.make(
-                weights.pop("lm_head", self._embedding), maker.vector("lm_head_bias")
+        self._embed: Embedding = partial(functional.embedding, weight=embedding)
+        self._head: Linear | None = None
+        if has_head:
+            self._embed, self._head = linear_factory.make_head(
+                embedding, weights.pop("lm_head", None), maker.vector("lm_head_bias")
             )
-            if has_head
-            else None
-        )
         self._positions = maker.vector("embed_positions")
         self._layers = [
             maker.layer(index, block, ropes.index(block.rope))
@@ -214,11 +215,11 @@ class Decoder:
     def _looked_up(self, token_ids: Tensor) -> Tensor:
         """Return the rows `[T, H]` of the embedding, each of which one rank has."""
         if self._communicator is None:
-            return functional.embedding(token_ids, self._embedding)
+            return self._embed(token_ids)
         own = self._communicator.shard.indices(self._vocab_size)
         places = token_ids - own.start
         is_other = (places < 0) | (places >= len(own))
-        vectors = functional.embedding(places.masked_fill(is_other, 0), self._embedding)
+        vectors = self._embed(places.masked_fill(is_other, 0))
         return self._communicator.all_reduce(vectors.masked_fill_(is_other[:, None], 0))
 
     def _all_reduce(self, x: Tensor) -> Tensor:

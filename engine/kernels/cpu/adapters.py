@@ -25,8 +25,8 @@ from .linear import (
     ITEMS_A_THREAD,
     NO_MORE,
     NO_SCALES,
-    pack,
     pack_panels,
+    prepare,
 )
 from .linear_panels import NO_ACTIVATION, ROWS, WIDTH, WORD_BYTES, multiply_panel
 from .thread_pool import parallel_for, shared_pool
@@ -40,7 +40,7 @@ def prepare_adapted(
     The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
     beside it.
     """
-    base = pack(weight, bias, gate)
+    base = prepare(weight, bias, gate)
     if base is None:
         return None
     halves = 1 if gate is None else 2
@@ -60,7 +60,7 @@ def prepare_adapted(
     def product(x: Tensor) -> Tensor:
         mapping = adapters.mapping
         if not mapping.has_any:
-            return base.multiply(x)
+            return base(x)
         assert len(x) == len(mapping)
         x, out = base.allocate_output(x)
         between = x.new_empty(len(x), max(ranks))

@@ -68,9 +68,10 @@ def attend(dtype: torch.dtype) -> None:
 def multiply_and_norm(dtype: torch.dtype) -> None:
     """Run the linear layers and norms of a decoder block."""
     x, weight = torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, WIDTH, dtype=dtype)
-    product = linear.prepare(weight, None, Gate())
-    if product is not None:
-        product(x)
+    packed = linear.prepare(weight, None, Gate())
+    if packed is not None:
+        packed(x)
+        packed.embed(torch.zeros(1, dtype=torch.int64))
     mapping = AdapterMapping()
     mapping.update(np.array([0, 1]))
     own = AdapterWeights(torch.zeros(2, WIDTH, dtype=dtype), torch.zeros(2 * WIDTH, 2, dtype=dtype))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..elementwise import Gate
-from ..linear import Epilogue, Linear
+from ..linear import Epilogue
 from .jit_cache import compiled
 from .linear_panels import (
     ACTIVATION_ONLY,
@@ -65,11 +65,18 @@ class PackedLinear:
     ending: tuple[int, np.float32, np.float32, np.float32]
     threads: int
 
-    def multiply(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Return x · weightᵀ + bias after the epilogue."""
         x, out = self.allocate_output(x)
         self.multiply_rows(x, NO_SCALES, out)
         return out
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Return the rows `[T, I]` of a weight without a gate, bit for bit, out of its panels."""
+        units = self.shape[1]
+        words = torch.empty(len(token_ids), units, dtype=torch.int32)
+        _unpack_rows(shared_pool(), self.panels.numpy(), token_ids.numpy(), words.numpy())
+        return words.view(torch.float32 if self.shape[0] == WORD_BYTES else torch.bfloat16)
 
     def multiply_rows(self, x: Tensor, scales: int, out: Tensor) -> None:
         """Write the product of contiguous rows; `scales` is the address of theirs, if any."""
@@ -83,18 +90,12 @@ class PackedLinear:
         return x, x.new_empty(x.shape[0], self.shape[2])
 
 
-def prepare(weight: Tensor, bias: Tensor | None, end: Epilogue) -> Linear | None:
+def prepare(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | None:
     """Prepare the layer of `weight [O, I]`; None where the kernel does not support it.
 
     The weight itself is not kept. A row's result is the same, bit for bit, whatever other rows run
     beside it.
     """
-    packed = pack(weight, bias, end)
-    return None if packed is None else packed.multiply
-
-
-def pack(weight: Tensor, bias: Tensor | None, end: Epilogue) -> PackedLinear | None:
-    """Pack `weight [O, I]` in panels; None where the kernel does not support it."""
     outputs, inputs = weight.shape
     dtype, size = weight.dtype, weight.itemsize
     units = inputs * size // WORD_BYTES
@@ -164,6 +165,18 @@ def _pack_panel(panel: Any, weight: Any, halves: Any, packed: Any) -> None:
                 for unit in range(start, min(start + LANES, units)):
                     word = weight[half * width + output, unit] if output < width else np.int32(0)
                     packed[panel, unit, half * count + lane] = word
+
+
+@compiled
+def _unpack_rows(words: Any, panels: Any, rows: Any, out: Any) -> None:
+    parallel_for(words, len(rows), _unpack_row, (panels, rows, out))
+
+
+@compiled
+def _unpack_row(index: Any, panels: Any, rows: Any, out: Any) -> None:
+    panel, lane = divmod(rows[index], WIDTH)
+    for unit in range(out.shape[1]):
+        out[index, unit] = panels[panel, unit, lane]
 
 
 @compiled

@@ -65,13 +65,15 @@ class WhisperModel:
         self.architecture = architecture
         self.num_layers_started = 0
         self._encoder_positions = weights.pop("encoder.embed_positions")
-        self._embedding = weights.pop("decoder.embed_tokens")
+        embedding = weights.pop("decoder.embed_tokens")
         self._decoder_positions = weights.pop("decoder.embed_positions")
-        self.dtype, self.device = self._embedding.dtype, self._embedding.device
+        self.dtype, self.device = embedding.dtype, embedding.device
         blocks = choose_elementwise(self.dtype, self.device)
         linear_factory = choose_linear(blocks, self.device)
         maker = _LayerMaker(blocks, linear_factory, weights)
-        self._head = linear_factory.make(weights.pop("decoder.proj_out", self._embedding))
+        self._embed, self._head = linear_factory.make_head(
+            embedding, weights.pop("decoder.proj_out", None)
+        )
         self._convolutions = [maker.curved(f"encoder.conv{number}") for number in (1, 2)]
         self._encoder = [
             maker.encoder_layer(f"encoder.{index}.") for index in range(architecture.encoder_layers)
@@ -127,7 +129,7 @@ class WhisperModel:
         gets the layers' queries of the windows, `[T, heads, D]`, for the layers that it names.
         """
         heads = self.architecture.decoder_heads
-        residual = self._embedding[step.token_ids] + self._decoder_positions[step.positions]
+        residual = self._embed(step.token_ids) + self._decoder_positions[step.positions]
         tokens = len(residual)
         x = self._decoder_norms[0](residual)
         for index, (layer, next_norm) in enumerate(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from weakref import ref
+
 import pytest
 import torch
 
 from tests.engine.kernels.cpu.dtypes import DTYPES
 from tidemill.engine.kernels import elementwise as reference
+from tidemill.engine.kernels.backends import choose_linear
 from tidemill.engine.kernels.cpu import linear
+from tidemill.engine.kernels.cpu.linear import PackedLinear
 from tidemill.engine.kernels.cpu.linear_panels import ROWS, WIDTH
 from tidemill.engine.kernels.elementwise import Activation, Gate
-from tidemill.engine.kernels.linear import Epilogue, Linear
+from tidemill.engine.kernels.linear import Epilogue
 
 GATES = [Gate(), Gate("gelu_tanh"), Gate("gelu"), Gate(alpha=1.702, limit=1.5, beta=1.0)]
 # Outputs and inputs: of one panel, of less, of some and a bit, of more than a block's rows read.
@@ -22,7 +26,7 @@ def random(*shape: int, seed: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: Epilogue = None) -> Linear:
+def made(weight: torch.Tensor, bias: torch.Tensor | None, gate: Epilogue = None) -> PackedLinear:
     """Return the kernel's product, which there must be."""
     product = linear.prepare(weight, bias, gate)
     assert product is not None
@@ -51,6 +55,23 @@ def test_it_is_the_product_for_any_shape_and_number_of_rows(
         got = product(x)
         assert got.dtype == dtype
         close(got, exact if bias is None else exact + bias.double(), inputs)
+    token_ids = torch.tensor([outputs - 1, 0, outputs // 2])
+    assert torch.equal(product.embed(token_ids), weight[token_ids])
+
+
+@pytest.mark.parametrize("has_own_head", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tied_head_and_its_embedding_share_one_memory(
+    dtype: torch.dtype, *, has_own_head: bool
+) -> None:
+    """What was read of the files is given back: the embedding's rows come out of the panels."""
+    factory = choose_linear(reference, torch.device("cpu"))
+    weight = random(100, 64, seed=0, dtype=dtype)
+    expected, kept = weight[:7].clone(), ref(weight)
+    embed, _head = factory.make_head(weight, weight.clone() if has_own_head else None)
+    del weight
+    assert (kept() is not None) == has_own_head
+    assert torch.equal(embed(torch.arange(7)), expected)
 
 
 @pytest.mark.parametrize("gate", GATES, ids=str)
