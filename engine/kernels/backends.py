@@ -27,6 +27,8 @@ from .sampling import SamplingOps
 TRITON_TYPES = {"cuda"}
 # Compute capability of Ampere, the oldest that they are compiled for.
 MIN_CAPABILITY = (8, 0)
+# Rows that an expert has on average where wide tiles of quantised experts are compared with torch.
+ROWS_AN_EXPERT = 100
 # Whether references are chosen, see `reference_kernels`.
 _IS_REFERENCE = ContextVar("is_reference", default=False)
 
@@ -154,16 +156,37 @@ def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
 
 
 def make_experts(
-    weights: ExpertWeights, gate: Gate, ops: ElementwiseOps, factory: LinearFactory
+    weights: ExpertWeights, count: int, gate: Gate, ops: ElementwiseOps, factory: LinearFactory
 ) -> ApplyExperts:
-    """Return the device's function of tokens, their experts and shares."""
+    """Return the device's function of tokens, the `count` experts of each, and shares."""
     dtype, device = weights.down.dtype, weights.down.device
-    if device.type == "cpu":
+    if device.type == "cpu" and not has_triton(device):
         from .cpu.experts import PackedExperts
 
         return PackedExperts(factory, weights, gate).apply
     own = choose_experts(dtype, device)
-    return lambda x, chosen, shares: own.apply_experts(x, chosen, shares, weights, gate, ops)
+
+    def through(kernels: ExpertOps, ops: ElementwiseOps, own: ExpertWeights) -> ApplyExperts:
+        return lambda x, chosen, shares: kernels.apply_experts(x, chosen, shares, own, gate, ops)
+
+    if isinstance(weights.gate_up, Quantised) and has_triton(device) and not _IS_REFERENCE.get():
+        # All tokens choose the first experts, so that no others are dequantised.
+        kernel = _of_first_experts(through(own, ops, weights), count)
+        plain = _of_first_experts(
+            through(_EmulatedExperts, elementwise, weights.first(count)), count
+        )
+        many = ROWS_AN_EXPERT * weights.gate_up.shape[0] // count
+        if not all(factory.agree(kernel, plain, weights.gate_up, rows) for rows in (1, many)):
+            own = experts
+    return through(own, ops, weights)
+
+
+def _of_first_experts(apply: ApplyExperts, count: int) -> Linear:
+    def summed(x: Tensor) -> Tensor:
+        shares = torch.ones(len(x), count, device=x.device)
+        return apply(x, shares.cumsum(1).int() - 1, shares)
+
+    return summed
 
 
 def choose_pooling(device: torch.device) -> PoolingOps:

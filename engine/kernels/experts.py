@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .elementwise import ElementwiseOps, Gate
-from .quantised import Matrix, as_tensor
+from .quantised import Matrix, Quantised, as_tensor
 
 # torch.grouped_mm requires rows to be a multiple of it.
 ALIGNED_BYTES = 16
@@ -58,6 +58,17 @@ class ExpertWeights:
     down: Matrix  # [E, H, I]
     gate_up_bias: Tensor | None  # [E, 2·I]
     down_bias: Tensor | None  # [E, H]
+
+    def first(self, count: int) -> ExpertWeights:
+        """Return those of the first experts."""
+        gate_up_bias, down_bias = (
+            None if bias is None else bias[:count] for bias in (self.gate_up_bias, self.down_bias)
+        )
+        gate_up, down = (
+            matrix.first(count) if isinstance(matrix, Quantised) else matrix[:count]
+            for matrix in (self.gate_up, self.down)
+        )
+        return ExpertWeights(gate_up, down, gate_up_bias, down_bias)
 
 
 class ExpertOps(Protocol):

@@ -168,6 +168,14 @@ class LinearFactory:
         straight = self.make(weight, bias)
         return lambda x: activate(straight(x), activation)
 
+    def agree(self, kernel: Linear, plain: Linear, weight: Quantised, rows: int) -> bool:
+        """Say whether a kernel of quantised experts agrees with torch; compared once per shape."""
+        kind = (rows, weight.shape, weight.kind)
+        if kind not in self._verdicts:
+            self._verdicts[kind] = _agree(plain, kernel, weight, rows)
+        self.needs_torch |= not self._verdicts[kind]
+        return self._verdicts[kind]
+
     def _dequantised(self, weight: Quantised, bias: Tensor | None) -> Linear:
         """Return a layer that dequantises its weight with each call."""
         self.needs_torch = True
@@ -188,10 +196,7 @@ class LinearFactory:
                 continue
             product = way(weight, bias, epilogue)
             if kind not in self._verdicts:
-                bound = _BOUNDS.get(weight.numbers.dtype, TOLERANCE[weight.dtype])
-                self._verdicts[kind] = product is not None and _agree(
-                    plain, product, weight, bound=bound
-                )
+                self._verdicts[kind] = product is not None and _agree(plain, product, weight)
             if product is not None and self._verdicts[kind]:
                 return product
         return None
@@ -219,7 +224,10 @@ class LinearFactory:
             plain = partial(functional.linear, weight=weight, bias=bias)
             adapters.mapping.update(np.arange(CHECKED_ROWS * (len(ranks) + 1)) % (len(ranks) + 1))
             self._verdicts[kind] = product is not None and _agree(
-                self._with_adapters(plain, gate, adapters), product, weight, len(ranks) + 1
+                self._with_adapters(plain, gate, adapters),
+                product,
+                weight,
+                CHECKED_ROWS * (len(ranks) + 1),
             )
         return product if self._verdicts[kind] else None
 
@@ -270,19 +278,13 @@ def _without_epilogue(
     return way(weight, bias) if epilogue is None else None
 
 
-def _agree(
-    plain: Linear,
-    prepared: Linear,
-    weight: Matrix,
-    times: int = 1,
-    bound: float | None = None,
-) -> bool:
+def _agree(plain: Linear, prepared: Linear, weight: Matrix, rows: int = CHECKED_ROWS) -> bool:
     """Compare both on random rows; the row count is one that no other call has.
 
     On the meta device only the shapes are compared.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(times * CHECKED_ROWS, weight.shape[1], generator=generator)
+    x = torch.randn(rows, weight.shape[-1], generator=generator)
     x = x.to(weight.device, weight.dtype)
     try:
         expected, got = plain(x).float(), prepared(x).float()
@@ -290,5 +292,6 @@ def _agree(
         return False
     if x.is_meta:
         return expected.shape == got.shape
-    most = (TOLERANCE[weight.dtype] if bound is None else bound) * expected.abs().amax()
-    return bool((expected - got).abs().amax() <= most)
+    numbers = weight.numbers.dtype if isinstance(weight, Quantised) else weight.dtype
+    bound = _BOUNDS.get(numbers, TOLERANCE[weight.dtype])
+    return bool((expected - got).abs().amax() <= bound * expected.abs().amax())

@@ -96,6 +96,11 @@ class Quantised:
             return weight
         return torch.empty_like(weight).index_copy_(-1, self.order, weight)
 
+    def first(self, count: int) -> Quantised:
+        """Return the first of stacked matrices `[E, O, I]`."""
+        zeros = None if self.zeros is None else self.zeros[:count]
+        return replace(self, numbers=self.numbers[:count], scales=self.scales[:count], zeros=zeros)
+
     def submatrix(self, rows: range, columns: range) -> Quantised | None:
         """Return contiguous rows and columns; None where that would split a group or a block."""
         is_one = self.group >= self.inputs

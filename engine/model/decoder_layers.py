@@ -159,7 +159,7 @@ class LayerMaker:
         gate = self._model.gate
         assert isinstance(gate, Gate)
         own = choose_experts(weights.down.dtype, weights.down.device)
-        apply = make_experts(weights, gate, self._ops, self._linear_factory)
+        apply = make_experts(weights, routing.count, gate, self._ops, self._linear_factory)
         del weights  # a CPU's are packed
 
         def mlp(x: Tensor) -> Tensor:

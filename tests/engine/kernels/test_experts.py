@@ -38,7 +38,7 @@ def test_each_token_goes_through_its_own_experts(
     x = torch.randn(tokens, 8, generator=generator)
     experts = torch.stack([torch.randperm(4, generator=generator)[:2] for _ in range(tokens)])
     shares = torch.rand(tokens, 2, generator=generator)
-    cpu = make_experts(weights, gate, cpu_ops, choose_linear(cpu_ops, torch.device("cpu")))
+    cpu = make_experts(weights, 2, gate, cpu_ops, choose_linear(cpu_ops, torch.device("cpu")))
     got = apply_experts(x, experts, shares, weights, gate, elementwise)
     packed = cpu(x, experts, shares)
     for token in range(tokens):

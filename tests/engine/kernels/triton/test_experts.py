@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.engine.kernels.triton.mutating import Mutation, assert_found, each_of
+from tidemill.engine.kernels import backends
 from tidemill.engine.kernels import elementwise as reference_blocks
 from tidemill.engine.kernels import experts as reference
 from tidemill.engine.kernels.elementwise import Gate
 from tidemill.engine.kernels.experts import ExpertWeights
-from tidemill.engine.kernels.quantised import Quantised, pack_int4
+from tidemill.engine.kernels.linear import LinearFactory
+from tidemill.engine.kernels.quantised import Quantised, as_tensor, pack_int4
 from tidemill.engine.kernels.triton import elementwise, experts, linear
+from tidemill.engine.kernels.triton.grouped_gemm import grouped_quantised
 
 BOUND = {torch.float32: 1e-4, torch.float16: 1e-2}
 
@@ -118,13 +122,8 @@ def test_rows_are_sorted_by_expert() -> None:
     check_sort(experts)
 
 
-@pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
-@pytest.mark.parametrize("most", [64, 0], ids=["few rows", "many rows"])
-def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
-    monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
-) -> None:
-    """By few bits, or dequantised; by the reference, too."""
-    monkeypatch.setattr(linear, "most_rows", lambda _: most)
+def of_few_bits(order: Tensor | None = None) -> ExpertWeights:
+    """Return three experts of four bits."""
     gate_up, down = (
         Quantised(
             pack_int4(torch.randint(0, 16, (3, outputs, 32), dtype=torch.uint8)),
@@ -134,15 +133,46 @@ def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
         )
         for outputs in (64, 32)
     )
-    biases = torch.randn(3, 64), torch.randn(3, 32)
+    return ExpertWeights(gate_up, down, torch.randn(3, 64), torch.randn(3, 32))
+
+
+@pytest.mark.parametrize("order", [None, torch.arange(32).flip(0)], ids=["as it is", "sorted"])
+@pytest.mark.parametrize("most", [64, 0], ids=["few rows", "many rows"])
+def test_a_mixture_of_few_bits_is_that_of_what_they_stand_for(
+    monkeypatch: pytest.MonkeyPatch, order: Tensor | None, most: int
+) -> None:
+    """By few bits, or dequantised; by the reference, too."""
+    monkeypatch.setattr(linear, "most_rows", lambda _: most)
+    few = of_few_bits(order)
     x, scores = torch.randn(4, 32), torch.randn(4, 3)
     chosen = experts.select_experts(scores, 2, among_chosen=True, is_renormalised=True)
-    plain = ExpertWeights(gate_up.dequantised(), down.dequantised(), *biases)
-    few = ExpertWeights(gate_up, down, *biases)
+    biases = few.gate_up_bias, few.down_bias
+    plain = ExpertWeights(as_tensor(few.gate_up), as_tensor(few.down), *biases)
     expected = reference.apply_experts(x, *chosen, plain, Gate(), reference_blocks)
     for mix in (experts.apply_experts, reference.apply_experts):
         got = mix(x, *chosen, few, Gate(), reference_blocks)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("is_off", [False, True])
+def test_a_kernel_of_few_bits_that_is_off_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, *, is_off: bool
+) -> None:
+    """It is compared with torch before the first request, for few rows and for many."""
+    calls = []
+
+    def grouped(x: Tensor, tokens: Tensor | None, *others: Any) -> Tensor:
+        calls.append(len(x))
+        out = grouped_quantised(x, tokens, *others)
+        return out * 1.1 if is_off and len(x) > 200 else out
+
+    monkeypatch.setattr(backends, "TRITON_TYPES", {"cpu"})
+    monkeypatch.setattr(experts, "grouped_quantised", grouped)
+    factory = LinearFactory(reference_blocks, [])
+    mix = backends.make_experts(of_few_bits(), 1, Gate(), reference_blocks, factory)
+    before = len(calls)
+    mix(torch.randn(4, 32), torch.zeros(4, 1, dtype=torch.int32), torch.ones(4, 1))
+    assert len(calls) == before + (0 if is_off else 2)
 
 
 def test_a_sum_is_rounded_once() -> None:
