@@ -118,7 +118,7 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, f
         assert got_ahead.token_ids == got.token_ids == ids
         for entries in (got.logprobs, got_ahead.logprobs):
             assert entries is not None
-            assert [entry.logprob for entry in entries] == pytest.approx(logprobs, abs=1e-3)
+            assert [entry.logprob for entry in entries] == pytest.approx(logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize(("ready", "family"), RUNS, indirect=["ready"])
@@ -203,5 +203,5 @@ def test_prompt_logprobs_are_those_of_eager_attention(ready: Ready, steps_ahead:
         assert row.prompt_logprobs is not None
         assert row.prompt_logprobs[0] is None
         got = [entry.logprob for entry in row.prompt_logprobs[1:] if entry]
-        assert got == pytest.approx(expected.tolist(), abs=1e-3)
+        assert got == pytest.approx(expected.tolist(), abs=1e-4)
         assert all(len(entry.top) == 2 for entry in row.prompt_logprobs[1:] if entry)
