@@ -74,7 +74,9 @@ def fixture_ready(request: pytest.FixtureRequest, tmp_path: Path) -> Ready:
     """Return a function that makes the eager model and, by either network, the engine's."""
 
     def ready(family: str, dtype: torch.dtype = torch.float32) -> tuple[Any, LoadedModel]:
-        eager: Any = build(family).to(dtype)
+        eager: Any = build(family)
+        for parameter in eager.parameters():  # no frequencies of ropes: they stay fp32 when loaded
+            parameter.data = parameter.to(dtype)
         if request.param == "ours":
             eager.save_pretrained(tmp_path)
             return eager, run_by_ours(tmp_path, dtype)
@@ -126,7 +128,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     ready: Ready, family: str
 ) -> None:
     """Both round, and ours not more; where rounding changes an expert, a little luck is in it."""
-    asked = [prompt for prompt in prompts(8) if len(prompt) > 10]
+    asked = [prompt for prompt in prompts(8, seed=4) if len(prompt) > 10]
     eager, model = ready(family, torch.bfloat16)
     exact = deepcopy(eager).float()
     sampling = Sampling(temperature=0)
@@ -137,7 +139,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     truth, own_ = (torch.cat([scores(judge, ids) for ids in asked]) for judge in (exact, eager))
     errors, own = (torch.tensor(got) - truth).abs(), (own_ - truth).abs()
     if any(word in family for word in ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots")):
-        assert errors.median() <= 3 * own.median()
+        assert errors.median() <= 2 * own.median()
     else:
         assert errors.norm() <= 1.2 * own.norm()
 
