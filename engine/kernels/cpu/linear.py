@@ -75,7 +75,7 @@ class PackedLinear:
         """Return the rows `[T, I]` of a weight without a gate, bit for bit, out of its panels."""
         units = self.shape[1]
         words = torch.empty(len(token_ids), units, dtype=torch.int32)
-        _unpack_rows(shared_pool(), self.panels.numpy(), token_ids.numpy(), words.numpy())
+        _unpack_rows(shared_pool(), self.panels.numpy(), token_ids.long().numpy(), words.numpy())
         return words.view(torch.float32 if self.shape[0] == WORD_BYTES else torch.bfloat16)
 
     def multiply_rows(self, x: Tensor, scales: int, out: Tensor) -> None:
