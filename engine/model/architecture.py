@@ -54,11 +54,15 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer; without `experts` it has one MLP."""
+    """One layer; without `experts` it has one MLP.
+
+    With `has_keys_as_values` its values are its keys before their norm and rope.
+    """
 
     attention: AttentionShape
     rope: Rope
     experts: Experts | None = None
+    has_keys_as_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,9 @@ class Architecture:
     follows the rope. Without a gate the MLP is up, activation and down. `first_position` is the row
     of position 0 in a table of `num_positions`, which only learned positions have.
     `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions);
-    `value_scale` is a factor of values. Weights of `num_mtp_layers` behind the last layer, which
+    `value_scale` is a factor of values, `has_value_norm` an RMS norm of each of their heads without
+    a weight; with `has_layer_scalar` each layer's sum with the residual is multiplied by a stored
+    number. Weights of `num_mtp_layers` behind the last layer, which
     predict more than one token, are left out.
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
     or None.
@@ -164,6 +170,8 @@ class Architecture:
     first_position: int = 0
     query_scaling: tuple[float, int] | None = None
     value_scale: float = 1.0
+    has_value_norm: bool = False
+    has_layer_scalar: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0

@@ -135,7 +135,8 @@ class Decoder:
                 continue
             x = self._behind(x, layer.post_attention_layernorm)
             x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
-        assert x is not None
+            if layer.scalar is not None:
+                residual, x = residual.add_(x).mul_(layer.scalar), None
         return self._norm.add(x, residual)
 
     def _behind(self, x: Tensor, norm: Norm | None) -> Tensor:
@@ -176,6 +177,8 @@ class Decoder:
             qkv[:, :width] *= grown[:, None].to(qkv.dtype)
         if model.value_scale != 1:
             qkv[:, -shape.num_kv_heads * shape.value_dim :] *= model.value_scale
+        if model.has_value_norm:
+            qkv = self._with_normed_values(index, qkv)
         if shape.key_dim == shape.value_dim and not model.is_qk_norm_late:
             return attention.store_qkv(index, qkv, cos_sin, norms)
         values = shape.num_kv_heads * shape.value_dim
@@ -189,6 +192,19 @@ class Decoder:
             query, key = _head_norms(query, key, norms)
         attention.store(index, key, value)
         return query
+
+    def _with_normed_values(self, index: int, qkv: Tensor) -> Tensor:
+        """Return queries, keys and values, whose heads are normed; values may be the keys."""
+        block = self._model.blocks[index]
+        shape = block.attention
+        width = shape.num_kv_heads * shape.value_dim
+        values = qkv[:, -width:]
+        heads = values.view(len(qkv), -1, shape.value_dim)  # [T, Hkv, Dv]
+        normed = functional.rms_norm(heads, heads.shape[2:], eps=self._model.rms_norm_eps)
+        if block.has_keys_as_values:
+            return torch.cat([qkv, normed.flatten(1)], dim=1)
+        values.copy_(normed.flatten(1))
+        return qkv
 
     def _wide_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the RMS norm of all heads together: `[T, H · D]`, of which ranks have a share."""

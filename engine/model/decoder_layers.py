@@ -34,6 +34,7 @@ class DecoderLayer:
     post_attention_layernorm: Norm | None
     mlp: NormedLinear
     post_feedforward_layernorm: Norm | None
+    scalar: Tensor | None
 
 
 class LayerMaker:
@@ -72,6 +73,7 @@ class LayerMaker:
             if block.experts
             else self._mlp(role, before_mlp),
             post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm"),
+            scalar=self.vector(f"{role}layer_scalar"),
         )
 
     def norm(self, role: str) -> Norm | None:

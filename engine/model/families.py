@@ -10,19 +10,17 @@ from typing import Any
 
 from ..errors import ModelRefused
 from ..kernels.elementwise import Gate
-from .architecture import SANDWICH, Architecture, Experts, WeightNames
+from .architecture import Architecture, Experts, WeightNames
 from .families_dense import DENSE
+from .families_gemma import GEMMA
 from .families_gpt import GPT
 from .families_moe import MOE, qwen_experts
 from .family import (
-    GELU,
     DecoderSizes,
     Family,
     attention_biases,
     count_experts,
     make_architecture,
-    optional_number,
-    ropes_by_window,
     uniform_windows,
     windows_by_layer,
 )
@@ -194,53 +192,6 @@ def _phi3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
 
-def _gemma(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
-    """Return what all Gemmas share: norms of weight + 1, a scaled embedding, GELU."""
-    for key in ("hidden_act", "hidden_activation"):  # what was released says "gelu" and means this
-        fields.allow(key, "gelu", "gelu_pytorch_tanh")
-    fields.allow("use_bidirectional_attention")
-    return make_architecture(
-        fields,
-        sizes,
-        gate=GELU,
-        tie_word_embeddings=True,
-        **attention_biases(fields),
-        norm_offset=1.0,
-        embedding_scale=sizes.hidden**0.5,
-        **others,
-    )
-
-
-def _gemma2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    return _gemma(
-        fields,
-        sizes,
-        scaling=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        softcap=optional_number(fields, "attn_logit_softcapping", 50.0) or 0.0,
-        logit_softcap=optional_number(fields, "final_logit_softcapping", 30.0),
-        windows=windows_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=2),
-        names=WeightNames(norms=SANDWICH),
-    )
-
-
-def _gemma3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    fields.allow("attn_logit_softcapping")
-    every = fields.count("sliding_window_pattern", fields.count("_sliding_window_pattern", 6))
-    windows = windows_by_layer(fields, sizes, fields.count("sliding_window", 4096), every=every)
-    thetas = fields.number("rope_local_base_freq", 1e4), fields.number("rope_theta", 1e6)
-    kinds = {"default": "default", "linear": "linear"}
-    return _gemma(
-        fields,
-        sizes,
-        scaling=fields.number("query_pre_attn_scalar", 256) ** -0.5,
-        logit_softcap=optional_number(fields, "final_logit_softcapping", None),
-        windows=windows,
-        ropes=ropes_by_window(fields, sizes, windows, thetas, kinds),
-        has_qk_norm=True,
-        names=WeightNames(norms=SANDWICH),
-    )
-
-
 def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
     """Return the windows of Qwen: none unless told to use them, and then above some layer."""
     is_on, first = fields.flag("use_sliding_window"), fields.get("max_window_layers", 28)
@@ -256,17 +207,6 @@ def _qwen_windows(fields: ConfigFields, sizes: DecoderSizes) -> list[int]:
     return [window if layer >= first else 0 for layer in range(sizes.layers)]
 
 
-_GEMMA3 = {
-    "vocab_size": 262_208,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-6,
-    "eos_token_id": 1,
-}
 _LLAMA = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -284,9 +224,6 @@ _QWEN_MARKS = (
 _MROPE = {"mrope": "default", "default": "default", "yarn": "yarn", "linear": "linear"}
 _PHI3 = {"original_max_position_embeddings": 4096, "eos_token_id": 32_000}
 FAMILIES: dict[str, Family] = {
-    "gemma": Family("GemmaForCausalLM", _gemma, 256, {"eos_token_id": 1}),
-    "gemma2": Family("Gemma2ForCausalLM", _gemma2, 256, {"eos_token_id": 1}),
-    "gemma3_text": Family("Gemma3ForCausalLM", _gemma3, 256, _GEMMA3),
     "gpt_oss": Family("GptOssForCausalLM", _gpt_oss, 64),
     "llama": Family("LlamaForCausalLM", _llama, None, _LLAMA),
     "mistral": Family(
@@ -310,6 +247,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
     **DENSE,
+    **GEMMA,
     **GPT,
     **MOE,
 }

@@ -38,7 +38,12 @@ COUNTS = (
 )
 TIE = "tie_word_embeddings"
 # Which text model a model of text and images has where it does not say.
-TEXT_OF_KIND = {"gemma3": "gemma3_text", "llava": "llama"}
+TEXT_OF_KIND = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "llava": "llama",
+}
 # What says nothing of a forward pass: names, training, sampling, tokens, where it came from; and
 # how weights are stored, which `HFConfig.quantisation` tells.
 _WITHOUT_EFFECT = frozenset(

@@ -31,13 +31,17 @@ MOST_STRETCHED = 10_000
 
 
 class Plain(NamedTuple):
-    """Inputs of every rope type: `powers [R]` are the unscaled wave lengths over 2π."""
+    """Inputs of every rope type: `powers [R]` are the unscaled wave lengths over 2π.
+
+    `width` is that of a head.
+    """
 
     fields: ConfigFields
     base: float
     powers: Tensor
     positions: int
     original: int
+    width: int
 
 
 def read_rope(
@@ -90,8 +94,9 @@ def make_rope(
     if turned < 2 or turned % 2 or turned > width:
         raise UnsupportedConfig(f"its rope turns {turned} of the {width} numbers of a head")
     original = fields.count("original_max_position_embeddings", positions)
-    powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / turned)
-    plain = Plain(fields, base, powers, positions, original)
+    spread = width if kind == "proportional" else turned
+    powers = base ** (torch.arange(0, turned, 2, dtype=torch.float) / spread)
+    plain = Plain(fields, base, powers, positions, original, width)
     frequencies, scale = _KINDS[kind](plain)
     axes = None if sections is None else _axes(fields, len(frequencies), sections)
     reach = _reach(kind, parameters, positions)
@@ -185,6 +190,12 @@ def _linear(plain: Plain) -> tuple[Tensor, float]:
     return 1.0 / plain.powers / plain.fields.number("factor"), 1.0
 
 
+def _proportional(plain: Plain) -> tuple[Tensor, float]:
+    """Return those of the whole head, of which the longest waves turn nothing."""
+    still = torch.zeros(plain.width // 2 - len(plain.powers))
+    return torch.cat([1.0 / plain.powers, still]) / plain.fields.number("factor", 1.0), 1.0
+
+
 def _llama3(plain: Plain) -> tuple[Tensor, float]:
     """Return long waves stretched, short ones kept, those between mixed by their length."""
     fields, original = plain.fields, plain.original
@@ -250,6 +261,7 @@ _KINDS: dict[str, Callable[[Plain], tuple[Tensor, float]]] = {
     "linear": _linear,
     "llama3": _llama3,
     "longrope": _longrope,
+    "proportional": _proportional,
     "yarn": _yarn,
 }
 # What sequences beyond the original positions turn by.

@@ -96,7 +96,7 @@ class _Layer:
     shard: Shard
 
     def norms(self) -> Iterator[Weight]:
-        """Yield the norms before and behind attention and MLP."""
+        """Yield the norms before and behind attention and MLP, and the factor of their sum."""
         norms = self.model.names.norms
         roles = {
             "input_layernorm": norms.input,
@@ -107,6 +107,8 @@ class _Layer:
         for role, name in roles.items():
             if name:
                 yield from _norm(self.model, self.role + role, self.prefix + name)
+        if self.model.has_layer_scalar:
+            yield whole(f"{self.role}layer_scalar", f"{self.prefix}layer_scalar", 1)
 
     def attention(self) -> Iterator[Weight]:
         """Yield what makes queries, keys and values, what joins the heads, norms and sinks."""
@@ -129,22 +131,22 @@ class _Layer:
             yield _sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
 
     def _qkv(self, prefix: str, kind: str, *width: int) -> Weight:
-        """Return queries above keys above values of a rank's heads."""
+        """Return queries above keys above values, if it has any, of a rank's heads."""
         shape, names = self.block.attention, self.model.names
         heads = self.shard.indices(shape.num_query_heads)
         kv_heads = self.shard.kv_head_indices(shape.num_kv_heads)
         turned = shape.key_dim if names.has_rope_pairs else None
         if names.has_qkv_groups:
             return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
-        counts = [shape.num_query_heads, shape.num_kv_heads, shape.num_kv_heads]
-        widths = [shape.key_dim, shape.key_dim, shape.value_dim]
+        told = [
+            (shape.num_query_heads, shape.key_dim, heads),
+            (shape.num_kv_heads, shape.key_dim, kv_heads),
+            (shape.num_kv_heads, shape.value_dim, kv_heads),
+        ][: 2 if self.block.has_keys_as_values else 3]
         bands = _bands(
-            names.qkv,
-            [count * dim for count, dim in zip(counts, widths, strict=True)],
-            [
-                _times(own, dim)
-                for own, dim in zip((heads, kv_heads, kv_heads), widths, strict=True)
-            ],
+            names.qkv[: len(told)],
+            [count * dim for count, dim, _ in told],
+            [_times(own, dim) for _, dim, own in told],
             is_joined=turned is None,
         )
         return _banded(

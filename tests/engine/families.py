@@ -42,6 +42,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
     },
     "Gemma3TextConfig": {"sliding_window": 12, "query_pre_attn_scalar": 16},
+    "Gemma4TextConfig": {
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 20.0,
+        "hidden_size_per_layer_input": 0,
+    },
     "Phi3Config": {},
     "MixtralConfig": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "Qwen3MoeConfig": {
@@ -242,9 +251,13 @@ def build(name: str) -> nn.Module:
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15)
         elif "norm" in key:
-            nn.init.normal_(parameter, 0.0 if "Gemma" in kind else 1.0, 0.2)
+            has_offset = "Gemma" in kind and "Gemma4" not in kind
+            nn.init.normal_(parameter, 0.0 if has_offset else 1.0, 0.2)
         elif "sinks" in key or key.endswith("bias"):
             nn.init.normal_(parameter, std=0.5)
+    for key, buffer in network.named_buffers():
+        if key.endswith("layer_scalar"):
+            nn.init.normal_(buffer, 1.0, 0.2)
     eager: nn.Module = network.eval().requires_grad_(requires_grad=False)
     return eager
 

@@ -129,6 +129,42 @@ def gemma3(*shape: int, **others: Any) -> dict[str, Any]:
     }
 
 
+def gemma4(kind: str, *shape: int, **others: Any) -> dict[str, Any]:
+    """Return a Gemma 4 that sees; `kind` is that of the whole."""
+    text = {
+        "model_type": f"{kind}_text",
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"] * (shape[2] // 6),
+        "max_position_embeddings": 262_144,
+        "num_experts": None,
+        "num_kv_shared_layers": 0,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            "full_attention": {
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1_000_000.0,
+                "rope_type": "proportional",
+            },
+            "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+        },
+        "sliding_window": 1024,
+        "tie_word_embeddings": True,
+        "use_bidirectional_attention": "vision",
+        "use_double_wide_mlp": False,
+        "vocab_size": 262_144,
+        **sizes(*shape, **others),
+    }
+    vision = {"model_type": f"{kind}_vision"}
+    return {"model_type": kind, "text_config": text, "vision_config": vision}
+
+
 # What datatrove's sweep of batch inference runs, but for Qwen3-Next.
 BENCHMARK: dict[str, tuple[dict[str, Any], float]] = {
     "SmolLM2-135M": (_SMOLLM2 | sizes(576, 1536, 30, 9, 3), 0.1345),
@@ -160,6 +196,14 @@ BENCHMARK: dict[str, tuple[dict[str, Any], float]] = {
     "gpt-oss-120b": (_GPT_OSS | sizes(2880, 2880, 36, 64, 8, num_local_experts=128), 116.83),
 }
 OTHERS: dict[str, tuple[dict[str, Any], float]] = {
+    "gemma-4-12B-it": (
+        gemma4("gemma4_unified", 3840, 15_360, 48, 16, 8, num_global_key_value_heads=1),
+        11.9,
+    ),
+    "gemma-4-31B-it": (
+        gemma4("gemma4", 5376, 21_504, 60, 32, 16, num_global_key_value_heads=4),
+        30.7,
+    ),
     "GLM-4.5-Air": (
         sizes(4096, 10_944, 46, 96, 8)
         | {

@@ -242,18 +242,22 @@ def test_tied_weights_may_be_stored_as_either(llama: Path) -> None:
     check_logits(load(llama), eager)
 
 
-@pytest.mark.parametrize("kind", ["Gemma3", "Llava"])
+@pytest.mark.parametrize("kind", ["Gemma3", "Gemma4", "Gemma4Unified", "Llava"])
 def test_the_text_of_a_model_of_images_is_served_by_its_own_weights(
     tmp_path: Path, kind: str
 ) -> None:
     """They lie under another prefix there, beside towers that are left out."""
-    model_type = {"Gemma3": "gemma3_text", "Llava": "llama"}[kind]
-    given = {
-        "text_config": COMMON | {"num_hidden_layers": 2, "model_type": model_type},
-        "vision_config": VISION,
-    }
-    if kind == "Gemma3":
-        config: Any = transformers.Gemma3Config(**given, mm_tokens_per_image=4)
+    text = COMMON | {"num_hidden_layers": 2}
+    if kind == "Llava":
+        text["model_type"] = "llama"
+    given: dict[str, Any] = {"text_config": text, "vision_config": VISION}
+    if kind.startswith("Gemma4"):
+        text |= {"global_head_dim": 32, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        text |= {"hidden_size_per_layer_input": 0} if kind == "Gemma4" else {}
+        given["vision_config"] = {"mm_embed_dim": 32} if kind == "Gemma4Unified" else VISION
+        config: Any = getattr(transformers, f"{kind}Config")(**given)
+    elif kind == "Gemma3":
+        config = transformers.Gemma3Config(**given, mm_tokens_per_image=4)
     else:
         config = transformers.LlavaConfig(**given, image_token_index=5)
     torch.manual_seed(7)

@@ -35,7 +35,7 @@ MET = [
     "LlamaConfig",
     "Qwen3Config",
     "Phi3Config",
-    "Gemma2Config",
+    "Gemma4TextConfig",
     "Llama, biased and tied",
     "Llama, one wide key head",
     "GptOssConfig",
