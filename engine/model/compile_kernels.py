@@ -93,6 +93,31 @@ GEMMA: dict[str, Any] = {
     "names": WeightNames(norms=SANDWICH),
     "embedding_scale": 48.0,
 }
+
+
+def gemma4(
+    hidden: int, inner: int, heads: tuple[int, int], full_heads: tuple[int, int]
+) -> Architecture:
+    """Return a Gemma 4, whose full layers have heads of 512, and of keys and values one."""
+    made = decoder(
+        hidden,
+        inner,
+        heads,
+        256,
+        262_144,
+        window=1024,
+        has_qk_norm=True,
+        has_value_norm=True,
+        has_layer_scalar=True,
+        logit_softcap=30.0,
+        **{**GEMMA, "norm_offset": 0.0},
+    )
+    full, sliding = made.blocks
+    shape = AttentionShape(*full_heads, 512, 512, 1.0)
+    full = Block(shape, Rope((1.0,) * 256), has_keys_as_values=True)
+    return replace(made, blocks=(full, sliding))
+
+
 # Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
 USUAL_MODELS = {
     "Qwen3-0.6B": decoder(1024, 3072, (16, 8), 128, 151_936, has_qk_norm=True),
@@ -120,6 +145,8 @@ USUAL_MODELS = {
     "Gemma-2-9B": decoder(
         3584, 14_336, (16, 8), 256, 256_000, window=4096, softcap=50.0, logit_softcap=30.0, **GEMMA
     ),
+    "Gemma-4-12B": gemma4(3840, 15_360, (16, 8), (16, 1)),
+    "Gemma-4-31B": gemma4(5376, 21_504, (32, 16), (32, 4)),
     "gpt-oss-20b": decoder(
         2880,
         2880,

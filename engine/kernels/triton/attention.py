@@ -25,9 +25,11 @@ from .tile_buffers import TileBuffers
 from .tiles import TileCounts, TileSpec
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
-# The widest heads whose tiles fit in shared memory, and the most query heads to a key head.
-WIDEST = 256
+# The widest heads whose tiles fit in shared memory, the most query heads to a key head, and the
+# most numbers of these: half as many heads where they are twice as wide as 256.
+WIDEST = 512
 MOST_IN_GROUP = 64
+MOST_IN_ROWS = 64 * 256
 # Programs for each multiprocessor: enough that a long one overlaps with others.
 PROGRAMS = 4
 # Launches that only some steps need: of wide tiles, and to combine parts.
@@ -78,8 +80,9 @@ class TritonAttention:
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
         """Say whether the kernels can do all these layers in this dtype."""
         return dtype in DTYPES and all(
-            max(shape.key_dim, shape.value_dim) <= WIDEST
-            and shape.num_query_heads // shape.num_kv_heads <= MOST_IN_GROUP
+            (width := max(shape.key_dim, shape.value_dim)) <= WIDEST
+            and (group := shape.num_query_heads // shape.num_kv_heads) <= MOST_IN_GROUP
+            and group * width <= MOST_IN_ROWS
             for shape in shapes
         )
 

@@ -154,7 +154,7 @@ def main() -> int:
         assert of_run, "no kernel of the GPU's was asked for"
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
     of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
-    for name, quantise in (("Gemma-2-9B", None), ("gpt-oss-20b", None), *of_quantised):
+    for name, quantise in (("Gemma-4-31B", None), ("gpt-oss-20b", None), *of_quantised):
         run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)
         forms = asked(partial(run_usual, quantise=quantise))
         sys.stderr.write(f"{name} {quantise and quantise.__name__}: {len(forms)} forms\n")

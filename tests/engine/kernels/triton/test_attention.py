@@ -30,6 +30,7 @@ SHAPES = {
     "more to a key head than a wide tile has rows": AttentionShape(40, 1, 8, 8, 0.3),
     "three of odd widths": AttentionShape(6, 2, 24, 8, 0.3),
     "one number": AttentionShape(1, 1, 8, 1, 0.2),
+    "the widest": AttentionShape(4, 1, 512, 512, 0.04),
     "window": replace(SHAPE, window=19),
     "window of one": replace(SHAPE, window=1),
     "softcap": replace(SHAPE, softcap=1.5),
@@ -111,6 +112,18 @@ def test_steps_give_plain_attention(kind: str) -> None:
         [(3, 70, 71), (0, 34, 40), (2, 2, 18)],
     ]
     check(SHAPES[kind], steps, [40, 17, 18, 71])
+
+
+@pytest.mark.parametrize(
+    ("group", "width", "fits"),
+    [(64, 256, True), (32, 512, True), (65, 64, False), (33, 512, False), (1, 520, False)],
+)
+def test_shapes_whose_tiles_do_not_fit_are_left_to_the_reference(
+    group: int, width: int, *, fits: bool
+) -> None:
+    """By the heads of a key head, by their width, and by both."""
+    shape = AttentionShape(2 * group, 2, width, 64, 1.0)
+    assert TritonAttention.supports([SHAPE, shape], torch.bfloat16) == fits
 
 
 @pytest.mark.parametrize("kind", ["everything", "three of odd widths", "sinks"])
