@@ -38,7 +38,8 @@ class Step:
     grows along its span and not beyond it (None: up to itself). `axes`: the three M-RoPE positions
     of each token (None: its place, three times). `long_rope`: 1 for tokens that turn by a rope's
     long frequencies (None: none do). `shown`: input embeddings, of images, that replace those of
-    the ids of the packed tokens `shown_rows`. `adapters`: span `s` runs through adapter
+    the ids of the packed tokens `shown_rows`, and beside each D vectors that are added to the
+    residual behind the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
     """
 
@@ -55,7 +56,7 @@ class Step:
     axes: Tensor | None = None  # [3 · T], axis after axis
     long_rope: Tensor | None = None  # [T]
     shown_rows: Tensor | None = None  # [M]
-    shown: Tensor | None = None  # [M, H] of the network's dtype
+    shown: Tensor | None = None  # [M, (1 + D) · H] of the network's dtype
     adapters: Tensor | None = None  # [S]
     sampled_slots: Tensor | None = None  # [K]
     copy_on_host: Step | None = None  # None where this is it

@@ -120,6 +120,8 @@ class Decoder:
         x: Tensor | None = None  # what the next norm adds to the residual
         for index, layer in enumerate(self._layers):
             self.num_layers_started += 1
+            if index and step.shown is not None:
+                _add_deepstack(residual, step, index)
             qkv = layer.qkv_proj(x, residual)
             query = self._store_qkv(attention, index, qkv, cos_sin[layer.rope], step.positions)
             if layer.is_last and not len(rows):
@@ -225,7 +227,7 @@ class Decoder:
                 step.positions + self._model.first_position, self._positions
             )
         if step.shown_rows is not None and step.shown is not None:
-            residual[step.shown_rows] = step.shown
+            residual[step.shown_rows] = step.shown[:, : residual.shape[1]]
         return residual
 
     def _looked_up(self, token_ids: Tensor) -> Tensor:
@@ -245,6 +247,15 @@ class Decoder:
     def _linear_adapters(self, role: str) -> LinearAdapters | None:
         own = [adapter.get(role) for adapter in self._adapters]
         return LinearAdapters(own, self._mapping) if any(own) else None
+
+
+def _add_deepstack(residual: Tensor, step: Step, index: int) -> None:
+    """Add to the residual `[T, H]` what images have for layer `index`, from the second layer on."""
+    assert step.shown is not None
+    assert step.shown_rows is not None
+    start, width = index * residual.shape[1], residual.shape[1]
+    if start < step.shown.shape[1]:
+        residual.index_add_(0, step.shown_rows, step.shown[:, start : start + width])
 
 
 def _token_adapters(step: Step) -> NDArray[np.int32]:

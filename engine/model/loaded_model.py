@@ -48,9 +48,9 @@ class VisionTower(Protocol):
     """Vision encoder's network: turns an image into embeddings that replace those of tokens."""
 
     def encode(self, pixels: NDArray[np.uint8]) -> Tensor:
-        """Return an image's vectors: `[H, W, 3]` → `[tokens, H]`, of the network's dtype.
+        """Return an image's vectors: `[H, W, 3]` → `[tokens, (1 + D) · H]`, of the network's dtype.
 
-        They depend on nothing else.
+        For D see `Step.shown`. They depend on nothing else.
         """
 
 

@@ -93,6 +93,9 @@ def _module(
         text.num_hidden_layers = num_layers
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:num_layers]
+        vision = config.vision_config
+        if getattr(vision, "deepstack_visual_indexes", None):  # each is added before a layer
+            vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
     module, found = from_pretrained(
         AutoModelForImageTextToText, checkpoint, config, torch.float32, device, attention="eager"
     )

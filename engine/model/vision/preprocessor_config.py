@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,11 @@ def _preparation(name: str) -> dict[str, Any]:
     raise UnsupportedConfig(f"there is no {_PREPARATION} that says how images are prepared")
 
 
-def _qwen2_5_vl(
-    whole: Mapping[str, Any], fields: ConfigFields
+def _qwen_vl(
+    whole: Mapping[str, Any], fields: ConfigFields, *, patch_size: int = 14
 ) -> tuple[ImageSpec, NDArray[np.float32]]:
     tower = whole["vision_config"]
-    patch, merged = tower.get("patch_size", 14), tower.get("spatial_merge_size", 2)
+    patch, merged = tower.get("patch_size", patch_size), tower.get("spatial_merge_size", 2)
     frames = tower.get("temporal_patch_size", 2)
     said = fields.count("patch_size", 14), fields.count("merge_size", 2)
     if (*said, fields.count("temporal_patch_size", 2)) != (patch, merged, frames):
@@ -217,5 +218,8 @@ def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArra
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
-    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": _qwen_vl,
+    "qwen2_5_vl": _qwen_vl,
+    "qwen3_vl": partial(_qwen_vl, patch_size=16),
+    "qwen3_vl_moe": partial(_qwen_vl, patch_size=16),
 }

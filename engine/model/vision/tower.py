@@ -93,17 +93,20 @@ class TransformersVisionTower:
 
 
 class _Squares(nn.Module):
-    """The tower of Qwen2.5-VL: patches in the order of the squares that become tokens."""
+    """The tower of Qwen-VL: patches in the order of the squares that become tokens.
+
+    That of Qwen3-VL gives each token vectors for the first layers, too (DeepStack).
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         said = config.vision_config
-        self.tower = _network(said)
+        self.tower = _qwen2_network(said) if said.model_type in _QWEN2 else _network(said)
         self._patch, self._frames = said.patch_size, said.temporal_patch_size
         self._merged = said.spatial_merge_size
 
     def forward(self, shades: Tensor) -> Tensor:
-        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
+        """Look at an image: `[3, H, W]` → `[tokens, H]`, or with D deeper vectors `(1 + D) · H`."""
         patch, merged = self._patch, self._merged
         rows, columns = (side // (patch * merged) for side in shades.shape[1:])
         patches = shades.view(-1, rows, merged, patch, columns, merged, patch)
@@ -111,8 +114,7 @@ class _Squares(nn.Module):
         patches = patches.expand(-1, -1, -1, -1, -1, self._frames, -1, -1)  # one moment, held
         grid = torch.tensor([[1, rows * merged, columns * merged]], device=shades.device)
         seen = self.tower(patches.reshape(rows * columns * merged**2, -1), grid_thw=grid)
-        vectors: Tensor = seen.pooler_output
-        return vectors
+        return torch.cat([seen.pooler_output, *getattr(seen, "deepstack_features", ())], dim=1)
 
 
 class _Projected(nn.Module):
@@ -132,7 +134,23 @@ class _Projected(nn.Module):
         return vectors
 
 
-_TOWERS = {"gemma3": _Projected, "qwen2_5_vl": _Squares}
+_TOWERS = {
+    "gemma3": _Projected,
+    "qwen2_vl": _Squares,
+    "qwen2_5_vl": _Squares,
+    "qwen3_vl": _Squares,
+    "qwen3_vl_moe": _Squares,
+}
+
+
+_QWEN2 = {"qwen2_vl", "qwen2_vl_vision"}
+
+
+def _qwen2_network(config: Any) -> Any:
+    """Return the tower of Qwen2-VL, which transformers does not find by its config."""
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    return Qwen2VisionTransformerPretrainedModel(config)
 
 
 def _network(config: Any) -> Any:
