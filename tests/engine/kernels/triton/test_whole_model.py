@@ -60,7 +60,7 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
         "Qwen3Config",
         *(
             pytest.param(family, marks=pytest.mark.long)
-            for family in ("Gemma2Config", "GptOssConfig", "Qwen3MoeConfig")
+            for family in ("Gemma2Config", "Gemma4TextConfig", "GptOssConfig", "Qwen3MoeConfig")
         ),
     ],
 )
