@@ -143,6 +143,7 @@ def tried_types() -> list[str]:
 
 def _own_rows() -> Iterable[str]:
     seeing = {TEXT_OF_KIND.get(kind, kind) for kind in supported_types()}
+    seeing.add("ministral3")  # the text of newer models of `mistral3`
     for kind in sorted(FAMILIES):
         sees = kind in seeing or kind.removesuffix("_text") in seeing
         adapters = "yes" if FAMILIES[kind].takes_adapters else "no"

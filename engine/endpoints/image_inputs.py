@@ -117,7 +117,7 @@ class ImageInputs:
         for place, image in zip(places, images, strict=True):
             told += ids[done:place]
             prompt_images.append(image.at(len(told), image_spec))
-            told += [image_spec.token] * image.num_tokens
+            told += image_spec.placeholders(image.rows, image.columns)
             done = place + 1
         return told + ids[done:], tuple(prompt_images)
 

@@ -41,6 +41,7 @@ class ResizedImage:
             self.rows,
             self.columns,
             is_whole=image_spec.is_bidirectional,
+            has_breaks=image_spec.breaks is not None,
         )
 
 

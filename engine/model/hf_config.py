@@ -43,6 +43,7 @@ TEXT_OF_KIND = {
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "llava": "llama",
+    "mistral3": "mistral",
 }
 # What says nothing of a forward pass: names, training, sampling, tokens, where it came from; and
 # how weights are stored, which `HFConfig.quantisation` tells.

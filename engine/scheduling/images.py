@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 
 class Fit(NamedTuple):
-    """The size that an image is brought to, and the rows and columns of tokens that it becomes."""
+    """The size that an image is brought to, and the rows and columns of tokens that it becomes.
+
+    Breaks between rows are a column.
+    """
 
     height: int
     width: int
@@ -33,7 +36,9 @@ class ImageSpec:
     Its template writes the token `mark` for one, and in its place the prompt has `spelling`: texts
     and tokens, of which `token` is repeated for each token of the image. `filter` is Pillow's
     number of how an image is brought to its size. Where a model `is_bidirectional`, tokens of an
-    image see each other both ways; where it `has_axes`, they are turned by row and column.
+    image see each other both ways; where it `has_axes`, they are turned by row and column. Where
+    it has `breaks`, the last column shows nothing: the first of these tokens ends a row, the second
+    the last one.
     """
 
     mark: int
@@ -43,6 +48,15 @@ class ImageSpec:
     filter: int
     is_bidirectional: bool
     has_axes: bool
+    breaks: tuple[int, int] | None = None
+
+    def placeholders(self, rows: int, columns: int) -> list[int]:
+        """Return the tokens of a prompt that stand for an image, row by row."""
+        if self.breaks is None:
+            return [self.token] * (rows * columns)
+        row_break, end = self.breaks
+        row = [*[self.token] * (columns - 1), row_break]
+        return [*(row * rows)[:-1], end]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +64,7 @@ class PromptImage:
     """An image in a prompt, in place of its tokens from `start` on: `pixels [H, W, 3]`.
 
     Its tokens lie row by row. Where `is_whole` one step computes all that are not computed yet.
-    Those of one `digest` are the same image.
+    Those of one `digest` are the same image. Where it `has_breaks` the last column shows nothing.
     """
 
     pixels: NDArray[np.uint8]
@@ -59,11 +73,17 @@ class PromptImage:
     rows: int
     columns: int
     is_whole: bool
+    has_breaks: bool = False
 
     @property
     def stop(self) -> int:
         """Return where its tokens end."""
         return self.start + self.rows * self.columns
+
+    def num_shown(self, position: int) -> int:
+        """Return how many of its tokens before a position show something of it."""
+        count = position - self.start
+        return count - count // self.columns if self.has_breaks else count
 
 
 def whole_stop(images: Sequence[PromptImage], start: int, stop: int) -> int:
@@ -112,8 +132,8 @@ def image_digests(images: Sequence[PromptImage], start: int, stop: int) -> bytes
 class ImageSpan(NamedTuple):
     """Images among `n` consecutive tokens: see `Step` for their `axes [3, n]` and `ends [n]`.
 
-    `parts` are images with the first of their tokens there and the one after the last, counted from
-    their own first; `rows` say which of the tokens these are.
+    `parts` are images with the first of their vectors there and the one after the last, counted
+    from their own first; `rows` say for which of the tokens these are.
     """
 
     axes: NDArray[np.int32]
@@ -130,8 +150,11 @@ def image_span(
     for image in images:
         begin, end = max(start, image.start), min(stop, image.stop)
         if begin < end:
-            rows.append(np.arange(begin, end) - start)
-            parts.append((image, begin - image.start, end - image.start))
+            own = np.arange(begin, end)
+            if image.has_breaks:
+                own = own[(own - image.start + 1) % image.columns != 0]
+            rows.append(own - start)
+            parts.append((image, image.num_shown(begin), image.num_shown(end)))
             if image.is_whole:
                 ends[rows[-1]] = image.stop
     return ImageSpan(

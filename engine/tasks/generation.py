@@ -101,6 +101,10 @@ class GenerationTask:
         )
 
 
+# What ends a row of an image's tokens, and the last one.
+_BREAKS = ("[IMG_BREAK]", "[IMG_END]")
+
+
 def _image_support(
     model: LoadedModel, vocabulary: Vocabulary, config: EngineConfig
 ) -> tuple[ImageSupport | None, tuple[str, ...]]:
@@ -111,6 +115,13 @@ def _image_support(
     marks = {one for one in (image_spec.mark, *image_spec.spelling) if not isinstance(one, str)}
     if unknown := marks - vocabulary.added.keys():
         note = f"this model is served without images: its vocabulary has no mark {min(unknown)}"
+        return None, (note,)
+    breaks = tuple(vocabulary.added.get(one) for one in image_spec.breaks or ())
+    if breaks not in ((), _BREAKS):
+        note = (
+            f"this model is served without images: its vocabulary has no {' and '.join(_BREAKS)} "
+            f"as tokens {image_spec.breaks}"
+        )
         return None, (note,)
     fetcher = Fetcher(replace(config.fetching, max_bytes=limits.max_bytes))
     return ImageSupport(image_spec, limits, MediaFetcher(fetcher.fetch, limits.max_bytes)), ()

@@ -25,7 +25,7 @@ from tidemill.engine.scheduling.images import ImageSpec
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.protocol.errors import InternalError
 
-KINDS = ["gemma3", "qwen2_5_vl", "qwen3_vl"]
+KINDS = ["gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"]
 NEW_TOKENS = 20
 SMALL, WIDE, TALL = (56, 56), (60, 130), (120, 80)
 GREEDY = Sampling(temperature=0)

@@ -48,6 +48,11 @@ PREPARED: dict[str, dict[str, Any]] = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
     },
 }
+PREPARED["mistral3"] = {
+    "size": {"longest_edge": 140},
+    "patch_size": 14,
+    "image_processor_type": "PixtralImageProcessor",
+}
 PREPARED["qwen3_vl_moe"] = PREPARED["qwen3_vl"]
 PREPARED["qwen2_vl"] = PREPARED["qwen2_5_vl"]
 
@@ -67,6 +72,14 @@ def config_of(kind: str) -> Any:
             image_token_index=IMAGE,
             boi_token_index=BEGIN,
             eoi_token_index=END,
+        )
+    if kind == "mistral3":
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16}
+        return transformers.Mistral3Config(
+            text_config=COMMON | {"model_type": "ministral3", "sliding_window": None},
+            vision_config=TOWER | tower | {"model_type": "pixtral", "patch_size": 14},
+            image_token_index=IMAGE,
+            tie_word_embeddings=False,
         )
     marks = {
         "image_token_id": IMAGE,
@@ -139,11 +152,13 @@ def save(network: Any, folder: Path) -> None:
 
 MARKS = {
     "gemma3": ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+    "mistral3": ("[IMG]", "[IMG_0]", "[IMG_BREAK]", "[IMG_END]"),
     "qwen2_5_vl": ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>"),
 }
-# Both write an image as their families' templates do.
+# They write an image as their families' templates do.
 _PART = {
     "gemma3": "<start_of_image>",
+    "mistral3": "[IMG]",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
 }
 _TEMPLATE = (
@@ -162,7 +177,8 @@ def save_with_vocabulary(network: Any, folder: Path) -> Any:
     tokenizer = pretrained_tokenizer(template)
     tokenizer.add_tokens([f"<|none {i}|>" for i in range(IMAGE - len(tokenizer))])
     tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS[kind])})
-    assert tokenizer.convert_tokens_to_ids(list(MARKS[kind])) == [IMAGE, BEGIN, END]
+    first = tokenizer.convert_tokens_to_ids(list(MARKS[kind]))[:3]
+    assert first == [IMAGE, BEGIN, END]
     save(network, folder)
     tokenizer.save_pretrained(folder)
     return tokenizer
@@ -185,7 +201,15 @@ def picture(image_spec: ImageSpec, start: int, size: tuple[int, int], seed: int)
     """Return an image of noise, `size` high and wide, in the place of a prompt's tokens."""
     height, width, rows, columns = image_spec.sizes.fit(*size)
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return PromptImage(pixels, pixels.tobytes(), start, rows, columns, image_spec.is_bidirectional)
+    return PromptImage(
+        pixels,
+        pixels.tobytes(),
+        start,
+        rows,
+        columns,
+        image_spec.is_bidirectional,
+        has_breaks=image_spec.breaks is not None,
+    )
 
 
 def shown_request(
@@ -204,7 +228,7 @@ def shown_request(
             continue
         size, seed = part
         shown = picture(image_spec, len(ids) + 1, size, seed)
-        ids += [BEGIN, *[IMAGE] * (shown.stop - shown.start), END]
+        ids += [BEGIN, *image_spec.placeholders(shown.rows, shown.columns), END]
         images.append(shown)
     return SequenceRequest(ids, max_tokens, sampling, images=tuple(images), **others)
 
@@ -220,6 +244,8 @@ def inputs_of(folder: Path, request: SequenceRequest) -> dict[str, torch.Tensor]
     processor = AutoImageProcessor.from_pretrained(folder, use_fast=False)
     inputs = dict(processor(pixels, return_tensors="pt"))
     inputs.pop("num_crops", None)
+    if "image_sizes" in inputs:
+        return {**inputs, "input_ids": ids}
     name = "mm_token_type_ids" if "image_grid_thw" in inputs else "token_type_ids"
     return {**inputs, "input_ids": ids, name: (ids == IMAGE).long()}
 

@@ -35,9 +35,15 @@ def with_image(token_ids: Tensor, image_spec: ImageSpec) -> tuple[Tensor, Prompt
     others = torch.where(
         token_ids == image_spec.token, token_ids[token_ids != image_spec.token][0], token_ids
     )
-    image = torch.full((rows * columns,), image_spec.token)
+    image = torch.tensor(image_spec.placeholders(rows, columns))
     prompt_image = PromptImage(
-        pixels, b"proof", _BEFORE, rows, columns, image_spec.is_bidirectional
+        pixels,
+        b"proof",
+        _BEFORE,
+        rows,
+        columns,
+        image_spec.is_bidirectional,
+        has_breaks=image_spec.breaks is not None,
     )
     return torch.cat([others[:_BEFORE], image, others[_BEFORE:]]), prompt_image
 
@@ -72,8 +78,10 @@ def eager_logits(
         is_image = torch.zeros(1, len(token_ids), dtype=torch.long, device=device)
         for prompt_image in prompt_images:
             is_image[0, prompt_image.start : prompt_image.stop] = 1
-        has_grid = "image_grid_thw" in inputs
-        inputs["mm_token_type_ids" if has_grid else "token_type_ids"] = is_image
+        if "image_grid_thw" in inputs:
+            inputs["mm_token_type_ids"] = is_image
+        elif "image_sizes" not in inputs:
+            inputs["token_type_ids"] = is_image
     logits: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False, **inputs).logits
     check_finite(checkpoint.name, logits)
     return logits[0, torch.from_numpy(compared_rows(len(token_ids))).to(device)]

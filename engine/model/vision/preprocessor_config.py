@@ -76,6 +76,25 @@ class BySquares:
 
 
 @dataclass(frozen=True, slots=True)
+class LongestEdge:
+    """An image keeps its shape, its sides at most `longest`: a token for each begun square.
+
+    A break stands behind each row.
+    """
+
+    square: int
+    longest: int
+
+    def fit(self, height: int, width: int) -> Fit:
+        """Return the squares that hold it: transformers' size for Pixtral."""
+        ratio = max(height, width) / self.longest
+        if ratio > 1:
+            height, width = (max(1, math.floor(side / ratio)) for side in (height, width))
+        rows, columns = (-(-side // self.square) for side in (height, width))
+        return Fit(rows * self.square, columns * self.square, rows, columns + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class VisionConfig:
     """Image preprocessing of a multimodal model, whose `model_type` is `kind`.
 
@@ -184,6 +203,36 @@ def _gemma3(
     return image_spec, _shades(fields, [0.5] * 3, [0.5] * 3)
 
 
+def _mistral3(
+    whole: Mapping[str, Any], fields: ConfigFields
+) -> tuple[ImageSpec, NDArray[np.float32]]:
+    tower, merged = whole["vision_config"], whole.get("spatial_merge_size", 2)
+    if whole.get("vision_feature_layer", -1) != -1:
+        raise UnsupportedConfig("images go through some of the tower's layers only")
+    patch, longest = tower.get("patch_size", 14), (fields.get("size") or {}).get("longest_edge")
+    said = fields.get("patch_size", patch)
+    if isinstance(said, dict):
+        said = said.get("height") if said.get("height") == said.get("width") else None
+    if said not in (patch, patch * merged):
+        raise UnsupportedConfig(f"{_PREPARATION} has other patches than its tower")
+    square = patch * merged
+    if type(longest) is not int or not square <= longest <= _MOST_SIDE:
+        raise UnsupportedConfig(f"{_PREPARATION} says longest_edge {longest!r}")
+    fields.get("do_pad")  # which is of several images in one batch
+    token = whole.get("image_token_index", whole.get("image_token_id", 10))
+    image_spec = ImageSpec(
+        mark=token,
+        token=token,
+        spelling=(token,),
+        sizes=LongestEdge(square, longest),
+        filter=_filter(fields, _BICUBIC),
+        is_bidirectional=False,
+        has_axes=False,
+        breaks=(token + 2, token + 3),  # as Mistral's vocabularies have them
+    )
+    return image_spec, _shades(fields, _CLIP_MEAN, _CLIP_STD)
+
+
 def _close(fields: ConfigFields, image_spec: ImageSpec) -> None:
     """Refuse to understand images when something of their preparation was not taken."""
     for key in _NAMES:
@@ -218,6 +267,7 @@ def _shades(fields: ConfigFields, mean: list[float], std: list[float]) -> NDArra
 _Reader = Callable[[Mapping[str, Any], ConfigFields], tuple[ImageSpec, NDArray[np.float32]]]
 _READERS: dict[str, _Reader] = {
     "gemma3": _gemma3,
+    "mistral3": _mistral3,
     "qwen2_vl": _qwen_vl,
     "qwen2_5_vl": _qwen_vl,
     "qwen3_vl": partial(_qwen_vl, patch_size=16),

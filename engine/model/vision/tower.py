@@ -134,8 +134,27 @@ class _Projected(nn.Module):
         return vectors
 
 
+class _Merged(nn.Module):
+    """The tower of Mistral 3: Pixtral's, its patches merged to tokens."""
+
+    def __init__(self, config: Any) -> None:
+        from transformers.models.mistral3.modeling_mistral3 import Mistral3MultiModalProjector
+
+        super().__init__()
+        self.tower = _network(config.vision_config)
+        self.projector = Mistral3MultiModalProjector(config)
+
+    def forward(self, shades: Tensor) -> Tensor:
+        """Look at an image: `[3, H, W]` → `[tokens, H]`."""
+        sizes = [tuple(shades.shape[1:])]
+        seen = self.tower(pixel_values=shades[None], image_sizes=sizes)
+        vectors: Tensor = self.projector(seen.last_hidden_state[0], sizes)
+        return vectors
+
+
 _TOWERS = {
     "gemma3": _Projected,
+    "mistral3": _Merged,
     "qwen2_vl": _Squares,
     "qwen2_5_vl": _Squares,
     "qwen3_vl": _Squares,

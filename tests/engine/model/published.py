@@ -285,6 +285,42 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         },
         228.7,
     ),
+    "InternVL3-8B-hf": (
+        {
+            "model_type": "internvl",
+            "text_config": sizes(3584, 18_944, 28, 28, 4)
+            | {
+                "model_type": "qwen2",
+                "max_position_embeddings": 32_768,
+                "max_window_layers": 70,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 1_000_000.0,
+                "sliding_window": None,
+                "use_sliding_window": False,
+                "vocab_size": 151_674,
+            },
+            "vision_config": {"model_type": "internvl_vision"},
+        },
+        7.61,
+    ),
+    "Mistral-Small-3.1-24B": (
+        {
+            "model_type": "mistral3",
+            "text_config": sizes(5120, 32_768, 40, 32, 8)
+            | {
+                "model_type": "mistral",
+                "head_dim": 128,
+                "hidden_act": "silu",
+                "max_position_embeddings": 131_072,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1_000_000_000.0,
+                "sliding_window": None,
+                "vocab_size": 131_072,
+            },
+            "vision_config": {"model_type": "pixtral"},
+        },
+        23.57,
+    ),
     "OLMo-2-1124-7B": (
         _OLMO
         | sizes(4096, 11_008, 32, 32, 32)

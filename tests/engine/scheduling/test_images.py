@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from tidemill.engine.model.vision.preprocessor_config import OneSize
 from tidemill.engine.scheduling.images import (
+    ImageSpec,
     PromptImage,
     axes_of,
     image_digests,
@@ -74,6 +78,33 @@ def test_a_span_shows_what_of_its_images_lies_in_it() -> None:
     assert behind.ends.tolist() == [18, 19, 20]
     last = int(axes[0, 17])
     assert behind.axes.tolist() == [[last, last + 1, last + 2]] * 3
+
+
+def test_breaks_between_rows_show_nothing() -> None:
+    """Wherever a span begins and ends."""
+    spec = ImageSpec(
+        mark=7,
+        token=7,
+        spelling=(7,),
+        sizes=OneSize(1, 1, 1),
+        filter=0,
+        is_bidirectional=False,
+        has_axes=False,
+        breaks=(8, 9),
+    )
+    assert spec.placeholders(2, 3) == [7, 7, 8, 7, 7, 9]
+    one = replace(image(4, 2, 3, is_whole=False), has_breaks=True)
+    axes = axes_of((one,), 12)
+    for start, stop, rows, part in [
+        (0, 12, [4, 5, 7, 8], (0, 4)),
+        (5, 8, [0, 2], (1, 3)),
+        (6, 9, [1, 2], (2, 4)),
+        (6, 7, [], (2, 2)),
+        (9, 12, [], (4, 4)),
+    ]:
+        shown = image_span((one,), axes, start, stop)
+        assert shown.rows.tolist() == rows
+        assert [(begin, end) for _, begin, end in shown.parts] == [part]
 
 
 def test_tokens_that_stand_for_other_images_are_told_apart() -> None:

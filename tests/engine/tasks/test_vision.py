@@ -338,13 +338,28 @@ async def test_a_template_that_shows_no_images_is_named(judge: Judge, serve: Ser
     assert "0 of the 1 images" in words
 
 
+async def test_rows_of_an_image_end_as_its_vocabulary_has_it(serve: Serve, tmp_path: Path) -> None:
+    """Those of Mistral 3 by breaks, which count as tokens of the prompt."""
+    save_with_vocabulary(build("mistral3"), tmp_path)
+    served = serve(tmp_path)
+    parts = said("Look: "), shown(inline(encoded(picture(60, 40)))), said(" well?")
+    reply = await ask(served, user(*parts), return_token_ids=True)
+    ids = reply.body["prompt_token_ids"]
+    row, (row_break, end) = [IMAGE] * 3, (IMAGE + 2, IMAGE + 3)
+    start = ids.index(IMAGE)
+    assert ids[start : start + 8] == [*row, row_break, *row, end]
+    assert ids.count(IMAGE) == 6
+    assert reply.body["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize(("kind", "token"), [("qwen2_5_vl", 310), ("mistral3", IMAGE + 1)])
 async def test_a_model_whose_marks_are_unknown_is_served_for_text(
-    serve: Serve, tmp_path: Path
+    serve: Serve, tmp_path: Path, kind: str, token: int
 ) -> None:
     """With a note; an image is refused by its place."""
-    network = build("qwen2_5_vl")
-    network.config = config_of("qwen2_5_vl")
-    network.config.image_token_id = 310
+    network = build(kind)
+    network.config = config_of(kind)
+    network.config.image_token_id = token
     save_with_vocabulary(network, tmp_path)
     served = serve(tmp_path)
     assert any("without images" in note for note in served.info().notes)
