@@ -34,7 +34,8 @@ computes the same as its class in transformers, or refuses it.
 
 ## By the engine's own decoder
 All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism
-(`--tensor-parallel-size`), and the quantised weights that they are published in:
+(`--tensor-parallel-size`; not Gemma 4 26B-A4B), and the quantised weights that they are published
+in:
 {methods}
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
 read. Adapters of experts are refused. A field of `config.json` that the engine does not know leaves

@@ -35,6 +35,8 @@ class Experts:
 
     For `scoring`, the correction bias and the groups see `Routing`. One MLP more, of
     `shared_intermediate_size`, has every token, with `has_shared_gate` by a sigmoid of its own.
+    With `has_own_norms` router and experts read the residual by norms of theirs, what experts and
+    the one MLP more give is normed, and each expert's share is multiplied by a stored number.
     """
 
     num_experts: int
@@ -50,6 +52,7 @@ class Experts:
     router_jitter: float = 0.0
     shared_intermediate_size: int = 0
     has_shared_gate: bool = False
+    has_own_norms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +94,7 @@ class WeightNames:
     its queries, key and value. With `has_rope_pairs` neighbouring numbers of a head are turned
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
     `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
-    halves of one or interleaved; as "rows" not transposed, and named `input_linear` and
-    `output_linear`.
+    halves of one or interleaved; as "rows" not transposed, the first and last of `expert`.
     """
 
     embed_tokens: str = "model.embed_tokens"

@@ -33,6 +33,7 @@ from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
 from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
 from .decoder import Decoder
+from .families_gemma import GEMMA4_NAMES
 from .weight_map import weights_of
 
 META = torch.device("meta")
@@ -96,7 +97,11 @@ GEMMA: dict[str, Any] = {
 
 
 def gemma4(
-    hidden: int, inner: int, heads: tuple[int, int], full_heads: tuple[int, int]
+    hidden: int,
+    inner: int,
+    heads: tuple[int, int],
+    full_heads: tuple[int, int],
+    experts: Experts | None = None,
 ) -> Architecture:
     """Return a Gemma 4, whose full layers have heads of 512, and of keys and values one."""
     made = decoder(
@@ -106,15 +111,16 @@ def gemma4(
         256,
         262_144,
         window=1024,
+        experts=experts,
         has_qk_norm=True,
         has_value_norm=True,
         has_layer_scalar=True,
         logit_softcap=30.0,
-        **{**GEMMA, "norm_offset": 0.0},
+        **{**GEMMA, "norm_offset": 0.0, "names": GEMMA4_NAMES},
     )
     full, sliding = made.blocks
     shape = AttentionShape(*full_heads, 512, 512, 1.0)
-    full = Block(shape, Rope((1.0,) * 256), has_keys_as_values=True)
+    full = Block(shape, Rope((1.0,) * 256), experts, has_keys_as_values=True)
     return replace(made, blocks=(full, sliding))
 
 
@@ -146,6 +152,13 @@ USUAL_MODELS = {
         3584, 14_336, (16, 8), 256, 256_000, window=4096, softcap=50.0, logit_softcap=30.0, **GEMMA
     ),
     "Gemma-4-12B": gemma4(3840, 15_360, (16, 8), (16, 1)),
+    "Gemma-4-26B-A4B": gemma4(
+        2816,
+        2112,
+        (16, 8),
+        (16, 2),
+        Experts(128, 8, 704, shared_intermediate_size=2112, has_own_norms=True),
+    ),
     "Gemma-4-31B": gemma4(5376, 21_504, (32, 16), (32, 4)),
     "gpt-oss-20b": decoder(
         2880,

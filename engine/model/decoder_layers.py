@@ -18,6 +18,7 @@ from ..kernels.experts import ExpertWeights, Routing, route
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ..kernels.quantised import Matrix, as_tensor
 from .architecture import Architecture, Block, Experts
+from .weight_map import EXPERT_NORMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class LayerMaker:
             sinks=self.vector(f"{role}sinks"),
             o_proj=self._linear(f"{role}o_proj"),
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
-            mlp=self._linear_factory.make_normed(self._experts(role, block.experts), before_mlp)
+            mlp=self._experts(role, block.experts, before_mlp)
             if block.experts
             else self._mlp(role, before_mlp),
             post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm"),
@@ -140,7 +141,30 @@ class LayerMaker:
         above, below = functional.softplus(alpha_p), beta + functional.softplus(alpha_n)
         return lambda x: xielu(x, above, below, beta, eps)
 
-    def _experts(self, role: str, experts: Experts) -> Linear:
+    def _experts(self, role: str, experts: Experts, norm: Norm | None) -> NormedLinear:
+        routed = self._routed_experts(role, experts)
+        if not experts.shared_intermediate_size:
+            return self._linear_factory.make_normed(lambda x: routed(x, x), norm)
+        shared = self._shared_experts(role, experts)
+        if not experts.has_own_norms:
+            return self._linear_factory.make_normed(lambda x: routed(x, x) + shared(x), norm)
+        mlp = self._linear_factory.make_normed(shared, norm)
+        scale = as_tensor(self._weights.pop(f"{role}router_norm")).float()
+        scale = scale * self._model.hidden_size**-0.5
+        of_router = Norm(self._ops, scale, None, self._model.rms_norm_eps)
+        before, behind_mlp, behind = (self.norm(role + name) for name in EXPERT_NORMS)
+        assert before is not None
+        assert behind_mlp is not None
+        assert behind is not None
+
+        def both(x: Tensor | None, residual: Tensor) -> Tensor:
+            out = behind_mlp(mlp(x, residual))  # whose residual is the sum from here on
+            return out + behind(routed(before(residual), of_router(residual)))
+
+        return both
+
+    def _routed_experts(self, role: str, experts: Experts) -> Callable[[Tensor, Tensor], Tensor]:
+        """Return experts, which take their input and what the router chooses them by."""
         routing = Routing(
             experts.num_experts_per_tok,
             experts.scoring,
@@ -151,7 +175,7 @@ class LayerMaker:
             experts.routed_scaling_factor,
             experts.router_jitter,
         )
-        router = self._router(role, routing)
+        router, scales = self._router(role, routing), self.vector(f"{role}expert_scales")
         weights = ExpertWeights(
             gate_up=self._weights.pop(f"{role}gate_up_proj"),
             down=self._weights.pop(f"{role}down_proj"),
@@ -164,22 +188,21 @@ class LayerMaker:
         apply = make_experts(weights, routing.count, gate, self._ops, self._linear_factory)
         del weights  # a CPU's are packed
 
-        def mlp(x: Tensor) -> Tensor:
+        def routed(x: Tensor, seen: Tensor) -> Tensor:
             if routing.is_plain:
                 chosen, shares = own.select_experts(
-                    router(x),
+                    router(seen),
                     routing.count,
                     among_chosen=routing.scoring == "softmax_chosen",
                     is_renormalised=routing.is_renormalised,
                 )
             else:
-                chosen, shares = route(router(x), routing)
+                chosen, shares = route(router(seen), routing)
+            if scales is not None:
+                shares = shares * scales[chosen]
             return apply(x, chosen, shares)
 
-        if not experts.shared_intermediate_size:
-            return mlp
-        shared = self._shared_experts(role, experts)
-        return lambda x: mlp(x) + shared(x)
+        return routed
 
     def _correction_bias(self, role: str) -> Tensor | None:
         bias = self.vector(f"{role}correction_bias")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .architecture import SANDWICH, Architecture, Block, Rope, WeightNames
+from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
 from .family import (
     FULL,
     GELU,
@@ -80,7 +80,7 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("use_bidirectional_attention", "vision")  # between an image's tokens, not text's
     windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=6)
     windows[-1] = 0  # whatever is told, as transformers' class has it
-    has_keys_as_values = fields.flag("attention_k_eq_v")
+    has_keys_as_values, experts = fields.flag("attention_k_eq_v"), _gemma4_experts(fields)
     heads = _gemma4_heads(fields, sizes, windows, has_keys_as_values=has_keys_as_values)
     architecture = make_architecture(
         fields,
@@ -88,6 +88,7 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         scaling=1.0,
         windows=windows,
         ropes=_gemma4_ropes(fields, sizes, windows, [width for width, _ in heads]),
+        experts=[experts] * sizes.layers,
         gate=GELU,
         tie_word_embeddings=True,
         **attention_biases(fields),
@@ -96,7 +97,7 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         has_layer_scalar=True,
         embedding_scale=sizes.hidden**0.5,
         logit_softcap=optional_number(fields, "final_logit_softcapping", None),
-        names=WeightNames(norms=SANDWICH),
+        names=GEMMA4_NAMES,
     )
 
     def block(plain: Block, width: int, key_heads: int) -> Block:
@@ -106,6 +107,21 @@ def _gemma4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
     blocks = (block(plain, *one) for plain, one in zip(architecture.blocks, heads, strict=True))
     return replace(architecture, blocks=tuple(blocks))
+
+
+def _gemma4_experts(fields: ConfigFields) -> Experts | None:
+    """Return the experts beside a layer's MLP, if it has any."""
+    if not fields.flag("enable_moe_block"):
+        for key in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+            fields.get(key)
+        return None
+    return Experts(
+        num_experts=fields.count("num_experts"),
+        num_experts_per_tok=fields.count("top_k_experts"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        shared_intermediate_size=fields.count("intermediate_size"),
+        has_own_norms=True,
+    )
 
 
 def _gemma4_heads(
@@ -160,11 +176,18 @@ def _gemma4_ropes(
     ]
 
 
+GEMMA4_NAMES = WeightNames(
+    norms=SANDWICH,
+    experts="",
+    router="router.proj",
+    shared_experts="mlp",
+    expert=("experts.gate_up_proj", "", "experts.down_proj"),
+    stacked_experts="rows",
+)
 # What smaller Gemma 4 have, by the field that says so.
 _NOT_IN_BLOCK = {
     "hidden_size_per_layer_input": "its layers have inputs of their own beside the residual",
     "num_kv_shared_layers": "its last layers attend to keys and values of others",
-    "enable_moe_block": "its layers have experts beside an MLP",
 }
 _GEMMA4_ROPES: dict[str, Any] = {
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},

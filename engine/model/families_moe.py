@@ -287,7 +287,10 @@ def _granite_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         sizes,
         experts=[experts] * sizes.layers,
         names=WeightNames(
-            experts="block_sparse_moe", router="router.layer", stacked_experts="rows"
+            experts="block_sparse_moe",
+            router="router.layer",
+            expert=("input_linear.weight", "", "output_linear.weight"),
+            stacked_experts="rows",
         ),
     )
 

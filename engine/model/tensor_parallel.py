@@ -20,6 +20,11 @@ def check_tensor_parallel_size(
     group = 1 if quantization is None else quantization.experts_group
     for block in architecture.blocks:
         shape = block.attention
+        if size > 1 and block.experts is not None and block.experts.has_own_norms:
+            raise ModelRefused(
+                f"{name}: --tensor-parallel-size {size}: experts beside an MLP, each with norms of "
+                "its own, are not shared by several GPUs; leave the flag out."
+            )
         counts = {"query heads": shape.num_query_heads}
         if block.experts is None:
             counts["columns of an MLP"] = architecture.intermediate_size

@@ -17,6 +17,12 @@ from .architecture import Architecture, Block, Experts
 Place = Callable[[Tensor], Tensor]
 
 WHOLE = Shard()
+# Norms that experts beside an MLP have, by their roles.
+EXPERT_NORMS = {
+    "experts_layernorm": "pre_feedforward_layernorm_2",
+    "post_shared_layernorm": "post_feedforward_layernorm_1",
+    "post_experts_layernorm": "post_feedforward_layernorm_2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +238,7 @@ class _Layer:
     def experts(self, experts: Experts) -> Iterator[Weight]:
         """Yield the router, and gate and up as one and down of all experts."""
         hidden, names = self.model.hidden_size, self.model.names
-        prefix = f"{self.prefix}{names.experts}."
+        prefix = f"{self.prefix}{names.experts}." if names.experts else self.prefix
         router = f"{prefix}{names.router}."
         yield whole(f"{self.role}router", f"{router}weight", experts.num_experts, hidden)
         if experts.has_biases:
@@ -241,7 +247,14 @@ class _Layer:
             key, axes = prefix + names.correction_bias, names.correction_bias_axes
             yield whole(f"{self.role}correction_bias", key, *axes, experts.num_experts)
         if inner := experts.shared_intermediate_size:
-            yield from self.mlp(f"{names.experts}.{names.shared_experts}", inner, "shared.")
+            shared = (names.experts, names.shared_experts)
+            yield from self.mlp(".".join(filter(None, shared)), inner, "shared.")
+        if experts.has_own_norms:
+            yield whole(f"{self.role}router_norm", f"{prefix}router.scale", hidden)
+            scales = f"{prefix}router.per_expert_scale"
+            yield whole(f"{self.role}expert_scales", scales, experts.num_experts)
+            for role, name in EXPERT_NORMS.items():
+                yield from _norm(self.model, self.role + role, self.prefix + name)
         if experts.has_shared_gate:
             yield whole(f"{self.role}shared_gate", f"{prefix}{names.shared_gate}.weight", 1, hidden)
         own = self.shard.indices(experts.intermediate_size)
@@ -258,7 +271,8 @@ class _Layer:
             experts.intermediate_size,
             self.model.hidden_size,
         )
-        shape, key = (count, 2 * width, hidden), f"{prefix}input_linear.weight"
+        first, _, last = self.model.names.expert
+        shape, key = (count, 2 * width, hidden), prefix + first
         halves = [
             Part(
                 key,
@@ -269,7 +283,7 @@ class _Layer:
             for above, start in ((0, 0), (width, len(own)))
         ]
         yield Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(halves))
-        key, taken = f"{prefix}output_linear.weight", (None, None, own)
+        key, taken = prefix + last, (None, None, own)
         yield _sliced(f"{self.role}down_proj", key, (count, hidden, width), *taken)
 
     def _single_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:

@@ -185,6 +185,19 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 20.0,
         },
     ),
+    "Gemma4, MoE beside an MLP": (
+        "Gemma4TextConfig",
+        {
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 48,
+        },
+    ),
     "Phi3, half turned": ("Phi3Config", {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}),
     "Phi3, long rope": (
         "Phi3Config",
@@ -253,6 +266,8 @@ def build(name: str) -> nn.Module:
         elif "norm" in key:
             has_offset = "Gemma" in kind and "Gemma4" not in kind
             nn.init.normal_(parameter, 0.0 if has_offset else 1.0, 0.2)
+        elif key.endswith("scale"):
+            nn.init.normal_(parameter, 1.0, 0.2)
         elif "sinks" in key or key.endswith("bias"):
             nn.init.normal_(parameter, std=0.5)
     for key, buffer in network.named_buffers():

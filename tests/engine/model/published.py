@@ -200,6 +200,17 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         gemma4("gemma4_unified", 3840, 15_360, 48, 16, 8, num_global_key_value_heads=1),
         11.9,
     ),
+    "gemma-4-26B-A4B-it": (
+        gemma4(
+            *("gemma4", 2816, 2112, 30, 16, 8),
+            enable_moe_block=True,
+            moe_intermediate_size=704,
+            num_experts=128,
+            num_global_key_value_heads=2,
+            top_k_experts=8,
+        ),
+        25.2,
+    ),
     "gemma-4-31B-it": (
         gemma4("gemma4", 5376, 21_504, 60, 32, 16, num_global_key_value_heads=4),
         30.7,

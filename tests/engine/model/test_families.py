@@ -80,6 +80,8 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
         for name in ("GemmaConfig", "Gemma2Config", "Gemma3TextConfig")
     ),
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "inputs of their own"),
+    ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
     ("MistralConfig", {"attention_bias": True}, "attention_bias"),
     ("Qwen3Config", {"mlp_bias": True}, "mlp_bias"),
     ("Qwen2Config", {"use_qk_norm": True}, "use_qk_norm"),

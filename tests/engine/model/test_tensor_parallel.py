@@ -139,6 +139,7 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("LlamaConfig", 3, "4 query heads and 2 key heads"),
         ("LlamaConfig", 8, "4 query heads cannot"),
         ("GptOssConfig", 5, "96 columns of an expert"),
+        ("Gemma4, MoE beside an MLP", 2, "experts beside an MLP"),
     ],
 )
 def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:
