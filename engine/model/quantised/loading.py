@@ -329,14 +329,15 @@ def _read_ranges(part: Part) -> tuple[range, range]:
 def _with_whole_rows(weight: Weight) -> tuple[Weight, range | None]:
     """Return a weight with all of its columns, by which rows are scaled, and those to be kept."""
     first = weight.parts[0]
-    if len(first.taken) < 2 or len(first.taken[1]) == first.shape[1]:
+    last = len(first.taken) - 1  # of what joins the ranks' inner numbers, the axis of these
+    joins = weight.role.endswith(("o_proj", "down_proj"))
+    if not joins or last < 1 or len(first.taken[last]) == first.shape[last]:
         return weight, None
     parts = tuple(
-        replace(part, taken=(part.taken[0], range(part.shape[1]), *part.taken[2:]))
-        for part in weight.parts
+        replace(part, taken=(*part.taken[:last], range(part.shape[last]))) for part in weight.parts
     )
-    shape = (*weight.shape[:-1], first.shape[1])
-    return replace(weight, shape=shape, parts=parts), first.taken[1]
+    shape = (*weight.shape[:-1], first.shape[last])
+    return replace(weight, shape=shape, parts=parts), first.taken[last]
 
 
 def _columns_of(whole: Quantised, columns: range | None) -> Quantised:

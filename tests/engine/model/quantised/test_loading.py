@@ -20,7 +20,13 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import quantised
 from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.kernels.cpu import int8
-from tidemill.engine.kernels.quantised import Quantised, as_tensor, quantise_fp8, quantise_rows_fp8
+from tidemill.engine.kernels.quantised import (
+    Matrix,
+    Quantised,
+    as_tensor,
+    quantise_fp8,
+    quantise_rows_fp8,
+)
 from tidemill.engine.model import dequantize
 from tidemill.engine.model import loading as model_loading
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
@@ -140,6 +146,27 @@ def test_experts_are_quantised_one_by_one(
     weights = read_weights(checkpoint, architecture_of(hf_config), torch.float32, CPU)
     assert isinstance(weights["0.gate_up_proj"], Quantised)
     assert isinstance(weights["0.down_proj"], Quantised)
+
+
+@pytest.mark.parametrize("family", ["MixtralConfig", "GraniteMoeConfig"])
+def test_ranks_make_their_shares_fp8_by_the_scales_of_whole_rows(
+    tmp_path: Path, family: str
+) -> None:
+    """Of experts that are stored one by one, and of those stored as one."""
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
+    hf_config = read_hf_config(str(tmp_path))
+    architecture = architecture_of(hf_config)
+
+    def read(asked: str | None, shard: Shard) -> dict[str, Matrix]:
+        checkpoint = find_checkpoint(str(tmp_path), read_quantization_config(hf_config, asked))
+        return read_weights(checkpoint, architecture, torch.float32, CPU, shard=shard)
+
+    plain, made = (read(asked, Shard()) for asked in (None, "fp8"))
+    for role in ("0.gate_up_proj", "0.down_proj"):
+        expected = quantise_fp8(as_tensor(plain[role])).dequantised()
+        torch.testing.assert_close(as_tensor(made[role]), expected)
+    shares = [as_tensor(read("fp8", Shard(rank, 2))["0.down_proj"]) for rank in range(2)]
+    torch.testing.assert_close(torch.cat(shares, dim=-1), as_tensor(made["0.down_proj"]))
 
 
 @pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
