@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from .architecture import Architecture, NormNames, WeightNames
@@ -17,7 +18,7 @@ from .family import (
     windows_by_layer,
 )
 from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import make_rope, read_rope
+from .rope import Sections, make_rope, read_rope
 
 POST_NORM = NormNames(
     input="",
@@ -30,17 +31,30 @@ SHARED_NORM = NormNames(pre_feedforward="input_layernorm")
 ANY_ROPE = {"default", "dynamic", "linear", "llama3", "longrope", "yarn"}
 
 
-def partial_rope(fields: ConfigFields, sizes: DecoderSizes, theta: float = 10_000.0) -> Any:
+def partial_rope(
+    fields: ConfigFields,
+    sizes: DecoderSizes,
+    theta: float = 10_000.0,
+    *,
+    sections: Sections | None = None,
+) -> Any:
     """Return the ropes of layers that turn a part of each head."""
-    rope = read_rope(fields, sizes.head_dim, sizes.positions, theta, may_be_partial=True)
+    rope = read_rope(
+        fields, sizes.head_dim, sizes.positions, theta, may_be_partial=True, sections=sections
+    )
     return [rope] * sizes.layers
 
 
-def _glm(fields: ConfigFields, sizes: DecoderSizes, norms: NormNames | None = None) -> Architecture:
+def _glm(
+    fields: ConfigFields,
+    sizes: DecoderSizes,
+    norms: NormNames | None = None,
+    sections: Sections | None = None,
+) -> Architecture:
     return make_architecture(
         fields,
         sizes,
-        ropes=partial_rope(fields, sizes),
+        ropes=partial_rope(fields, sizes, sections=sections),
         qkv_bias=fields.flag("attention_bias"),
         names=WeightNames(
             norms=norms or NormNames(), gate_up=("gate_up_proj",), has_rope_pairs=True
@@ -48,11 +62,13 @@ def _glm(fields: ConfigFields, sizes: DecoderSizes, norms: NormNames | None = No
     )
 
 
-def _glm4(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+def _glm4(
+    fields: ConfigFields, sizes: DecoderSizes, sections: Sections | None = None
+) -> Architecture:
     norms = NormNames(
         post_attention="post_self_attn_layernorm", post_feedforward="post_mlp_layernorm"
     )
-    return _glm(fields, sizes, norms)
+    return _glm(fields, sizes, norms, sections)
 
 
 def _olmo2(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
@@ -288,6 +304,13 @@ DENSE = {
     "exaone4": Family("Exaone4ForCausalLM", _exaone4, None, {"eos_token_id": 2}),
     "glm": Family("GlmForCausalLM", _glm, 128, _GLM),
     "glm4": Family("Glm4ForCausalLM", _glm4, 128, _GLM),
+    "glm4v_text": Family(
+        "Glm4vForConditionalGeneration",
+        partial(_glm4, sections="consecutive"),
+        None,
+        _GLM,
+        takes_adapters=False,
+    ),
     "granite": Family("GraniteForCausalLM", granite, None, GRANITE),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", hunyuan, None, {"eos_token_id": 2}),
     "ministral": Family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from .architecture import Architecture, Experts, WeightNames
@@ -20,7 +21,7 @@ from .family import (
     windows_by_layer,
 )
 from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import make_rope
+from .rope import Sections, make_rope
 
 MAX_MTP_LAYERS = 100
 
@@ -46,12 +47,14 @@ def _sigmoid_experts(fields: ConfigFields) -> Experts:
     )
 
 
-def _glm4_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+def _glm4_moe(
+    fields: ConfigFields, sizes: DecoderSizes, sections: Sections | None = None
+) -> Architecture:
     experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
     return make_architecture(
         fields,
         sizes,
-        ropes=partial_rope(fields, sizes),
+        ropes=partial_rope(fields, sizes, sections=sections),
         experts=[None if layer < dense else experts for layer in range(sizes.layers)],
         qkv_bias=fields.flag("attention_bias"),
         has_qk_norm=fields.flag("use_qk_norm"),
@@ -372,6 +375,12 @@ _ERNIE_MOE = {
     "moe_layer_interval": 1,
     "moe_num_shared_experts": 2,
 }
+_GLM4_MOE = {
+    "partial_rotary_factor": 0.5,
+    "norm_topk_prob": True,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
+}
 MOE = {
     "dots1": Family("Dots1ForCausalLM", _dots1),
     "ernie4_5_moe": Family(
@@ -381,12 +390,13 @@ MOE = {
         _ERNIE_MOE,
         {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"},
     ),
-    "glm4_moe": Family(
-        "Glm4MoeForCausalLM",
-        _glm4_moe,
+    "glm4_moe": Family("Glm4MoeForCausalLM", _glm4_moe, None, _GLM4_MOE),
+    "glm4v_moe_text": Family(
+        "Glm4vMoeForConditionalGeneration",
+        partial(_glm4_moe, sections="consecutive"),
         None,
-        {"partial_rotary_factor": 0.5, "norm_topk_prob": True, "n_shared_experts": 1}
-        | {"num_nextn_predict_layers": 1},
+        {**_GLM4_MOE, "attention_bias": True},
+        takes_adapters=False,
     ),
     "granitemoe": Family(
         "GraniteMoeForCausalLM",

@@ -42,6 +42,9 @@ TEXT_OF_KIND = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "glm46v": "glm4v_text",
+    "glm4v": "glm4v_text",
+    "glm4v_moe": "glm4v_moe_text",
     "llava": "llama",
     "mistral3": "mistral",
 }

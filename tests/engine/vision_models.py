@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from tests.engine.families import COMMON
+from tests.engine.families import COMMON, SIGMOID_EXPERTS
 from tests.engine.scripted_model import pretrained_tokenizer
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
@@ -87,6 +87,18 @@ def config_of(kind: str) -> Any:
         "vision_start_token_id": BEGIN,
         "vision_end_token_id": END,
     }
+    if kind.startswith("glm4"):
+        is_moe = kind == "glm4v_moe"
+        sections = {"mrope_section": [1, 1, 2], "partial_rotary_factor": 0.5}
+        parameters = {"rope_type": "default", "rope_theta": 10_000.0} | sections
+        return transformers.AutoConfig.for_model(
+            kind,
+            text_config=(COMMON | SIGMOID_EXPERTS if is_moe else TEXT)
+            | {"rope_parameters": parameters}
+            | {"model_type": "glm4v_moe_text" if is_moe else "glm4v_text"},
+            vision_config=TOWER | {"depth": 1, "num_heads": 2, "out_hidden_size": 64},
+            **{key: value for key, value in marks.items() if key.startswith(("image", "video"))},
+        )
     if kind.startswith("qwen3_vl"):
         moe = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         return transformers.AutoConfig.for_model(
@@ -146,7 +158,7 @@ def save(network: Any, folder: Path) -> None:
             if ".experts." in key
         }
         save_file(weights | turned, folder / WHOLE, {"format": "pt"})
-    said = PREPARED[network.config.model_type]
+    said = PREPARED.get(network.config.model_type, {})
     (folder / "preprocessor_config.json").write_text(json.dumps(said))
 
 

@@ -21,7 +21,7 @@ from ..transformers_model import read_config
 # Their text alone is no class of transformers'.
 WHOLE_ONLY = {
     *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
-    *("qwen3_vl_text", "qwen3_vl_moe_text"),
+    *("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text", "glm4v_moe_text"),
 }
 # So many tokens of a proof come before its image, which is about of this size.
 _BEFORE, _SIZE = 8, (72, 120)

@@ -244,6 +244,27 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
         },
         106.85,
     ),
+    "GLM-4.1V-9B-Thinking": (
+        {
+            "model_type": "glm4v",
+            "image_token_id": 151_343,
+            "text_config": sizes(4096, 13_696, 40, 32, 2)
+            | {
+                "model_type": "glm4v_text",
+                "attention_bias": True,
+                "hidden_act": "silu",
+                "max_position_embeddings": 65_536,
+                "partial_rotary_factor": 0.5,
+                "rms_norm_eps": 1e-5,
+                "rope_scaling": {"mrope_section": [8, 12, 12], "rope_type": "default"},
+                "rope_theta": 10_000.0,
+                "vocab_size": 151_552,
+            },
+            "tie_word_embeddings": False,
+            "vision_config": {"model_type": "glm4v"},
+        },
+        9.4,
+    ),
     "GLM-4-9B-0414": (
         sizes(4096, 13_696, 40, 32, 2)
         | {
