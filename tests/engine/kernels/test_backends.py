@@ -305,7 +305,7 @@ def test_a_cpu_has_its_own_kernels_where_they_fit_all_layers() -> None:
         (GROUPED, torch.bfloat16, (8, 0), TritonAttention),
         (GROUPED, FP8, (8, 0), TritonAttention),
         (GROUPED, torch.float64, (8, 0), ReferenceAttention),
-        (replace(GROUPED, key_dim=257), torch.bfloat16, (8, 0), ReferenceAttention),
+        (replace(GROUPED, key_dim=513), torch.bfloat16, (8, 0), ReferenceAttention),
         (replace(GROUPED, num_query_heads=130), torch.bfloat16, (8, 0), ReferenceAttention),
         (GROUPED, torch.bfloat16, (7, 5), ReferenceAttention),
     ],
