@@ -166,8 +166,8 @@ def make_experts(
         return PackedExperts(factory, weights, gate).apply
     own = choose_experts(dtype, device)
 
-    def through(kernels: ExpertOps, ops: ElementwiseOps, own: ExpertWeights) -> ApplyExperts:
-        return lambda x, chosen, shares: kernels.apply_experts(x, chosen, shares, own, gate, ops)
+    def through(kernels: ExpertOps, gates: ElementwiseOps, some: ExpertWeights) -> ApplyExperts:
+        return lambda x, chosen, shares: kernels.apply_experts(x, chosen, shares, some, gate, gates)
 
     if isinstance(weights.gate_up, Quantised) and has_triton(device) and not _IS_REFERENCE.get():
         # All tokens choose the first experts, so that no others are dequantised.

@@ -34,15 +34,7 @@ class ResizedImage:
 
     def at(self, start: int, image_spec: ImageSpec) -> PromptImage:
         """Return the image for a prompt whose placeholder tokens begin at `start`."""
-        return PromptImage(
-            self.pixels,
-            self.digest,
-            start,
-            self.rows,
-            self.columns,
-            is_whole=image_spec.is_bidirectional,
-            has_breaks=image_spec.breaks is not None,
-        )
+        return image_spec.prompt_image(self.pixels, self.digest, start, self.rows, self.columns)
 
 
 def decode_and_resize(

@@ -232,18 +232,12 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family("MixtralForCausalLM", _mixtral, None, {"eos_token_id": 2}),
     "phi3": Family("Phi3ForCausalLM", _phi3, None, _PHI3),
     "qwen2": Family("Qwen2ForCausalLM", _qwen2),
-    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
-    "qwen2_5_vl_text": Family(
-        "Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False
-    ),
-    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
-    "qwen2_vl_text": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl, takes_adapters=False),
-    "qwen3_vl_text": Family(
-        "Qwen3VLForConditionalGeneration", _qwen3_vl, 128, takes_adapters=False
-    ),
-    "qwen3_vl_moe_text": Family(
-        "Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe, takes_adapters=False
-    ),
+    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_5_vl_text": Family("Qwen2_5_VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_vl": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen2_vl_text": Family("Qwen2VLForConditionalGeneration", _qwen2_5_vl),
+    "qwen3_vl_text": Family("Qwen3VLForConditionalGeneration", _qwen3_vl, 128),
+    "qwen3_vl_moe_text": Family("Qwen3VLMoeForConditionalGeneration", _qwen3_vl_moe),
     "qwen3": Family("Qwen3ForCausalLM", _qwen3, 128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", _qwen3_moe, None, {"sliding_window": 4096}),
     **DENSE,

@@ -309,7 +309,6 @@ DENSE = {
         partial(_glm4, sections="consecutive"),
         None,
         _GLM,
-        takes_adapters=False,
     ),
     "granite": Family("GraniteForCausalLM", granite, None, GRANITE),
     "hunyuan_v1_dense": Family("HunYuanDenseV1ForCausalLM", hunyuan, None, {"eos_token_id": 2}),

@@ -310,7 +310,7 @@ GPT = {
             "activation": "hidden_act",
             "layer_norm_epsilon": "rms_norm_eps",
         },
-        takes_adapters=False,
+        sorts_rows=True,
     ),
     "gpt2": Family(
         "GPT2LMHeadModel",
@@ -318,7 +318,7 @@ GPT = {
         None,
         {"eos_token_id": 50_256, "rms_norm_eps": 1e-5, "max_position_embeddings": 1024},
         _GPT_NAMES,
-        takes_adapters=False,
+        sorts_rows=True,
     ),
     "gpt_neox": Family(
         "GPTNeoXForCausalLM",
@@ -330,7 +330,7 @@ GPT = {
             "rotary_pct": "partial_rotary_factor",
             "rotary_emb_base": "rope_theta",
         },
-        takes_adapters=False,
+        sorts_rows=True,
     ),
     "nemotron": Family(
         "NemotronForCausalLM",

@@ -396,7 +396,6 @@ MOE = {
         partial(_glm4_moe, sections="consecutive"),
         None,
         {**_GLM4_MOE, "attention_bias": True},
-        takes_adapters=False,
     ),
     "granitemoe": Family(
         "GraniteMoeForCausalLM",

@@ -33,9 +33,8 @@ class Family:
 
     `class_name` is the class in transformers. `head_dim` is for configs without one, where it is
     not the hidden size by heads. `defaults` are transformers' for other fields left out, `renamed`
-    are fields by the names that most families have for them. It `takes_adapters` not where their
-    rows would have to be sorted into the merged weights, or no class runs its text alone to prove
-    them.
+    are fields by the names that most families have for them. With `sorts_rows` rows of
+    adapters would have to be sorted into the merged weights.
     """
 
     class_name: str
@@ -43,7 +42,17 @@ class Family:
     head_dim: int | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
-    takes_adapters: bool = True
+    sorts_rows: bool = False
+
+    @property
+    def has_text_class(self) -> bool:
+        """Say whether a class in transformers runs its text alone."""
+        return not self.class_name.endswith("ForConditionalGeneration")
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Say whether adapters are served: they fit, and there is a class to prove them by."""
+        return self.has_text_class and not self.sorts_rows
 
 
 def make_architecture(

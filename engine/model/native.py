@@ -22,6 +22,7 @@ from .adapters.loading import Adapter
 from .architecture import Architecture
 from .checkpoint import Checkpoint, some
 from .decoder import Decoder
+from .families import FAMILIES
 from .hf_config import HFConfig, UnsupportedConfig
 from .loaded_model import LoadedModel, VisionEncoder
 from .parity import (
@@ -237,7 +238,7 @@ def _compare(
         return chunked_logits(model, token_ids, prompt_images)
 
     got = logits_in(torch.float32)
-    if prompt_images or hf_config.model_type in eager.WHOLE_ONLY:
+    if prompt_images or not FAMILIES[hf_config.model_type].has_text_class:
         expected = _Eager(
             eager.eager_logits(
                 checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers

@@ -58,6 +58,15 @@ class ImageSpec:
         row = [*[self.token] * (columns - 1), row_break]
         return [*(row * rows)[:-1], end]
 
+    def prompt_image(
+        self, pixels: NDArray[np.uint8], digest: bytes, start: int, rows: int, columns: int
+    ) -> PromptImage:
+        """Return an image whose tokens in a prompt begin at `start`."""
+        has_breaks = self.breaks is not None
+        return PromptImage(
+            pixels, digest, start, rows, columns, self.is_bidirectional, has_breaks=has_breaks
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptImage:

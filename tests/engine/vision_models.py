@@ -213,15 +213,7 @@ def picture(image_spec: ImageSpec, start: int, size: tuple[int, int], seed: int)
     """Return an image of noise, `size` high and wide, in the place of a prompt's tokens."""
     height, width, rows, columns = image_spec.sizes.fit(*size)
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return PromptImage(
-        pixels,
-        pixels.tobytes(),
-        start,
-        rows,
-        columns,
-        image_spec.is_bidirectional,
-        has_breaks=image_spec.breaks is not None,
-    )
+    return image_spec.prompt_image(pixels, pixels.tobytes(), start, rows, columns)
 
 
 def shown_request(

@@ -18,11 +18,6 @@ from ..pretrained import from_pretrained
 from ..sanity import check_finite
 from ..transformers_model import read_config
 
-# Their text alone is no class of transformers'.
-WHOLE_ONLY = {
-    *("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
-    *("qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text", "glm4v_moe_text"),
-}
 # So many tokens of a proof come before its image, which is about of this size.
 _BEFORE, _SIZE = 8, (72, 120)
 
@@ -36,15 +31,7 @@ def with_image(token_ids: Tensor, image_spec: ImageSpec) -> tuple[Tensor, Prompt
         token_ids == image_spec.token, token_ids[token_ids != image_spec.token][0], token_ids
     )
     image = torch.tensor(image_spec.placeholders(rows, columns))
-    prompt_image = PromptImage(
-        pixels,
-        b"proof",
-        _BEFORE,
-        rows,
-        columns,
-        image_spec.is_bidirectional,
-        has_breaks=image_spec.breaks is not None,
-    )
+    prompt_image = image_spec.prompt_image(pixels, b"proof", _BEFORE, rows, columns)
     return torch.cat([others[:_BEFORE], image, others[_BEFORE:]]), prompt_image
 
 
