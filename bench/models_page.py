@@ -15,10 +15,10 @@ from textwrap import fill
 
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
-from tidemill.engine.model.families import FAMILIES
+from tidemill.engine.model.families.refused_types import REFUSED_TYPES, reason_refused
+from tidemill.engine.model.families.registry import FAMILIES
 from tidemill.engine.model.hf_config import TEXT_OF_KIND
 from tidemill.engine.model.quantised.quantization_config import supported_methods
-from tidemill.engine.model.refused_types import REFUSED_TYPES, reason_refused
 from tidemill.engine.model.speech.loading import TITLE
 from tidemill.engine.model.speech.whisper_config import KIND
 from tidemill.engine.model.vision.preprocessor_config import supported_types

@@ -119,9 +119,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.by is not None:
         if arguments.by == THEIRS:
-            from tidemill.engine.model import families
+            from tidemill.engine.model.families.registry import FAMILIES as OWN
 
-            families.FAMILIES.clear()
+            OWN.clear()
         print(run_one(arguments.model, arguments.file, arguments.rows))
         return
     print("| family | own, CPU s | transformers' classes, CPU s | times |\n|---|---:|---:|---:|")

@@ -25,7 +25,7 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.adapters.loading import sites_of
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import compute_kv_cache_size
 from tidemill.engine.model.loading import load_model

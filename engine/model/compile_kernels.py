@@ -33,7 +33,7 @@ from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
 from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
 from .decoder import Decoder
-from .families_gemma import GEMMA4_NAMES
+from .families.gemma import GEMMA4_NAMES
 from .weight_map import weights_of
 
 META = torch.device("meta")

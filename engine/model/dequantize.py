@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ModelRefused
 from ..kernels.quantised import as_tensor
 from .checkpoint import FLOATS, Checkpoint
-from .families import architecture_of
+from .families.registry import architecture_of
 from .hf_config import HFConfig
 from .kv_cache_size import free_bytes
 from .quantised.loading import IGNORED, matrices_of, plan_loading

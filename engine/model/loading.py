@@ -24,7 +24,7 @@ from .adapters.loading import read_adapters
 from .attention_parity import check_attention_parity
 from .checkpoint import Checkpoint, find_checkpoint
 from .device import choose_device, choose_dtype, context_length
-from .families import architecture_of
+from .families.registry import architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .load_timing import timed
 from .loaded_model import LoadedModel

@@ -22,7 +22,7 @@ from .adapters.loading import Adapter
 from .architecture import Architecture
 from .checkpoint import Checkpoint, some
 from .decoder import Decoder
-from .families import FAMILIES
+from .families.registry import FAMILIES
 from .hf_config import HFConfig, UnsupportedConfig
 from .loaded_model import LoadedModel, VisionEncoder
 from .parity import (

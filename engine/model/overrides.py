@@ -13,8 +13,8 @@ from typing import Any
 
 from ..config import EngineConfig
 from ..errors import ModelRefused
-from .families import FAMILIES
-from .family import FULL
+from .families.family import FULL
+from .families.registry import FAMILIES
 from .hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
 from .rope import is_switched
 

@@ -16,7 +16,7 @@ from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
 from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
-from .families import FAMILIES, architecture_of
+from .families.registry import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .loading import check_int8, read_vision, refuse_native_settings
 from .model_plan import ModelPlan, find_weights, plan_memory

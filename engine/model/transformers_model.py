@@ -27,12 +27,12 @@ from .checkpoint import (
     find_checkpoint,
 )
 from .device import choose_dtype, context_length
+from .families.refused_types import reason_refused
 from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
 from .parity import check_parity, compared_rows, parity_tokens
 from .pretrained import from_pretrained
 from .quantised.quantization_config import QuantizationConfig
-from .refused_types import reason_refused
 from .rope import SWITCHING, is_switched, stretched_positions
 from .sanity import check_finite, check_logits, check_numbers
 from .transformers_forward import ATTENTION, TransformersNetwork, probe

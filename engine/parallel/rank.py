@@ -19,7 +19,7 @@ from ..loop.cuda_graphs import Capture, CudaGraphs, capture_on
 from ..loop.device_tokens import DeviceTokens
 from ..model.adapters.loading import read_adapters
 from ..model.checkpoint import find_checkpoint
-from ..model.families import architecture_of
+from ..model.families.registry import architecture_of
 from ..model.kv_cache_size import free_bytes
 from ..model.loaded_model import LoadedModel, NetworkWithHead
 from ..model.native import load_shard

@@ -22,7 +22,7 @@ from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
 from tidemill.engine.kernels.communicator import SINGLE_RANK
 from tidemill.engine.model import native, transformers_model
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.model_plan import ModelPlan
 from tidemill.engine.model.planning import plan_model

@@ -21,7 +21,7 @@ from ...kernels.communicator import Shard
 from ...storage.hub import find_file
 from ..architecture import Architecture
 from ..checkpoint import FLOATS, check_inside, some
-from ..families import FAMILIES
+from ..families.registry import FAMILIES
 from ..hf_config import HFConfig
 from ..sanity import check_numbers
 from ..weight_map import WHOLE, Place, Weight, weights_of

@@ -14,7 +14,7 @@ from ...kernels.step import Step
 from ..architecture import Architecture, Block
 from ..checkpoint import Checkpoint
 from ..decoder import Decoder
-from ..families import architecture_of
+from ..families.registry import architecture_of
 from ..hf_config import HFConfig
 from ..weight_map import whole
 from ..weights import read_weights

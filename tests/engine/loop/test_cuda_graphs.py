@@ -30,7 +30,7 @@ from tidemill.engine.loop.cuda_graphs import Capture, buckets
 from tidemill.engine.loop.device_tokens import DeviceTokens
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel, Network

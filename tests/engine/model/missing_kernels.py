@@ -33,7 +33,7 @@ from tidemill.engine.model import compile_kernels, native
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.compile_kernels import META, USUAL_MODELS, without_memory
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel

@@ -19,9 +19,9 @@ from torch import Tensor
 from tests.engine.families import COMMON, FAMILIES, ONLY_OURS, VARIANTS, build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import families
 from tidemill.engine.model.checkpoint import INDEX, WHOLE
 from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.families import registry
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity import chunked_logits
@@ -63,13 +63,13 @@ def fixture_llama(saved: Callable[[str], Path], tmp_path: Path) -> Path:
 def _run_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold our decoder and transformers' classes to the same."""
     if request.param == "transformers":
-        monkeypatch.setattr(families, "FAMILIES", {})
+        monkeypatch.setattr(registry, "FAMILIES", {})
 
 
 def load(name: Path | str) -> LoadedModel:
     """Load a model in fp32."""
     model = load_model(EngineConfig(str(name), dtype="float32", device="cpu"))
-    assert isinstance(model.network, Decoder if families.FAMILIES else TransformersNetwork)
+    assert isinstance(model.network, Decoder if registry.FAMILIES else TransformersNetwork)
     return model
 
 
@@ -118,7 +118,7 @@ def test_what_a_family_saves_is_all_that_it_needs(
     saved: Callable[[str], Path], family: str
 ) -> None:
     """Nothing that transformers converts or ties is taken for missing."""
-    if family in ONLY_OURS and not families.FAMILIES:
+    if family in ONLY_OURS and not registry.FAMILIES:
         with pytest.raises(ModelRefused):
             load(saved(family))
     else:

@@ -13,7 +13,7 @@ from tests.engine.families import build
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.loaded_model import LoadedModel
 

@@ -14,11 +14,12 @@ import transformers
 
 from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, told
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.model import families, family, native
+from tidemill.engine.model import native
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
-from tidemill.engine.model.family import DecoderSizes, Family, make_architecture
+from tidemill.engine.model.families import family, registry
+from tidemill.engine.model.families.family import DecoderSizes, Family, make_architecture
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import ConfigFields, UnsupportedConfig, read_hf_config
 from tidemill.engine.model.parity import chunked_logits
 
@@ -276,7 +277,7 @@ def test_a_new_family_is_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         )
 
     entry = Family("SeedOssForCausalLM", seed_oss, head_dim=128)
-    monkeypatch.setitem(families.FAMILIES, "seed_oss", entry)
+    monkeypatch.setitem(registry.FAMILIES, "seed_oss", entry)
     config = transformers.SeedOssConfig(**COMMON, attention_out_bias=True)
     torch.manual_seed(7)
     eager: Any = transformers.AutoModelForCausalLM.from_config(config).eval()

@@ -16,7 +16,7 @@ from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native, parity_inputs
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import UnsupportedConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.masks import window_of

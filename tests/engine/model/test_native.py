@@ -22,12 +22,13 @@ from tidemill.engine.kernels import elementwise as reference
 from tidemill.engine.kernels.linear import Linear, LinearFactory
 from tidemill.engine.kernels.quantised import Quantised
 from tidemill.engine.kernels.reference import ReferenceAttention
-from tidemill.engine.model import decoder, families, native, parity_inputs
+from tidemill.engine.model import decoder, native, parity_inputs
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.families import architecture_of
-from tidemill.engine.model.family import Family
+from tidemill.engine.model.families import registry
+from tidemill.engine.model.families.family import Family
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
@@ -224,9 +225,9 @@ def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
     """The model is served all the same, and the note tells by how much the two differ."""
 
     def wrong(*args: Any) -> Architecture:
-        return replace(families._qwen3(*args), rms_norm_eps=0.1)
+        return replace(registry._qwen3(*args), rms_norm_eps=0.1)
 
-    monkeypatch.setitem(families.FAMILIES, "qwen3", Family("Qwen3ForCausalLM", wrong))
+    monkeypatch.setitem(registry.FAMILIES, "qwen3", Family("Qwen3ForCausalLM", wrong))
     loaded = load_model(settings(folder))
     assert isinstance(loaded.network, TransformersNetwork)
     (note,) = loaded.notes

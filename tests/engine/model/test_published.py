@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.engine.model.published import BENCHMARK, OTHERS
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import parse_hf_config
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.weight_map import weights_of

@@ -13,7 +13,7 @@ from tests.engine.families import build
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import weights
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.staging import Staging, Waits
 from tidemill.engine.model.weights import read_weights

@@ -20,7 +20,7 @@ from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator, Shar
 from tidemill.engine.model import native
 from tidemill.engine.model.adapters.loading import read_adapters
 from tidemill.engine.model.checkpoint import Checkpoint, find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.parity import chunked_logits, parity_tokens
 from tidemill.engine.model.tensor_parallel import check_tensor_parallel_size

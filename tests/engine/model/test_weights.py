@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.engine.families import FAMILIES, VARIANTS, build
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.checkpoint import INDEX, WHOLE, find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import UnsupportedConfig, read_hf_config
 from tidemill.engine.model.weights import read_weights
 
@@ -129,7 +129,7 @@ MEASURE = """
 import resource, sys, torch
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.hf_config import read_hf_config
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model import weights as module
 from tidemill.engine.model.staging import Staging
 from tidemill.engine.model.weights import read_weights

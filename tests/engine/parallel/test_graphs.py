@@ -29,7 +29,7 @@ from tidemill.engine.kernels.communicator import Shard
 from tidemill.engine.loop.cuda_graphs import Capture, Graph
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.parallel import leader as leading

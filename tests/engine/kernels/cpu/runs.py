@@ -27,7 +27,7 @@ from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.encoders import native as own_encoder
 from tidemill.engine.model.encoders.families import architecture_of as encoder_of
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.loaded_model import LoadedModel

@@ -18,7 +18,7 @@ from tidemill.engine.kernels.triton.attention import TritonAttention
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.kv_cache_size import KVCacheSize
 from tidemill.engine.model.parity import ROUNDING_TOLERANCE, chunked_logits

@@ -31,7 +31,7 @@ from tidemill.engine.model import dequantize
 from tidemill.engine.model import loading as model_loading
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity import chunked_logits

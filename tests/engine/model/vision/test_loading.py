@@ -20,7 +20,7 @@ from tidemill.engine.kernels.communicator import SINGLE_RANK, Communicator
 from tidemill.engine.model import native, parity_inputs
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
-from tidemill.engine.model.families import architecture_of
+from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.native import ParityResult

@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from .architecture import Architecture, NormNames, WeightNames
+from ..architecture import Architecture, NormNames, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import Sections, make_rope, read_rope
 from .family import (
     FULL,
     NO_ROPE,
@@ -17,8 +19,6 @@ from .family import (
     uniform_windows,
     windows_by_layer,
 )
-from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import Sections, make_rope, read_rope
 
 POST_NORM = NormNames(
     input="",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels.elementwise import Activation
-from .architecture import Architecture, NormNames, WeightNames
-from .families_dense import EPS, SHARED_NORM, partial_rope
+from ...kernels.elementwise import Activation
+from ..architecture import Architecture, NormNames, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import read_rope
+from .dense import EPS, SHARED_NORM, partial_rope
 from .family import (
     NO_ROPE,
     DecoderSizes,
@@ -15,8 +17,6 @@ from .family import (
     make_architecture,
     uniform_windows,
 )
-from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import read_rope
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
+from ..architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import make_rope
 from .family import (
     FULL,
     GELU,
@@ -19,8 +21,6 @@ from .family import (
     ropes_by_window,
     windows_by_layer,
 )
-from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import make_rope
 
 
 def _gemma(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:

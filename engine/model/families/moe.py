@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .architecture import Architecture, Experts, WeightNames
-from .families_dense import GRANITE, ernie4_5, granite, hunyuan, partial_rope
+from ..architecture import Architecture, Experts, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import Sections, make_rope
+from .dense import GRANITE, ernie4_5, granite, hunyuan, partial_rope
 from .family import (
     FULL,
     SLIDING,
@@ -20,8 +22,6 @@ from .family import (
     uniform_windows,
     windows_by_layer,
 )
-from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import Sections, make_rope
 
 MAX_MTP_LAYERS = 100
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..errors import ModelRefused
-from ..kernels.elementwise import Gate
-from .architecture import Architecture, Experts, WeightNames
-from .families_dense import DENSE
-from .families_gemma import GEMMA
-from .families_gpt import GPT
-from .families_moe import MOE, qwen_experts
+from ...errors import ModelRefused
+from ...kernels.elementwise import Gate
+from ..architecture import Architecture, Experts, WeightNames
+from ..hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from ..rope import read_rope
+from .dense import DENSE
 from .family import (
     DecoderSizes,
     Family,
@@ -24,8 +23,9 @@ from .family import (
     uniform_windows,
     windows_by_layer,
 )
-from .hf_config import ConfigFields, HFConfig, UnsupportedConfig
-from .rope import read_rope
+from .gemma import GEMMA
+from .gpt import GPT
+from .moe import MOE, qwen_experts
 
 
 def architecture_of(hf_config: HFConfig) -> Architecture:

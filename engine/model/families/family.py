@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from ..kernels.attention import AttentionShape
-from ..kernels.elementwise import Activation, Gate
-from .architecture import Architecture, Block, Experts, Rope, WeightNames
-from .hf_config import ConfigFields, UnsupportedConfig
-from .rope import make_rope, read_rope
+from ...kernels.attention import AttentionShape
+from ...kernels.elementwise import Activation, Gate
+from ..architecture import Architecture, Block, Experts, Rope, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import make_rope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SILU, GELU = Gate("silu"), Gate("gelu_tanh")
