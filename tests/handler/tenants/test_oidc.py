@@ -104,7 +104,7 @@ NOW = int(time.time())
     ("changes", "words"),
     [
         ({"exp": NOW - 120}, "it has expired"),
-        ({"nbf": NOW + 600}, "it is not valid yet"),
+        ({"nbf": NOW + 86_400}, "it is not valid yet"),
         ({"aud": "another"}, "it is for another audience"),
         ({"iss": "https://login.example.com"}, "it is of another issuer"),
         ({"sub": None}, "it lacks one of exp, iss, aud and sub"),
