@@ -166,7 +166,7 @@ class _Block:
                 weight = builder.select(mask, weight, simd.floats(0))
                 total = builder.fadd(total, weight)
                 if self._is_paired:
-                    weight = builder.fptrunc(weight, simd.HALVES)
+                    weight = simd.round_to_bf16(builder, weight)
                 at = _word(row * BLOCK + page * PAGE_SIZE)
                 simd.store(builder, weight, weights, at)
             added = simd.over_lanes(builder, total, builder.fadd)

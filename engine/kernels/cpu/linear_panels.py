@@ -253,7 +253,7 @@ def _finish(builder: Any, sums: Any, bias: Any, target: Any, gate: Any, *, is_pa
 
 def _write(builder: Any, lanes: Any, pointer: Any, index: int, *, is_paired: bool) -> None:
     """Write a vector in the dtype of `x`."""
-    lanes = builder.fptrunc(lanes, HALVES) if is_paired else lanes
+    lanes = simd.round_to_bf16(builder, lanes) if is_paired else lanes
     simd.store(builder, lanes, pointer, _word(index))
 
 

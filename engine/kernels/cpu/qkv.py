@@ -202,7 +202,7 @@ def rotate_head(
             return lanes if number is FLOAT else builder.fpext(lanes, FLOATS)
 
         def stored(lanes: Any, at: Any) -> None:
-            lanes = lanes if number is FLOAT else builder.fptrunc(lanes, numbers)
+            lanes = lanes if number is FLOAT else simd.round_to_bf16(builder, lanes)
             simd.store(builder, lanes, target, at)
 
         is_normed = builder.icmp_signed(">", args[5], word(0))

@@ -151,6 +151,22 @@ def multiply_add_int8(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return call(builder, name, INTS, total, *(builder.bitcast(words, BYTES) for words in (a, b)))
 
 
+def round_to_bf16(builder: Any, lanes: Any) -> Any:
+    """Return a vector of fp32 as bf16: to the nearest, ties to even; a NaN stays one.
+
+    LLVM calls a function that no library has here where the processor has no instruction for it.
+    """
+    if HAS_PAIR_PRODUCT:
+        return builder.fptrunc(lanes, HALVES)
+    bits = builder.bitcast(lanes, INTS)
+    is_odd = builder.and_(builder.lshr(bits, integers(16)), integers(1))
+    rounded = builder.add(bits, builder.add(is_odd, integers(0x7FFF)))
+    is_nan = builder.fcmp_unordered("uno", lanes, lanes)
+    bits = builder.select(is_nan, builder.or_(bits, integers(1 << 22)), rounded)
+    upper = builder.trunc(builder.lshr(bits, integers(16)), ir.VectorType(ir.IntType(16), LANES))
+    return builder.bitcast(upper, HALVES)
+
+
 def over_lanes(builder: Any, lanes: Any, join: Callable[[Any, Any], Any]) -> Any:
     """Reduce all lanes by `join`, two by two; the result is in every lane."""
     for distance in (8, 4, 2, 1):
