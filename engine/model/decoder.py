@@ -7,7 +7,7 @@ go on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,7 @@ from ..kernels.linear import Embedding, Linear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
 from .architecture import Architecture
-from .decoder_layers import LayerMaker
+from .decoder_layers import DecoderLayer, LayerMaker, StreamedLayers
 
 
 class Decoder:
@@ -33,7 +33,8 @@ class Decoder:
 
     Each of `adapters` is what that adds to linear layers by their roles; a step says which span
     goes through which, the first of them being number 1. With a `communicator` of several ranks,
-    architecture and weights are this rank's shard; the first rank has the logits.
+    architecture and weights are this rank's shard; the first rank has the logits. With
+    `layer_weights` those of layers are not in the dict: each layer is made when it is run.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Decoder:
         has_head: bool = True,
         adapters: Sequence[Mapping[str, AdapterWeights]] = (),
         communicator: Communicator = SINGLE_RANK,
+        layer_weights: Callable[[int], dict[str, Matrix]] | None = None,
     ) -> None:
         self.num_layers_started = 0
         embedding = as_tensor(weights.pop("embed_tokens"))
@@ -76,10 +78,18 @@ class Decoder:
                 embedding, weights.pop("lm_head", None), maker.vector("lm_head_bias")
             )
         self._positions = maker.vector("embed_positions")
-        self._layers = [
-            maker.layer(index, block, ropes.index(block.rope))
-            for index, block in enumerate(architecture.blocks)
-        ]
+
+        def make(index: int) -> DecoderLayer:
+            if layer_weights is not None:
+                weights.update(layer_weights(index))
+            block = architecture.blocks[index]
+            return maker.layer(index, block, ropes.index(block.rope))
+
+        self._layers: Sequence[DecoderLayer]
+        if layer_weights is None:
+            self._layers = [make(index) for index in range(len(architecture.blocks))]
+        else:
+            self._layers = StreamedLayers(make, len(architecture.blocks))
         norm = maker.norm("norm")
         assert norm is not None
         self._norm = norm
@@ -107,8 +117,24 @@ class Decoder:
             return logits
         return self._communicator.gather(logits, self._vocab_size)
 
+    def forward_layerwise(self, steps: Sequence[Step], attention: AttentionBackend) -> list[Tensor]:
+        """Run steps, all of them through a layer before the next is made → logits of each.
+
+        They follow each other, and each has rows.
+        """
+        running = [self._run(step, attention) for step in steps]
+        for _ in range(len(self._layers)):
+            for step, own in zip(steps, running, strict=True):
+                attention.prepare(step)
+                next(own)
+        return [self.compute_logits(_result(own)) for own in running]
+
     def hidden_states(self, step: Step, attention: AttentionBackend) -> Tensor:
         """Run one step → the last hidden states `[N, H]` of its rows, normed."""
+        return _result(self._run(step, attention))
+
+    def _run(self, step: Step, attention: AttentionBackend) -> Generator[None, None, Tensor]:
+        """Run one step, stopping behind each layer → see `hidden_states`."""
         rows = step.logit_rows
         cos_sin = [
             rotary_cos_sin(_positions(step, axes), _frequencies(step, frequencies), scaling)
@@ -134,11 +160,12 @@ class Decoder:
             x = layer.o_proj(x)
             if self._model.is_parallel:
                 x = self._behind(x + layer.mlp(None, residual), layer.post_attention_layernorm)
-                continue
-            x = self._behind(x, layer.post_attention_layernorm)
-            x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
+            else:
+                x = self._behind(x, layer.post_attention_layernorm)
+                x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
             if layer.scalar is not None:
                 residual, x = residual.add_(x).mul_(layer.scalar), None
+            yield
         return self._norm.add(x, residual)
 
     def _behind(self, x: Tensor, norm: Norm | None) -> Tensor:
@@ -256,6 +283,15 @@ def _add_deepstack(residual: Tensor, step: Step, index: int) -> None:
     start, width = index * residual.shape[1], residual.shape[1]
     if start < step.shown.shape[1]:
         residual.index_add_(0, step.shown_rows, step.shown[:, start : start + width])
+
+
+def _result(running: Generator[None, None, Tensor]) -> Tensor:
+    while True:
+        try:
+            next(running)
+        except StopIteration as done:
+            result: Tensor = done.value
+            return result
 
 
 def _token_adapters(step: Step) -> NDArray[np.int32]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,26 @@ class DecoderLayer:
     mlp: NormedLinear
     post_feedforward_layernorm: Norm | None
     scalar: Tensor | None
+
+
+class StreamedLayers(Sequence[DecoderLayer]):
+    """Layers of which there is one at a time: whoever gets the next one lets go of the last."""
+
+    def __init__(self, make: Callable[[int], DecoderLayer], count: int) -> None:
+        self._make, self._count = make, count
+        self._made: tuple[int, DecoderLayer] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a layer; the one that was returned last is not made again."""
+        if self._made is None or self._made[0] != index:
+            if index >= self._count:
+                raise IndexError(index)
+            self._made = None
+            self._made = index, self._make(index)
+        return self._made[1]
 
 
 class LayerMaker:

@@ -1,8 +1,8 @@
-"""Dequantised weights, by the names of an unquantised checkpoint."""
+"""Weights by the names of an unquantised checkpoint, quantised ones dequantised."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelRefused
-from ..kernels.quantised import as_tensor
+from ..kernels.quantised import Matrix, as_tensor
+from .architecture import Architecture
 from .checkpoint import FLOATS, Checkpoint
 from .families.registry import architecture_of
 from .hf_config import HFConfig
@@ -38,15 +39,27 @@ def dequantised_copy(
         num_layers=num_layers,
     )
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
+    return with_tied_head(architecture, weights, by_stored_names(weights_of(architecture), weights))
+
+
+def by_stored_names(wanted: Iterable[Weight], weights: Mapping[str, Matrix]) -> dict[str, Tensor]:
+    """Return weights by the names that their parts are stored under."""
     copied: dict[str, Tensor] = {}
-    for weight in weights_of(architecture):
+    for weight in wanted:
         for part in weight.parts:
             own = part.place(as_tensor(weights[weight.role])).reshape(part.read_shape)
             if part.read_shape != part.shape:
-                whole = copied.setdefault(part.key, own.new_empty(part.shape))
-                whole[tuple(slice(taken.start, taken.stop) for taken in part.taken)] = own
+                stored = copied.setdefault(part.key, own.new_empty(part.shape))
+                stored[tuple(slice(taken.start, taken.stop) for taken in part.taken)] = own
             else:
                 copied[part.key] = own
+    return copied
+
+
+def with_tied_head(
+    architecture: Architecture, weights: Mapping[str, Matrix], copied: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Add the head of a model that has it tied: the embedding, or what is stored all the same."""
     if architecture.tie_word_embeddings:
         head, embedding = (
             f"{name}.weight"

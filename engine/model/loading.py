@@ -242,7 +242,7 @@ def _load_native(
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "
-            f"{parity.num_layers} of {len(architecture.blocks)} layers: all of them in fp32 do not "
-            "fit here"
+            f"{parity.num_layers} of {len(architecture.blocks)} layers: in fp32 all of them would "
+            "take minutes, or do not fit here"
         )
     return replace(loaded, max_model_len=max_model_len, notes=tuple(notes))

@@ -1,7 +1,7 @@
 """Native models: loading, and the parity check against transformers' classes.
 
 The check is of a function: both networks compute in fp32 from the same stored weights, where
-nothing but the order of sums tells them apart, one after the other, so that one at a time must fit.
+nothing but the order of sums tells them apart, one after the other and each layer by layer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -24,13 +24,9 @@ from .checkpoint import Checkpoint, some
 from .decoder import Decoder
 from .families.registry import FAMILIES
 from .hf_config import HFConfig, UnsupportedConfig
+from .layerwise import LayerReader, layerwise_logits
 from .loaded_model import LoadedModel, VisionEncoder
-from .parity import (
-    chunked_logits,
-    is_rounding,
-    relative_distance,
-    round_parameters,
-)
+from .parity import chunked_logits, is_rounding, relative_distance
 from .parity_inputs import ParityInput, parity_inputs
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
@@ -196,13 +192,15 @@ def check_parity(
 ) -> ParityResult:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
-    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels. A model
-    of which fp32 weights do not fit is compared by its first layers, as many as it takes to have
-    one of each kind; one that sees, with an image among its tokens. Windows longer than that are
-    passed by text, where it takes bearably long. Raises `ModelRefused` where
-    transformers cannot run it.
+    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels; by the
+    first tokens of its vocabulary. A model that would take minutes is compared by its first layers,
+    as many as it takes to have one of each kind. One that sees has an image among its tokens; it,
+    and one that ranks share, must fit in fp32, or its first layers are compared. Windows that are
+    long are passed by text, where it takes bearably long. Raises `ModelRefused` where transformers
+    cannot run it.
     """
-    first, *longer = parity_inputs(architecture, loaded.device)
+    is_layerwise = leader is None and vision is None
+    first, *longer = parity_inputs(architecture, loaded.device, is_layerwise=is_layerwise)
     compare = partial(_compare, checkpoint, hf_config, architecture, loaded, leader=leader)
     results = [compare(parity_input=first, vision=vision)]
     results += [compare(parity_input=one) for one in longer if results[0].holds]
@@ -230,22 +228,27 @@ def _compare(
         token_ids, prompt_image = eager.with_image(token_ids, vision.image_spec)
         prompt_images = (prompt_image,)
 
+    parts = (checkpoint, hf_config, architecture)
+    reader = LayerReader.open(*parts, device, num_layers=num_layers)
+    vocab_size = reader.architecture.vocab_size
+
     def logits_in(served: torch.dtype) -> Tensor:
         model = loaded
         if num_layers is not None or served != dtype:
-            parts = (checkpoint, hf_config, architecture, served, device)
-            model = load(*parts, vision=vision, num_layers=num_layers, leader=leader)
-        return chunked_logits(model, token_ids, prompt_images)
+            if vision is None and leader is None:
+                return layerwise_logits(reader, loaded, served, token_ids)
+            options: Any = {"vision": vision, "num_layers": num_layers, "leader": leader}
+            model = load(*parts, served, device, **options)
+        return chunked_logits(model, token_ids, prompt_images)[..., :vocab_size]
 
     got = logits_in(torch.float32)
     if prompt_images or not FAMILIES[hf_config.model_type].has_text_class:
-        expected = _Eager(
-            eager.eager_logits(
-                checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
-            )
+        logits = eager.eager_logits(
+            checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
         )
+        expected = _Eager(logits[..., :vocab_size])
     else:
-        expected = _eager_text_logits(checkpoint, hf_config, token_ids, loaded, num_layers)
+        expected = _eager_text_logits(reader, hf_config, token_ids, dtype)
     apart = token_distances(got, expected.logits)
     has_experts = any(block.experts for block in architecture.blocks[:num_layers])
     holds = is_within_tolerance(apart, has_experts=has_experts)
@@ -256,37 +259,34 @@ def _compare(
     served = logits_in(dtype)
     how = checkpoint.quantization
     if how is not None and has_quantised_linear(dtype, device, how.method):
-        parts = (checkpoint, hf_config, architecture, dtype, device)
         with reference_kernels():
-            emulated = chunked_logits(load(*parts, num_layers=num_layers), token_ids)
+            emulated = layerwise_logits(reader, loaded, dtype, token_ids)
         expected = replace(expected, rounded=emulated)
     holds = _is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
 
 
 def _eager_text_logits(
-    checkpoint: Checkpoint,
-    hf_config: HFConfig,
-    token_ids: Tensor,
-    loaded: LoadedModel,
-    num_layers: int | None,
+    reader: LayerReader, hf_config: HFConfig, token_ids: Tensor, dtype: torch.dtype
 ) -> _Eager:
-    """Run transformers' class on `token_ids [t]`, or so many of its first layers."""
+    """Run transformers' class on `token_ids [t]`, layer by layer."""
     from . import transformers_model
     from .masks import windows_by_masks
+    from .transformers_layers import load_layerwise
 
-    name, device = checkpoint.name, loaded.device
-    module = transformers_model.load_fp32(checkpoint, hf_config, device, num_layers)
+    name, device = reader.checkpoint.name, reader.device
+    module = load_layerwise(reader, hf_config, torch.float32)
     windows = tuple(windows_by_masks(module, device).values())
     logits = transformers_model.eager_logits(name, module, token_ids, device)
+    del module
     # Of quantised weights activations may be quantised, too, which eager does not do.
-    how = checkpoint.quantization
-    if loaded.dtype == torch.float32 or (
-        how is not None and has_quantised_linear(loaded.dtype, device, how.method)
+    how = reader.checkpoint.quantization
+    if dtype == torch.float32 or (
+        how is not None and has_quantised_linear(dtype, device, how.method)
     ):
         return _Eager(logits, windows)
-    round_parameters(module, loaded.dtype)
     try:
+        module = load_layerwise(reader, hf_config, dtype)
         rounded = transformers_model.eager_logits(name, module, token_ids, device)
     except (ModelRefused, RuntimeError, TypeError):  # it cannot run in this dtype
         return _Eager(logits, windows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModelRefused
+from ..kernels.attention import AttentionBackend
 from ..kernels.step import Step
 from ..scheduling.images import ImageSpan, PromptImage, axes_of, image_span, whole_stop
-from .loaded_model import LoadedModel, VisionEncoder
+from .loaded_model import LoadedModel, Network, VisionEncoder
 
 PARITY_TOKENS = 40
 # Up to here a window is worth the tokens that it takes to see it slide.
@@ -23,6 +25,8 @@ LONGEST_WINDOW = 256
 MOST_COMPARED = 384
 # Relative L2 distance of logits above which paged and eager attention cannot be the same function.
 PARITY_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
+# Runs steps that follow each other → the logits of each.
+RunSteps = Callable[[Sequence[Step], AttentionBackend], list[Tensor]]
 # How often a network may be off by what rounding makes of transformers' class in the same dtype.
 ROUNDING_TOLERANCE = 2.0
 
@@ -81,6 +85,7 @@ def chunked_logits(
     token_ids: Tensor,
     prompt_images: Sequence[PromptImage] = (),
     adapter: int = 0,
+    run: RunSteps | None = None,
 ) -> Tensor:
     """Return the logits `[2, n, V]` of two copies of `token_ids [t]` that run side by side.
 
@@ -88,7 +93,7 @@ def chunked_logits(
     vision encoder reads. The first copy goes through an adapter.
 
     In three steps, two chunks and a final single token, over pages: state that does not live in
-    keys and values shows here.
+    keys and values shows here. `run` returns the logits of these steps otherwise than in turn.
     """
     tokens, rows = token_ids.numpy(), compared_rows(len(token_ids))
     total, size = len(tokens), loaded.backend.page_size
@@ -96,17 +101,26 @@ def chunked_logits(
     attention = loaded.attention(pages.size)
     axes = axes_of(prompt_images, total)
     cut = whole_stop(prompt_images, 0, total // 2)
-    parts = []
+    steps = []
     for start, stop in ((0, cut), (cut, total - 1), (total - 1, total)):
         shown = image_span(prompt_images, axes, start, stop)
         own = rows[(start <= rows) & (rows < stop)] - start
         step = _copies_step(
             tokens[start:stop], start, own, pages, loaded, shown=shown, adapter=adapter
         )
+        steps.append(step)
+    every = (run or partial(_run_in_turn, loaded.network))(steps, attention)
+    return torch.cat([logits.view(2, -1, logits.shape[-1]) for logits in every], dim=1)
+
+
+def _run_in_turn(
+    network: Network, steps: Sequence[Step], attention: AttentionBackend
+) -> list[Tensor]:
+    every = []
+    for step in steps:
         attention.prepare(step)
-        logits = loaded.network.forward(step, attention)
-        parts.append(logits.view(2, len(own), -1))
-    return torch.cat(parts, dim=1)
+        every.append(network.forward(step, attention))
+    return every
 
 
 def _copies_step(

@@ -1,7 +1,7 @@
 """Inputs of a decoder's parity check: tokens, and how many layers they run through.
 
-Few tokens run through all layers that fit. So many that a window slides run through as many layers
-as can be afforded: all, else the first ones, of each kind one.
+Few tokens run through all layers, where that fits and takes no minutes. So many that a window
+slides run through as many layers as can be afforded: all, else the first ones, of each kind one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from .kv_cache_size import free_bytes
 from .parity import PARITY_TOKENS, parity_tokens
 from .weight_map import Weight, weights_of
 
+# The first tokens of a vocabulary, among which those of a check are.
+PARITY_VOCAB = 4096
+# Weights in fp32 that are read layer by layer within a minute: three times, at 2 GB/s.
+MOST_BYTES = 40e9
 # Longer windows are compared by masks alone.
 LONGEST_WINDOW = 4096
 # What a network in fp32 takes while it is made, as a multiple of its weights.
@@ -45,9 +49,15 @@ class ParityInput(NamedTuple):
     token_ids: Tensor
 
 
-def parity_inputs(architecture: Architecture, device: torch.device) -> list[ParityInput]:
-    """Return what is compared: first through all layers that fit, then past longer windows."""
-    is_whole = fits(weights_of(architecture), device)
+def parity_inputs(
+    architecture: Architecture, device: torch.device, *, is_layerwise: bool = False
+) -> list[ParityInput]:
+    """Return what is compared: first through all layers, then past longer windows.
+
+    The first layers alone where all would not fit, or layer by layer take more than a minute.
+    """
+    weights = list(weights_of(architecture))
+    is_whole = num_bytes(weights) <= MOST_BYTES if is_layerwise else fits(weights, device)
     first = num_layers_with_all_kinds(architecture)
     inputs: list[ParityInput] = []
     longest = 0
@@ -63,7 +73,8 @@ def parity_inputs(architecture: Architecture, device: torch.device) -> list[Pari
         ]
         if windows or not inputs:
             longest = max(windows, default=0)
-            tokens = parity_tokens(architecture.vocab_size, windows, LONGEST_WINDOW)
+            vocab_size = min(architecture.vocab_size, PARITY_VOCAB)
+            tokens = parity_tokens(vocab_size, windows, LONGEST_WINDOW)
             inputs.append(ParityInput(num_layers, tokens))
     return inputs
 
@@ -85,9 +96,13 @@ def is_affordable(
 
 def fits(weights: Iterable[Weight], device: torch.device) -> bool:
     """Say whether a network of these weights does in fp32: transformers makes it on the host."""
-    count = sum(prod(weight.shape) for weight in weights)
     free = min(free_bytes(device), free_bytes(torch.device("cpu")))
-    return ROOM * count * torch.float32.itemsize <= free
+    return ROOM * num_bytes(weights) <= free
+
+
+def num_bytes(weights: Iterable[Weight]) -> int:
+    """Return the bytes of weights in fp32."""
+    return sum(prod(weight.shape) for weight in weights) * torch.float32.itemsize
 
 
 def _short_positions(architecture: Architecture) -> int:

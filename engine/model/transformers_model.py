@@ -121,19 +121,30 @@ def load_fp32(
     num_layers: int | None,
 ) -> nn.Module:
     """Return transformers' class in fp32, or so many of its first layers."""
-    whole = read_config(hf_config)
-    config = text_config_of(whole, hf_config)
+    config = cut_config(hf_config, num_layers)
+    if checkpoint.quantization is not None:
+        return _filled(checkpoint, hf_config, config, device, num_layers)
+    module, found = read_module(
+        checkpoint,
+        config,
+        torch.float32,
+        device,
+        is_multimodal=hf_config.is_multimodal,
+        attention="eager",
+    )
+    return _whole(checkpoint, module, found.missing)
+
+
+def cut_config(hf_config: HFConfig, num_layers: int | None) -> Any:
+    """Return the config of a model's text, or of so many of its first layers, unquantised."""
+    config = text_config_of(read_config(hf_config), hf_config)
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    if checkpoint.quantization is not None:
-        return _filled(checkpoint, hf_config, config, device, num_layers)
-    is_multimodal = whole is not config
-    module, found = read_module(
-        checkpoint, config, torch.float32, device, is_multimodal=is_multimodal, attention="eager"
-    )
-    return _whole(checkpoint, module, found.missing)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
 
 
 def _whole(checkpoint: Checkpoint, network: Any, missing: Collection[str]) -> nn.Module:

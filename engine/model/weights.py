@@ -103,6 +103,28 @@ def read_weights(
         # transformers, too, believes what is stored and not what is said.
         more = [*more, table("lm_head", head, architecture, shard)]
 
+    first = replace(architecture, blocks=architecture.blocks[:num_layers])
+    own = [*weights_of(first, has_head=has_head, shard=shard), *more]
+    weights = read_stored(checkpoint, own, stored, dtype, device, zeros=zeros)
+    said = weights.get("lm_head") if architecture.tie_word_embeddings else None
+    if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
+        del weights["lm_head"]
+    return weights
+
+
+def read_stored(
+    checkpoint: Checkpoint,
+    wanted: Sequence[Weight],
+    stored: Mapping[str, StoredTensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    zeros: list[str] | None = None,
+) -> dict[str, Matrix]:
+    """Return weights by their roles out of what `find_layout` found.
+
+    `zeros` as for `fill_weights`.
+    """
     staging = staging_for(device)  # once: of quantised weights each part is filled by itself
 
     def fill(several: Sequence[Weight]) -> dict[str, Tensor]:
@@ -110,14 +132,8 @@ def read_weights(
             checkpoint.name, several, stored, dtype, device, staging=staging, zeros=zeros
         )
 
-    first = replace(architecture, blocks=architecture.blocks[:num_layers])
-    own = [*weights_of(first, has_head=has_head, shard=shard), *more]
-    plan = plan_loading(checkpoint.name, checkpoint.quantization, own, stored)
-    weights = dict(plan.read(fill, dtype, device))
-    said = weights.get("lm_head") if architecture.tie_word_embeddings else None
-    if isinstance(said, Tensor) and torch.equal(said, as_tensor(weights["embed_tokens"])):
-        del weights["lm_head"]
-    return weights
+    plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
+    return dict(plan.read(fill, dtype, device))
 
 
 def find_layout(

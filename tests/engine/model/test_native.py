@@ -138,7 +138,7 @@ def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all of them do not fit in fp32, those that do are computed in both dtypes."""
-    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     assert check_parity(folder, torch.bfloat16).holds
     choose = decoder.choose_elementwise
 
@@ -160,7 +160,7 @@ def test_what_does_not_fit_in_fp32_is_proved_by_one_layer_of_each_kind(
 ) -> None:
     """Two at least, and the note says how many of how many."""
     build(family).save_pretrained(tmp_path)  # type: ignore[operator]
-    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     parity = check_parity(tmp_path)
     assert parity.holds
     assert parity.num_layers == num_layers
@@ -211,7 +211,7 @@ def test_its_first_layers_are_enough_to_find_a_wrong_one(
 ) -> None:
     """Layers of one kind differ by their weights alone."""
     checkpoint, hf_config, architecture = parts_of(folder)
-    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     wrong = replace(architecture, rms_norm_eps=1e-3)
     loaded = native.load(checkpoint, hf_config, wrong, torch.float32, CPU)
     parity = native.check_parity(checkpoint, hf_config, wrong, loaded)

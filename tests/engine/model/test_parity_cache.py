@@ -120,7 +120,7 @@ def test_what_was_compared_only_in_part_is_said_each_time(
     folder: Path, proofs: list[ParityResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is the same proof, and so the same note."""
-    monkeypatch.setattr(parity_inputs, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(parity_inputs, "MOST_BYTES", 1000)
     cold, warm = load(folder, "bfloat16"), load(folder, "bfloat16")
     assert len(proofs) == 1
     assert "the first 2 of 4 layers" in warm.notes[0]
