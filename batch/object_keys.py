@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 from typing import Final
+from urllib.parse import quote
 
 from .errors import InvalidOption
 from .model import Outputs
@@ -125,6 +126,11 @@ def _files_prefix(tenant: str) -> str:
 def upload_prefix(upload_id: str) -> str:
     """Return the prefix of the small parts of an upload; what follows it is the part's id."""
     return f"work/uploads/{upload_id}/"
+
+
+def parity_prefix(model: str) -> str:
+    """Return the prefix of what workers of a model have proved of it, for those that come."""
+    return f"work/parity/{quote(model, safe='')}/"
 
 
 def work_prefix(batch_id: str) -> str:

@@ -2,9 +2,10 @@
 
     python -m bench.cloud.worker_start [--model out/bench/46m …] [--runs N]
 
-A worker is started with a file waiting, and logs what its start took with the first row: on a
-machine that has nothing of the model yet, and on one that keeps its weights and remembers its
-proof. No network lies between, so the rate of the weights is the emulator's and this disk's.
+A worker is started with a file waiting, and logs what its start took with the first row: on the
+first machine of all, on another one that finds the first one's proof in the bucket, and on one that
+keeps weights and proof. No network lies between, so the rate of the weights is the emulator's and
+this disk's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from localstack.cloud import Cloud
 from localstack.ministack import environment_for, running_ministack
 from localstack.resources import create_resources
 from tidemill import demo
+from tidemill.batch.object_keys import parity_prefix
 
 MODEL = "scripted"  # what the lines of `request_lines` ask for
 STEPS = {
@@ -56,10 +58,12 @@ def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list
     for path in model.iterdir():
         if path.is_file():
             cloud.s3.upload_file(str(path), name, f"m/{path.name}")
-    found: dict[str, list[Steps]] = {"new": [], "kept": []}
+    found: dict[str, list[Steps]] = {"first": [], "another": [], "kept": []}
     for number in range(runs + 1):
         for kind, steps in found.items():
-            place = tempfile.mkdtemp(dir=folder) if kind == "new" else f"{folder}/{name}"
+            place = f"{folder}/{name}" if kind == "kept" else tempfile.mkdtemp(dir=folder)
+            if kind == "first":
+                forget_proofs(cloud)
             places = {"TIDEMILL_CACHE": f"{place}/kept", "TIDEMILL_WEIGHTS_CACHE": f"{place}/w"}
             one = f"{name}-{kind}-{number}"
             cloud.drop(one, request_lines(8, max_tokens=16))
@@ -70,6 +74,13 @@ def starts(cloud: Cloud, folder: Path, model: Path, runs: int) -> dict[str, list
             if number:
                 steps.append(cold_start(cloud.read_log(one)))
     return found
+
+
+def forget_proofs(cloud: Cloud) -> None:
+    """Delete what workers have proved."""
+    where = {"Bucket": cloud.resources.bucket, "Prefix": parity_prefix(MODEL)}
+    for found in cloud.s3.list_objects_v2(**where).get("Contents", ()):
+        cloud.s3.delete_object(Bucket=cloud.resources.bucket, Key=found["Key"])
 
 
 def table(found: Iterable[tuple[str, Sequence[Steps]]]) -> str:

@@ -74,9 +74,12 @@ def _write_failure(folder: Path, words: str) -> None:
 
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tidemill.handler.settings import Settings
     from tidemill.handler.worker.context.cold_start import ColdStart
     from tidemill.handler.worker.context.config import WorkerConfig
+    from tidemill.handler.worker.context.context import WorkerContext
     from tidemill.handler.worker.weights.cache import DownloadProgress
 
     from ..health import Heartbeat
@@ -290,6 +293,7 @@ async def _work(
 ) -> int:
     import asyncio
 
+    from tidemill.engine.storage.disk_cache import entries_folder
     from tidemill.handler.aws.aio import AioAws
     from tidemill.handler.aws.queues import Queue
     from tidemill.handler.deployment import Deployment
@@ -302,6 +306,7 @@ async def _work(
     from tidemill.handler.worker.context.context import WorkerContext
     from tidemill.handler.worker.engine_client import EngineClient
     from tidemill.handler.worker.engine_process.child import in_thread
+    from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker
 
     names = served_names(options)
@@ -325,15 +330,33 @@ async def _work(
     async with AsyncExitStack() as held:
         aws = await held.enter_async_context(AioAws())
         await held.enter_async_context(pulse.beating())
-        queue = Queue(config.queue)
-        context = WorkerContext(aws, Deployment(settings), queue, config, cold_start=cold_start)
+        deployment, folder = Deployment(settings), entries_folder() if wanted else None
+        results = ParityResults(deployment.bucket, names[0], folder) if folder else None
+        context = WorkerContext(
+            aws,
+            deployment,
+            Queue(config.queue),
+            config,
+            cold_start=cold_start,
+            parity_results=results,
+        )
         worker = Worker(context, make_client)
         with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):
             in_thread(lambda: cold_start.note(**task_steps(read_task(os.environ), began)))
             if wanted:  # in parallel with the engine's imports
                 fetching = in_thread(lambda: _fetch(wanted, options, held, cold_start))
-                folders = asyncio.wrap_future(fetching)
+                folders = asyncio.ensure_future(_fetched(context, fetching))
             return await worker.run()
+
+
+async def _fetched(
+    context: WorkerContext, fetching: Future[Mapping[str, str]]
+) -> Mapping[str, str]:
+    """Return the folders of weights once what other machines have proved of them is there, too."""
+    import asyncio
+
+    _, folders = await asyncio.gather(context.read_parity_results(), asyncio.wrap_future(fetching))
+    return folders
 
 
 def _fetch(

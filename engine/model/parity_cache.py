@@ -2,8 +2,9 @@
 
 A proof says that our decoder gives what transformers' class gives, for a model described so, with
 tensors of these shapes, on a processor of this kind. So it holds until any of that is another, and
-is made anew when a file of weights was written again. Whether weights are numbers at all is no part
-of it: that is looked at whenever they are loaded.
+is made anew when a file of weights was written again; of a snapshot, which is never written again,
+it holds on every machine of the kind. Whether weights are numbers at all is no part of it: that is
+looked at whenever they are loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from ..storage.disk_cache import CacheEntry, package_versions
+from ..storage.hub import snapshot_commit
 from .checkpoint import Checkpoint
 from .native import ParityResult
 
@@ -39,7 +41,8 @@ def parity_fact(
     causes: list[str | bytes] = [str(dtype), json.dumps(config), *others]
     for path in checkpoint.files:
         status = path.stat()
-        causes += [f"{path.name} {status.st_size} {status.st_mtime_ns}", _header(path)]
+        version = snapshot_commit(path.parent) or status.st_mtime_ns
+        causes += [f"{path.name} {status.st_size} {version}", _header(path)]
     return device_fact("proof", device, *causes)
 
 

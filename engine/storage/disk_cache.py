@@ -55,6 +55,12 @@ def cache_folder() -> Path | None:
     return base / "tidemill" if base.is_absolute() else None
 
 
+def entries_folder() -> Path | None:
+    """Return the folder of entries, each a file `<kind>-<digest>`; None where caching is off."""
+    folder = cache_folder()
+    return folder and folder / "remembered"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheEntry:
     """Cache entry of a `kind`, keyed by the digest of its inputs."""
@@ -111,8 +117,8 @@ class CacheEntry:
                 raise
 
     def _path(self) -> Path | None:
-        folder = cache_folder()
-        return folder and folder / "remembered" / f"{self.kind}-{self.digest}"
+        folder = entries_folder()
+        return folder and folder / f"{self.kind}-{self.digest}"
 
     def _checksum(self, data: bytes) -> bytes:
         """Return the checksum that marks a complete file of this entry."""

@@ -50,20 +50,21 @@ class Heartbeat:
             if run.lease.is_over:
                 run.lose()
             elif run.lease.is_due or self._reported.get(run) != _summary_of(run.progress):
-                self._start(("lease", run), partial(self._renew, run))
-            self._start(("message", run), run.message.extend_visibility)
+                self.start(("lease", run), partial(self._renew, run))
+            self.start(("message", run), run.message.extend_visibility)
         for batch_id in {run.shard.batch_id for run in runs}:
-            self._start(("batch", batch_id), partial(self._check_batch, batch_id))
+            self.start(("batch", batch_id), partial(self._check_batch, batch_id))
         if self._context.history.is_due(self._context.clock()):
-            self._start("history", self._context.write_history)
+            self.start("history", self._context.write_history)
         if self._context.gpu_usage.is_due(self._context.clock()):
-            self._start("GPU usage", self._context.write_gpu_usage)
+            self.start("GPU usage", self._context.write_gpu_usage)
         if self._context.rate_meter.is_due(self._context.clock()):
-            self._start("rate", self._context.write_rate)
+            self.start("rate", self._context.write_rate)
         if self._context.usage_meter.is_due(self._context.clock()):
             self._context.emit(self._context.usage_meter.collect())
 
-    def _start(self, what: object, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def start(self, what: object, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a duty, unless it is still running."""
         if what in self._going:
             return
         task = self._going[what] = asyncio.create_task(self._try(make()))

@@ -178,6 +178,7 @@ class Worker:
             notes=engine.notes,
             load_seconds=dict(engine.load_seconds),
         )
+        self._heartbeat.start("parity results", self._context.write_parity_results)
         if self._context.cold_start.reach("ready"):
             steps = engine.load_seconds.items()
             self._context.cold_start.note(

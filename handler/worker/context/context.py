@@ -16,6 +16,7 @@ from ...aws.queues import Queue
 from ...deployment import Deployment
 from ...errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from ...observability import Figures, emit, logger
+from ..parity_results import ParityResults
 from .cold_start import ColdStart
 from .config import WorkerConfig
 from .gpu_usage import GpuUsage
@@ -25,6 +26,8 @@ from .usage_meter import UsageMeter
 
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
+# A check that is made again takes about as long.
+_RESULTS_SECONDS = 10.0
 
 
 class OperationDriver(Protocol):
@@ -62,6 +65,7 @@ class WorkerContext:
     history: History = field(default_factory=History)
     rate_meter: RateMeter = field(default_factory=RateMeter)
     cold_start: ColdStart = field(default_factory=ColdStart)
+    parity_results: ParityResults | None = None
     gpu_usage: GpuUsage = field(default_factory=GpuUsage)
     ended_batches: dict[str, float] = field(default_factory=dict)
     paused_batches: dict[str, KnownPause] = field(default_factory=dict)
@@ -114,6 +118,20 @@ class WorkerContext:
                 del left[tenant]
         finally:
             self.gpu_usage.put_back(left)
+
+    async def read_parity_results(self) -> None:
+        """Copy what other machines have proved; without it the engine proves it itself."""
+        if self.parity_results is not None:
+            try:
+                async with asyncio.timeout(_RESULTS_SECONDS):
+                    await self.aws.run(self.parity_results.download())
+            except (AwsError, OSError) as exc:
+                logger.warning("parity results cannot be read", reason=repr(exc))
+
+    async def write_parity_results(self) -> None:
+        """Copy what this machine has proved to where others find it."""
+        if self.parity_results is not None:
+            await self.aws.run(self.parity_results.upload())
 
     async def write_rate(self) -> None:
         """Write the throughput of this worker; an unknown model has no fleet."""

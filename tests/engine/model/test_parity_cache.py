@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,17 @@ def test_a_proof_that_does_not_hold_is_not_remembered(
     assert not isinstance(load(folder).network, Decoder)
     monkeypatch.setattr(native, "check_parity", lambda *_, **__: replace(wrong, holds=True))
     assert isinstance(load(folder).network, Decoder)
+
+
+def test_a_snapshots_proof_holds_on_every_machine(folder: Path, proofs: list[ParityResult]) -> None:
+    """Its files are written at another time there; another snapshot is another model."""
+    for revision in ("a" * 40, "b" * 40):
+        for machine in ("here", "there"):
+            own = folder.parent / machine / "snapshots" / revision
+            shutil.copytree(folder, own, copy_function=shutil.copyfile)
+            os.utime(own / WHOLE, (1, len(machine)))
+            load(own)
+    assert len(proofs) == 2
 
 
 def test_what_was_compared_only_in_part_is_said_each_time(

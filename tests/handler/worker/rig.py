@@ -32,6 +32,7 @@ from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.worker.context.config import WorkerConfig
 from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.parity_results import ParityResults
 from tidemill.handler.worker.worker import Worker
 
 ROOT = Path(__file__).parents[3]
@@ -171,12 +172,21 @@ class Rig:
 
     @asynccontextmanager
     async def worker(
-        self, *, engine: FakeEngine | None = None, aws: Any = None, **changes: Any
+        self,
+        *,
+        engine: FakeEngine | None = None,
+        aws: Any = None,
+        parity_results: ParityResults | None = None,
+        **changes: Any,
     ) -> AsyncIterator[RunningWorker]:
         """Run a worker in this process while the block runs; it is stopped then."""
         async with QuickAws() as quick:
             context = WorkerContext(
-                aws or quick, self.deployment, self.queue, self.config(**changes)
+                aws or quick,
+                self.deployment,
+                self.queue,
+                self.config(**changes),
+                parity_results=parity_results,
             )
             engine = engine or FakeEngine()
             worker = Worker(context, engine.new_life)
