@@ -129,7 +129,7 @@ def upload_prefix(upload_id: str) -> str:
 
 
 def parity_prefix(model: str) -> str:
-    """Return the prefix of what workers of a model have proved of it, for those that come."""
+    """Return the prefix of a model's parity results, which its workers share."""
     return f"work/parity/{quote(model, safe='')}/"
 
 

@@ -293,7 +293,6 @@ async def _work(
 ) -> int:
     import asyncio
 
-    from tidemill.engine.storage.disk_cache import entries_folder
     from tidemill.handler.aws.aio import AioAws
     from tidemill.handler.aws.queues import Queue
     from tidemill.handler.deployment import Deployment
@@ -308,6 +307,8 @@ async def _work(
     from tidemill.handler.worker.engine_process.child import in_thread
     from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker
+
+    from ..engine.parity_cache import ParityCache
 
     names = served_names(options)
     wanted = s3_addresses(options.model, lora_modules(options, names))
@@ -330,8 +331,8 @@ async def _work(
     async with AsyncExitStack() as held:
         aws = await held.enter_async_context(AioAws())
         await held.enter_async_context(pulse.beating())
-        deployment, folder = Deployment(settings), entries_folder() if wanted else None
-        results = ParityResults(deployment.bucket, names[0], folder) if folder else None
+        deployment = Deployment(settings)
+        results = ParityResults(deployment.bucket, names[0], ParityCache(began)) if wanted else None
         context = WorkerContext(
             aws,
             deployment,
@@ -346,6 +347,7 @@ async def _work(
             if wanted:  # in parallel with the engine's imports
                 fetching = in_thread(lambda: _fetch(wanted, options, held, cold_start))
                 folders = asyncio.ensure_future(_fetched(context, fetching))
+                held.callback(folders.cancel)
             return await worker.run()
 
 

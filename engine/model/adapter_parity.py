@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelRefused
 from ..storage.disk_cache import CacheEntry
+from ..storage.hub import snapshot_commit
 from . import native
 from .adapters.adapter_config import CONFIG
 from .adapters.loading import TENSORS, Adapter
@@ -158,7 +159,7 @@ def _fact(
         hf_config.raw,
         loaded.dtype,
         loaded.device,
-        f"adapter {status.st_size} {status.st_mtime_ns}",
+        f"adapter {status.st_size} {snapshot_commit(adapter.folder) or status.st_mtime_ns}",
         (adapter.folder / CONFIG).read_text(encoding="utf-8", errors="replace"),
         *others,
     )

@@ -144,7 +144,8 @@ class Decoder:
             self._mapping.update(_token_adapters(step))
         residual = self._embedded(step)  # [T, H]
         x: Tensor | None = None  # what the next norm adds to the residual
-        for index, layer in enumerate(self._layers):
+        for index in range(len(self._layers)):
+            layer = self._layers[index]
             self.num_layers_started += 1
             if index and step.shown is not None:
                 _add_deepstack(residual, step, index)
@@ -165,6 +166,7 @@ class Decoder:
                 x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
             if layer.scalar is not None:
                 residual, x = residual.add_(x).mul_(layer.scalar), None
+            del layer  # the next one is made without it
             yield
         return self._norm.add(x, residual)
 

@@ -40,7 +40,7 @@ class DecoderLayer:
 
 
 class StreamedLayers(Sequence[DecoderLayer]):
-    """Layers of which there is one at a time: whoever gets the next one lets go of the last."""
+    """Layers that are made when they are asked for; only the last one is kept."""
 
     def __init__(self, make: Callable[[int], DecoderLayer], count: int) -> None:
         self._make, self._count = make, count

@@ -59,14 +59,11 @@ def by_stored_names(wanted: Iterable[Weight], weights: Mapping[str, Matrix]) -> 
 def with_tied_head(
     architecture: Architecture, weights: Mapping[str, Matrix], copied: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Add the head of a model that has it tied: the embedding, or what is stored all the same."""
-    if architecture.tie_word_embeddings:
-        head, embedding = (
-            f"{name}.weight"
-            for name in (architecture.names.lm_head, architecture.names.embed_tokens)
-        )
-        copied[head] = as_tensor(weights.get("lm_head", copied[embedding]))
-    return copied
+    """Return weights with the head of a model that ties it: the embedding, or what is stored."""
+    if not architecture.tie_word_embeddings:
+        return copied
+    head = f"{architecture.names.lm_head}.weight"
+    return {**copied, head: as_tensor(weights.get("lm_head", weights["embed_tokens"]))}
 
 
 def dequantised_state(

@@ -1,7 +1,7 @@
 """Decoder layer by layer, for its parity check: the weights of one layer are in memory at a time.
 
-Its vocabulary is cut to the first tokens, of which the check is: embedding and head are rows that
-do not depend on each other.
+Its vocabulary is cut to the first and the last tokens, of which the check is: rows of embedding and
+head do not depend on each other.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from torch import Tensor
 from ..kernels.backends import choose_backend
 from ..kernels.quantised import Matrix
 from .architecture import Architecture
-from .checkpoint import Checkpoint
+from .checkpoint import FLOATS, Checkpoint
 from .decoder import Decoder
 from .hf_config import HFConfig
 from .loaded_model import LoadedModel
 from .parity import chunked_logits
 from .parity_inputs import PARITY_VOCAB
-from .weight_map import Weight, table, weights_of
+from .weight_map import Weight, table, table_ends, weights_of
 from .weights import StoredTensor, find_layout, read_stored
 
 OUTER = -1
+# Weights of a row for each token of the vocabulary.
+TABLES = frozenset({"embed_tokens", "lm_head", "lm_head_bias"})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerReader:
-    """Reader of the weights of one layer, or of those outside of layers, after another.
+    """Reads a model's weights one layer at a time.
 
-    `architecture` is that of the cut model; `weights[i]` are those of layer i, `weights[OUTER]`
-    the others.
+    `architecture` is that of the cut model, whose vocabulary are the tokens `vocabulary [V]` of the
+    whole one; `weights[i]` are those of layer i, `weights[OUTER]` the others.
     """
 
     checkpoint: Checkpoint
     architecture: Architecture
     device: torch.device
+    vocabulary: Tensor
     weights: Mapping[int, Sequence[Weight]]
     stored: Mapping[str, StoredTensor]
 
@@ -53,25 +56,35 @@ class LayerReader:
         device: torch.device,
         *,
         num_layers: int | None,
+        is_cut: bool = True,
     ) -> Self:
-        """Return the reader of a model, or of its first layers, with the first tokens."""
+        """Return the reader of a model, or of its first layers, with a cut vocabulary or all of it.
+
+        A vocabulary whose embedding or head is quantised stays whole.
+        """
         stored = find_layout(
             checkpoint,
             architecture,
             list(weights_of(architecture)),
             is_multimodal=hf_config.is_multimodal,
         )
-        vocab_size = architecture.vocab_size
-        if checkpoint.quantization is None or checkpoint.quantization.weight_format is None:
-            vocab_size = min(vocab_size, PARITY_VOCAB)  # else the head may be quantised
-        cut = replace(architecture, blocks=architecture.blocks[:num_layers], vocab_size=vocab_size)
+        first = replace(architecture, blocks=architecture.blocks[:num_layers])
         weights: dict[int, list[Weight]] = {}
-        for weight in weights_of(cut):
+        for weight in weights_of(first):
             layer = weight.role.partition(".")[0]
             weights.setdefault(int(layer) if layer.isdecimal() else OUTER, []).append(weight)
-        if cut.tie_word_embeddings and f"{cut.names.lm_head}.weight" in stored:
-            weights[OUTER].append(table("lm_head", cut.names.lm_head, cut))
-        return cls(checkpoint, cut, device, weights, stored)
+        if first.tie_word_embeddings and f"{first.names.lm_head}.weight" in stored:
+            weights[OUTER].append(table("lm_head", first.names.lm_head, first))
+        tables = {one.parts[0].key for one in weights[OUTER] if one.role in TABLES}
+        are_floats = all(key in stored and stored[key].kind in FLOATS for key in tables)
+        vocabulary, count = torch.arange(first.vocab_size), PARITY_VOCAB // 2
+        if is_cut and are_floats and first.vocab_size > PARITY_VOCAB:
+            vocabulary = torch.cat([vocabulary[:count], vocabulary[-count:]])
+            weights[OUTER] = [
+                table_ends(one, count) if one.role in TABLES else one for one in weights[OUTER]
+            ]
+        cut = replace(first, vocab_size=len(vocabulary))
+        return cls(checkpoint, cut, device, vocabulary, weights, stored)
 
     def read(self, layer: int, dtype: torch.dtype) -> dict[str, Matrix]:
         """Return the weights of a layer, or of `OUTER`, by their roles."""

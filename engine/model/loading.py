@@ -215,7 +215,9 @@ def _load_native(
             )
         parts = (checkpoint, hf_config, architecture, loaded, vision)
         with timed("proof"):
-            parity = run_once(fact, partial(native.check_parity, *parts, leader=leader))
+            first, *_ = native.inputs_of(hf_config, architecture, device, vision, leader)
+            check = partial(native.check_parity, *parts, leader=leader)
+            parity = run_once(fact, check, first.num_layers)
     except torch.OutOfMemoryError:
         raise  # transformers' classes would take no less
     except (TypeError, ValueError, RuntimeError) as exc:

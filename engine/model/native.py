@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -180,6 +180,23 @@ class _Eager:
     rounded: Tensor | None = None
 
 
+def inputs_of(
+    hf_config: HFConfig,
+    architecture: Architecture,
+    device: torch.device,
+    vision: VisionConfig | None,
+    leader: LeaderRank | None,
+) -> list[ParityInput]:
+    """Return the inputs of a parity check; those of the first are the layers that it covers."""
+    is_layerwise = _is_text(hf_config, vision) and leader is None
+    return parity_inputs(architecture, device, is_layerwise=is_layerwise)
+
+
+def _is_text(hf_config: HFConfig, vision: VisionConfig | None) -> bool:
+    """Say whether a class of transformers that knows of no images is what is compared with."""
+    return vision is None and FAMILIES[hf_config.model_type].has_text_class
+
+
 @torch.inference_mode()
 def check_parity(
     checkpoint: Checkpoint,
@@ -192,15 +209,13 @@ def check_parity(
 ) -> ParityResult:
     """Compare the logits of our decoder with those of transformers' class and its eager attention.
 
-    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels; by the
-    first tokens of its vocabulary. A model that would take minutes is compared by its first layers,
-    as many as it takes to have one of each kind. One that sees has an image among its tokens; it,
-    and one that ranks share, must fit in fp32, or its first layers are compared. Windows that are
-    long are passed by text, where it takes bearably long. Raises `ModelRefused` where transformers
-    cannot run it.
+    In fp32 for the function that it is, then as it is `loaded`, for its dtype's kernels. A model
+    that would take minutes is compared by its first layers, as many as it takes to have one of each
+    kind. One that sees has an image among its tokens; it, and one that ranks share, must fit in
+    fp32, or its first layers are compared. Windows that are long are passed by text, where it takes
+    bearably long. Raises `ModelRefused` where transformers cannot run it.
     """
-    is_layerwise = leader is None and vision is None
-    first, *longer = parity_inputs(architecture, loaded.device, is_layerwise=is_layerwise)
+    first, *longer = inputs_of(hf_config, architecture, loaded.device, vision, leader)
     compare = partial(_compare, checkpoint, hf_config, architecture, loaded, leader=leader)
     results = [compare(parity_input=first, vision=vision)]
     results += [compare(parity_input=one) for one in longer if results[0].holds]
@@ -229,26 +244,27 @@ def _compare(
         prompt_images = (prompt_image,)
 
     parts = (checkpoint, hf_config, architecture)
-    reader = LayerReader.open(*parts, device, num_layers=num_layers)
-    vocab_size = reader.architecture.vocab_size
+    reader = None
+    if _is_text(hf_config, vision):
+        reader = LayerReader.open(*parts, device, num_layers=num_layers, is_cut=leader is None)
 
     def logits_in(served: torch.dtype) -> Tensor:
-        model = loaded
-        if num_layers is not None or served != dtype:
-            if vision is None and leader is None:
-                return layerwise_logits(reader, loaded, served, token_ids)
-            options: Any = {"vision": vision, "num_layers": num_layers, "leader": leader}
-            model = load(*parts, served, device, **options)
-        return chunked_logits(model, token_ids, prompt_images)[..., :vocab_size]
+        model = loaded if num_layers is None and served == dtype else None
+        if reader is not None and leader is None:
+            return _text_logits(reader, loaded, served, token_ids, is_loaded=model is not None)
+        if model is None:
+            first = partial(load, vision=vision, num_layers=num_layers, leader=leader)
+            model = first(*parts, served, device)
+        return chunked_logits(model, token_ids, prompt_images)
 
     got = logits_in(torch.float32)
-    if prompt_images or not FAMILIES[hf_config.model_type].has_text_class:
+    if reader is not None:
+        expected = _eager_text_logits(reader, hf_config, token_ids, dtype)
+    else:
         logits = eager.eager_logits(
             checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
         )
-        expected = _Eager(logits[..., :vocab_size])
-    else:
-        expected = _eager_text_logits(reader, hf_config, token_ids, dtype)
+        expected = _Eager(logits)
     apart = token_distances(got, expected.logits)
     has_experts = any(block.experts for block in architecture.blocks[:num_layers])
     holds = is_within_tolerance(apart, has_experts=has_experts)
@@ -259,11 +275,27 @@ def _compare(
     served = logits_in(dtype)
     how = checkpoint.quantization
     if how is not None and has_quantised_linear(dtype, device, how.method):
+        assert reader is not None  # quantised weights are served without images
         with reference_kernels():
             emulated = layerwise_logits(reader, loaded, dtype, token_ids)
         expected = replace(expected, rounded=emulated)
     holds = _is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
+
+
+def _text_logits(
+    reader: LayerReader,
+    loaded: LoadedModel,
+    dtype: torch.dtype,
+    token_ids: Tensor,
+    *,
+    is_loaded: bool,
+) -> Tensor:
+    """Return the logits of tokens of a cut vocabulary: by the `loaded` model, or layer by layer."""
+    if not is_loaded:
+        return layerwise_logits(reader, loaded, dtype, token_ids)
+    logits = chunked_logits(loaded, reader.vocabulary[token_ids])
+    return logits[..., reader.vocabulary.to(logits.device)]
 
 
 def _eager_text_logits(
@@ -288,6 +320,8 @@ def _eager_text_logits(
     try:
         module = load_layerwise(reader, hf_config, dtype)
         rounded = transformers_model.eager_logits(name, module, token_ids, device)
+    except torch.OutOfMemoryError:
+        raise
     except (ModelRefused, RuntimeError, TypeError):  # it cannot run in this dtype
         return _Eager(logits, windows)
     return _Eager(logits, windows, rounded)

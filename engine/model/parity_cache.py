@@ -52,11 +52,20 @@ def device_fact(kind: str, device: torch.device, *causes: str | bytes) -> CacheE
     return CacheEntry.from_inputs(kind, versions, _processor(device), *causes)
 
 
-def run_once(fact: CacheEntry, check: Callable[[], ParityResult]) -> ParityResult:
-    """Return the proof that is remembered, or make it; one that holds is remembered then."""
+def run_once(
+    fact: CacheEntry, check: Callable[[], ParityResult], num_layers: int | None = 0
+) -> ParityResult:
+    """Return the cached result, or make it; one that holds is cached then.
+
+    One of fewer layers than `num_layers`, None being all, is made anew: another machine had no room
+    for more.
+    """
     data = fact.load()
     if data is not None:
-        return ParityResult(**json.loads(data))
+        result = ParityResult(**json.loads(data))
+        covered = result.num_layers
+        if covered is None or (num_layers is not None and num_layers <= covered):
+            return result
     result = check()
     if result.holds:
         fact.save(json.dumps(asdict(result)).encode())

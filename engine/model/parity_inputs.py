@@ -18,7 +18,7 @@ from .kv_cache_size import free_bytes
 from .parity import PARITY_TOKENS, parity_tokens
 from .weight_map import Weight, weights_of
 
-# The first tokens of a vocabulary, among which those of a check are.
+# Tokens of a cut vocabulary, half of them its first and half its last.
 PARITY_VOCAB = 4096
 # Weights in fp32 that are read layer by layer within a minute: three times, at 2 GB/s.
 MOST_BYTES = 40e9
@@ -43,7 +43,10 @@ BUDGETS = {"cpu": Budget(1e12, 2**28), "cuda": Budget(4e14, 2**33)}
 
 
 class ParityInput(NamedTuple):
-    """Tokens `[t]`, and through how many first layers they run, None being all."""
+    """Tokens `[t]`, and through how many first layers they run, None being all.
+
+    Tokens are those of a vocabulary that is cut, where that is.
+    """
 
     num_layers: int | None
     token_ids: Tensor
@@ -73,7 +76,8 @@ def parity_inputs(
         ]
         if windows or not inputs:
             longest = max(windows, default=0)
-            vocab_size = min(architecture.vocab_size, PARITY_VOCAB)
+            vocab_size = architecture.vocab_size
+            vocab_size = min(vocab_size, PARITY_VOCAB) if is_layerwise else vocab_size
             tokens = parity_tokens(vocab_size, windows, LONGEST_WINDOW)
             inputs.append(ParityInput(num_layers, tokens))
     return inputs

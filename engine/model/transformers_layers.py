@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..kernels.quantised import as_tensor
 from .checkpoint import LoadingInfo, check_tensors
 from .dequantize import by_stored_names, with_tied_head
 from .hf_config import HFConfig
-from .layerwise import OUTER, LayerReader
+from .layerwise import OUTER, TABLES, LayerReader
 from .parity import round_parameters
 from .transformers_model import cut_config
 
@@ -113,10 +114,12 @@ class _Parts:
         """Return weights in fp32 by the names of a checkpoint."""
         reader, tensors = self._reader, dict[str, Tensor]()
         for index in kept or (OUTER,):
-            weights = reader.read(index, torch.float32)
-            tensors |= by_stored_names(reader.weights[index], weights)
+            weights, wanted = reader.read(index, torch.float32), reader.weights[index]
+            tables = [weight for weight in wanted if weight.role in TABLES]
+            tensors |= {one.parts[0].key: as_tensor(weights[one.role]) for one in tables}
+            tensors |= by_stored_names((one for one in wanted if one not in tables), weights)
             if index == OUTER:
-                with_tied_head(reader.architecture, weights, tensors)
+                tensors = with_tied_head(reader.architecture, weights, tensors)
         return tensors
 
 

@@ -439,6 +439,17 @@ def table(
     return Weight(role + _suffix(kind), (rows_made, *width), (part,))
 
 
+def table_ends(weight: Weight, count: int) -> Weight:
+    """Return a table of the first and the last rows of a vocabulary, `count` of each."""
+    (part,) = weight.parts
+    height = part.shape[0]
+    ends = (
+        replace(part, place=_between(start, start + count), taken=(taken,))
+        for start, taken in ((0, range(count)), (count, range(height - count, height)))
+    )
+    return Weight(weight.role, (2 * count, *part.shape[1:]), tuple(ends))
+
+
 def stacked(
     role: str, prefix: str, kind: str, heights: list[tuple[str, int]], *width: int
 ) -> Weight:

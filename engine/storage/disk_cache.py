@@ -55,8 +55,7 @@ def cache_folder() -> Path | None:
     return base / "tidemill" if base.is_absolute() else None
 
 
-def entries_folder() -> Path | None:
-    """Return the folder of entries, each a file `<kind>-<digest>`; None where caching is off."""
+def _entries_folder() -> Path | None:
     folder = cache_folder()
     return folder and folder / "remembered"
 
@@ -80,6 +79,11 @@ class CacheEntry:
 
     def load(self) -> bytes | None:
         """Return the saved data, or None on a miss; a torn file or another user's is a miss."""
+        sealed = self.load_sealed()
+        return None if sealed is None else sealed[2 * _DIGEST_BYTES :]
+
+    def load_sealed(self) -> bytes | None:
+        """Return the saved data behind their checksum, for `save_sealed`; None on a miss."""
         path = self._path()
         if path is None:
             return None
@@ -90,41 +94,62 @@ class CacheEntry:
                     status.st_uid != os.geteuid() or status.st_mode & _WRITABLE_BY_OTHERS
                 ):
                     return None
-                checksum, data = file.read(2 * _DIGEST_BYTES), file.read()
+                sealed = file.read()
         except OSError:
             return None
-        if checksum != self._checksum(data):
+        if not self._is_whole(sealed):
             return None
         with suppress(OSError):
             os.utime(path)
-        return data
+        return sealed
 
     def save(self, data: bytes) -> None:
         """Save the data atomically for `load`; does nothing where it cannot."""
+        self.save_sealed(self._checksum(data) + data)
+
+    def save_sealed(self, sealed: bytes) -> bool:
+        """Save what `load_sealed` returned, maybe on another machine; False if it is torn."""
+        if not self._is_whole(sealed):
+            return False
         path = self._path()
         if path is None:
-            return
+            return True
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             _delete_old(path.parent)
             handle, written = tempfile.mkstemp(dir=path.parent)
             try:
                 with open(handle, "wb") as file:  # noqa: PTH123 - a handle has no path
-                    file.write(self._checksum(data) + data)
+                    file.write(sealed)
                 Path(written).replace(path)
             except BaseException:
                 Path(written).unlink()
                 raise
+        return True
 
     def _path(self) -> Path | None:
-        folder = entries_folder()
+        folder = _entries_folder()
         return folder and folder / f"{self.kind}-{self.digest}"
+
+    def _is_whole(self, sealed: bytes) -> bool:
+        return sealed[: 2 * _DIGEST_BYTES] == self._checksum(sealed[2 * _DIGEST_BYTES :])
 
     def _checksum(self, data: bytes) -> bytes:
         """Return the checksum that marks a complete file of this entry."""
         return (
             blake2b(data, digest_size=_DIGEST_BYTES, key=self.digest.encode()).hexdigest().encode()
         )
+
+
+def recent_entries(kind: str, since: float) -> list[CacheEntry]:
+    """Return the entries of a kind that were loaded or saved since a time in Unix seconds."""
+    folder, prefix = _entries_folder(), f"{kind}-"
+    try:
+        paths = list(folder.glob(f"{prefix}*")) if folder else []
+        names = [path.name for path in paths if path.stat().st_mtime >= since]
+    except OSError:
+        return []
+    return [CacheEntry(kind, name.removeprefix(prefix)) for name in names]
 
 
 @cache

@@ -1,61 +1,64 @@
 """Parity results in the bucket: what one machine has proved of a model, others need not.
 
-The engine keeps the result of a parity check in a folder of its machine, in a file that is named by
-a digest of all that the result depends on: weights, packages, engine, device. So files are copied
-as they are, and the engine reads those that are its own.
+The engine caches the result of a parity check under a digest of all that it depends on: weights,
+packages, engine, device. So a result is copied as it is, and every engine finds those that are its
+own.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from tidemill.batch.object_keys import parity_prefix
 
 from ..aws.bucket import Bucket
 from ..aws.calls import Operation
 
-_NAME: Final = re.compile(r"proof-[0-9a-f]{40}")
+_DIGEST: Final = re.compile("[0-9a-f]{40}")
 _MAX_BYTES: Final = 4096
 # Each release, kind of device and dtype has its own; those of before are of no use.
 _MAX_RESULTS: Final = 32
 
 
+class ResultCache(Protocol):
+    """Cache of parity results on this machine; nothing that is wrong with it raises."""
+
+    def used(self) -> Iterable[str]:
+        """Return the digests of the results that this machine's engine has made or used."""
+
+    def load(self, digest: str) -> bytes | None:
+        """Return a result; None where there is none that is whole."""
+
+    def save(self, digest: str, data: bytes) -> bool:
+        """Save a result that was loaded on another machine; False if it is not whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParityResults:
-    """Parity results of a model in a `folder` of this machine, and in the bucket."""
+    """Parity results of a model, in the `cache` of this machine and in the bucket."""
 
     bucket: Bucket
     model: str
-    folder: Path
-    shared: set[str] = field(default_factory=set)
+    cache: ResultCache
+    _shared: set[str] = field(default_factory=set, init=False)
 
     def download(self) -> Operation[None]:
-        """Copy the newest results that this machine lacks; raises OSError where it cannot."""
+        """Copy the newest results of other machines."""
         prefix = parity_prefix(self.model)
         listed, _ = yield from self.bucket.list_page(prefix, "")
         for head in sorted(listed, key=lambda head: -head.modified)[:_MAX_RESULTS]:
-            name = head.key.removeprefix(prefix)
-            if _NAME.fullmatch(name) is None or head.num_bytes > _MAX_BYTES:
-                continue
-            self.shared.add(name)
-            if not (self.folder / name).exists():
-                _write(self.folder / name, (yield from self.bucket.get(head.key)))
+            digest = head.key.removeprefix(prefix)
+            if _DIGEST.fullmatch(digest) and head.num_bytes <= _MAX_BYTES:
+                is_here = self.cache.load(digest) is not None
+                if is_here or self.cache.save(digest, (yield from self.bucket.get(head.key))):
+                    self._shared.add(digest)
 
     def upload(self) -> Operation[None]:
-        """Copy the results that the bucket lacks."""
-        for path in self.folder.glob("proof-*"):
-            if _NAME.fullmatch(path.name) and path.name not in self.shared:
-                yield from self.bucket.put(parity_prefix(self.model) + path.name, path.read_bytes())
-                self.shared.add(path.name)
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write a file that no other user may change, under its name when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(data)
-    Path(file.name).replace(path)
+        """Copy the results of this machine that the bucket lacks, or has in part."""
+        for digest in set(self.cache.used()) - self._shared:
+            if (data := self.cache.load(digest)) is not None:
+                yield from self.bucket.put(parity_prefix(self.model) + digest, data)
+                self._shared.add(digest)

@@ -125,13 +125,13 @@ class WorkerContext:
             try:
                 async with asyncio.timeout(_RESULTS_SECONDS):
                     await self.aws.run(self.parity_results.download())
-            except (AwsError, OSError) as exc:
+            except Exception as exc:  # noqa: BLE001 - a start does not depend on it
                 logger.warning("parity results cannot be read", reason=repr(exc))
 
     async def write_parity_results(self) -> None:
         """Copy what this machine has proved to where others find it."""
         if self.parity_results is not None:
-            await self.aws.run(self.parity_results.upload())
+            await self.retry(self.parity_results.upload)
 
     async def write_rate(self) -> None:
         """Write the throughput of this worker; an unknown model has no fleet."""

@@ -22,7 +22,7 @@ from tidemill.engine.kernels import elementwise as reference
 from tidemill.engine.kernels.linear import Linear, LinearFactory
 from tidemill.engine.kernels.quantised import Quantised
 from tidemill.engine.kernels.reference import ReferenceAttention
-from tidemill.engine.model import decoder, native, parity_inputs
+from tidemill.engine.model import decoder, layerwise, native, parity_inputs
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import WHOLE, Checkpoint, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
@@ -150,6 +150,20 @@ def test_a_kernel_of_the_served_dtype_is_found_in_a_models_first_layers(
 
     monkeypatch.setattr(decoder, "choose_elementwise", wrong_in_bf16)
     assert not check_parity(folder, torch.bfloat16).holds
+
+
+def test_rows_at_either_end_of_a_cut_vocabulary_are_compared(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the loaded model has them, by the ids that requests have."""
+    for module in (layerwise, parity_inputs):
+        monkeypatch.setattr(module, "PARITY_VOCAB", 64)
+    checkpoint, hf_config, architecture = parts_of(folder)
+    loaded = native.load(checkpoint, hf_config, architecture, torch.float32, CPU)
+    assert native.check_parity(checkpoint, hf_config, architecture, loaded).holds
+    embed, last = loaded.network._embed, architecture.vocab_size - 8
+    monkeypatch.setattr(loaded.network, "_embed", lambda ids: embed(ids.clamp(max=last)))
+    assert not native.check_parity(checkpoint, hf_config, architecture, loaded).holds
 
 
 @pytest.mark.parametrize(

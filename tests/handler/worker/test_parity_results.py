@@ -2,73 +2,103 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.handler.worker.rig import Rig, until
 from tidemill.batch.object_keys import parity_prefix
+from tidemill.cli.engine.parity_cache import ParityCache
+from tidemill.engine.storage.disk_cache import CacheEntry
+from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.worker import parity_results
 from tidemill.handler.worker.parity_results import ParityResults
 
-A, B = (f"proof-{letter * 40}" for letter in "ab")
+A, B, C = (CacheEntry("proof", letter * 40) for letter in "abc")
 MODEL = "owner/name"
+PREFIX = parity_prefix(MODEL)
 
 
-def machine(rig: Rig, folder: Path) -> ParityResults:
-    """Return the results of a machine, in a folder that is made with the first of them."""
-    return ParityResults(rig.deployment.bucket, MODEL, folder)
+@pytest.fixture(name="machine")
+def fixture_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of entries of a machine that has none, and which has just started."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "one"))
+    return tmp_path / "one" / "remembered"
+
+
+def results(rig: Rig, since: float = 0) -> ParityResults:
+    """Return the results of a worker that has started at a time."""
+    return ParityResults(rig.deployment.bucket, MODEL, ParityCache(since))
 
 
 def keys(rig: Rig) -> list[str]:
-    """Return the keys of the model's results in the bucket."""
-    found: list[str] = rig.run(rig.deployment.bucket.list_keys(parity_prefix(MODEL)))
-    return found
+    """Return the digests that the bucket has."""
+    found = rig.run(rig.deployment.bucket.list_keys(PREFIX))
+    return [key.removeprefix(PREFIX) for key in found]
 
 
-def test_results_go_from_machine_to_machine(rig: Rig, tmp_path: Path) -> None:
-    """Byte for byte, each written once; no other user may change the file."""
-    one, two = machine(rig, tmp_path / "one"), machine(rig, tmp_path / "two")
-    rig.run(one.download())
-    rig.run(one.upload())
-    assert keys(rig) == []
-    one.folder.mkdir()
-    (one.folder / A).write_bytes(b"sum and {}")
-    (one.folder / "attention-1").write_bytes(b"is of this machine alone")
-    rig.run(one.upload())
-    rig.run(two.download())
-    assert [path.name for path in two.folder.iterdir()] == [A]
-    assert (two.folder / A).read_bytes() == b"sum and {}"
-    assert (two.folder / A).stat().st_mode & 0o077 == 0
-    (two.folder / A).write_bytes(b"other")
-    rig.run(two.download())
-    rig.run(two.upload())
-    assert (two.folder / A).read_bytes() == b"other"
-    assert rig.run(rig.deployment.bucket.get(keys(rig)[0])) == b"sum and {}"
-
-
-def test_what_is_no_result_is_left_where_it_is(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_results_go_from_machine_to_machine(
+    rig: Rig, machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path, another name, something large, and all but the newest."""
-    bucket, prefix = rig.deployment.bucket, parity_prefix(MODEL)
-    for name, size in (("../x", 1), (f"{A}x", 1), ("attention-1", 1), (B, 5000), (A, 9)):
-        rig.run(bucket.put(prefix + name, b"x" * size))
-    rig.run(machine(rig, tmp_path / "one").download())
-    assert [path.name for path in (tmp_path / "one").iterdir()] == [A]
+    """Those that an engine has made or used, and no others; each is written once."""
+    worker = results(rig)
+    rig.run(worker.download())
+    rig.run(worker.upload())
+    assert keys(rig) == []
+    A.save(b"is proved")
+    C.save(b"is of long ago")
+    os.utime(machine / f"proof-{C.digest}", (1, 1))
+    CacheEntry("attention", "d" * 40).save(b"is of this machine alone")
+    rig.run(results(rig, since=2).upload())
+    assert keys(rig) == [A.digest]
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "two"))
+    worker = results(rig)
+    rig.run(worker.download())
+    assert A.load() == b"is proved"
+    rig.run(rig.deployment.bucket.delete(PREFIX + A.digest))
+    rig.run(worker.upload())
+    assert keys(rig) == []
+
+
+@pytest.mark.usefixtures("machine")
+def test_what_is_no_result_is_left_where_it_is(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path, another name, something large, what is torn, and all but the newest."""
+    bucket = rig.deployment.bucket
+    A.save(b"{}")
+    rig.run(results(rig).upload())
+    for name, size in (("../x", 1), (f"{A.digest}x", 1), (B.digest, 5000), (C.digest, 90)):
+        rig.run(bucket.put(PREFIX + name, b"x" * size))
+    monkeypatch.setenv("TIDEMILL_CACHE", os.environ["TIDEMILL_CACHE"] + "-two")
     monkeypatch.setattr(parity_results, "_MAX_RESULTS", 0)
-    rig.run(machine(rig, tmp_path / "none").download())
-    assert not (tmp_path / "none").exists()
+    rig.run(results(rig).download())
+    assert A.load() is None
+    monkeypatch.setattr(parity_results, "_MAX_RESULTS", 5)
+    worker = results(rig)
+    rig.run(worker.download())
+    assert [A.load(), B.load(), C.load()] == [b"{}", None, None]
+    C.save(b"is whole")  # and takes the place of the torn one
+    rig.run(worker.upload())
+    assert rig.run(bucket.get(PREFIX + C.digest)) == C.load_sealed()
 
 
-async def test_a_worker_shares_what_its_engine_has_proved(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("machine")
+async def test_a_worker_shares_what_its_engine_has_proved(rig: Rig) -> None:
     """Once the engine is ready; a bucket that cannot be read is no error."""
-    results = machine(rig, tmp_path)
-    (tmp_path / A).write_bytes(b"{}")
-    async with rig.worker(parity_results=results) as worker:
+    A.save(b"{}")
+    async with rig.worker(parity_results=results(rig)) as worker:
         await until(lambda: keys(rig))
     assert worker.status == 0
-    lost = ParityResults(type(results.bucket)("no-such-bucket-here"), MODEL, tmp_path)
+    lost = ParityResults(Bucket("no-such-bucket-here"), MODEL, ParityCache(0))
     async with rig.worker(parity_results=lost) as worker:
         await worker.worker._context.read_parity_results()
     assert worker.status == 0
+
+
+def test_a_pipe_in_the_cache_blocks_nothing(rig: Rig, machine: Path) -> None:
+    """Nor does a folder."""
+    machine.mkdir(parents=True)
+    os.mkfifo(machine / f"proof-{A.digest}")
+    (machine / f"proof-{B.digest}").mkdir()
+    rig.run(results(rig).upload())
+    assert keys(rig) == []
