@@ -95,6 +95,8 @@ class WeightNames:
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
     `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
     halves of one or interleaved; as "rows" not transposed, the first and last of `expert`.
+    Tensors whose names begin with one of `mtp` predict more than one token; transformers' class
+    leaves them out as well.
     """
 
     embed_tokens: str = "model.embed_tokens"
@@ -123,6 +125,7 @@ class WeightNames:
     shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_experts: Literal["halves", "interleaved", "rows"] | None = None
+    mtp: tuple[str, ...] = ()
 
     @property
     def base(self) -> str:

@@ -160,7 +160,8 @@ def find_layout(
     )
     first = len(architecture.blocks)
     behind = tuple(f"{called.layers}.{first + i}." for i in range(architecture.num_mtp_layers))
-    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(behind)}
+    mtp = (*behind, *called.mtp)
+    stored = {key: tensor for key, tensor in stored.items() if not key.startswith(mtp)}
     if architecture.tie_word_embeddings and embedding not in stored and head in stored:
         stored[embedding] = stored.pop(head)
     if has_head and architecture.tie_word_embeddings and head in stored:

@@ -111,7 +111,8 @@ def _cohere(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Archite
 def _cohere2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key, value in _COHERE2_SAID.items():
         fields.allow(key, value)
-    fields.get("layer_switch")
+    for key in ("layer_switch", "use_parallel_embedding"):
+        fields.get(key)
     every = fields.count("sliding_window_pattern", 4)
     windows = windows_by_layer(fields, sizes, fields.count("sliding_window"), every=every)
     rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)

@@ -42,6 +42,8 @@ def _starcoder2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     is_biased = fields.flag("use_bias", default=True)
     fields.allow("norm_type", "layer_norm")
     fields.allow("mlp_type", "default")
+    for key in _STARCODER2_WITHOUT_EFFECT:
+        fields.get(key)
     return make_architecture(
         fields,
         sizes,
@@ -69,6 +71,8 @@ def _arcee(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _nemotron(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    fields.allow("kv_channels", sizes.head_dim)
+    fields.get("layer_norm_eps")  # its class reads norm_eps
     return make_architecture(
         fields,
         sizes,
@@ -274,6 +278,11 @@ def _opt(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
 
 
+# Left from GPT-BigCode.
+_STARCODER2_WITHOUT_EFFECT = (
+    *("activation_function", "attention_softmax_in_fp32", "layer_norm_epsilon"),
+    *("scale_attention_softmax_in_fp32", "scale_attn_weights"),
+)
 _GPT2_WITHOUT_EFFECT = (
     *("reorder_and_upcast_attn", "n_ctx", "summary_type", "summary_use_proj"),
     *("summary_activation", "summary_proj_to_labels", "summary_first_dropout"),

@@ -28,7 +28,7 @@ MAX_MTP_LAYERS = 100
 
 def _sigmoid_experts(fields: ConfigFields) -> Experts:
     """Return experts as DeepSeek has them: a sigmoid router with a bias, groups, a shared MLP."""
-    fields.allow("scoring_func", "sigmoid")
+    fields.allow("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the top-k method there
     fields.allow("topk_method", "noaux_tc")
     width = fields.count("moe_intermediate_size")
     shared = fields.get("n_shared_experts") or 0
@@ -64,6 +64,7 @@ def _glm4_moe(
 
 def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 0)
+    fields.allow("moe_layer_freq", 1)
     window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 62)
     if fields.get("layer_types") is not None:
         windows = windows_by_layer(fields, sizes, window or -1, every=1)
@@ -175,6 +176,8 @@ def _olmoe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _ernie4_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key, values in _ERNIE_MOE_SAID.items():
         fields.allow(key, *values)
+    for key in ("moe_capacity", "num_nextn_predict_layers"):
+        fields.get(key)  # of training, and of layers that are left out
     width, shared = fields.count("moe_intermediate_size"), fields.get("moe_num_shared_experts") or 0
     experts = Experts(
         num_experts=count_experts(fields),
@@ -193,17 +196,21 @@ def _ernie4_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             experts if first <= layer <= last and not (layer + 1) % every else None
             for layer in range(sizes.layers)
         ],
-        num_mtp_layers=0,
         names=WeightNames(
             has_rope_pairs=True,
             correction_bias="moe_statics.e_score_correction_bias",
             correction_bias_axes=(1,),
+            mtp=("model.mtp_",),
         ),
     )
 
 
 def _hunyuan_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     width = fields.count("intermediate_size")
+    for key in _HUNYUAN_MOE_WITHOUT_EFFECT:
+        fields.get(key)
+    for key, value in {**_HUNYUAN_MOE_SAID, "moe_intermediate_size": width}.items():
+        fields.allow(key, value, [value] * sizes.layers)
     experts = Experts(
         num_experts=_one_of_all(fields, "num_experts", sizes.layers),
         num_experts_per_tok=_one_of_all(fields, "moe_topk", sizes.layers),
@@ -224,7 +231,7 @@ def _hunyuan_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    for key in ("first_k_dense_replace", "n_shared_experts", "attention_chunk_size"):
+    for key in _MIMO_WITHOUT_EFFECT:
         fields.get(key)  # what the class does not read
     full = [layer == 0 or not (layer + 1) % 6 for layer in range(sizes.layers)]
     kinds = fields.get("layer_types") or [FULL if is_full else SLIDING for is_full in full]
@@ -264,7 +271,7 @@ def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         experts=[experts if kind == "sparse" else None for kind in sparse],
         qkv_bias=fields.flag("attention_bias"),
         value_scale=1.0 if scale is None else fields.number("attention_value_scale", 0.707),
-        names=WeightNames(sinks="attention_sink_bias"),
+        names=WeightNames(sinks="attention_sink_bias", mtp=("model.mtp.",)),
     )
     blocks = []
     for block in whole.blocks:
@@ -311,10 +318,12 @@ def _phi_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         said["attention_factor"] = scales.pop()
     kinds = {"default": "default", "longrope": "longrope", "su": "longrope"}
     rope = make_rope(said, sizes.head_dim, sizes.positions, 1e6, kinds)
+    width = fields.count("intermediate_size")
+    fields.allow("expert_intermediate_size", width)
     experts = Experts(
         num_experts=count_experts(fields),
         num_experts_per_tok=fields.count("num_experts_per_tok"),
-        intermediate_size=fields.count("intermediate_size"),
+        intermediate_size=width,
         scoring="sparsemixer",
         router_jitter=fields.number("router_jitter_noise"),
     )
@@ -360,12 +369,30 @@ _MINIMAX_M2_SAID: dict[str, tuple[Any, ...]] = {
     "use_mtp": (True,),
     "mtp_transformer_layers": (1,),
 }
+_MIMO_WITHOUT_EFFECT = (
+    *("attention_chunk_size", "first_k_dense_replace", "n_shared_experts"),
+    "num_nextn_predict_layers",
+)
+_HUNYUAN_MOE_SAID: dict[str, Any] = {
+    "moe_layer_num_skipped": 0,
+    "norm_topk_prob": True,
+    "num_shared_expert": 1,
+    "routed_scaling_factor": 1.0,
+    "use_mixed_mlp_moe": True,
+}
+# Of what it shares with Hunyuan's models of images, classifiers and latent attention.
+_HUNYUAN_MOE_WITHOUT_EFFECT = (
+    *("anyres_pooling_size", "anyres_vit_max_image_size", "class_num", "dense_list"),
+    *("image_token_id", "kv_lora_rank", "num_media_embeds", "pool_type", "q_lora_rank"),
+    *("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "video_end_id", "video_start_id"),
+    *("vit_input_resolution", "vit_mapping_type", "vit_norm_type", "vit_patch", "vit_token"),
+)
 _ERNIE_MOE_SAID: dict[str, tuple[Any, ...]] = {
     "moe_use_aux_free": (True,),
     "moe_gate": ("topk",),
     "moe_norm_min": (1e-12,),
-    "moe_capacity": ([64, 64, 64],),
     "router_aux_loss_coef": (0.001,),
+    "use_rmsnorm": (True,),
 }
 _ERNIE_MOE = {
     "eos_token_id": 2,
@@ -405,7 +432,10 @@ MOE = {
     ),
     "hunyuan_v1_moe": Family("HunYuanMoEV1ForCausalLM", _hunyuan_moe, None, {"eos_token_id": 2}),
     "mimo_v2_flash": Family(
-        "MiMoV2FlashForCausalLM", _mimo_v2_flash, 192, {"norm_topk_prob": True}
+        "MiMoV2FlashForCausalLM",
+        _mimo_v2_flash,
+        192,
+        {"norm_topk_prob": True, "rms_norm_eps": 1e-5},
     ),
     "minimax_m2": Family("MiniMaxM2ForCausalLM", _minimax_m2, 128, {"eos_token_id": 200_020}),
     "olmoe": Family("OlmoeForCausalLM", _olmoe, None, {"eos_token_id": 50_279}),

@@ -462,6 +462,7 @@ OTHERS: dict[str, tuple[dict[str, Any], float]] = {
             "moe_num_experts": 64,
             "moe_num_shared_experts": 2,
             "moe_use_aux_free": True,
+            "num_nextn_predict_layers": 1,
             "rms_norm_eps": 1e-5,
             "rope_theta": 500_000.0,
             "tie_word_embeddings": True,

@@ -108,6 +108,12 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("Gemma3TextConfig", {"rope_parameters": ROPE}, "kind of layer"),
     ("MixtralConfig", {"num_experts": 3}, "how many experts"),
+    ("Dots1Config", {"moe_layer_freq": 2}, "moe_layer_freq"),
+    ("HunYuanMoEV1Config", {"moe_intermediate_size": [96, 48] * 2}, "moe_intermediate_size"),
+    ("HunYuanMoEV1Config", {"num_shared_expert": [2] * 4}, "num_shared_expert"),
+    ("MiMoV2FlashConfig", {"layernorm_epsilon": 1e-6}, "layernorm_epsilon"),
+    ("NemotronConfig", {"kv_channels": 32}, "kv_channels"),
+    ("PhimoeConfig", {"expert_intermediate_size": 48}, "expert_intermediate_size"),
     ("LlamaConfig", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
     ("LlamaConfig", {"is_encoder_decoder": True}, "is_encoder_decoder"),
 ]

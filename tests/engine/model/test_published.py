@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from tests.engine.model.published import BENCHMARK, OTHERS
+from tests.engine.model.published_families import BY_FAMILY
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import parse_hf_config
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.weight_map import weights_of
 
-PUBLISHED = BENCHMARK | OTHERS
+PUBLISHED = BENCHMARK | OTHERS | BY_FAMILY
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -29,3 +33,17 @@ def test_a_published_config_is_understood_and_comes_to_the_size_that_it_is_known
     assert count / 1e9 == pytest.approx(billions, rel=5e-3)
     quantization = read_quantization_config(hf_config, None)
     assert (quantization is None) == ("quantization_config" not in said)
+
+
+@pytest.mark.parametrize("name", BY_FAMILY)
+def test_a_published_config_means_what_transformers_makes_of_it(tmp_path: Path, name: str) -> None:
+    """Fields that its class does not read change nothing; those left out are as it has them."""
+    said, _ = BY_FAMILY[name]
+    (tmp_path / "config.json").write_text(
+        json.dumps({key: value for key, value in said.items() if key != "quantization_config"})
+    )
+    resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
+    plain = json.loads(json.dumps(resolved, default=str))
+    assert architecture_of(parse_hf_config(name, said)) == architecture_of(
+        parse_hf_config(name, plain)
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -98,6 +99,30 @@ def test_experts_that_lie_otherwise_are_left_to_transformers(tmp_path: Path) -> 
     model: Any = build("MixtralConfig")
     model.save_pretrained(tmp_path, save_original_format=False)
     with pytest.raises(UnsupportedConfig, match="experts"):
+        weights_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("MiMoV2FlashConfig", "model.mtp.layers.0.self_attn.q_proj.weight"),
+        ("Ernie4_5_MoeConfig", "model.mtp_block.0.mlp.down_proj.weight"),
+        ("Ernie4_5_MoeConfig", "model.mtp_linear_proj.0.weight"),
+    ],
+)
+def test_weights_that_predict_more_than_one_token_are_left_out(
+    tmp_path: Path, name: str, key: str
+) -> None:
+    """By the names that transformers' class leaves out; others without a place are refused."""
+    model: Any = build(name)
+    assert any(re.search(ignored, key) for ignored in model._keys_to_ignore_on_load_unexpected)
+    model.save_pretrained(tmp_path)
+    expected, tensors = weights_of(tmp_path), load_file(tmp_path / WHOLE)
+    save_file(tensors | {key: torch.ones(2, 2)}, tmp_path / WHOLE, metadata={"format": "pt"})
+    check_equal(weights_of(tmp_path), expected)
+    other = key.replace("mtp", "draft")
+    save_file(tensors | {other: torch.ones(2, 2)}, tmp_path / WHOLE, metadata={"format": "pt"})
+    with pytest.raises(ModelRefused, match=re.escape(other)):
         weights_of(tmp_path)
 
 
