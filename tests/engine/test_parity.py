@@ -127,8 +127,9 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, f
 def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     ready: Ready, family: str
 ) -> None:
-    """Both round, and ours not more; where rounding changes an expert, a little luck is in it."""
-    asked = [prompt for prompt in prompts(8, seed=4) if len(prompt) > 10]
+    """Both round, and ours not more; where rounding changes an expert, luck is in few prompts."""
+    has_experts = any(word in family for word in ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots"))
+    asked = [prompt for prompt in prompts(24 if has_experts else 8, seed=4) if len(prompt) > 10]
     eager, model = ready(family, torch.bfloat16)
     exact = deepcopy(eager).float()
     sampling = Sampling(temperature=0)
@@ -138,7 +139,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     got = [entry.logprob for result in results for entry in (result.prompt_logprobs or ()) if entry]
     truth, own_ = (torch.cat([scores(judge, ids) for ids in asked]) for judge in (exact, eager))
     errors, own = (torch.tensor(got) - truth).abs(), (own_ - truth).abs()
-    if any(word in family for word in ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots")):
+    if has_experts:
         assert errors.median() <= 2 * own.median()
     else:
         assert errors.norm() <= 1.2 * own.norm()
