@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..kernels.backends import choose_backend
 from ..kernels.quantised import Matrix
+from ..scheduling.images import PromptImage
 from .architecture import Architecture
 from .checkpoint import FLOATS, Checkpoint
 from .decoder import Decoder
@@ -96,9 +97,17 @@ class LayerReader:
 
 
 def layerwise_logits(
-    reader: LayerReader, loaded: LoadedModel, dtype: torch.dtype, token_ids: Tensor
+    reader: LayerReader,
+    loaded: LoadedModel,
+    dtype: torch.dtype,
+    token_ids: Tensor,
+    prompt_images: Sequence[PromptImage] = (),
 ) -> Tensor:
-    """Return `chunked_logits` of a model that is loaded, computed in another dtype."""
+    """Return `chunked_logits` of a model that is loaded, computed in another dtype.
+
+    Images are for the loaded dtype alone: its vision encoder reads them.
+    """
+    assert not prompt_images or dtype == loaded.dtype
     network = Decoder(
         reader.architecture,
         reader.read(OUTER, dtype),
@@ -112,6 +121,6 @@ def layerwise_logits(
         backend=choose_backend(shapes, dtype, loaded.device),
         dtype=dtype,
         vocab_size=reader.architecture.vocab_size,
-        vision_encoder=None,
+        vision_encoder=loaded.vision_encoder if prompt_images else None,
     )
-    return chunked_logits(model, token_ids, run=network.forward_layerwise)
+    return chunked_logits(model, token_ids, prompt_images, run=network.forward_layerwise)

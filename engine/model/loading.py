@@ -144,7 +144,7 @@ def check_int8(name: str, dtype: torch.dtype, device: torch.device) -> None:
 
 
 def read_vision(
-    checkpoint: Checkpoint | None, hf_config: HFConfig, quantization: QuantizationConfig | None
+    checkpoint: Checkpoint | None, hf_config: HFConfig
 ) -> tuple[VisionConfig | None, tuple[str, ...]]:
     """Return what a model says of images, or a note of why it is served without them.
 
@@ -158,8 +158,6 @@ def read_vision(
             check_tower(checkpoint, hf_config, vision)
     except UnsupportedConfig as exc:
         return None, (f"this model is served without images: {exc}",)
-    if vision is not None and quantization is not None:
-        return None, ("this model is served without images: its weights are quantised",)
     return vision, ()
 
 
@@ -196,7 +194,7 @@ def _load_native(
     if settings.quantization == "int8":
         check_int8(name, dtype, device)
     checkpoint = find_checkpoint(name, quantization)
-    vision, blind = read_vision(checkpoint, hf_config, quantization)
+    vision, blind = read_vision(checkpoint, hf_config)
     adapters = read_adapters(settings, hf_config, architecture)
     ranks = () if leader is None else (f"{leader.size} ranks",)
     others = (repr(vision), repr(quantization), *ranks)

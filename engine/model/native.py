@@ -275,9 +275,9 @@ def _compare(
     served = logits_in(dtype)
     how = checkpoint.quantization
     if how is not None and has_quantised_linear(dtype, device, how.method):
-        assert reader is not None  # quantised weights are served without images
+        whole = reader or LayerReader.open(*parts, device, num_layers=num_layers, is_cut=False)
         with reference_kernels():
-            emulated = layerwise_logits(reader, loaded, dtype, token_ids)
+            emulated = layerwise_logits(whole, loaded, dtype, token_ids, prompt_images)
         expected = replace(expected, rounded=emulated)
     holds = _is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)

@@ -60,13 +60,14 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         find_layout(checkpoint, architecture, wanted, is_multimodal=hf_config.is_multimodal)
     share = shard_architecture(architecture, Shard(0, size))
     weight_bytes = _weight_bytes(architecture, quantization, dtype, device, size=size)
-    if checkpoint is not None and _stays_quantised(quantization, dtype, device):
-        weight_bytes = checkpoint.num_bytes // size
-    vision, blind = read_vision(checkpoint, hf_config, quantization)
+    vision, blind = read_vision(checkpoint, hf_config)
+    tower_bytes = 0
     if checkpoint is not None and vision is not None:
         from .vision.tower import check_tower
 
-        weight_bytes += check_tower(checkpoint, hf_config, vision) * dtype.itemsize
+        tower_bytes = check_tower(checkpoint, hf_config, vision) * dtype.itemsize
+    if checkpoint is not None and _stays_quantised(quantization, dtype, device):
+        weight_bytes = max(checkpoint.num_bytes - tower_bytes, 0) // size
     max_model_len = context_length(settings, architecture.max_positions)
     return ModelPlan(
         runs="native",
@@ -79,7 +80,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         memory=plan_memory(
             settings,
             [block.attention for block in share.blocks],
-            weight_bytes,
+            weight_bytes + tower_bytes,
             dtype=dtype,
             device=device,
             widths=(architecture.hidden_size, share.max_intermediate_size),

@@ -1,10 +1,14 @@
-"""Guard of `from_pretrained`: safetensors only, no code of the model's own, no other file."""
+"""Guard of `from_pretrained`: safetensors only, no code of the model's own, no other file.
+
+Weights that are read by us are put into a class by `from_state`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .weights import TEXT_OF_WHOLE
@@ -41,6 +45,37 @@ def from_pretrained(
         use_safetensors=True,
         ignore_mismatched_sizes=ignore_mismatched_sizes,
         key_mapping=TEXT_OF_WHOLE if is_multimodal else None,
+        output_loading_info=True,
+    )
+    return module.eval().requires_grad_(requires_grad=False).to(device), loading_info
+
+
+def class_of(auto_class: Any, config: Any) -> Any:
+    """Return the class that transformers has for a config, among those of an `auto_class`."""
+    with torch.device("meta"):
+        return type(auto_class.from_config(config, trust_remote_code=False))
+
+
+def from_state(
+    kind: Any,
+    config: Any,
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    attention: str,
+) -> tuple[Any, dict[str, Any]]:
+    """Return a module of a class `kind` with these weights, and transformers' loading info.
+
+    Names are those of a checkpoint. Else as `from_pretrained`.
+    """
+    module, loading_info = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        dtype=dtype,
+        attn_implementation=attention,
+        ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
     return module.eval().requires_grad_(requires_grad=False).to(device), loading_info

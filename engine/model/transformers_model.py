@@ -31,7 +31,7 @@ from .families.refused_types import reason_refused
 from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
 from .parity import check_parity, compared_rows, parity_tokens
-from .pretrained import from_pretrained
+from .pretrained import class_of, from_pretrained, from_state
 from .quantised.quantization_config import QuantizationConfig
 from .rope import SWITCHING, is_switched, stretched_positions
 from .sanity import check_finite, check_logits, check_numbers
@@ -167,11 +167,20 @@ def _filled(
 
     Its own ways to read them want libraries, and GPUs.
     """
+    from transformers import AutoModelForCausalLM
+
     from .dequantize import dequantised_copy
 
     remove_quantization(config)
     state = dequantised_copy(checkpoint, hf_config, device, num_layers)
-    module, found = _from_state(_class_of(config), config, state, torch.float32, device)
+    module, found = from_state(
+        class_of(AutoModelForCausalLM, config),
+        config,
+        state,
+        torch.float32,
+        device,
+        attention=ATTENTION,
+    )
     return _whole(checkpoint, module, found["missing_keys"])
 
 
@@ -184,13 +193,15 @@ def read_dequantised(
     is_multimodal: bool,
 ) -> tuple[Any, LoadingInfo]:
     """Return a module with what quantised weights stand for; see `read_module`."""
+    from transformers import AutoModelForCausalLM
+
     from .dequantize import dequantised_state
 
-    kind = _class_of(config)
+    kind = class_of(AutoModelForCausalLM, config)
     state = dequantised_state(checkpoint, kind.__name__, dtype, device, is_multimodal=is_multimodal)
     # Some tools write a bias of zeros beside every matrix.
     empty = {key for key in state if key.endswith(".bias") and not state[key].any()}
-    module, found = _from_state(kind, config, state, dtype, device)
+    module, found = from_state(kind, config, state, dtype, device, attention=ATTENTION)
     unexpected = set(found["unexpected_keys"]) - empty
     return module, LoadingInfo(found["missing_keys"], unexpected, found["mismatched_keys"])
 
@@ -212,29 +223,6 @@ def remove_quantization(config: Any) -> None:
     """Have transformers build the network of an unquantised model."""
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-
-
-def _class_of(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return type(AutoModelForCausalLM.from_config(config, trust_remote_code=False))
-
-
-def _from_state(
-    kind: Any, config: Any, state: dict[str, Tensor], dtype: torch.dtype, device: torch.device
-) -> tuple[Any, dict[str, Any]]:
-    """Return a network with these weights, and transformers' loading info."""
-    module, found = kind.from_pretrained(
-        None,
-        config=config,
-        state_dict=state,
-        dtype=dtype,
-        attn_implementation=ATTENTION,
-        ignore_mismatched_sizes=True,
-        output_loading_info=True,
-    )
-    return module.eval().requires_grad_(requires_grad=False).to(device), found
 
 
 def read_config(hf_config: HFConfig) -> Any:

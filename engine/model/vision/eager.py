@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,13 @@ from torch import Tensor
 from ...errors import ModelRefused
 from ...scheduling.images import ImageSpec, PromptImage
 from ..checkpoint import Checkpoint
+from ..dequantize import dequantised_copy
 from ..hf_config import HFConfig
 from ..parity import compared_rows
-from ..pretrained import from_pretrained
+from ..pretrained import class_of, from_pretrained, from_state
 from ..sanity import check_finite
-from ..transformers_model import read_config
+from ..transformers_model import read_config, remove_quantization
+from .tower import is_tower, stored_tower
 
 # So many tokens of a proof come before its image, which is about of this size.
 _BEFORE, _SIZE = 8, (72, 120)
@@ -48,11 +51,15 @@ def eager_logits(
     """Return what it answers in fp32 by eager attention: `token_ids [t]` → logits `[n, V]`.
 
     Those of the `compared_rows`. Images are prepared by its own processor. `num_layers` takes so
-    many of its first layers.
+    many of its first layers. Quantised weights are dequantised.
     """
     from transformers import AutoImageProcessor
 
-    module = _module(checkpoint, hf_config, device, num_layers)
+    module, missing = _module(checkpoint, hf_config, device, num_layers)
+    if not prompt_images:  # no tower runs
+        missing = {key for key in missing if not is_tower(key)}
+    if missing:
+        raise ModelRefused(f"{checkpoint.name}: its weights lack {min(missing)}.")
     inputs: dict[str, Tensor] = {}
     if prompt_images:
         processor = AutoImageProcessor.from_pretrained(
@@ -79,7 +86,8 @@ def _module(
     hf_config: HFConfig,
     device: torch.device,
     num_layers: int | None,
-) -> Any:
+) -> tuple[Any, set[str]]:
+    """Return transformers' class, and the parameters of it that are not stored."""
     from transformers import AutoModelForImageTextToText
 
     config = read_config(hf_config)
@@ -91,9 +99,24 @@ def _module(
         vision = config.vision_config
         if getattr(vision, "deepstack_visual_indexes", None):  # each is added before a layer
             vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
-    module, found = from_pretrained(
-        AutoModelForImageTextToText, checkpoint, config, torch.float32, device, attention="eager"
-    )
-    if found["missing_keys"]:
-        raise ModelRefused(f"{checkpoint.name}: its weights lack {min(found['missing_keys'])}.")
-    return module
+    auto_class, dtype = AutoModelForImageTextToText, torch.float32
+    if checkpoint.quantization is None:
+        module, found = from_pretrained(
+            auto_class, checkpoint, config, dtype, device, attention="eager"
+        )
+    else:
+        for part in (config, config.text_config):
+            remove_quantization(part)
+        kind = class_of(auto_class, config)
+        state = _dequantised(checkpoint, hf_config, num_layers)
+        module, found = from_state(kind, config, state, dtype, device, attention="eager")
+    return module, set(found["missing_keys"])
+
+
+def _dequantised(
+    checkpoint: Checkpoint, hf_config: HFConfig, num_layers: int | None
+) -> dict[str, Tensor]:
+    """Return the weights of tower and text in fp32, on the host, as unquantised files name them."""
+    text = dequantised_copy(checkpoint, hf_config, torch.device("cpu"), num_layers)
+    renamed = {re.sub(r"^model\.", "model.language_model.", key): own for key, own in text.items()}
+    return stored_tower(checkpoint) | renamed

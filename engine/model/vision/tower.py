@@ -5,6 +5,8 @@ What a tower is given for an image is what transformers' image processor gives, 
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -14,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...kernels.backends import torch_on_all_threads
-from ..checkpoint import Checkpoint, check_count
+from ..checkpoint import FLOATS, Checkpoint, check_count
 from ..hf_config import HFConfig, UnsupportedConfig
+from ..quantised.loading import names_of, plan_loading
 from ..transformers_model import read_config
 from ..weight_map import Weight, whole
 from ..weights import StoredTensor, fill_weights, find_stored, missing_from
@@ -46,8 +49,22 @@ def load_tower(
     return TransformersVisionTower(tower, vision, dtype, device)
 
 
+def stored_tower(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return a tower's unquantised weights in fp32, on the host, by the names in its files."""
+    stored = find_stored(checkpoint.files, ())
+    wanted = [
+        whole(key, key, *tensor.shape)
+        for key, tensor in stored.items()
+        if tensor.kind in FLOATS and is_tower(key)
+    ]
+    return fill_weights(checkpoint.name, wanted, stored, torch.float32, torch.device("cpu"))
+
+
 def check_tower(checkpoint: Checkpoint, hf_config: HFConfig, vision: VisionConfig) -> int:
-    """Return how many numbers a tower has; `UnsupportedConfig` unless its checkpoint has all."""
+    """Return how many numbers a tower has.
+
+    `UnsupportedConfig` unless its checkpoint has all of them, and has them unquantised.
+    """
     wanted, _ = _weights(checkpoint, hf_config, vision)
     return sum(prod(weight.shape) for weight in wanted)
 
@@ -60,7 +77,9 @@ def _weights(
         tower = _TOWERS[vision.kind](read_config(hf_config))
     wanted = [whole(name, name, *weight.shape) for name, weight in tower.named_parameters()]
     check_count(checkpoint, sum(weight.numel() for weight in tower.parameters()))
-    stored = find_stored(checkpoint.files, wanted, renamed=_RENAMED, base="tower")
+    names = names_of(checkpoint.quantization, wanted)
+    stored = find_stored(checkpoint.files, wanted, *names, renamed=_RENAMED, base="tower")
+    _check_unquantised(checkpoint, wanted, stored)
     lost = missing_from(stored, wanted)
     if lost:
         raise UnsupportedConfig(f"the weights of its tower lack {min(lost)}")
@@ -68,6 +87,28 @@ def _weights(
         if stored[weight.role].shape != weight.shape:
             raise UnsupportedConfig(f"{weight.role} of its tower has another shape than it says")
     return wanted, stored
+
+
+def _check_unquantised(
+    checkpoint: Checkpoint, wanted: Sequence[Weight], stored: Mapping[str, StoredTensor]
+) -> None:
+    """Refuse to understand a tower of quantised weights: its modules multiply plain ones alone."""
+    plan = plan_loading(checkpoint.name, checkpoint.quantization, wanted, stored)
+    keys = {own.role for _, parts in plan.quantised for specs in parts for own in specs.values()}
+    keys |= {weight.role for weight in wanted}
+    found = [stored[key] for key in keys & stored.keys() if stored[key].kind not in FLOATS]
+    if found:
+        places = {(tensor.file, tensor.start) for tensor in found}
+        as_stored = find_stored(checkpoint.files, ()).items()
+        key = min(key for key, tensor in as_stored if (tensor.file, tensor.start) in places)
+        raise UnsupportedConfig(f"{key} of its tower is quantised")
+
+
+def is_tower(key: str) -> bool:
+    """Say whether a name in files of any age is one of a tower's."""
+    for pattern, name in _RENAMED.items():
+        key = re.sub(pattern, name, key)
+    return key.startswith(("tower.", "projector."))
 
 
 class TransformersVisionTower:

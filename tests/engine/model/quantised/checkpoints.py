@@ -250,17 +250,24 @@ def save(name: str, folder: Path, family: str = "Qwen3Config") -> LoadingInfo:
     """
     if name == "mxfp4":
         return save_mxfp4(folder)
-    said, make = FORMS[name]
     model: Any = build(family)
     model.save_pretrained(folder)
+    return quantise(name, folder)
+
+
+def quantise(name: str, folder: Path, *more: str) -> LoadingInfo:
+    """Bring a folder's model into a form, and return what its tensors stand for.
+
+    What is named by any of `more` stays as it is, too.
+    """
+    said, make = FORMS[name]
+    kept = ("embed", "lm_head", "3.self_attn.v", "gate.w", *more)
     stored, meant = {}, {}
     for key, tensor in load_file(folder / WHOLE).items():
         module, _, last = key.rpartition(".")
         is_matrix = last == "weight" and tensor.ndim == 2
-        if is_matrix and not any(
-            part in key for part in ("embed", "lm_head", "3.self_attn.v", "gate.w")
-        ):
-            pieces, meant[key] = make(tensor)
+        if is_matrix and not any(part in key for part in kept):
+            pieces, meant[key] = make(tensor.float())
             stored |= {f"{module}.{piece}": value for piece, value in pieces.items()}
         else:
             stored[key] = meant[key] = tensor
