@@ -16,11 +16,12 @@ from torch import Tensor
 
 from tests.engine import vision_models
 from tests.engine.families import COMMON, build
+from tests.engine.model.quantised.checkpoints import quantise
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
 from tidemill.engine.kernels.communicator import SINGLE_RANK
-from tidemill.engine.model import native, transformers_model
+from tidemill.engine.model import native, planning, transformers_model
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
@@ -39,7 +40,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 def settings(folder: Path, **others: Any) -> EngineConfig:
     """Return settings by which a model is read on the CPU."""
-    return EngineConfig(str(folder), device="cpu", dtype="float32", **others)
+    return EngineConfig(str(folder), device="cpu", **{"dtype": "float32", **others})
 
 
 def planned(folder: Path, **others: Any) -> ModelPlan:
@@ -134,6 +135,30 @@ def test_a_model_that_sees_takes_the_memory_of_its_tower(tmp_path: Path) -> None
     blind = planned(tmp_path)
     assert not blind.takes_images
     assert "without images" in blind.notes[0]
+
+
+def test_a_tower_is_counted_once_where_quantised_weights_stay_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text takes what the files do; each rank has the whole tower, and a share of the text."""
+    network = vision_models.build("mistral3").to(torch.bfloat16)
+    vision_models.save(network, tmp_path)
+    quantise("fp8, per tensor", tmp_path, "vision_tower", "multi_modal_projector")
+    monkeypatch.setattr(planning, "has_quantised_linear", lambda *_: True)
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    whole, half = (
+        planned(tmp_path, dtype="bfloat16", tensor_parallel_size=size) for size in (1, 2)
+    )
+    assert whole.takes_images
+    assert whole.memory is not None
+    assert half.memory is not None
+    tower = 2 * sum(
+        own.numel()
+        for part in ("vision_tower", "multi_modal_projector")
+        for own in getattr(network.model, part).parameters()
+    )
+    assert whole.memory.weight_bytes == stored
+    assert half.memory.weight_bytes == (stored - tower) // 2 + tower
 
 
 def test_weights_that_are_still_on_the_hub_are_no_fault(

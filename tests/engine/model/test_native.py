@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
 
+from tests.engine import vision_models
 from tests.engine.families import FAMILIES, VARIANTS, build
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
@@ -35,6 +36,7 @@ from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
 from tidemill.engine.model.quantised import loading
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.transformers_forward import TransformersNetwork
+from tidemill.engine.model.vision.preprocessor_config import read_vision_config
 from tidemill.engine.model.weight_map import Weight
 
 CPU = torch.device("cpu")
@@ -103,18 +105,26 @@ def test_what_is_right_in_fp32_and_wrong_in_the_dtype_that_is_served_is_found(
     assert parity.distance < DTYPE_TOLERANCE  # by which alone it would pass
 
 
+@pytest.mark.parametrize("has_images", [False, True])
 @pytest.mark.parametrize("factor", [1.0, 1.08])
 def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+    folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float, *, has_images: bool
 ) -> None:
-    """Each layer alone would pass as rounding to fp8, and the logits as within 0.3."""
+    """Each layer alone would pass as rounding to fp8, and the logits as within 0.3.
+
+    The emulation is shown the image, too: without it any kernel would hold.
+    """
+    if has_images:
+        vision_models.save(vision_models.build("qwen3_vl"), folder)
 
     def multiply(weight: Quantised, bias: torch.Tensor | None) -> Linear:
         return lambda x: factor * functional.linear(x, weight.dequantised(), bias)
 
     choose = backends.choose_linear
     for module in (native, loading):
-        monkeypatch.setattr(module, "has_quantised_linear", lambda *_: True)
+        monkeypatch.setattr(
+            module, "has_quantised_linear", lambda dtype, *_: dtype == torch.float16
+        )
 
     def choose_linear(ops: Any, device: torch.device) -> LinearFactory:
         if backends._IS_REFERENCE.get():
@@ -128,8 +138,10 @@ def test_a_kernel_of_quantised_weights_is_held_to_what_it_emulates(
         find_checkpoint(str(folder), quantization),
         architecture_of(hf_config),
     )
-    loaded = native.load(checkpoint, hf_config, architecture, torch.bfloat16, CPU)
-    parity = native.check_parity(checkpoint, hf_config, architecture, loaded)
+    parts, vision = (checkpoint, hf_config, architecture), read_vision_config(hf_config)
+    assert (vision is not None) == has_images
+    loaded = native.load(*parts, torch.float16, CPU, vision=vision)
+    parity = native.check_parity(*parts, loaded, vision)
     assert parity.holds == (factor == 1)
     assert parity.distance < DTYPE_TOLERANCE
 
