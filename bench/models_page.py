@@ -38,8 +38,9 @@ All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism
 in:
 {methods}
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
-read. Adapters of experts are refused. A field of `config.json` that the engine does not know leaves
-the model to transformers' class.
+read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
+experts are refused. A field of `config.json` that the engine does not know leaves the model to
+transformers' class.
 
 | `model_type` | class in transformers | LoRA adapters | images |
 |---|---|---|---|

@@ -69,6 +69,10 @@ def from_state(
 
     Names are those of a checkpoint. Else as `from_pretrained`.
     """
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     module, loading_info = kind.from_pretrained(
         None,
         config=config,
