@@ -98,6 +98,8 @@ def fields_of(report: ModelReport) -> dict[str, Any]:
         "gives": report.gives,
         "runs": report.runs,
         "why": report.why,
+        "plan_runs": plan and plan.runs,
+        "plan_why": plan and plan.why,
         "class_name": plan and plan.class_name,
         "device": plan and plan.device.type,
         "dtype": plan and str(plan.dtype).removeprefix("torch."),
@@ -125,10 +127,11 @@ def rows_of(report: ModelReport) -> Iterator[tuple[str, str]]:
     if report.is_refused:
         for fault in report.faults:
             yield "refused", fault
-    elif plan is not None and plan.why is None:
-        yield "runs", f"by the engine's own network ({plan.class_name})"
-    elif plan is not None:
-        yield "runs", f"by transformers' {plan.class_name}: {plan.why}"
+    if plan is not None:
+        by = f"by the engine's own network ({plan.class_name})"
+        if plan.why is not None:
+            by = f"by transformers' {plan.class_name}: {plan.why}"
+        yield "would run" if report.is_refused else "runs", by
     yield "gives", report.gives
     if plan is not None:
         yield from _rows_of_plan(plan, report)

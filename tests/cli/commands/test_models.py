@@ -40,6 +40,27 @@ def test_a_model_that_would_be_refused_ends_with_1(
 
 
 @pytest.mark.parametrize(
+    ("config", "words"),
+    [({}, "by the engine's own network (Qwen3ForCausalLM)"), ({"new": 1}, "config.json says new")],
+)
+def test_what_would_run_it_is_told_by_its_config_alone(
+    config: dict[str, int], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without its weights it is refused, and what they would be run by is a row of its own."""
+    said = json.loads((demo.MODEL_PATH / "config.json").read_bytes()) | config
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert main(["models", str(tmp_path), "--device", "cpu"]) == 1
+    rows = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows[:4]] == ["model", "refused", "refused", "would run"]
+    assert words in rows[3][1]
+    assert main(["models", str(tmp_path), "--device", "cpu", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["runs"] == "refused"
+    assert report["plan_runs"] == ("transformers" if config else "native")
+    assert (report["plan_why"] or "") == (words if config else "")
+
+
+@pytest.mark.parametrize(
     ("typed", "words"),
     [
         ([], "name a model"),
