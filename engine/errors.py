@@ -13,6 +13,10 @@ class ModelRefused(EngineError):
     code = "model_refused"
 
 
+class TransformersRefused(ModelRefused):
+    """A model whose class in transformers cannot run here, whatever files it has."""
+
+
 class OutOfCacheMemory(EngineError):
     """There is no room for a KV cache of even one page a sequence."""
 

@@ -18,7 +18,7 @@ from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
 from .model.checkpoint import find_checkpoint, missing_files
 from .model.device import choose_device, choose_dtype, context_length
-from .model.encoders import causal, families
+from .model.encoders import causal, eager, families
 from .model.encoders.pooling_config import Classifier
 from .model.hf_config import (
     CONFIG,
@@ -156,6 +156,7 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
             message = f"{config.model}: the engine's decoder cannot run it: {exc}"
             raise ModelRefused(message) from exc
         why = str(exc)
+        eager.read_config(config.model, pooling_config.config)  # which may refuse it
         class_name = str((hf_config.raw.get("architectures") or ["a class"])[0])
         positions = int(hf_config.fields.get("max_position_embeddings") or 0)
     return _plan_of(config, hf_config.dtype, class_name, positions, why)

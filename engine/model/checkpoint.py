@@ -14,14 +14,15 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ModelRefused
 from ..storage.hub import find_file
+from .hf_config import ADAPTER
 from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
 # transformers would read these files by a path of its own, whatever else lies beside them.
 DISTRIBUTED = "shard-*-model-*-of-*.safetensors"
-PICKLES = ("*.bin", "*.pt", "*.pth")
+# Of weights that are not read.
+OTHERS = ("*.bin", "*.pt", "*.pth", "*.safetensors")
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 NAMED = 3
 
@@ -148,7 +149,8 @@ def _files(name: str, folder: Path) -> list[Path]:
     elif (folder / INDEX).exists():
         files = _indexed(name, folder)
     else:
-        raise _holds_neither(name, [path.name for kind in PICKLES for path in folder.glob(kind)])
+        others = [path.name for kind in OTHERS for path in folder.glob(kind)]
+        raise _holds_neither(name, others)
     if lost := [file for file in files if not os.path.isfile(folder / file)]:  # noqa: PTH113 - it never raises
         raise ModelRefused(
             f"{name} lacks {lost[0]} ({len(lost)} of the {len(files)} files of its weights): copy "

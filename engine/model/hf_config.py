@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from ..errors import ModelRefused, first_line_of
 from ..storage.hub import find_file
 
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
+# Of weights as their publisher trained them, such as Mistral's.
+PARAMS = "params.json"
 # The deepest models have some 130.
 MAX_LAYERS = 1_000
 STORED_DTYPES: dict[str, torch.dtype] = {
@@ -113,16 +117,44 @@ def read_hf_config(name: str) -> HFConfig:
     """Return the description in a folder or hub id; `ModelRefused` says why there is none."""
     try:
         path = find_file(name, CONFIG)
-        said = None if path is None else json.loads(path.read_bytes())
+        if path is None:
+            raise ModelRefused(f"{name}: {_reason_without_config(name)}")
+        said = json.loads(path.read_bytes())
     except (JSONDecodeError, UnicodeDecodeError, RecursionError) as exc:
         why = f"{CONFIG} is no whole JSON ({first_line_of(exc)}): copy or fetch it again"
         raise ModelRefused(f"{name}: cannot be read as a model: {why}") from exc
     except (OSError, ValueError) as exc:
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
     if not isinstance(said, dict):
-        why = f"there is no {CONFIG}" if path is None else f"{CONFIG} holds no JSON object"
-        raise ModelRefused(f"{name}: cannot be read as a model: {why}")
+        raise ModelRefused(f"{name}: cannot be read as a model: {CONFIG} holds no JSON object")
     return parse_hf_config(name, said)
+
+
+def _reason_without_config(name: str) -> str:
+    """Return what a folder or hub id without a config.json is instead, and what to do."""
+    if (adapter := find_file(name, ADAPTER)) is not None:
+        base = _base_model(adapter)
+        which = "" if base is None else f" ({ADAPTER} says {base})"
+        return (
+            f"it is an adapter and no model: name the model that it was trained for{which} by "
+            f"--model, and the adapter by --lora-modules NAME={name}"
+        )
+    if find_file(name, PARAMS) is not None:
+        return (
+            f"it has weights in their publisher's own format ({PARAMS}, consolidated.*), which is "
+            f"not read: fetch {CONFIG}, model*.safetensors and the tokenizer of the same "
+            "repository, or name one in transformers' format"
+        )
+    return f"cannot be read as a model: there is no {CONFIG}"
+
+
+def _base_model(adapter: Path) -> str | None:
+    """Return the model that an adapter names; None where it names none."""
+    try:
+        base = json.loads(adapter.read_bytes())["base_model_name_or_path"]
+    except (ValueError, RecursionError, TypeError, KeyError):
+        return None
+    return base if isinstance(base, str) and base and base.isprintable() else None
 
 
 def parse_hf_config(name: str, said: Mapping[str, Any]) -> HFConfig:

@@ -14,7 +14,7 @@ import torch
 from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
-from ..errors import ModelRefused, first_line_of
+from ..errors import ModelRefused, TransformersRefused, first_line_of
 from ..kernels.backends import has_quantised_linear
 from ..kernels.quantised import FP8
 from ..scheduling.images import ImageSpec
@@ -24,7 +24,8 @@ from .adapters.loading import read_adapters
 from .attention_parity import check_attention_parity
 from .checkpoint import Checkpoint, find_checkpoint
 from .device import choose_device, choose_dtype, context_length
-from .families.registry import architecture_of
+from .families.refused_types import ONLY_OWN_TYPES
+from .families.registry import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .load_timing import timed
 from .loaded_model import LoadedModel
@@ -75,13 +76,31 @@ def _loaded(settings: EngineConfig, leader: LeaderRank | None) -> LoadedModel:
     from . import transformers_model
 
     hf_config, device = with_context(hf_config, settings), choose_device(settings.device)
-    loaded = transformers_model.load(settings, hf_config, device, quantization)
+    try:
+        loaded = transformers_model.load(settings, hf_config, device, quantization)
+    except TransformersRefused as exc:
+        raise refused_by_both(hf_config, why, exc) from exc
     notes = (
         f"transformers runs this model, more slowly than the engine's own decoder would: {why}",
         *transformers_model.notes_on_quantization(quantization, loaded.dtype),
         *_notes_on_context(settings, hf_config, loaded.max_model_len),
     )
     return replace(loaded, notes=notes)
+
+
+def refused_by_both(hf_config: HFConfig, why: str, exc: TransformersRefused) -> ModelRefused:
+    """Return a refusal that says first `why` the engine's own decoder does not run the model.
+
+    Of a family that it does not know, transformers' reason is all that there is to say.
+    """
+    if hf_config.model_type not in FAMILIES:
+        return exc
+    reason = str(exc).removeprefix(f"{hf_config.name}: ")
+    reason = reason.removeprefix(f"model type {hf_config.model_type!r} cannot be served: ")
+    return ModelRefused(
+        f"{hf_config.name}: the engine's own decoder cannot run it ({why}), and transformers "
+        f"cannot either: {reason}"
+    )
 
 
 def refuse_native_settings(
@@ -91,6 +110,8 @@ def refuse_native_settings(
 
     `is_shared` says that ranks share the model. Return how its weights are quantised.
     """
+    if hf_config.model_type in ONLY_OWN_TYPES:
+        return read_quantization_config(hf_config, settings.quantization)  # refused by its class
     if settings.lora_modules:
         raise ModelRefused(
             f"{settings.model}: transformers runs this model ({why}), and adapters are applied by "
@@ -141,6 +162,19 @@ def check_int8(name: str, dtype: torch.dtype, device: torch.device) -> None:
         f"{name}: --quantization int8 needs a processor with AVX512-VNNI and AVX512-BF16 (Intel "
         "from Sapphire Rapids, AMD from Zen 4 on), and this is none: leave it out."
     )
+
+
+def notes_on_quantization(
+    quantization: QuantizationConfig | None, dtype: torch.dtype, device: torch.device
+) -> tuple[str, ...]:
+    """Return a note on quantised weights where nothing multiplies by them as they are."""
+    if quantization is None or has_quantised_linear(dtype, device, quantization.method):
+        return ()
+    note = (
+        f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "
+        "they take as much memory as if they were not"
+    )
+    return (note,)
 
 
 def read_vision(
@@ -233,12 +267,7 @@ def _load_native(
             loaded,
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
-    notes = [*loaded.notes, *blind]
-    if quantization is not None and not has_quantised_linear(dtype, device, quantization.method):
-        notes.append(
-            f"its weights are quantised ({quantization.method}), and multiplied as {dtype} here: "
-            "they take as much memory as if they were not"
-        )
+    notes = [*loaded.notes, *blind, *notes_on_quantization(quantization, dtype, device)]
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import ModelRefused
+from ..errors import TransformersRefused
 from ..kernels.attention import AttentionBackend
 from ..kernels.step import Step
 from ..scheduling.images import ImageSpan, PromptImage, axes_of, image_span, whole_stop
@@ -55,7 +55,7 @@ def check_parity(name: str, loaded: LoadedModel, token_ids: Tensor, expected: Te
     """Refuse a model whose paged, packed and chunked logits are not those of eager attention."""
     distance = relative_distance(chunked_logits(loaded, token_ids), expected)
     if not distance <= PARITY_TOLERANCE[loaded.dtype]:
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: it gives other logits with paged attention than with its own (relative "
             f"distance {distance:.2g}): it keeps state that is not in keys and values, or "
             "masks in a way that its attention call does not tell."

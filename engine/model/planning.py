@@ -11,14 +11,20 @@ from math import prod
 import torch
 
 from ..config import EngineConfig
-from ..errors import ModelRefused
+from ..errors import ModelRefused, TransformersRefused
 from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
 from .architecture import Architecture
 from .device import choose_device, choose_dtype, context_length
 from .families.registry import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
-from .loading import check_int8, read_vision, refuse_native_settings
+from .loading import (
+    check_int8,
+    notes_on_quantization,
+    read_vision,
+    refuse_native_settings,
+    refused_by_both,
+)
 from .model_plan import ModelPlan, find_weights, plan_memory
 from .overrides import read_overridden_config, with_context
 from .quantised.loading import is_made
@@ -42,7 +48,10 @@ def plan_model(settings: EngineConfig) -> ModelPlan:
     quantization = refuse_native_settings(settings, hf_config, why, is_shared=is_shared)
     from .transformers_plan import plan_transformers
 
-    return plan_transformers(settings, with_context(hf_config, settings), why, quantization)
+    try:
+        return plan_transformers(settings, with_context(hf_config, settings), why, quantization)
+    except TransformersRefused as exc:
+        raise refused_by_both(hf_config, why, exc) from exc
 
 
 def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
@@ -90,7 +99,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
         takes_adapters=FAMILIES[hf_config.model_type].takes_adapters,
         takes_images=vision is not None,
-        notes=(*notes, *blind),
+        notes=(*notes, *blind, *notes_on_quantization(quantization, dtype, device)),
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..errors import ModelRefused, first_line_of
+from ..errors import TransformersRefused, first_line_of
 from ..kernels import reference
 from ..kernels.attention import AttentionBackend, AttentionShape
 from ..kernels.step import Step
@@ -77,14 +77,14 @@ def probe(
     try:
         forward(module, one, one, one, recording)
     except (TypeError, ValueError, KeyError, AttributeError) as exc:
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: {type(module).__name__} does not pass the attention interface's arguments "
             f"through: {first_line_of(exc)}"
         ) from exc
     config: Any = module.config
     expected = config.num_hidden_layers
     if len(recording.modules) != expected or len(set(map(id, recording.modules))) != expected:
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: {type(module).__name__} has {expected} layers but made "
             f"{len(recording.modules)} attention calls a token. Every layer must be one attention "
             "layer: the state of any other kind would be silently wrong."
@@ -106,7 +106,7 @@ def _refuse_unseen_window(name: str, config: Any, layer: int, shape: AttentionSh
     slides = layer >= len(kinds) or kinds[layer] == "sliding_attention"
     positions = getattr(config, "max_position_embeddings", None) or math.inf
     if shape.window == 0 and slides and isinstance(window, int) and 0 < window < positions:
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: its config.json says sliding_window {window}, but how its class applies it "
             "cannot be told: beyond the window it would answer wrong."
         )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import EngineConfig
-from ..errors import ModelRefused, first_line_of
+from ..errors import ModelRefused, TransformersRefused, first_line_of
 from ..kernels.backends import choose_backend
 from . import transformers_modules
 from .checkpoint import (
@@ -27,7 +27,7 @@ from .checkpoint import (
     find_checkpoint,
 )
 from .device import choose_dtype, context_length
-from .families.refused_types import reason_refused
+from .families.refused_types import reason_acoustic, reason_refused, reason_unknown
 from .hf_config import CONFIG, COUNTS, QUANTISED, TIE, ConfigFields, HFConfig
 from .loaded_model import LoadedModel
 from .parity import check_parity, compared_rows, parity_tokens
@@ -42,6 +42,7 @@ _FIELDS_OF_ANY = (
     *("architectures", "dtype", "head_dim", "original_max_position_embeddings"),
     *("partial_rotary_factor", "quantization_config", "rope_scaling", "rope_theta", "torch_dtype"),
 )
+NO_DECODER = "there is no class for it in transformers that reads and writes text alone"
 ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -81,7 +82,7 @@ def load(
         return prepare(module, settings, dtype, device)
     except (TypeError, ValueError, RuntimeError) as exc:
         name = type(module).__name__
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{settings.model}: {name} cannot run here: {first_line_of(exc)}"
         ) from exc
 
@@ -227,7 +228,6 @@ def remove_quantization(config: Any) -> None:
 
 def read_config(hf_config: HFConfig) -> Any:
     """Return transformers' config of a description; `ModelRefused` says why there is none."""
-    import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
     from transformers.utils import logging
 
@@ -238,12 +238,12 @@ def read_config(hf_config: HFConfig) -> Any:
             return AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except Exception as exc:  # what a config holds may fail anywhere in transformers
             reason = first_line_of(exc).replace(folder, hf_config.name)
-            if hf_config.raw.get("model_type") not in CONFIG_MAPPING:
-                reason = (
-                    f"neither the engine nor transformers {transformers.__version__} knows its "
-                    f"model type {hf_config.raw.get('model_type')!r}"
-                )
-            raise ModelRefused(f"{hf_config.name}: cannot be read as a model: {reason}") from exc
+            kind = hf_config.raw.get("model_type")
+            if kind not in CONFIG_MAPPING:
+                reason = reason_unknown(kind, has_own_code="auto_map" in hf_config.raw)
+            raise TransformersRefused(
+                f"{hf_config.name}: cannot be read as a model: {reason}"
+            ) from exc
 
 
 def text_config_of(whole: Any, hf_config: HFConfig) -> Any:
@@ -272,21 +272,26 @@ def refuse_overrides(name: str, overrides: Mapping[str, Any], config: Any) -> No
 
 def refuse_by_config(name: str, config: Any) -> None:
     """Refuse by what the config says: layers that are no attention, quantised weights."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     kind = getattr(config, "model_type", "unknown")
     others = set(getattr(config, "layer_types", None) or ()) - ATTENTION_LAYERS
     if others:
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: model type {kind!r} has layers of type {', '.join(sorted(others))}. Only "
             "models of full or sliding-window attention can be served: a paged attention function "
             "would leave the other layers' state wrong without any error."
         )
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelRefused(
+        raise TransformersRefused(
             f"{name}: model type {kind!r} is an encoder-decoder, not a decoder; of these only the "
             "Whisper family is served."
         )
-    if (reason := reason_refused(kind)) is not None:
-        raise ModelRefused(f"{name}: model type {kind!r} cannot be served: {reason}.")
+    reason = reason_refused(kind)
+    if reason is None and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        reason = reason_acoustic(kind) or NO_DECODER
+    if reason is not None:
+        raise TransformersRefused(f"{name}: model type {kind!r} cannot be served: {reason}.")
     if getattr(config, "quantization_config", None):
         raise ModelRefused(f"{name}: {QUANTISED}")
 

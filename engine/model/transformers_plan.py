@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..config import EngineConfig
-from ..errors import ModelRefused, first_line_of
+from ..errors import TransformersRefused, first_line_of
 from . import transformers_model
 from .device import choose_device, choose_dtype, context_length
 from .hf_config import HFConfig
@@ -64,7 +64,7 @@ def _module(name: str, config: Any) -> Any:
                 trust_remote_code=False,
             )
     except Exception as exc:  # a config may fail anywhere in transformers
-        raise ModelRefused(f"{name}: cannot be loaded: {first_line_of(exc)}") from exc
+        raise TransformersRefused(f"{name}: cannot be loaded: {first_line_of(exc)}") from exc
     return module.eval()
 
 

@@ -21,12 +21,13 @@ from tidemill import demo
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
 from tidemill.engine.kernels.communicator import SINGLE_RANK
-from tidemill.engine.model import native, planning, transformers_model
+from tidemill.engine.model import loading, native, planning, transformers_model
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.model_plan import ModelPlan
 from tidemill.engine.model.planning import plan_model
+from tidemill.engine.model.quantised.quantization_config import QuantizationConfig
 from tidemill.engine.model.weights import read_weights
 
 CPU = torch.device("cpu")
@@ -194,6 +195,16 @@ def test_quantised_weights_take_as_much_as_they_are_served_in(tmp_path: Path) ->
     assert whole.weight_bytes * 0.5 < made.weight_bytes < whole.weight_bytes * 0.8
 
 
+def test_weights_that_are_dequantised_are_noted_as_at_load(tmp_path: Path) -> None:
+    """No CPU multiplies by numbers of four bits."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}
+    plan = planned(demo_copy(tmp_path, "model.safetensors", quantization_config=awq))
+    assert plan.notes == loading.notes_on_quantization(
+        QuantizationConfig("awq", None), torch.float32, CPU
+    )
+    assert "they take as much memory as if they were not" in plan.notes[0]
+
+
 def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:
     """Its layers are counted without a number of theirs, and it says why it is not our own."""
     config = transformers.Olmo2Config(**COMMON, unknown_field=True)
@@ -274,6 +285,22 @@ def test_a_refusal_has_its_reason(config: dict[str, Any], words: str, tmp_path: 
     """That of the load, which reads no weights for it."""
     report = report_of(demo_copy(tmp_path, **config))
     assert report.runs == "refused"
+    assert words in str(report.why)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "new", "auto_map": {"AutoConfig": "its.Config"}}, "is never run"),
+        ({"model_type": "wav2vec2"}, "acoustic model"),
+    ],
+)
+def test_so_has_that_of_what_would_give_vectors(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """Which transformers would be asked for, as its class is none of the engine's."""
+    report = report_of(demo_copy(tmp_path, architectures=["NewModel"], **config))
+    assert (report.gives, report.runs) == ("vectors or scores", "refused")
     assert words in str(report.why)
 
 

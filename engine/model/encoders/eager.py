@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...errors import ModelRefused, first_line_of
 from ..checkpoint import Checkpoint
+from ..families.refused_types import reason_acoustic, reason_unknown
 from ..hf_config import CONFIG
 from ..parity import round_parameters
 from ..pretrained import from_pretrained
@@ -64,12 +65,19 @@ def eager_outputs(
 
 def read_config(name: str, said: Mapping[str, Any]) -> Any:
     """Return transformers' config of a folder or hub id, saying what it is taken to say."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
+    kind = said.get("model_type")
+    if kind not in CONFIG_MAPPING:
+        reason = reason_unknown(kind, has_own_code="auto_map" in said)
+        raise ModelRefused(f"{name}: cannot be read as a model: {reason}")
     try:
-        return AutoConfig.for_model(**{"model_type": "", **said}).get_text_config()
+        config = AutoConfig.for_model(**said).get_text_config()
     except Exception as exc:  # what a config holds may fail anywhere in transformers
         raise ModelRefused(f"{name}: cannot be read as a model: {first_line_of(exc)}") from exc
+    if (why := reason_acoustic(str(kind))) is not None:
+        raise ModelRefused(f"{name}: model type {kind!r} cannot be served: {why}.")
+    return config
 
 
 def read_module(

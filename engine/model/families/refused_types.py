@@ -1,4 +1,4 @@
-"""Model types that no class can run here, by their reasons; docs/models.md shows them.
+"""Model types that no class of transformers can run here, by reason; docs/models.md shows them.
 
 What is in no table is tried, and refused by what its config says or its layers do.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+OWN_CODE = "its class computes attention by code of its own, which pages cannot replace"
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state that is no KV cache (linear attention, Mamba, convolutions)": (
@@ -23,10 +24,9 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "layers attend within chunks of the context": ("llama4", "llama4_text"),
         "a layer calls attention more than once": ("diffllama", "hrm_text"),
-        "its class computes attention by code of its own, which pages cannot replace": (
-            *("bloom", "blt", "codegen", "cpmant", "falcon", "git", "gpt_neo"),
-            *("gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "reformer"),
-            *("stablelm", "xglm", "xlnet"),
+        OWN_CODE: (
+            *("bloom", "blt", "codegen", "cpmant", "git", "gpt_neo", "gpt_neox_japanese"),
+            *("gptj", "mpt", "openai-gpt", "reformer", "xglm", "xlnet"),
         ),
         "it writes text only beside another network, or none": (
             *("emu3", "gemma4_assistant", "gemma4_unified_assistant", "mllama", "moshi"),
@@ -40,6 +40,44 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+ONLY_OWN_TYPES: Mapping[str, str] = MappingProxyType(
+    {
+        "falcon": OWN_CODE,
+        "nemotron": "its class does not pass on what attention over pages needs",
+        "stablelm": OWN_CODE,
+    }
+)
+"""Families of the engine's own decoder whose classes cannot run what that decoder does not take."""
+
+VARIANTS: Mapping[str, str] = MappingProxyType(
+    {"internvl_chat": "the version whose name ends in -hf, such as OpenGVLab/InternVL3-8B-hf"}
+)
+"""Versions for transformers' own classes, of model types that come with code of their own."""
+
+
 def reason_refused(model_type: str) -> str | None:
     """Return why no class can run a model type; None where one may."""
+    if model_type in ONLY_OWN_TYPES:
+        return ONLY_OWN_TYPES[model_type]
     return next((why for why, types in REFUSED_TYPES.items() if model_type in types), None)
+
+
+def reason_unknown(model_type: object, *, has_own_code: bool) -> str:
+    """Return why a model type that transformers does not know is refused, and what helps."""
+    import transformers
+
+    who = f"neither the engine nor transformers {transformers.__version__} knows"
+    reason = f"{who} its model type {model_type!r}"
+    if not has_own_code:
+        return reason
+    variant = VARIANTS.get(str(model_type), "a version that transformers' own classes run")
+    return f"{reason}, and code from a model's folder (auto_map) is never run; use {variant}"
+
+
+def reason_acoustic(model_type: str) -> str | None:
+    """Return why an acoustic model is refused; None for a type that is none."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CTC_MAPPING_NAMES
+
+    if model_type not in MODEL_FOR_CTC_MAPPING_NAMES:
+        return None
+    return "it is an acoustic model, which reads no text; for recordings use a Whisper model"

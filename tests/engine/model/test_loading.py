@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 
-from tests.engine.families import build
-from tidemill.engine.config import EngineConfig
+from tests.engine.families import ONLY_OURS, build
+from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
+from tidemill.engine.model.families.refused_types import ONLY_OWN_TYPES
 from tidemill.engine.model.loading import load_model
+from tidemill.engine.model.planning import plan_model
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+    "dtype": "float32",
+}
+
+
+def folder_of(folder: Path, config: dict[str, Any], name: str = "config.json") -> str:
+    """Return a folder that holds one JSON file."""
+    (folder / name).write_text(json.dumps(config))
+    return str(folder)
+
+
+def reason_of(settings: EngineConfig) -> str:
+    """Return why a model is refused, which a load and a plan say alike, without its name."""
+    with pytest.raises(ModelRefused) as loaded:
+        load_model(settings)
+    with pytest.raises(ModelRefused) as planned:
+        plan_model(settings)
+    assert str(loaded.value) == str(planned.value)
+    return str(loaded.value).removeprefix(f"{settings.model}: ")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"model_type": "no_such_type"}'])
@@ -57,3 +88,103 @@ def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
     refused = r"does not fit .*Tried to allocate 2.00 GiB.*--quantization fp8 .*--tensor-parallel"
     with pytest.raises(ModelRefused, match=refused):
         load_model(EngineConfig(str(tmp_path)))
+
+
+OWN = [
+    ({"model_type": "nemotron", "norm_eps": 1e-5, "kv_channels": 16}, "kv_channels"),
+    ({"model_type": "falcon", "alibi": True}, "alibi true"),
+    ({"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm True"),
+]
+
+
+@pytest.mark.parametrize(("config", "words"), OWN)
+def test_what_neither_runs_is_refused_with_the_engines_own_reason_first(
+    config: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    """A field that its decoder does not know, and then what is wrong with transformers' class."""
+    folder = folder_of(tmp_path, SIZES | config)
+    own = f"the engine's own decoder cannot run it (config.json says {words}), and transformers"
+    why = ONLY_OWN_TYPES[config["model_type"]]
+    assert reason_of(EngineConfig(folder, device="cpu")) == f"{own} cannot either: {why}."
+
+
+def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path) -> None:
+    """Without them it would be refused, too."""
+    folder = folder_of(tmp_path, SIZES | OWN[0][0])
+    settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))
+    assert "says kv_channels" in reason_of(settings)
+    assert "merge" not in reason_of(settings)
+
+
+def test_a_class_that_fails_at_its_layers_is_the_second_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Nemotron's would, were it in no table."""
+    monkeypatch.setattr("tidemill.engine.model.transformers_model.reason_refused", lambda _: None)
+    config = transformers.NemotronConfig(**SIZES, kv_channels=16)
+    transformers.NemotronForCausalLM(config).save_pretrained(tmp_path)
+    reason = reason_of(EngineConfig(str(tmp_path), device="cpu"))
+    assert reason.startswith("the engine's own decoder cannot run it (config.json says kv_channels")
+    assert "NemotronForCausalLM does not pass the attention interface's arguments" in reason
+
+
+def test_missing_weights_are_no_fault_of_either(tmp_path: Path) -> None:
+    """Of a family whose class would run what the engine's own decoder does not."""
+    folder = folder_of(tmp_path, SIZES | {"model_type": "cohere", "use_qk_norm": True})
+    with pytest.raises(ModelRefused, match=r"^\S+ holds neither"):
+        load_model(EngineConfig(folder, device="cpu"))
+
+
+def test_families_of_ours_alone_are_those_whose_classes_are_not_tested() -> None:
+    """And each has its reason."""
+    assert {getattr(transformers, name).model_type for name in ONLY_OURS} == ONLY_OWN_TYPES.keys()
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    """It names its own, and the flags for both are said."""
+    said = {"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}
+    folder = folder_of(tmp_path, said, "adapter_config.json")
+    reason = reason_of(EngineConfig(folder))
+    assert reason.startswith("it is an adapter and no model")
+    assert "adapter_config.json says Qwen/Qwen3-8B" in reason
+    assert reason.endswith(f"by --lora-modules NAME={folder}")
+    folder_of(tmp_path, {"base_model_name_or_path": None}, "adapter_config.json")
+    assert "that it was trained for by --model" in reason_of(EngineConfig(folder))
+
+
+def test_weights_in_their_publishers_own_format_are_told_apart(tmp_path: Path) -> None:
+    """As Mistral's repositories have them beside those in transformers'."""
+    folder = folder_of(tmp_path, {"dim": 64}, "params.json")
+    (tmp_path / "consolidated.safetensors").touch()
+    assert "fetch config.json, model*.safetensors and the tok" in reason_of(EngineConfig(folder))
+    folder_of(tmp_path, SIZES | {"model_type": "qwen3", "rms_norm_eps": 1e-6, "head_dim": 16})
+    with pytest.raises(ModelRefused, match=r"\(it has consolidated\.safetensors\)"):
+        load_model(EngineConfig(folder, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("kimi_k2", "use a version that transformers' own classes run"),
+        ("internvl_chat", "-hf, such as OpenGVLab/InternVL3-8B-hf"),
+    ],
+)
+def test_a_type_that_has_code_of_its_own_is_refused_with_what_helps(
+    kind: str, words: str, tmp_path: Path
+) -> None:
+    """That code is never run, which no flag changes."""
+    said = {"model_type": kind, "auto_map": {"AutoConfig": "configuration.Config"}}
+    reason = reason_of(EngineConfig(folder_of(tmp_path, said)))
+    assert f"knows its model type {kind!r}, and code from a model's folder" in reason
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("wav2vec2", "acoustic model, which reads no text"), ("vits", "reads and writes text alone")],
+)
+def test_a_type_without_a_decoder_is_refused_in_words_of_ours(
+    kind: str, words: str, tmp_path: Path
+) -> None:
+    """Not by the classes that transformers looked among."""
+    assert words in reason_of(EngineConfig(folder_of(tmp_path, {"model_type": kind})))
