@@ -8,6 +8,7 @@ Whoever adds a family, a parser or a reason to refuse writes the page again.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,12 @@ from textwrap import fill
 
 from tidemill.engine.model.encoders.families import FAMILIES as ENCODERS
 from tidemill.engine.model.encoders.pooling_config import ENCODER_TYPES
-from tidemill.engine.model.families.refused_types import REFUSED_TYPES, reason_refused
+from tidemill.engine.model.families.left_out import LEFT_OUT
+from tidemill.engine.model.families.refused_types import (
+    ONLY_OWN_TYPES,
+    REFUSED_TYPES,
+    reason_refused,
+)
 from tidemill.engine.model.families.registry import FAMILIES
 from tidemill.engine.model.hf_config import TEXT_OF_KIND
 from tidemill.engine.model.quantised.quantization_config import supported_methods
@@ -33,18 +39,29 @@ in `config.json` (`text_config` in models of text and images). Every load proves
 computes the same as its class in transformers, or refuses it.
 
 ## By the engine's own decoder
-All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism
-(`--tensor-parallel-size`; not Gemma 4 26B-A4B), and the quantised weights that they are published
-in:
+All of these have CUDA graphs, chunked and shared prefixes, tensor parallelism, and the quantised
+weights that they are published in:
 {methods}
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
 read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
 experts are refused. A field of `config.json` that the engine does not know leaves the model to
-transformers' class.
+transformers' class. Such a model is refused where that class cannot run here: of {only_own}, and of
+`…ForConditionalGeneration` below.
+
+`--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
+shared experts; its key heads must be a multiple of it, or it of them. GPT-OSS as published
+(`mxfp4`), where 32 columns of an expert share a scale, can be shared by 2 GPUs only, and Gemma 4
+26B-A4B by none. `tidemill models` lists the sizes for one model, up to 8.
 
 | `model_type` | class in transformers | LoRA adapters | images |
 |---|---|---|---|
 {own}
+
+It does not run these models of the families above:
+
+| `model_type` | but not | whose `config.json` says | instead |
+|---|---|---|---|
+{left_out}
 
 ## Vectors, scores and recordings
 | `model_type` | class in transformers |
@@ -55,8 +72,10 @@ Of the decoders above, those that are published as models of vectors or scores g
 ([which](parameters.md#which-models-give-vectors-or-scores)).
 
 ## By transformers' classes
-These types of transformers {version} are tried: slower, on one GPU, without adapters, quantised
-weights or images. Layers that attend in a way that pages cannot hold are refused at load, by name.
+These types of transformers {version} are tried: slower, on one GPU, without adapters or images.
+Quantised weights are dequantised at load, which a note says: they take as much memory as any.
+`--quantization fp8` or `int8` is refused. So are, at load and by name, layers that attend in a way
+that pages cannot hold.
 
 {others}
 
@@ -105,7 +124,8 @@ the memory that is free at the moment, and no more than can be in use at once; a
 measures its largest step and may fit more.
 
 `--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
-the reason. The exit status is 1 for a model that would be refused, 2 for wrong arguments. What only
+the reason. What would run a model that lacks files is the row `would run`, and `plan_runs` and
+`plan_why`. The exit status is 1 for a model that would be refused, 2 for wrong arguments. What only
 a load can prove is not looked at: whether weights hold noise, and whether both networks compute the
 same.
 """
@@ -122,10 +142,9 @@ def page() -> str:
         encoders="\n".join(_encoder_rows()),
         version=".".join(transformers.__version__.split(".")[:2]),
         others=fill(_listed(tried_types()), 100, break_on_hyphens=False),
-        refused="\n".join(
-            f"| {why} | {_listed(kind for kind in kinds if kind not in FAMILIES)} |"
-            for why, kinds in REFUSED_TYPES.items()
-        ),
+        refused="\n".join(f"| {why} | {_listed(kinds)} |" for why, kinds in REFUSED_TYPES.items()),
+        only_own=" and ".join(_listed(ONLY_OWN_TYPES).rsplit(", ", 1)),
+        left_out="\n".join(_left_out_rows()),
         tool_calls="\n".join(_sign_rows(TOOL_CALL_SIGNS)),
         reasoning="\n".join(_sign_rows(REASONING_SIGNS)),
     )
@@ -151,6 +170,13 @@ def _own_rows() -> Iterable[str]:
         adapters = "yes" if FAMILIES[kind].takes_adapters else "no"
         images = "yes" if sees else "no"
         yield f"| `{kind}` | `{FAMILIES[kind].class_name}` | {adapters} | {images} |"
+
+
+def _left_out_rows() -> Iterable[str]:
+    for kind, (models, field, value) in sorted(LEFT_OUT.items()):
+        instead = "refused" if kind in ONLY_OWN_TYPES else "by transformers' class"
+        said = f"`{field}: {json.dumps(value)}`"
+        yield f"| `{kind}` | {models} | {said} | {instead} |"
 
 
 def _encoder_rows() -> Iterable[str]:

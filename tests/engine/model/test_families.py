@@ -19,6 +19,7 @@ from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families import family, registry
 from tidemill.engine.model.families.family import DecoderSizes, Family, make_architecture
+from tidemill.engine.model.families.left_out import LEFT_OUT
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import ConfigFields, UnsupportedConfig, read_hf_config
 from tidemill.engine.model.parity import chunked_logits
@@ -57,6 +58,19 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name
         resolved = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
         assert got == understood(tmp_path, json.loads(json.dumps(resolved, default=str))), key
     assert num_understood > len(said) / 2
+
+
+@pytest.mark.parametrize("kind", LEFT_OUT)
+def test_a_model_that_is_left_out_is_so_by_the_field_that_the_page_names(
+    tmp_path: Path, kind: str
+) -> None:
+    """Which its family's others do without."""
+    configs = (said_by(name) for name in FAMILIES)
+    said = next(said for said in configs if said["model_type"] == kind)
+    understood(tmp_path, said)
+    _, field, value = LEFT_OUT[kind]
+    with pytest.raises(UnsupportedConfig, match=field):
+        understood(tmp_path, said | {field: value})
 
 
 @pytest.mark.parametrize("name", ALL)
