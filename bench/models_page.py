@@ -121,7 +121,8 @@ other files then count as missing. It takes the flags of the model and the engin
 run`](running.md#flags) takes, such as `--device`, `--quantization`, `--max-model-len`, and
 `--tensor-parallel-size`, with which the memory is that of one rank. Tokens that fit are counted by
 the memory that is free at the moment, and no more than can be in use at once; a load on a GPU
-measures its largest step and may fit more.
+measures its largest step and may fit more. `--device cuda` plans for a GPU (from Ampere on) on a
+machine without one, too: only the tokens that fit are not known then.
 
 `--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
 the reason. What would run a model that lacks files is the row `would run`, and `plan_runs` and

@@ -17,7 +17,7 @@ from tidemill.protocol.contract import EngineError
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
 from .model.checkpoint import find_checkpoint, missing_files
-from .model.device import choose_device, choose_dtype, context_length
+from .model.device import choose_dtype, choose_planned_device, context_length
 from .model.encoders import causal, eager, families
 from .model.encoders.pooling_config import Classifier
 from .model.hf_config import (
@@ -177,7 +177,7 @@ def _plan_of(
     why: str | None,
 ) -> ModelPlan:
     """Return the plan of a model whose weights alone take memory that a plan can tell."""
-    device = choose_device(config.device)
+    device = choose_planned_device(config.device)
     dtype = choose_dtype(config.dtype, stored, device)
     checkpoint, notes = find_weights(config.model)
     memory = None

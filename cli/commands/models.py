@@ -150,8 +150,7 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     else:
         yield "weights", f"{_size(plan.memory.weight_bytes)} as {how} on {plan.device.type}"
         if plan.memory.kv_bytes_per_token:
-            fit = plan.memory.kv_cache_tokens
-            room = f"{fit:,} tokens fit here now" if fit else "there is no room for it here now"
+            room = _room(plan.memory.kv_cache_tokens)
             yield "KV cache", f"{plan.memory.kv_bytes_per_token:,} bytes a token; {room}"
     if report.gives != "text":
         return
@@ -162,6 +161,13 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     yield "images", "yes" if plan.takes_images else "no"
     yield "tool calls", report.tool_call_parser or "no parser by its template"
     yield "reasoning", report.reasoning_parser or "none by its template"
+
+
+def _room(tokens: int | None) -> str:
+    """Return how many tokens fit beside the weights."""
+    if tokens is None:
+        return "how many tokens fit depends on the GPU, and there is none here"
+    return f"{tokens:,} tokens fit here now" if tokens else "there is no room for it here now"
 
 
 def _size(num_bytes: int) -> str:

@@ -84,6 +84,8 @@ def has_triton(device: torch.device) -> bool:
 
 @cache
 def _capability(index: int | None) -> tuple[int, int]:
+    if not torch.cuda.is_available():
+        return MIN_CAPABILITY  # a plan for a GPU of another machine takes it to have kernels
     return torch.cuda.get_device_capability(index)
 
 

@@ -78,6 +78,16 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return device
 
 
+def choose_planned_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """Return the device of a plan: that of a load, or a GPU of another machine if asked for."""
+    return torch.device("cuda") if name == "cuda" and not has_gpu() else choose_device(name)
+
+
+def has_gpu() -> bool:
+    """Say whether there is a GPU here."""
+    return torch.cuda.is_available()
+
+
 def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
     """Return the dtype that was asked for; `auto` takes the stored one, or what the CPU can do."""
     if name != "auto":

@@ -14,8 +14,10 @@ from ..errors import OutOfCacheMemory
 from ..kernels.attention import AttentionShape
 from ..kernels.backends import choose_backend
 from ..kernels.quantised import FP8
+from ..kernels.reference import ReferenceAttention
 from ..storage.hub import find_file
 from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
+from .device import has_gpu
 from .hf_config import CONFIG
 from .kv_cache_size import count_pages, free_bytes
 from .loaded_model import LoadedModel, Network
@@ -28,12 +30,13 @@ Runs = Literal["native", "transformers"]
 class MemoryPlan:
     """Memory of one rank in bytes: its weights, and what keys and values of a token take.
 
-    `kv_cache_tokens` fit beside the weights in what is free now; 0 where not even the weights do.
+    `kv_cache_tokens` fit beside the weights in what is free now; 0 where not even the weights do,
+    None on a GPU that is not here.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
-    kv_cache_tokens: int
+    kv_cache_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,11 @@ def plan_memory(
     max_model_len: int,
 ) -> MemoryPlan:
     """Return the memory of a network; `widths` are its hidden one and the widest inner one."""
+    is_here = device.type == "cpu" or has_gpu()
     model = LoadedModel(
         network=cast("Network", None),  # sizes are all that is asked for
         shapes=tuple(shapes),
-        backend=choose_backend(shapes, dtype, device),
+        backend=choose_backend(shapes, dtype, device) if is_here else ReferenceAttention,
         dtype=dtype,
         device=device,
         vocab_size=vocab_size,
@@ -102,6 +106,10 @@ def plan_memory(
         hidden_size=widths[0],
         max_intermediate_size=widths[1],
     )
+    if not is_here:  # a token takes as much in any backend
+        cache_dtype = dtype if settings.kv_cache_dtype == "auto" else FP8
+        model = replace(model, cache_dtype=cache_dtype)
+        return MemoryPlan(weight_bytes, model.page_bytes // model.backend.page_size, None)
     if settings.kv_cache_dtype != "auto":
         model = model.with_kv_cache_dtype(FP8)
     page_size = model.backend.page_size

@@ -15,7 +15,7 @@ from ..errors import ModelRefused, TransformersRefused
 from ..kernels.backends import has_quantised_linear
 from ..kernels.communicator import Shard
 from .architecture import Architecture
-from .device import choose_device, choose_dtype, context_length
+from .device import choose_dtype, choose_planned_device, context_length
 from .families.registry import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
 from .loading import (
@@ -59,7 +59,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
     architecture = architecture_of(hf_config)
     size = settings.tensor_parallel_size
     check_tensor_parallel_size(settings.model, architecture, size, quantization)
-    device = choose_device(settings.device)
+    device = choose_planned_device(settings.device)
     dtype = choose_dtype(settings.dtype, hf_config.dtype, device)
     if settings.quantization == "int8":
         check_int8(settings.model, dtype, device)

@@ -9,7 +9,7 @@ import torch
 from ..config import EngineConfig
 from ..errors import TransformersRefused, first_line_of
 from . import transformers_model
-from .device import choose_device, choose_dtype, context_length
+from .device import choose_dtype, choose_planned_device, context_length
 from .hf_config import HFConfig
 from .model_plan import MemoryPlan, ModelPlan, find_weights, plan_memory
 from .quantised.quantization_config import QuantizationConfig
@@ -30,7 +30,7 @@ def plan_transformers(
     if quantization is not None:
         transformers_model.remove_quantization(config)
     transformers_model.refuse_by_config(name, config)
-    device = choose_device(settings.device)
+    device = choose_planned_device(settings.device)
     stored = getattr(config, "dtype", None)
     dtype = choose_dtype(settings.dtype, stored and getattr(torch, str(stored), stored), device)
     checkpoint, notes = find_weights(name, quantization)

@@ -19,7 +19,9 @@ from tests.engine.families import COMMON, build
 from tests.engine.model.quantised.checkpoints import quantise
 from tidemill import demo
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
+from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.communicator import SINGLE_RANK
 from tidemill.engine.model import loading, native, planning, transformers_model
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -203,6 +205,28 @@ def test_weights_that_are_dequantised_are_noted_as_at_load(tmp_path: Path) -> No
         QuantizationConfig("awq", None), torch.float32, CPU
     )
     assert "they take as much memory as if they were not" in plan.notes[0]
+
+
+def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels are those of any that is served: they multiply quantised weights as they are."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    uncached = backends._capability.__wrapped__
+    monkeypatch.setattr(backends, "_capability", uncached)
+    build("LlamaConfig").save_pretrained(tmp_path)
+    here = EngineConfig(str(tmp_path), device="cpu", dtype="bfloat16")
+    there = replace(here, device="cuda")
+    on_cpu, on_gpu = plan_model(here).memory, plan_model(there).memory
+    assert on_cpu is not None
+    assert on_gpu == replace(on_cpu, kv_cache_tokens=None)
+    plan = plan_model(replace(there, quantization="fp8", kv_cache_dtype="fp8"))
+    assert (plan.device.type, plan.notes) == ("cuda", ())
+    assert plan.memory is not None
+    assert plan.memory.weight_bytes < 0.8 * on_cpu.weight_bytes
+    assert plan.memory.kv_bytes_per_token * 2 == on_cpu.kv_bytes_per_token
+    with pytest.raises(ModelRefused, match="int8 is for CPUs"):
+        plan_model(replace(there, quantization="int8"))
 
 
 def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def test_a_model_that_would_be_refused_ends_with_1(
     assert "config.json is no whole JSON" in report["why"]
 
 
+def test_a_gpu_of_another_machine_can_be_planned_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many tokens fit there nothing here can tell."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["models", MODEL, "--device", "cuda"]) == 0
+    told = capsys.readouterr().out
+    assert "MB as bfloat16 on cuda" in told
+    assert "1,280 bytes a token; how many tokens fit depends on the GPU" in told
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [({}, "by the engine's own network (Qwen3ForCausalLM)"), ({"new": 1}, "config.json says new")],
