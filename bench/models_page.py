@@ -45,8 +45,8 @@ weights that they are published in:
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
 read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
 experts are refused. A field of `config.json` that the engine does not know leaves the model to
-transformers' class. Such a model is refused where that class cannot run here: of {only_own}, and of
-`…ForConditionalGeneration` below.
+transformers' class. Such a model is refused where that class cannot run here: those of
+{only_own}, and `…ForConditionalGeneration` below.
 
 `--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
 shared experts; its key heads must be a multiple of it, or it of them. GPT-OSS as published

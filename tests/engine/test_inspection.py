@@ -23,6 +23,7 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.inspection import NO_TEMPLATE, ModelReport, inspect_model
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.communicator import SINGLE_RANK
+from tidemill.engine.kernels.cpu import int8
 from tidemill.engine.model import loading, native, planning, transformers_model
 from tidemill.engine.model.checkpoint import find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of
@@ -186,6 +187,7 @@ def test_weights_that_are_still_on_the_hub_are_no_fault(
     assert absent.plan.memory == here.plan.memory
 
 
+@pytest.mark.skipif(not int8.supports(torch.bfloat16), reason="no AVX512-VNNI here")
 def test_quantised_weights_take_as_much_as_they_are_served_in(tmp_path: Path) -> None:
     """Made int8 on this CPU; embedding, norms and head stay as they are."""
     build("LlamaConfig").save_pretrained(tmp_path)
