@@ -1,7 +1,7 @@
 """Parity check of LoRA adapters against their model with the adapter merged into it.
 
-As the model's own proof: in fp32, beside rows of the model itself in the same steps, and roughly in
-the dtype that is served. Of models that do not fit in fp32 the first layers are compared.
+As the model's own proof: in fp32, beside rows of the model itself in the same steps, and in the
+dtype that is served. Of models that do not fit in fp32 the first layers are compared.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import repeat
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +25,8 @@ from .architecture import Architecture
 from .checkpoint import Checkpoint
 from .hf_config import HFConfig
 from .loaded_model import LoadedModel
-from .native import LeaderRank, ParityResult
-from .parity import chunked_logits, relative_distance
+from .native import EagerLogits, LeaderRank, ParityResult
+from .parity import chunked_logits, relative_distance, round_parameters
 from .parity_cache import parity_fact, run_once
 from .parity_inputs import parity_inputs
 from .sanity import check_logits
@@ -101,31 +102,47 @@ class _AdapterParity:
             )
         got = [chunked_logits(exact, tokens, adapter=i + 1) for i in range(len(self.adapters))]
         del exact
-        name = self.checkpoint.name
         network = transformers_model.load_fp32(self.checkpoint, self.hf_config, device, num_layers)
-        alone = transformers_model.eager_logits(name, network, tokens, device)
-        results = []
-        for index, adapter in enumerate(self.adapters):
+        exact_logits = self._eager_logits(network, tokens)
+        rounded_logits: list[Tensor | None] = [None] * len(self.adapters)
+        is_emulated = native.has_quantised_activations(self.checkpoint, loaded)
+        if num_layers is None and loaded.dtype != torch.float32 and not is_emulated:
+            round_parameters(network, loaded.dtype)
+            rounded_logits = [*self._eager_logits(network, tokens)]
+        expected = map(EagerLogits, exact_logits, repeat(()), rounded_logits)
+        return [
+            self._judged(index, got[index], own, num_layers, tokens)
+            for index, own in enumerate(expected)
+        ]
+
+    def _eager_logits(self, network: nn.Module, tokens: Tensor) -> list[Tensor]:
+        """Return the logits `[2, t, V]` through each adapter, and without it."""
+        from . import transformers_model
+
+        run = partial(
+            transformers_model.eager_logits,
+            self.checkpoint.name,
+            network,
+            tokens,
+            self.loaded.device,
+        )
+        alone, found = run(), []
+        for adapter in self.adapters:
             with _merged(network, adapter):
-                through = transformers_model.eager_logits(name, network, tokens, device)
-            expected = torch.stack([through, alone])  # [2, t, V]
-            results.append(self._judged(index, got[index], expected, num_layers, tokens))
-        return results
+                found.append(torch.stack([run(), alone]))
+        return found
 
     def _judged(
-        self, index: int, got: Tensor, expected: Tensor, num_layers: int | None, tokens: Tensor
+        self, index: int, got: Tensor, expected: EagerLogits, num_layers: int | None, tokens: Tensor
     ) -> ParityResult:
-        apart = native.token_distances(got, expected)
-        blocks = self.architecture.blocks[:num_layers]
-        holds = native.is_within_tolerance(
-            apart, has_experts=any(block.experts for block in blocks)
-        )
+        apart = native.token_distances(got, expected.logits)
+        has_experts = any(block.experts for block in self.architecture.blocks[:num_layers])
+        holds = native.is_within_tolerance(apart, has_experts=has_experts)
         if not holds or num_layers is not None or self.loaded.dtype == torch.float32:
             return ParityResult(holds, float(apart.max()), num_layers)
-        rounded = relative_distance(
-            chunked_logits(self.loaded, tokens, adapter=index + 1), expected
-        )
-        return ParityResult(rounded <= native.DTYPE_TOLERANCE, rounded, None)
+        served = chunked_logits(self.loaded, tokens, adapter=index + 1)
+        holds = native.is_rounded(served, expected, has_experts=has_experts)
+        return ParityResult(holds, relative_distance(served, expected.logits), None)
 
 
 @contextmanager

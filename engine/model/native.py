@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..errors import ModelRefused
 from ..kernels.backends import choose_backend, has_quantised_linear, reference_kernels
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..scheduling.images import PromptImage
@@ -26,7 +25,7 @@ from .families.registry import FAMILIES
 from .hf_config import HFConfig, UnsupportedConfig
 from .layerwise import LayerReader, layerwise_logits
 from .loaded_model import LoadedModel, VisionEncoder
-from .parity import chunked_logits, is_rounding, relative_distance
+from .parity import chunked_logits, is_rounding, logits_or_none, relative_distance
 from .parity_inputs import ParityInput, parity_inputs
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
@@ -167,7 +166,7 @@ def _notes_of(zeros: list[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Eager:
+class EagerLogits:
     """Logits `[t, V]` of transformers' class in fp32, and once more `rounded` to the served dtype.
 
     Of quantised layers `rounded` are the logits `[2, t, V]` of the reference that emulates them,
@@ -178,6 +177,12 @@ class _Eager:
     logits: Tensor
     windows: Sequence[int | None] = ()
     rounded: Tensor | None = None
+
+
+def has_quantised_activations(checkpoint: Checkpoint, loaded: LoadedModel) -> bool:
+    """Say whether activations of a model may be quantised, too, which eager does not do."""
+    how = checkpoint.quantization
+    return how is not None and has_quantised_linear(loaded.dtype, loaded.device, how.method)
 
 
 def inputs_of(
@@ -244,6 +249,8 @@ def _compare(
         prompt_images = (prompt_image,)
 
     parts = (checkpoint, hf_config, architecture)
+    is_emulated = has_quantised_activations(checkpoint, loaded)
+    rounded_to = None if is_emulated or dtype == torch.float32 else dtype
     reader = None
     if _is_text(hf_config, vision):
         reader = LayerReader.open(*parts, device, num_layers=num_layers, is_cut=leader is None)
@@ -259,12 +266,18 @@ def _compare(
 
     got = logits_in(torch.float32)
     if reader is not None:
-        expected = _eager_text_logits(reader, hf_config, token_ids, dtype)
+        expected = _eager_text_logits(reader, hf_config, token_ids, rounded_to)
     else:
-        logits = eager.eager_logits(
-            checkpoint, hf_config, token_ids, prompt_images, device, num_layers=num_layers
+        logits, rounded = eager.eager_logits(
+            checkpoint,
+            hf_config,
+            token_ids,
+            prompt_images,
+            device,
+            num_layers=num_layers,
+            rounded_to=rounded_to,
         )
-        expected = _Eager(logits)
+        expected = EagerLogits(logits, rounded=rounded)
     apart = token_distances(got, expected.logits)
     has_experts = any(block.experts for block in architecture.blocks[:num_layers])
     holds = is_within_tolerance(apart, has_experts=has_experts)
@@ -273,13 +286,12 @@ def _compare(
     if not holds or dtype == torch.float32:
         return ParityResult(holds, float(apart.max()), num_layers)
     served = logits_in(dtype)
-    how = checkpoint.quantization
-    if how is not None and has_quantised_linear(dtype, device, how.method):
+    if is_emulated:
         whole = reader or LayerReader.open(*parts, device, num_layers=num_layers, is_cut=False)
         with reference_kernels():
             emulated = layerwise_logits(whole, loaded, dtype, token_ids, prompt_images)
         expected = replace(expected, rounded=emulated)
-    holds = _is_rounded(served, expected, has_experts=has_experts)
+    holds = is_rounded(served, expected, has_experts=has_experts)
     return ParityResult(holds, relative_distance(served, expected.logits), num_layers)
 
 
@@ -299,9 +311,9 @@ def _text_logits(
 
 
 def _eager_text_logits(
-    reader: LayerReader, hf_config: HFConfig, token_ids: Tensor, dtype: torch.dtype
-) -> _Eager:
-    """Run transformers' class on `token_ids [t]`, layer by layer."""
+    reader: LayerReader, hf_config: HFConfig, token_ids: Tensor, rounded_to: torch.dtype | None
+) -> EagerLogits:
+    """Run transformers' class on `token_ids [t]` in fp32 and rounded to a dtype, layer by layer."""
     from . import transformers_model
     from .masks import windows_by_masks
     from .transformers_layers import load_layerwise
@@ -311,23 +323,14 @@ def _eager_text_logits(
     windows = tuple(windows_by_masks(module, device).values())
     logits = transformers_model.eager_logits(name, module, token_ids, device)
     del module
-    # Of quantised weights activations may be quantised, too, which eager does not do.
-    how = reader.checkpoint.quantization
-    if dtype == torch.float32 or (
-        how is not None and has_quantised_linear(dtype, device, how.method)
-    ):
-        return _Eager(logits, windows)
-    try:
-        module = load_layerwise(reader, hf_config, dtype)
-        rounded = transformers_model.eager_logits(name, module, token_ids, device)
-    except torch.OutOfMemoryError:
-        raise
-    except (ModelRefused, RuntimeError, TypeError):  # it cannot run in this dtype
-        return _Eager(logits, windows)
-    return _Eager(logits, windows, rounded)
+    if rounded_to is None:
+        return EagerLogits(logits, windows)
+    module = load_layerwise(reader, hf_config, rounded_to)
+    run = partial(transformers_model.eager_logits, name, module, token_ids, device)
+    return EagerLogits(logits, windows, logits_or_none(run))
 
 
-def _is_rounded(got: Tensor, expected: _Eager, *, has_experts: bool) -> bool:
+def is_rounded(got: Tensor, expected: EagerLogits, *, has_experts: bool) -> bool:
     """Say whether logits `[2, t, V]` are off by rounding alone: by not much more than eager's are.
 
     Where experts tie, rounding gives tokens to others: those do not count.

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..errors import TransformersRefused
+from ..errors import ModelRefused, TransformersRefused
 from ..kernels.attention import AttentionBackend
 from ..kernels.step import Step
 from ..scheduling.images import ImageSpan, PromptImage, axes_of, image_span, whole_stop
@@ -66,6 +66,16 @@ def round_parameters(module: nn.Module, dtype: torch.dtype) -> None:
     """Round a module's parameters to a dtype; buffers stay, as frequencies are fp32 when served."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
+
+
+def logits_or_none(run: Callable[[], Tensor]) -> Tensor | None:
+    """Return the logits of a class that was rounded to a dtype; None where it cannot run in it."""
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        raise
+    except (ModelRefused, RuntimeError, TypeError):
+        return None
 
 
 def is_rounding(distance: float, eagers: float, dtype: torch.dtype) -> bool:

@@ -15,7 +15,7 @@ from ...scheduling.images import ImageSpec, PromptImage
 from ..checkpoint import Checkpoint
 from ..dequantize import dequantised_copy
 from ..hf_config import HFConfig
-from ..parity import compared_rows
+from ..parity import compared_rows, logits_or_none, round_parameters
 from ..pretrained import class_of, from_pretrained, from_state
 from ..sanity import check_finite
 from ..transformers_model import read_config, remove_quantization
@@ -47,38 +47,60 @@ def eager_logits(
     device: torch.device,
     *,
     num_layers: int | None,
-) -> Tensor:
-    """Return what it answers in fp32 by eager attention: `token_ids [t]` → logits `[n, V]`.
+    rounded_to: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return its logits `[n, V]` of `token_ids [t]` in fp32, and once more rounded to a dtype.
 
-    Those of the `compared_rows`. Images are prepared by its own processor. `num_layers` takes so
-    many of its first layers. Quantised weights are dequantised.
+    The latter are None without one, or where its class cannot run in it. Logits are those of the
+    `compared_rows`, images are prepared by its own processor, quantised weights are dequantised.
+    `num_layers` takes so many of its first layers.
     """
-    from transformers import AutoImageProcessor
-
     module, missing = _module(checkpoint, hf_config, device, num_layers)
     if not prompt_images:  # no tower runs
         missing = {key for key in missing if not is_tower(key)}
     if missing:
         raise ModelRefused(f"{checkpoint.name}: its weights lack {min(missing)}.")
-    inputs: dict[str, Tensor] = {}
-    if prompt_images:
-        processor = AutoImageProcessor.from_pretrained(
-            checkpoint.folder, trust_remote_code=False, use_fast=False
-        )
-        inputs = processor(
-            [prompt_image.pixels for prompt_image in prompt_images], return_tensors="pt"
-        )
-        inputs = {key: value.to(device) for key, value in inputs.items() if key != "num_crops"}
-        is_image = torch.zeros(1, len(token_ids), dtype=torch.long, device=device)
-        for prompt_image in prompt_images:
-            is_image[0, prompt_image.start : prompt_image.stop] = 1
-        if "image_grid_thw" in inputs:
-            inputs["mm_token_type_ids"] = is_image
-        elif "image_sizes" not in inputs:
-            inputs["token_type_ids"] = is_image
-    logits: Tensor = module(input_ids=token_ids.to(device)[None], use_cache=False, **inputs).logits
-    check_finite(checkpoint.name, logits)
-    return logits[0, torch.from_numpy(compared_rows(len(token_ids))).to(device)]
+    ids = token_ids.to(device)[None]
+    images = _images(checkpoint, len(token_ids), prompt_images, device) if prompt_images else {}
+    rows = torch.from_numpy(compared_rows(len(token_ids))).to(device)
+
+    def run() -> Tensor:
+        dtype = next(module.parameters()).dtype
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in images.items()}
+        logits: Tensor = module(input_ids=ids, use_cache=False, **inputs).logits
+        check_finite(checkpoint.name, logits)
+        return logits[0, rows]
+
+    exact = run()
+    if rounded_to is None:
+        return exact, None
+    round_parameters(module, rounded_to)
+    return exact, logits_or_none(run)
+
+
+def _images(
+    checkpoint: Checkpoint,
+    num_tokens: int,
+    prompt_images: Sequence[PromptImage],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Return what its class takes of images, by its own processor."""
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(
+        checkpoint.folder, trust_remote_code=False, use_fast=False
+    )
+    pixels = [prompt_image.pixels for prompt_image in prompt_images]
+    inputs = processor(pixels, return_tensors="pt")
+    inputs = {key: value.to(device) for key, value in inputs.items() if key != "num_crops"}
+    is_image = torch.zeros(1, num_tokens, dtype=torch.long, device=device)
+    for prompt_image in prompt_images:
+        is_image[0, prompt_image.start : prompt_image.stop] = 1
+    if "image_grid_thw" in inputs:
+        inputs["mm_token_type_ids"] = is_image
+    elif "image_sizes" not in inputs:
+        inputs["token_type_ids"] = is_image
+    return inputs
 
 
 def _module(

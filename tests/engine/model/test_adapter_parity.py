@@ -52,6 +52,26 @@ def test_an_adapter_at_another_scale_is_refused(
         load_model(config)
 
 
+def test_an_adapter_that_is_wrong_in_the_served_dtype_alone_is_refused(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what rounding makes of the model with the adapter merged into it."""
+    placed = Adapter.placed
+
+    def strong(self: Adapter, architecture: Any, dtype: torch.dtype, *others: Any) -> Any:
+        weights = placed(self, architecture, dtype, *others)
+        if dtype == torch.float32:
+            return weights
+        return {role: replace(one, up=1.03 * one.up) for role, one in weights.items()}
+
+    monkeypatch.setattr(Adapter, "placed", strong)
+    if config.dtype == "float32":
+        load_model(config)
+        return
+    with pytest.raises(ModelRefused, match=r"adapter first .* \(relative distance 0\.[01]\d*\)"):
+        load_model(config)
+
+
 def test_an_adapter_that_touches_rows_of_the_model_itself_is_refused(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

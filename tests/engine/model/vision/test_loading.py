@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import HFConfig, read_hf_config
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.native import ParityResult
+from tidemill.engine.model.native import DTYPE_TOLERANCE, ParityResult
 from tidemill.engine.model.parity import chunked_logits, parity_tokens
 from tidemill.engine.model.vision.preprocessor_config import (
     BySquares,
@@ -87,6 +88,18 @@ def test_it_is_proved_with_an_image(folder_of: FolderOf, kind: str, dtype: torch
     parity = check_parity(folder_of(kind), dtype)
     assert parity.holds
     assert parity.num_layers is None
+
+
+def test_what_is_wrong_in_the_served_dtype_alone_is_found(folder_of: FolderOf) -> None:
+    """By what rounding makes of transformers' whole class, with an image."""
+    folder = folder_of("qwen3_vl")
+    hf_config, vision = parse_hf_config(folder)
+    checkpoint, architecture = find_checkpoint(str(folder)), architecture_of(hf_config)
+    wrong = replace(architecture, rms_norm_eps=1e-2)
+    loaded = native.load(checkpoint, hf_config, wrong, torch.bfloat16, CPU, vision=vision)
+    parity = native.check_parity(checkpoint, hf_config, architecture, loaded, vision)
+    assert not parity.holds
+    assert parity.distance < DTYPE_TOLERANCE
 
 
 def test_it_is_proved_past_a_window_that_is_longer_than_an_image(folder_of: FolderOf) -> None:
