@@ -293,6 +293,7 @@ async def _work(
 ) -> int:
     import asyncio
 
+    from tidemill.engine.storage.disk_cache import cache_folder
     from tidemill.handler.aws.aio import AioAws
     from tidemill.handler.aws.queues import Queue
     from tidemill.handler.deployment import Deployment
@@ -331,8 +332,9 @@ async def _work(
     async with AsyncExitStack() as held:
         aws = await held.enter_async_context(AioAws())
         await held.enter_async_context(pulse.beating())
-        deployment = Deployment(settings)
-        results = ParityResults(deployment.bucket, names[0], ParityCache(began)) if wanted else None
+        deployment, results = Deployment(settings), None
+        if wanted and cache_folder() is not None:
+            results = ParityResults(deployment.bucket, names[0], ParityCache(began))
         context = WorkerContext(
             aws,
             deployment,

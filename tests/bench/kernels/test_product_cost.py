@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from bench.kernels import product_cost
+from tidemill.engine.kernels.cpu import linear
 
 
+@pytest.mark.skipif(not linear.supports(torch.float32), reason="no kernel for fp32 on this CPU")
 def test_a_shape_is_told_for_each_number_of_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

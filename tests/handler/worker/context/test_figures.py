@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -214,10 +215,9 @@ async def test_a_commit_that_comes_too_late_counts_nothing(rig: Rig, counted: Co
 
     def steal(call: Call) -> Exception | None:
         if is_commit(call) and not stolen:
-            claim = rig.deployment.table.claim
-            stolen.append(
-                rig.run(claim(work.id, 0, owner="x", now=0, lease_seconds=60, steal=True))
-            )
+            # Leased for so long that the worker has no way to claim it again.
+            options = {"owner": "x", "now": time.time(), "lease_seconds": 60, "steal": True}
+            stolen.append(rig.run(rig.deployment.table.claim(work.id, 0, **options)))
         return None
 
     async with failing(rig, steal, after=False, visibility_seconds=60):
