@@ -3,9 +3,10 @@
     python -m bench.compare.families out/bench/d.jsonl [--families Olmo2Config,…] [--rows 64]
 
 Each family has a random bf16 model of 12 layers, 512 wide, mixtures of 8 experts of which tokens
-choose 2. Both run the prompts of a file's first rows, as long and with as many tokens as the file
-has them, each in a process of one thread. Figures are processor seconds from the first step to the
-last, which other work on the machine changes less than seconds.
+choose 2; "GptOssConfig mxfp4" has its experts as gpt-oss is published. Both run the prompts of a
+file's first rows, as long and with as many tokens as the file has them, each in a process of one
+thread. Figures are processor seconds from the first step to the last, which other work on the
+machine changes less than seconds.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 from bench.models import SHAPES
 from tests.engine.families import FAMILIES, ONLY_OURS, told
+from tests.engine.model.quantised.checkpoints import quantise_mxfp4
 from tidemill.engine.config import EngineConfig
 
 SHAPE: dict[str, Any] = {**SHAPES["46m"], "max_position_embeddings": 4096}
@@ -41,13 +43,15 @@ LARGER: dict[str, Any] = {
 }
 WORDS_TO_TOKENS = 1.1
 OURS, THEIRS = "own", "transformers"
+MXFP4 = " mxfp4"
 
 
-def make_model(name: str, folder: Path) -> None:
+def make_model(title: str, folder: Path) -> None:
     """Save a family's random model."""
     import torch
     import transformers
 
+    name = title.removesuffix(MXFP4)
     differs = FAMILIES[name]
     larger = {key: value for key, value in LARGER.items() if key in differs}
     said = told(name, differs | SHAPE | larger)
@@ -55,6 +59,8 @@ def make_model(name: str, folder: Path) -> None:
     config = getattr(transformers, name)(**said)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
+    if title.endswith(MXFP4):
+        quantise_mxfp4(folder)
 
 
 def requests_of(file: Path, rows: int) -> list[tuple[int, int]]:
@@ -73,7 +79,7 @@ def requests_of(file: Path, rows: int) -> list[tuple[int, int]]:
     ]
 
 
-def run_one(folder: Path, file: Path, rows: int) -> float:
+def run_one(folder: Path, file: Path, rows: int, dtype: Any) -> float:
     """Return the processor seconds of all requests."""
     import numpy as np
 
@@ -82,7 +88,7 @@ def run_one(folder: Path, file: Path, rows: int) -> float:
     from tidemill.engine.model.loading import load_model
     from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
-    config = EngineConfig(str(folder), dtype="bfloat16", device="cpu", max_model_len=2048)
+    config = EngineConfig(str(folder), dtype=dtype, device="cpu", max_model_len=2048)
     model = load_model(config)
     core = make_core(model, compute_kv_cache_size(model, config), config)
     random = np.random.default_rng(0)
@@ -100,7 +106,7 @@ def run_one(folder: Path, file: Path, rows: int) -> float:
 def seconds_of(folder: Path, arguments: argparse.Namespace, by: str) -> float:
     """Return `run_one`'s figure from a process of its own."""
     command = [sys.executable, "-m", "bench.compare.families", str(arguments.file), "--by", by]
-    command += ["--rows", str(arguments.rows), "--model", str(folder)]
+    command += ["--rows", str(arguments.rows), "--model", str(folder), "--dtype", arguments.dtype]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=one_thread)
     if done.returncode:
@@ -114,6 +120,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16", help="%(default)s, or float32")
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--by", choices=(OURS, THEIRS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -122,7 +129,7 @@ def main() -> None:
             from tidemill.engine.model.families.registry import FAMILIES as OWN
 
             OWN.clear()
-        print(run_one(arguments.model, arguments.file, arguments.rows))
+        print(run_one(arguments.model, arguments.file, arguments.rows, arguments.dtype))
         return
     print("| family | own, CPU s | transformers' classes, CPU s | times |\n|---|---:|---:|---:|")
     for name in arguments.families.split(","):
@@ -133,7 +140,7 @@ def main() -> None:
             if name not in ONLY_OURS:
                 theirs = seconds_of(Path(folder), arguments, THEIRS)
                 cells[1:] = [f"{theirs:.1f}", f"{theirs / ours:.2f}"]
-        print(f"| {name.removesuffix('Config')} | {' | '.join(cells)} |", flush=True)
+        print(f"| {name.replace('Config', '')} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -232,6 +232,11 @@ def save_mxfp4(folder: Path) -> LoadingInfo:
     """Write a tiny GPT-OSS as it is published, and return what its tensors stand for."""
     model: Any = build("GptOssConfig")
     model.save_pretrained(folder)
+    return quantise_mxfp4(folder)
+
+
+def quantise_mxfp4(folder: Path) -> LoadingInfo:
+    """Bring the experts of a folder's GPT-OSS into mxfp4; return what its tensors stand for."""
     stored, meant = {}, {}
     for key, tensor in load_file(folder / WHOLE).items():
         if key.endswith(("gate_up_proj", "down_proj")):
