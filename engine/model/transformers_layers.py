@@ -6,7 +6,7 @@ transformers' own loading, for which a class is made that has no other layers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -20,6 +20,7 @@ from .dequantize import by_stored_names, with_tied_head
 from .hf_config import HFConfig
 from .layerwise import OUTER, TABLES, LayerReader
 from .parity import round_parameters
+from .pretrained import from_state
 from .transformers_model import cut_config
 
 # Layers are read together up to here: transformers takes a tenth of a second for each reading.
@@ -29,10 +30,7 @@ GROUP_BYTES = 2**27
 def load_layerwise(reader: LayerReader, hf_config: HFConfig, dtype: torch.dtype) -> nn.Module:
     """Return transformers' class with parameters in a dtype, rounded from fp32."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
     architecture = reader.architecture
     config = cut_config(hf_config, len(architecture.blocks))
     config.vocab_size, config.pad_token_id = architecture.vocab_size, None
@@ -91,26 +89,20 @@ class _Parts:
         if kept:
             config = deepcopy(config)
             config.vocab_size = 1
-        module, found = part.from_pretrained(
-            None,
-            config=config,
-            state_dict=self._tensors(kept),
-            dtype=torch.float32,
-            attn_implementation="eager",
-            output_loading_info=True,
+        module, found = from_state(
+            part, config, self._tensors(kept), torch.float32, reader.device, attention="eager"
         )
         own = tuple(f"{path}.{index}." for index in kept)
         missing = [key for key in found["missing_keys"] if not kept or key.startswith(own)]
         lost = LoadingInfo(missing=missing, unexpected=(), mismatched=())
         title, base = kind.__name__, module.base_model_prefix
         check_tensors(reader.checkpoint.name, title, (), base, lost, is_multimodal=False)
-        module = module.eval().requires_grad_(requires_grad=False).to(reader.device)
         if self._dtype != torch.float32:
             round_parameters(module, self._dtype)
         result: nn.Module = module
         return result
 
-    def _tensors(self, kept: Collection[int]) -> Mapping[str, Tensor]:
+    def _tensors(self, kept: Collection[int]) -> dict[str, Tensor]:
         """Return weights in fp32 by the names of a checkpoint."""
         reader, tensors = self._reader, dict[str, Tensor]()
         for index in kept or (OUTER,):
