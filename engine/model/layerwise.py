@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Self
 
 import torch
@@ -24,7 +23,7 @@ from .decoder import Decoder
 from .hf_config import HFConfig
 from .loaded_model import LoadedModel
 from .parity import chunked_logits
-from .parity_inputs import PARITY_VOCAB
+from .parity_inputs import PARITY_VOCAB, num_bytes
 from .weight_map import Weight, table, table_ends, weights_of
 from .weights import StoredTensor, find_layout, read_stored
 
@@ -93,7 +92,7 @@ class LayerReader:
 
     def num_bytes(self, layer: int) -> int:
         """Return the bytes of a layer in fp32."""
-        return sum(prod(weight.shape) for weight in self.weights[layer]) * torch.float32.itemsize
+        return num_bytes(self.weights[layer])
 
 
 def layerwise_logits(

@@ -139,13 +139,17 @@ def load_fp32(
 def cut_config(hf_config: HFConfig, num_layers: int | None) -> Any:
     """Return the config of a model's text, or of so many of its first layers, unquantised."""
     config = text_config_of(read_config(hf_config), hf_config)
+    cut_layers(config, num_layers)
+    remove_quantization(config)
+    return config
+
+
+def cut_layers(config: Any, num_layers: int | None) -> None:
+    """Cut a config of text to so many first layers, None being all."""
     if num_layers is not None:
         config.num_hidden_layers = num_layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:num_layers]
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    return config
 
 
 def _whole(checkpoint: Checkpoint, network: Any, missing: Collection[str]) -> nn.Module:
@@ -172,7 +176,6 @@ def _filled(
 
     from .dequantize import dequantised_copy
 
-    remove_quantization(config)
     state = dequantised_copy(checkpoint, hf_config, device, num_layers)
     module, found = from_state(
         class_of(AutoModelForCausalLM, config),

@@ -18,7 +18,7 @@ from ..hf_config import HFConfig
 from ..parity import compared_rows, logits_or_none, round_parameters
 from ..pretrained import class_of, from_pretrained, from_state
 from ..sanity import check_finite
-from ..transformers_model import read_config, remove_quantization
+from ..transformers_model import cut_layers, read_config, remove_quantization
 from .tower import is_tower, stored_tower
 
 # So many tokens of a proof come before its image, which is about of this size.
@@ -114,10 +114,7 @@ def _module(
 
     config = read_config(hf_config)
     if num_layers is not None:
-        text = config.text_config
-        text.num_hidden_layers = num_layers
-        if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:num_layers]
+        cut_layers(config.text_config, num_layers)
         vision = config.vision_config
         if getattr(vision, "deepstack_visual_indexes", None):  # each is added before a layer
             vision.deepstack_visual_indexes = vision.deepstack_visual_indexes[: num_layers - 1]
