@@ -41,6 +41,8 @@ class Step:
     the ids of the packed tokens `shown_rows`, and beside each D vectors that are added to the
     residual behind the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
+    `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
+    zeros, and that it leaves its state in.
     """
 
     num_decodes: int
@@ -59,6 +61,8 @@ class Step:
     shown: Tensor | None = None  # [M, (1 + D) · H] of the network's dtype
     adapters: Tensor | None = None  # [S]
     sampled_slots: Tensor | None = None  # [K]
+    state_sources: Tensor | None = None  # [S]
+    state_rows: Tensor | None = None  # [S]
     copy_on_host: Step | None = None  # None where this is it
 
     @classmethod
