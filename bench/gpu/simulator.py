@@ -30,11 +30,11 @@ from tidemill.engine.loop.cuda_graphs import LAYER_SECONDS, buckets
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.device import LIMITS_OF_GPU, StepLimits
 from tidemill.engine.scheduling.admission import ArrivalOrder
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence as OneSequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 
 PAGE_SIZE = 16
 NUM_STEPS = 2048

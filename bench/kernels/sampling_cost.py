@@ -43,7 +43,7 @@ def filled(rows: int, vocabulary: int, sampling: Sampling) -> tuple[Sampler, np.
     for number in range(rows):
         sequence = Sequence(SequenceRequest(_ids(rng, vocabulary, PROMPT), 500, sampling), number)
         sequence.generated = _ids(rng, vocabulary, GENERATED)
-        table.place(sequence, [], 0)
+        table.place(sequence, 0)
     return Sampler(table), np.arange(rows)
 
 

@@ -24,10 +24,10 @@ from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.admission import ArrivalOrder
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 2048

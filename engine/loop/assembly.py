@@ -10,9 +10,9 @@ from ..model.device import step_limits
 from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
-from ..scheduling.pages import PagePool
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.table import SequenceTable
+from ..state.pages import PagePool
 from .cuda_graphs import Capture, capture_on, make_graphs
 from .generation import GenerationCore
 from .memory_profile import peak_memory_on, step_bytes

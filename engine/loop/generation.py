@@ -128,6 +128,7 @@ class GenerationCore:
         flight = attempt(partial(self._launch, plan))
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # which have nothing to do with it
+            self._scheduler.rewind(plan)
             if outputs:  # they are told, whatever follows
                 self._failed = flight, [plan]
             else:

@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..state.groups import Pages, StateGroup
+from ..state.pages import PagePool
 from .admission import Admission, ArrivalOrder
 from .fairness import preemptible_slot, prompt_shares
 from .images import whole_stop
-from .pages import PagePool, PrefixCache
 from .sequence import Sequence
+from .state_cache import Placement, StateCache
 from .step_budget import LineTokenLimit, StepTokenLimit
 from .step_plan import StepPlan
 from .table import SequenceTable
@@ -55,29 +56,12 @@ class _Budget:
             self.of_lines -= num_tokens
 
 
-class _Refusal(NamedTuple):
-    """A waiting sequence that needs `num_free` free pages, with `num_shared` others shared."""
-
-    sequence: Sequence
-    num_free: int
-    num_shared: int
-
-    def lasts(self, sequence: Sequence, pool: PagePool, spare: int) -> bool:
-        """Say whether it still holds: as few pages are free, and no more of it is cached.
-
-        Pages that lose their name or holders meanwhile only make it need more.
-        """
-        if sequence is not self.sequence or pool.can_allocate(self.num_free + spare):
-            return False
-        following = sequence.digests[self.num_shared : self.num_shared + 1]
-        return not pool.lookup(following)
-
-
 class Scheduler:
     """Plans steps over one table and one pool; `add` from anywhere between steps.
 
     `admission` says who starts next, but suspects of a failed step come before all others. Where
-    the device `keeps_ids`, no step waits for those that penalties are reckoned from.
+    the device `keeps_ids`, no step waits for those that penalties are reckoned from. `groups` are
+    of layers whose state is not the full pages of the table.
     """
 
     def __init__(
@@ -89,6 +73,7 @@ class Scheduler:
         line_limit: LineTokenLimit | None = None,
         *,
         keeps_ids: bool = False,
+        groups: Iterable[StateGroup] = (),
     ) -> None:
         self.table = table
         self.pool = pool
@@ -100,14 +85,14 @@ class Scheduler:
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
-        self._prefix_cache = PrefixCache(table, pool)
-        self._page_size = table.page_size
+        pages = Pages(pool, table.page_size, table.pages, table.num_pages)
+        self._states = StateCache(table, [pages, *groups])
         self._scored_rows_left = 0  # of the step that is being planned
-        self._refusal: _Refusal | None = None  # the last, while nobody was placed since
+        self._refused: Placement | None = None  # the last, while nobody was placed since
 
     def can_ever_fit(self, num_tokens: int) -> bool:
-        """Say whether a sequence that grows to `num_tokens` fits the pool when it is alone."""
-        return self._pages_for(num_tokens) <= self.pool.num_pages
+        """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
+        return self._states.can_ever_fit(num_tokens)
 
     @property
     def num_waiting(self) -> int:
@@ -126,11 +111,13 @@ class Scheduler:
         if self._num_in_flight and self._must_wait(decodes):
             return None
         self._scored_rows_left = MAX_SCORED_ROWS
+        while self._is_blocked() and len(self.table.running) > 1:
+            self.preempt(int(self.table.running[-1]))
         self._admit_urgent()
         most_of_lines = self.line_limit.tokens(
             self.step_limit.tokens, is_awaited=self._is_awaited()
         )
-        decodes = self._with_pages(self._of_lines_at_most(most_of_lines, self._decodes()))
+        decodes = self._extended(self._of_lines_at_most(most_of_lines, self._decodes()))
         budget = _Budget(self.step_limit.tokens, most_of_lines)
         num_urgent = int(self.table.is_urgent[decodes].sum())
         budget.spend(num_urgent, is_urgent=True)
@@ -167,19 +154,42 @@ class Scheduler:
         grown = slots[taken]
         table.tokens[grown, table.num_known_ids[grown]] = token_ids[taken]
         table.num_known_ids[grown] += 1
+        goes_on = table.is_running[plan.slots]
+        self._states.settle(plan.slots[goes_on], plan.stops[goes_on])
         return taken
 
     def undo(self, plan: StepPlan) -> None:
         """Move the counts back of a step that was launched and is lost, newest first."""
         table = self.table
-        table.num_computed[plan.slots] = plan.starts
         table.num_tokens[plan.slots] = table.num_known_ids[plan.slots]
         table.is_fully_launched[plan.slots] = False
         table.has_begun[plan.slots[plan.starts_anew]] = False
         # Who left meanwhile runs no step again: what this one was to fill stays empty.
         has_left = ~table.is_running[plan.slots]
         self.invalidate_from(plan.slots[has_left], plan.starts[has_left])
+        self.rewind(plan)
         self._land(plan)
+
+    def rewind(self, plan: StepPlan) -> None:
+        """Let the sequences of a step that is lost go on from where their state is still there."""
+        goes_on = self.table.is_running[plan.slots]
+        slots, starts = plan.slots[goes_on], plan.starts[goes_on]
+        self.table.num_computed[slots] = self._states.undo(slots, starts)
+
+    def plan_rebuild(self, plan: StepPlan) -> StepPlan | None:
+        """Return the step that computes again what the sequences of a lost step have lost.
+
+        It comes as far as its tokens allow; None where each is where the lost step begins.
+        """
+        table, left = self.table, self.step_limit.tokens
+        stops: dict[int, int] = {}
+        for slot, stop in zip(plan.slots.tolist(), plan.starts.tolist(), strict=True):
+            start = int(table.num_computed[slot])
+            if table.is_running[slot] and start < stop and left > 0:
+                reached = self._states.attend(slot, start, min(stop, start + left))
+                stops |= {slot: reached} if reached > start else {}
+                left -= reached - start
+        return self._laid_out(np.empty(0, np.int64), stops) if stops else None
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
@@ -205,7 +215,7 @@ class Scheduler:
         Those that it was to fill and did not are forgotten. Its slot and pages are free once no
         step in flight holds them.
         """
-        self._prefix_cache.register_generated(slot)
+        self._states.register_generated(slot)
         self.invalidate_from([slot], self.table.num_computed[[slot]])
         return self._leave(slot)
 
@@ -219,22 +229,19 @@ class Scheduler:
 
         Others may hold the same pages, which proves nothing: they have read them, too.
         """
-        table = self.table
-        held = [
-            table.pages[slot, start // self._page_size : table.num_pages[slot]]
-            for slot, start in zip(slots, starts, strict=True)
-        ]
-        if held:
-            self.pool.invalidate(np.concatenate(held).tolist())
+        for slot, start in zip(slots, starts, strict=True):
+            sequence = self.table.sequences[slot]
+            self._states.invalidate_from(slot, start, sequence.digests if sequence else [])
 
     def plan_alone(self, sequence: Sequence) -> StepPlan:
         """Place a sequence of one token, and return a step of nothing else.
 
         A slot must be free, and no step in flight. `discard` takes it out again.
         """
-        while not self.pool.can_allocate(1):
+        while not (placement := self._states.place(sequence)).fits:
             self.preempt(int(self.table.running[-1]))
-        slot = self.table.place(sequence, self.pool.allocate(1), 0)
+        slot = self.table.place(sequence, 0)
+        self._states.enter(slot, placement, None)
         return self._laid_out(np.empty(0, np.int64), {slot: 1})
 
     def preempt(self, slot: int) -> None:
@@ -249,8 +256,12 @@ class Scheduler:
         """Take a sequence out; its slot and pages are free once no step in flight holds them."""
         sequence = self.table.remove(slot)
         if not self.table.num_in_flight[slot]:
-            self.pool.release(self.table.free(slot))
+            self._free(slot)
         return sequence
+
+    def _free(self, slot: int) -> None:
+        self._states.release(slot)
+        self.table.free(slot)
 
     def _land(self, plan: StepPlan) -> None:
         """Let go of what a step in flight held of sequences that have left."""
@@ -259,7 +270,7 @@ class Scheduler:
         table.num_in_flight[plan.slots] -= 1
         has_left = ~table.is_running[plan.slots] & (table.num_in_flight[plan.slots] == 0)
         for slot in plan.slots[has_left].tolist():
-            self.pool.release(table.free(slot))
+            self._free(slot)
 
     def _decodes(self) -> NDArray[np.int64]:
         """Return the slots with one token to compute, those that started first in front."""
@@ -268,14 +279,6 @@ class Scheduler:
         pending = table.num_tokens[running] - table.num_computed[running]
         decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_fully_launched[running]]
         return decodes
-
-    def _needy(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return those whose token begins a page."""
-        table = self.table
-        needy: NDArray[np.int64] = decodes[
-            table.num_tokens[decodes] > table.num_pages[decodes] * self._page_size
-        ]
-        return needy
 
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
         """Say whether the next step needs what those in flight bring.
@@ -289,21 +292,25 @@ class Scheduler:
             needs_ids |= table.reads_ids[decodes]
         if (needs_ids & (table.num_known_ids[decodes] < table.num_tokens[decodes])).any():
             return True
-        return not self.pool.can_allocate(len(self._needy(decodes)))
+        return self._is_blocked() or not self._states.can_extend(decodes)
 
-    def _with_pages(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Give each of them the page that it needs; return those that need not give way for it."""
+    def _extended(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give each a place for its token; return those that need not give way for it."""
+        while not self._states.can_extend(decodes):
+            self.preempt(int(self.table.running[-1]))
+            decodes = decodes[self.table.is_running[decodes]]
+        self._states.extend(decodes)
+        return decodes
+
+    def _is_blocked(self) -> bool:
+        """Say whether the sequence that started first has no place for its prompt's next token."""
         table = self.table
-        needy = self._needy(decodes)
-        if not len(needy):
-            return decodes
-        while not self.pool.can_allocate(len(needy)):
-            youngest = int(table.running[-1])
-            self.preempt(youngest)
-            needy = needy[needy != youngest]
-        table.pages[needy, table.num_pages[needy]] = self.pool.allocate(len(needy))
-        table.num_pages[needy] += 1
-        return decodes[table.is_running[decodes]]
+        if self._states.keeps_places or not len(table.running):
+            return False
+        slot = int(table.running[0])
+        start = int(table.num_computed[slot])
+        is_prompt = table.num_tokens[slot] - start > 1
+        return bool(is_prompt) and self._states.attend(slot, start, start + 1) == start
 
     def _continue_prompts(self, budget: _Budget) -> dict[int, int]:
         """Go on with prompts that are under way; return slots with where their spans stop."""
@@ -314,7 +321,7 @@ class Scheduler:
             if budget.left(is_urgent=sequence.is_urgent) <= 0:
                 break
             if self._has_rows_for(sequence):
-                stops[slot] = self._compute(slot, budget, num_sharing)
+                stops |= self._compute(slot, budget, num_sharing)
         return stops
 
     def _admit(self, budget: _Budget) -> dict[int, int]:
@@ -327,11 +334,10 @@ class Scheduler:
                 break
             if not self._may_join(sequence) or not self._has_rows_for(sequence):
                 break
-            slot = self._try_place(sequence)
+            slot = self._try_place(queue)
             if slot is None:
                 break
-            queue.pop()
-            stops[slot] = self._compute(slot, budget)
+            stops |= self._compute(slot, budget)
         return stops
 
     def _admit_urgent(self) -> None:
@@ -343,10 +349,9 @@ class Scheduler:
         while (sequence := self._admission.peek()) is not None and sequence.is_urgent:
             if len(self._suspects) or not self._may_join(sequence):
                 return
-            while not self.table.free_slots or self._try_place(sequence) is None:
+            while not self.table.free_slots or self._try_place(self._admission) is None:
                 if not self._make_way_for(sequence):
                     return
-            self._admission.pop()
 
     def _make_way_for(self, sequence: Sequence) -> bool:
         """Let another wait; False where there is none, or a step holds its pages still."""
@@ -413,33 +418,37 @@ class Scheduler:
         lone = table.running.tolist() if table.num_taken == 1 else []
         return not sequence.is_suspect and not any(table.sequence(i).is_suspect for i in lone)
 
-    def _try_place(self, sequence: Sequence) -> int | None:
-        # As many pages as the running sequences fill in a step: else a newcomer is soon preempted.
-        spare = self._pages_for(self.table.num_taken)
-        if self._refusal is not None and self._refusal.lasts(sequence, self.pool, spare):
+    def _try_place(self, queue: Admission) -> int | None:
+        """Start the next of a queue, if there is room for it."""
+        sequence = queue.peek()
+        assert sequence is not None
+        num_beside = self.table.num_taken
+        if self._refused and self._states.lasts(self._refused, sequence, num_beside):
             return None
-        shared = self._prefix_cache.lookup(sequence)
-        needed = self._pages_for(sequence.num_tokens) - len(shared)
-        num_free = needed + self.pool.num_unheld(shared)
-        if not self.pool.can_allocate(num_free + spare):
-            self._refusal = _Refusal(sequence, num_free, len(shared))
+        placement = self._states.place(sequence, num_beside)
+        if not placement.fits:
+            self._refused = placement
             return None
-        self._refusal = None
-        self.pool.share(shared)
-        pages = shared + self.pool.allocate(needed)
-        num_cached = len(shared) * self._page_size
+        if self._states.is_worth_waiting(placement):
+            return None
+        self._refused = None
+        queue.pop()
+        num_cached = placement.num_cached * self.table.page_size
         if sequence.num_preemptions == 0:
             sequence.num_cached_tokens = num_cached
             sequence.start_order = self._num_started
             self._num_started += 1
-        return self.table.place(sequence, pages, num_cached)
+        slot = self.table.place(sequence, num_cached)
+        following = queue.peek() if len(self._states.groups) > 1 else None
+        self._states.enter(slot, placement, following)
+        return slot
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
         return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
 
-    def _compute(self, slot: int, budget: _Budget, num_sharing: int = 1) -> int:
-        """Take tokens of a sequence into the step; return where its span stops.
+    def _compute(self, slot: int, budget: _Budget, num_sharing: int = 1) -> dict[int, int]:
+        """Take tokens of a sequence into the step; return it with where its span stops, if it does.
 
         It leaves their shares to the others of so many that share what is left.
         """
@@ -450,12 +459,11 @@ class Scheduler:
         most = -(-budget.left(is_urgent=is_urgent) // num_sharing)
         is_scored = request.prompt_logprobs is not None
         stop = min(total, start + (min(most, self._scored_rows_left) if is_scored else most))
-        stop = whole_stop(request.images, start, stop)
+        stop = self._states.attend(slot, start, whole_stop(request.images, start, stop))
+        if stop == start or whole_stop(request.images, start, stop) != stop:
+            return {}
         if is_scored:
             self._scored_rows_left -= stop - start
         budget.spend(stop - start, is_urgent=is_urgent)
-        self._prefix_cache.register(slot, start, stop)
-        return stop
-
-    def _pages_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._page_size)
+        self._states.register(slot, start, stop)
+        return {slot: stop}

@@ -112,6 +112,10 @@ class StepFailures:
         self._reliability.check()
         while self._parts:
             part = self._parts.popleft()
+            if (rebuild := self._scheduler.plan_rebuild(part.plan)) is not None:
+                self._parts.appendleft(part)
+                self._running = _Part(rebuild)
+                return rebuild
             plan = self._left_of(part.plan)
             if plan is not None:
                 self._running = part._replace(plan=plan)

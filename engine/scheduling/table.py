@@ -101,16 +101,14 @@ class SequenceTable:
         original = self.original_positions
         return original is not None and self.most_tokens(request) > original
 
-    def place(self, sequence: Sequence, pages: list[int], num_computed: int) -> int:
-        """Put a sequence into a free slot and return the slot."""
+    def place(self, sequence: Sequence, num_computed: int) -> int:
+        """Put a sequence into a free slot and return the slot; it holds no state yet."""
         slot = self.free_slots.pop()
         request, sampling = sequence.request, sequence.request.sampling
         prompt, total = len(sequence.prompt), sequence.num_tokens
         self.sequences[slot] = sequence
         self.tokens[slot, :prompt] = sequence.prompt
         self.tokens[slot, prompt:total] = sequence.generated
-        self.pages[slot, : len(pages)] = pages
-        self.num_pages[slot] = len(pages)
         self.num_tokens[slot] = self.num_known_ids[slot] = total
         self.num_computed[slot] = num_computed
         self.num_prompt_tokens[slot] = prompt
@@ -149,7 +147,7 @@ class SequenceTable:
         return slot
 
     def remove(self, slot: int) -> Sequence:
-        """Take a sequence out, its tokens so far written back; its slot and pages stay taken."""
+        """Take a sequence out, its tokens so far written back; its slot stays taken."""
         sequence = self.sequence(slot)
         sequence.generated = self.generated(slot).tolist()
         self.sequences[slot] = None
@@ -160,11 +158,9 @@ class SequenceTable:
         self._running = None
         return sequence
 
-    def free(self, slot: int) -> list[int]:
-        """Free the slot of a sequence that was removed, and return the pages that it held."""
+    def free(self, slot: int) -> None:
+        """Free the slot of a sequence that was removed."""
         self.free_slots.append(slot)
-        pages: list[int] = self.pages[slot, : self.num_pages[slot]].tolist()
-        return pages
 
     def generated(self, slot: int) -> NDArray[np.int32]:
         """Return a view of the tokens generated so far whose ids are known."""

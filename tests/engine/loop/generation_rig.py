@@ -14,7 +14,6 @@ from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.scheduling.admission import ArrivalOrder
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import (
     Sampling,
@@ -24,6 +23,7 @@ from tidemill.engine.scheduling.sequence import (
     TokenLogprob,
 )
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 from tidemill.protocol.errors import RequestError
 
 VOCABULARY = 11

@@ -12,10 +12,10 @@ from tidemill.engine.model.loaded_model import VisionEncoder
 from tidemill.engine.model.vision.preprocessor_config import OneSize
 from tidemill.engine.scheduling.admission import ArrivalOrder
 from tidemill.engine.scheduling.images import ImageSpec, PromptImage
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 
 SIGHT = ImageSpec(1, 2, (2,), OneSize(2, 3, 2), 2, is_bidirectional=True, has_axes=True)
 

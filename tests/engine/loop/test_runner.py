@@ -38,7 +38,8 @@ def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceT
     for index in range(8):
         prompt = [rng.randrange(1000) for _ in range(rng.randint(1, 50))]
         pages = rng.sample(range(1000), -(-len(prompt) // page_size))
-        table.place(Sequence(SequenceRequest(prompt, 5, GREEDY), index), pages, 0)
+        slot = table.place(Sequence(SequenceRequest(prompt, 5, GREEDY), index), 0)
+        table.pages[slot, : len(pages)] = pages
     slots = rng.sample(range(8), rng.randint(1, 8))
     num_decodes = rng.randint(0, len(slots))
     spans = []
@@ -56,7 +57,8 @@ def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
     """As a number below zero, in whose place the device puts what the slot sampled last."""
     table = SequenceTable(4, 50, 16)
     for index in range(3):
-        table.place(Sequence(SequenceRequest([7, 8, 9], 5, GREEDY), index), [index], 2)
+        slot = table.place(Sequence(SequenceRequest([7, 8, 9], 5, GREEDY), index), 2)
+        table.pages[slot, 0] = index
     slots = np.array([3, 1, 2])
     table.num_tokens[slots[:2]] += 1
     one, no = np.ones(3, np.int64), np.zeros(3, np.bool_)

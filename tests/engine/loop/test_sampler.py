@@ -39,7 +39,7 @@ class Desk:
         asked = SequenceRequest(list(prompt), 50, sampling, **request)
         sequence = Sequence(asked, 0)
         sequence.generated = list(generated)
-        return self.table.place(sequence, [], 0)
+        return self.table.place(sequence, 0)
 
     def choose(self, slots: list[int], logits: torch.Tensor | list[list[float]]) -> Sampled:
         """Choose a token for each slot."""

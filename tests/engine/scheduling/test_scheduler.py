@@ -20,12 +20,12 @@ from tests.engine.scheduling.yard import (
     long,
     waiting,
 )
-from tidemill.engine.scheduling import pages as pages_module
+from tidemill.engine.scheduling import state_cache
 from tidemill.engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
-from tidemill.engine.scheduling.pages import PagePool, page_digests
 from tidemill.engine.scheduling.scheduler import MAX_SCORED_ROWS
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.engine.scheduling.step_budget import LineTokenLimit
+from tidemill.engine.state.pages import PagePool, page_digests
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,7 @@ def test_what_waits_for_room_is_named_once(monkeypatch: pytest.MonkeyPatch) -> N
         named.extend(tokens.reshape(-1, page_size).tolist())
         return page_digests(parent, tokens, page_size, shown)
 
-    monkeypatch.setattr(pages_module, "page_digests", name)
+    monkeypatch.setattr(state_cache, "page_digests", name)
     yard = Yard(num_pages=6, max_num_seqs=2)
     yard.add(long(PAGE), 16)
     yard.step()

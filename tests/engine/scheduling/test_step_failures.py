@@ -7,7 +7,6 @@ import pytest
 
 from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.scheduling.admission import ArrivalOrder, UrgentFirst
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 from tidemill.engine.scheduling.step_failures import (
@@ -18,6 +17,7 @@ from tidemill.engine.scheduling.step_failures import (
 )
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 
 BUDGET = 32
 

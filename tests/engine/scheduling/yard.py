@@ -10,12 +10,12 @@ import numpy as np
 
 from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
 from tidemill.engine.scheduling.admission import Admission, ArrivalOrder
-from tidemill.engine.scheduling.pages import PagePool
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 from tidemill.engine.scheduling.step_budget import LineTokenLimit
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
 
 PAGE = 4
 VOCABULARY = 3

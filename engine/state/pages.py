@@ -1,10 +1,10 @@
-"""KV cache pages: a reference-counted pool, and the prefix cache over its full pages.
+"""KV cache pages: a reference-counted pool with an index of the full ones by their digests.
 
 Pure bookkeeping: no tensor is touched here. A page holds the keys and values of `page_size`
-consecutive tokens of a sequence, in every layer. Full pages are named by a digest of the salt and
-all tokens and images up to their end, so that a later sequence with the same beginning takes the
-page instead of computing it. A page without holders keeps its contents until it is reused: those
-without a name first, then the least recently freed.
+consecutive tokens of a sequence, in every layer of a group. Full pages are named by a digest of the
+salt and all tokens and images up to their end, so that a later sequence with the same beginning
+takes the page instead of computing it. A page without holders keeps its contents until it is
+reused: those without a name first, then the least recently freed.
 """
 
 from __future__ import annotations
@@ -14,10 +14,6 @@ from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
-
-from .images import image_digests
-from .sequence import Sequence, SequenceRequest
-from .table import SequenceTable
 
 Digest = bytes
 
@@ -101,6 +97,10 @@ class PagePool:
         """Count those of `pages` that `share` would take off the free list."""
         return sum(self._holders[page] == 0 for page in pages)
 
+    def num_holders(self, page: int) -> int:
+        """Return how many hold a page."""
+        return self._holders[page]
+
     def register(
         self, pages: abc.Iterable[int], digests: abc.Sequence[Digest], parent: Digest | None = None
     ) -> None:
@@ -168,64 +168,3 @@ class PagePool:
             assert digest is not None, f"page {page} has no name"
             del page_of[digest]
             digest_of[page] = None
-
-
-class PrefixCache:
-    """Prefix cache: registers full pages by their token digests and finds them for sequences."""
-
-    def __init__(self, table: SequenceTable, pool: PagePool) -> None:
-        self._table = table
-        self._pool = pool
-        self._page_size = table.page_size
-
-    def lookup(self, sequence: Sequence) -> list[int]:
-        """Look the sequence's beginning up; its last token is always computed anew."""
-        request, size = sequence.request, self._page_size
-        num_full = sequence.num_tokens // size
-        if len(sequence.digests) < num_full:
-            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
-            self._extend_digests(sequence, tokens, num_full)
-        if request.prompt_logprobs is not None:
-            return []
-        return self._pool.lookup(sequence.digests[: (sequence.num_tokens - 1) // size])
-
-    def register(self, slot: int, start: int, stop: int) -> None:
-        """Name the pages that are full once these tokens are computed, whose ids are known.
-
-        Those of a prompt may be named when the step is planned: each layer stores before it
-        attends, so that even a sequence which starts in the same step may read them.
-        """
-        table = self._table
-        pages = slice(start // self._page_size, stop // self._page_size)
-        sequence = table.sequence(slot)
-        self._extend_digests(sequence, table.tokens[slot], pages.stop)
-        parent = sequence.digests[pages.start - 1] if pages.start else None
-        self._pool.register(table.pages[slot, pages].tolist(), sequence.digests[pages], parent)
-
-    def register_generated(self, slot: int) -> None:
-        """Name the pages that a sequence has filled since it started, none of which has a name yet.
-
-        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
-        last page of its prompt is among them, since a step may end before its last token.
-        """
-        table = self._table
-        num_stored = min(table.num_known_ids[slot] - 1, table.num_computed[slot])
-        num_named = max(0, len(table.sequence(slot).digests) - 1)
-        self.register(slot, num_named * self._page_size, int(num_stored))
-
-    def _extend_digests(
-        self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
-    ) -> None:
-        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
-        digests, size = sequence.digests, self._page_size
-        if len(digests) < num_pages:
-            parent = digests[-1] if digests else self._root_digest(sequence.request)
-            unnamed = tokens[len(digests) * size : num_pages * size]
-            images = sequence.request.images
-            pages = range(len(digests), num_pages) if images else ()
-            shown = [image_digests(images, page * size, (page + 1) * size) for page in pages]
-            digests += page_digests(parent, unnamed, size, shown)
-
-    def _root_digest(self, request: SequenceRequest) -> Digest:
-        has_long_rope = self._table.takes_long_rope(request)
-        return root_digest(request.cache_salt, request.adapter, has_long_rope=has_long_rope)

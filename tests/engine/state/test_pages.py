@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tidemill.engine.scheduling.pages import PagePool, page_digests, root_digest
+from tidemill.engine.state.pages import PagePool, page_digests, root_digest
 
 
 def digests(*texts: bytes) -> list[bytes]:

@@ -1,0 +1,217 @@
+"""State cache: what running sequences hold, by group of layers, and the prefix cache over it.
+
+A sequence resumes behind as many full pages as all groups have the state of. Which kinds of state
+there are is not known here: a group says what it has room for, and from where it can resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Several
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..state.groups import StateGroup
+from ..state.pages import Digest, PagePool, page_digests, root_digest
+from .images import image_digests
+from .sequence import Sequence, SequenceRequest
+from .table import SequenceTable
+
+Slots = NDArray[np.int64]
+
+
+class Placement(NamedTuple):
+    """Where a waiting sequence would resume, beside so many others.
+
+    `num_cached` pages are cached in all groups, `most_cached` in one of them; `needed` are the
+    pages that must be free, by pool.
+    """
+
+    sequence: Sequence
+    num_cached: int
+    most_cached: int
+    needed: tuple[tuple[PagePool, int], ...]
+    num_beside: int
+
+    @property
+    def fits(self) -> bool:
+        """Say whether enough pages are free."""
+        return all(pool.can_allocate(count) for pool, count in self.needed)
+
+
+class StateCache:
+    """Groups of one table's sequences: looked up, entered, attended to, named and released."""
+
+    def __init__(self, table: SequenceTable, groups: Several[StateGroup]) -> None:
+        self.groups = tuple(groups)
+        self.keeps_places = all(group.keeps_places for group in groups)
+        self._table = table
+        self._page_size = table.page_size
+        self._settled = np.zeros(len(table.sequences), np.int64)  # tokens that are collected
+
+    def can_ever_fit(self, num_tokens: int) -> bool:
+        """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
+        held = _by_pool((group.pool, group.most_pages(num_tokens)) for group in self.groups)
+        return all(count <= pool.num_pages for pool, count in held)
+
+    def place(self, sequence: Sequence, num_beside: int = 0) -> Placement:
+        """Look up where a sequence may resume; its last token is always computed anew."""
+        digests, most = self._digests(sequence), 0
+        if sequence.request.prompt_logprobs is None:
+            most = (sequence.num_tokens - 1) // self._page_size
+        found = [group.resumable(digests, most) for group in self.groups]
+        num_cached, most_cached = min(found), max(found)
+        while any(num > num_cached for num in found):
+            found = [group.resumable(digests, num_cached) for group in self.groups]
+            num_cached = min(found)
+        needed = _by_pool(
+            (group.pool, group.room(digests, num_cached, sequence.num_tokens, num_beside))
+            for group in self.groups
+        )
+        return Placement(sequence, num_cached, most_cached, needed, num_beside)
+
+    def is_worth_waiting(self, placement: Placement) -> bool:
+        """Say whether a running sequence will soon leave state from which it could resume."""
+        digests = placement.sequence.digests[placement.num_cached : placement.most_cached]
+        return any(group.is_expected(digest) for group in self.groups for digest in digests)
+
+    def lasts(self, refused: Placement, sequence: Sequence, num_beside: int) -> bool:
+        """Say whether a sequence is still refused: no more of it is cached, as few pages are free.
+
+        Pages that lose their name or holders meanwhile only make it need more.
+        """
+        if sequence is not refused.sequence or refused.fits or num_beside < refused.num_beside:
+            return False
+        following = sequence.digests[: refused.most_cached + 1]
+        return self.groups[0].resumable(following, len(following)) <= refused.most_cached
+
+    def enter(self, slot: int, placement: Placement, following: Sequence | None) -> None:
+        """Give a slot what its sequence resumes from, and room for its prompt.
+
+        What other sequences share of it, by what was computed before, or the one `following`, is
+        expected of it.
+        """
+        sequence = placement.sequence
+        for group in self.groups:
+            group.enter(slot, sequence.digests, placement.num_cached, sequence.num_tokens)
+        self._settled[slot] = placement.num_cached * self._page_size
+        num_shared = placement.most_cached
+        if following is not None:
+            num_shared = max(num_shared, self._num_common(sequence, following))
+        num_shared = min(num_shared, (sequence.num_tokens - 1) // self._page_size)
+        if num_shared > placement.num_cached:
+            for group in self.groups:
+                group.expect(slot, sequence.digests, num_shared)
+
+    def attend(self, slot: int, start: int, stop: int) -> int:
+        """Give tokens of a prompt their places; return the stop before which all have one."""
+        for group in reversed(self.groups):
+            stop = group.attend(slot, start, stop, int(self._settled[slot]))
+        return stop
+
+    def can_extend(self, decodes: Slots) -> bool:
+        """Say whether the decodes' tokens fit."""
+        needed = _by_pool((group.pool, len(needy)) for group, needy in self._needs(decodes))
+        return all(pool.can_allocate(count) for pool, count in needed)
+
+    def extend(self, decodes: Slots) -> None:
+        """Give the tokens of decodes that fit their places."""
+        for group, needy in self._needs(decodes):
+            if len(needy):
+                group.extend(needy, self._settled[needy])
+
+    def settle(self, slots: Slots, stops: Slots) -> None:
+        """Take note that a collected step has computed running slots up to `stops`."""
+        self._settled[slots] = stops
+        for group in self.groups:
+            group.settle(slots, stops)
+
+    def undo(self, slots: Slots, starts: Slots) -> Slots:
+        """Go back to `starts`, a step being lost; return from where sequences can go on."""
+        resumes = starts.copy()
+        if len(self.groups) == 1:
+            return resumes
+        for index, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+            resumes[index] = min(group.undo(slot, start) for group in self.groups)
+            if resumes[index] < start:
+                self._settled[slot] = resumes[index] = 0
+                for group in self.groups:
+                    group.rewind(slot)
+        return resumes
+
+    def register(self, slot: int, start: int, stop: int) -> None:
+        """Name the pages that are full once these tokens are computed, whose ids are known."""
+        sequence = self._table.sequence(slot)
+        first, last = start // self._page_size, stop // self._page_size
+        self._extend_digests(sequence, self._table.tokens[slot], last)
+        for group in self.groups:
+            group.register(slot, sequence.digests, first, last)
+
+    def register_generated(self, slot: int) -> None:
+        """Name the pages that a sequence has filled since it started, none of which has a name yet.
+
+        Hardly anybody asks for them while it runs, and to name them all at once costs less. The
+        last page of its prompt is among them, since a step may end before its last token.
+        """
+        table = self._table
+        num_stored = min(table.num_known_ids[slot] - 1, table.num_computed[slot])
+        num_named = max(0, len(table.sequence(slot).digests) - 1)
+        self.register(slot, num_named * self._page_size, int(num_stored))
+
+    def invalidate_from(self, slot: int, start: int, digests: Several[Digest]) -> None:
+        """Forget what a slot holds from a token on, and all that was computed from it."""
+        for group in self.groups:
+            group.invalidate(slot, digests, start // self._page_size)
+
+    def release(self, slot: int) -> None:
+        """Give back what a slot holds."""
+        for group in self.groups:
+            group.release(slot)
+
+    def _needs(self, decodes: Slots) -> list[tuple[StateGroup, Slots]]:
+        num_tokens = self._table.num_tokens[decodes]
+        return [(group, group.needs(decodes, num_tokens)) for group in self.groups]
+
+    def _num_common(self, sequence: Sequence, other: Sequence) -> int:
+        """Return how many full pages two sequences begin with alike."""
+        pairs = zip(sequence.digests, self._digests(other), strict=False)
+        return next(
+            (index for index, (a, b) in enumerate(pairs) if a != b),
+            min(len(sequence.digests), len(other.digests)),
+        )
+
+    def _digests(self, sequence: Sequence) -> list[Digest]:
+        """Return the names of a waiting sequence's full pages."""
+        num_full = sequence.num_tokens // self._page_size
+        if len(sequence.digests) < num_full:
+            tokens = np.append(sequence.prompt, np.array(sequence.generated, np.int32))
+            self._extend_digests(sequence, tokens, num_full)
+        return sequence.digests
+
+    def _extend_digests(
+        self, sequence: Sequence, tokens: NDArray[np.int32], num_pages: int
+    ) -> None:
+        """Name the first `num_pages` pages of a sequence, those that have no name yet."""
+        digests, size = sequence.digests, self._page_size
+        if len(digests) < num_pages:
+            parent = digests[-1] if digests else self._root_digest(sequence.request)
+            unnamed = tokens[len(digests) * size : num_pages * size]
+            images = sequence.request.images
+            pages = range(len(digests), num_pages) if images else ()
+            shown = [image_digests(images, page * size, (page + 1) * size) for page in pages]
+            digests += page_digests(parent, unnamed, size, shown)
+
+    def _root_digest(self, request: SequenceRequest) -> Digest:
+        has_long_rope = self._table.takes_long_rope(request)
+        return root_digest(request.cache_salt, request.adapter, has_long_rope=has_long_rope)
+
+
+def _by_pool(counts: Iterable[tuple[PagePool, int]]) -> tuple[tuple[PagePool, int], ...]:
+    """Return the sums of counts by pool."""
+    pools: dict[int, tuple[PagePool, int]] = {}
+    for pool, count in counts:
+        before = pools.get(id(pool), (pool, 0))[1]
+        pools[id(pool)] = pool, before + count
+    return tuple(pools.values())

@@ -1,0 +1,1 @@
+"""State of sequences: page pool, page groups and rows, by group of layers; no tensors."""

@@ -1,0 +1,264 @@
+"""State groups: layers with one kind of state, behind the verbs room, enter, attend, release.
+
+A group knows what a slot of the table of sequences holds of it, and from which page borders a
+sequence could resume. Full pages hold every token; windowed pages are released once no token sees
+them any more; for rows see `rows`. Groups of pages may share a pool: any page serves any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .pages import Digest, PagePool
+
+Slots = NDArray[np.int64]
+
+
+class StateGroup(Protocol):
+    """State of one group of layers: what the sequences in all slots hold of it.
+
+    Digests are those of a sequence's full pages, from its first; `num_cached` counts those behind
+    which it resumes. `pool` is where its pages or rows come from.
+    """
+
+    pool: PagePool
+    keeps_places: bool  # `attend` never refuses a token of a prompt that has entered
+
+    def resumable(self, digests: Sequence[Digest], most: int) -> int:
+        """Return the most pages, up to `most`, behind which a sequence of these could resume."""
+
+    def room(
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+    ) -> int:
+        """Return how many pages of the pool must be free for `enter`, beside so many sequences."""
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Return the most pages of the pool that a sequence of so many tokens holds at a time."""
+
+    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
+        """Give a slot the cached state, and room for what it computes next; `room` was asked."""
+
+    def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
+        """Give tokens `start:stop` their places; return the stop before which all have one.
+
+        No step in flight reads what lies before token `num_settled` sees.
+        """
+
+    def needs(self, slots: Slots, num_tokens: Slots) -> Slots:
+        """Return those of the slots whose last token, of so many, has no place yet."""
+
+    def extend(self, slots: Slots, num_settled: Slots) -> None:
+        """Give slots that `needs` returned a place; as many pages of the pool are free."""
+
+    def undo(self, slot: int, start: int) -> int:
+        """Go back to `start`, a step being lost; return from where the sequence can go on."""
+
+    def rewind(self, slot: int) -> None:
+        """Hold no more than a sequence that starts over, since another group lost its state."""
+
+    def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
+        """Name the pages `first:last`, which are full, or will be by the end of the step."""
+
+    def settle(self, slots: Slots, stops: Slots) -> None:
+        """Take note that a step was collected that has computed slots up to `stops`."""
+
+    def invalidate(self, slot: int, digests: Sequence[Digest], first: int) -> None:
+        """Forget names from page `first` on, and of all that was computed from these."""
+
+    def release(self, slot: int) -> None:
+        """Give back what a slot holds."""
+
+    def expect(self, slot: int, digests: Sequence[Digest], num_pages: int) -> None:
+        """Take note that other sequences share so many pages of this one, which computes them."""
+
+    def is_expected(self, digest: Digest) -> bool:
+        """Say whether a sequence that runs will soon have left the state behind such a page."""
+
+
+class Visibility(NamedTuple):
+    """Reach of a token: `first` gives the first places that tokens at some places see.
+
+    `most` is the most tokens that one sees, its own among them.
+    """
+
+    first: Callable[[Slots], Slots]
+    most: int
+
+
+class Pages:
+    """Page group: a page list a slot; pages that no token sees any more are released.
+
+    With a `visibility` tokens see the last ones only, else all. A prompt takes room for
+    `step_tokens` more than a token sees. `tag` tells its names from other groups' of the pool. It
+    may be given the arrays `pages [slots, most]` and `num_pages [slots]`.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        pages: NDArray[np.int32],
+        num_pages: NDArray[np.int32],
+        *,
+        visibility: Visibility | None = None,
+        step_tokens: int = 0,
+        tag: bytes = b"",
+    ) -> None:
+        self.pool = pool
+        self.pages = pages
+        self.num_pages = num_pages
+        self.keeps_places = visibility is None
+        self.first_live = np.zeros(len(pages), np.int64)  # pages before it are released
+        self._size = page_size
+        self._visibility = visibility
+        self._step_tokens = step_tokens
+        self._tag = tag
+
+    def resumable(self, digests: Sequence[Digest], most: int) -> int:
+        """Return the most pages before which all that the next token sees is cached."""
+        if self._visibility is None:
+            return len(self.pool.lookup(digests[:most]))
+        page = most
+        while page:
+            seen = range(page - 1, self._first_page(page * self._size) - 1, -1)
+            missing = next((i for i in seen if not self._cached(digests[i : i + 1])), None)
+            if missing is None:
+                return page
+            page = missing  # behind any page between, the next token sees the missing one, too
+        return 0
+
+    def room(
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+    ) -> int:
+        """Count new pages, shared ones that nobody holds, and as many as the others soon fill.
+
+        Else a newcomer is soon preempted.
+        """
+        shared = self._cached(digests[self._first_page(num_cached * self._size) : num_cached])
+        new = self._num_new(num_cached, num_tokens)
+        return new + self.pool.num_unheld(shared) + self._pages_for(num_beside)
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Return the most pages that a sequence of so many tokens holds at a time, when alone."""
+        total = self._pages_for(num_tokens)
+        if self._visibility is None:
+            return total
+        # The first and the last page that a step sees may hold one token of it each.
+        return min(total, self._pages_for(self._visibility.most + self._step_tokens) + 1)
+
+    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
+        """Share the cached pages that are still seen, and allocate those of the first chunk."""
+        first = self._first_page(num_cached * self._size)
+        shared = self._cached(digests[first:num_cached])
+        self.pool.share(shared)
+        pages = shared + self.pool.allocate(self._num_new(num_cached, num_tokens))
+        self.pages[slot, first : first + len(pages)] = pages
+        self.num_pages[slot] = first + len(pages)
+        self.first_live[slot] = first
+
+    def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
+        """Allocate the pages up to `stop`, or as many of these as are free."""
+        del start
+        held = int(self.num_pages[slot])
+        wanted = self._pages_for(stop) - held
+        if wanted > 0:
+            slots = np.array([slot], np.int64)
+            self._release_unseen(slots, np.array([num_settled], np.int64))
+            new = self.pool.allocate(min(wanted, self.pool.num_free))
+            self.pages[slot, held : held + len(new)] = new
+            self.num_pages[slot] += len(new)
+        return min(stop, int(self.num_pages[slot]) * self._size)
+
+    def needs(self, slots: Slots, num_tokens: Slots) -> Slots:
+        """Return the slots whose last token begins a page."""
+        return slots[num_tokens > self.num_pages[slots] * self._size]
+
+    def extend(self, slots: Slots, num_settled: Slots) -> None:
+        """Allocate each slot's next page, after those that its token does not see are released."""
+        self._release_unseen(slots, num_settled)
+        self.pages[slots, self.num_pages[slots]] = self.pool.allocate(len(slots))
+        self.num_pages[slots] += 1
+
+    def undo(self, slot: int, start: int) -> int:
+        """Return `start`: pages are written again as they were."""
+        del slot
+        return start
+
+    def rewind(self, slot: int) -> None:
+        """Release windowed pages: those of the first tokens are gone."""
+        if self._visibility is not None:
+            self.release(slot)
+
+    def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
+        """Name live pages; those of a prompt when the step is planned.
+
+        Each layer stores before it attends, so that even a sequence which starts in the same step
+        may read them.
+        """
+        first = max(first, int(self.first_live[slot]))
+        if first >= last:
+            return
+        names = self._names(digests[first:last])
+        parent = self._names(digests[first - 1 : first])[0] if first else None
+        self.pool.register(self.pages[slot, first:last].tolist(), names, parent)
+
+    def settle(self, slots: Slots, stops: Slots) -> None:
+        """Do nothing: pages were named when the step was planned."""
+
+    def invalidate(self, slot: int, digests: Sequence[Digest], first: int) -> None:
+        """Forget the slot's pages from page `first` on; others that hold them have read them."""
+        del digests
+        first = max(first, int(self.first_live[slot]))
+        self.pool.invalidate(self.pages[slot, first : self.num_pages[slot]].tolist())
+
+    def release(self, slot: int) -> None:
+        """Release the live pages."""
+        self.pool.release(self.pages[slot, self.first_live[slot] : self.num_pages[slot]].tolist())
+        self.first_live[slot] = self.num_pages[slot] = 0
+
+    def expect(self, slot: int, digests: Sequence[Digest], num_pages: int) -> None:
+        """Do nothing: full pages are named as they come."""
+
+    def is_expected(self, digest: Digest) -> bool:
+        """Return False: pages can be read by the step that computes them."""
+        del digest
+        return False
+
+    def _release_unseen(self, slots: Slots, num_settled: Slots) -> None:
+        """Release the pages of slots that lie before what a token behind the settled ones sees."""
+        if self._visibility is None:
+            return
+        firsts = self._visibility.first(num_settled) // self._size
+        firsts = np.minimum(firsts, self.num_pages[slots])
+        for slot, begin, end in zip(
+            slots.tolist(), self.first_live[slots].tolist(), firsts.tolist(), strict=True
+        ):
+            if begin < end:
+                self.pool.release(self.pages[slot, begin:end].tolist())
+        self.first_live[slots] = np.maximum(firsts, self.first_live[slots])
+
+    def _first_page(self, place: int) -> int:
+        """Return the first page that a token at a place sees."""
+        if self._visibility is None:
+            return 0
+        return int(self._visibility.first(np.array([place], np.int64))[0]) // self._size
+
+    def _num_new(self, num_cached: int, num_tokens: int) -> int:
+        """Return how many pages a sequence allocates when it enters."""
+        if self._visibility is not None:
+            most = num_cached * self._size + self._visibility.most + self._step_tokens
+            num_tokens = min(num_tokens, most)
+        return self._pages_for(num_tokens) - num_cached
+
+    def _cached(self, digests: Sequence[Digest]) -> list[int]:
+        return self.pool.lookup(self._names(digests))
+
+    def _names(self, digests: Sequence[Digest]) -> Sequence[Digest]:
+        return [digest + self._tag for digest in digests] if self._tag else digests
+
+    def _pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._size)

@@ -1,0 +1,197 @@
+"""Rows of recurrent state: one a sequence, and snapshots of shared prefixes beside them.
+
+A row holds what recurrent layers keep of all tokens before a place. The sequence that owns a row
+writes it in every step, so that others can resume from it only once it is left alone: where other
+sequences share a prefix, the first to compute it moves to a new row behind it, and the row it
+leaves is a snapshot, with the name of the page that ends there. Snapshots are evicted as pages are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .groups import Slots
+from .pages import Digest, PagePool
+
+NO_ROW = -1
+# The fewest tokens that a snapshot must save: it cuts a step, and its row is read once more.
+FEWEST_TOKENS = 64
+
+
+class Rows:
+    """Rows of the sequences in a table's slots; see `StateGroup`.
+
+    A sequence that `entered` at a place starts there from row `sources`, from zeros at place 0, and
+    goes on in its own of `rows`. Its state is kept behind token `borders`, where that is not 0.
+    """
+
+    keeps_places = False
+
+    def __init__(self, pool: PagePool, page_size: int, num_slots: int) -> None:
+        self.pool = pool
+        self.rows: NDArray[np.int32] = np.full(num_slots, NO_ROW, np.int32)
+        self.sources: NDArray[np.int32] = np.full(num_slots, NO_ROW, np.int32)
+        self.entered = np.zeros(num_slots, np.int64)
+        self.borders = np.zeros(num_slots, np.int64)
+        self._size = page_size
+        self._names: dict[int, Digest] = {}  # by slot, of the state to be kept
+        self._expected: set[Digest] = set()  # of these, those that no step has left yet
+        self._parents: dict[int, Digest] = {}  # by slot, the name of the snapshot before
+
+    def resumable(self, digests: Sequence[Digest], most: int) -> int:
+        """Return the most pages behind which there is a snapshot."""
+        for page in range(most, 0, -1):
+            if self._snapshot(digests, page):
+                return page
+        return 0
+
+    def room(
+        self, digests: Sequence[Digest], num_cached: int, num_tokens: int, num_beside: int
+    ) -> int:
+        """Return how many free rows entering takes: one, and a snapshot that nobody holds."""
+        del num_tokens, num_beside
+        return 1 + self.pool.num_unheld(self._snapshot(digests, num_cached))
+
+    def most_pages(self, num_tokens: int) -> int:
+        """Return 1: a sequence that is alone keeps no snapshot."""
+        del num_tokens
+        return 1
+
+    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
+        """Allocate a row, and hold the snapshot, if there is one, until it was read."""
+        del num_tokens
+        snapshot = self._snapshot(digests, num_cached)
+        self.pool.share(snapshot)
+        if snapshot:
+            self.sources[slot] = snapshot[0]
+            self._parents[slot] = digests[num_cached - 1]
+        self.entered[slot] = num_cached * self._size
+        (self.rows[slot],) = self.pool.allocate(1)
+
+    def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
+        """Stop where the state is to be kept, and go on from there in another row."""
+        del num_settled
+        if self._must_move(slot, start) and not self._try_move(slot):
+            return start
+        if start != self.entered[slot]:
+            self._drop_source(slot)
+        border = int(self.borders[slot])
+        return border if start < border < stop else stop
+
+    def needs(self, slots: Slots, num_tokens: Slots) -> Slots:
+        """Return the slots that leave their row behind the last token but one."""
+        starts = num_tokens - 1
+        entered = self.entered[slots]
+        for slot in slots[(self.sources[slots] != NO_ROW) & (starts != entered)].tolist():
+            self._drop_source(slot)  # which a step has read
+        needy: Slots = slots[(self.borders[slots] == starts) & (entered != starts)]
+        return needy
+
+    def extend(self, slots: Slots, num_settled: Slots) -> None:
+        """Move slots to other rows."""
+        del num_settled
+        for slot in slots.tolist():
+            self._move(slot)
+
+    def undo(self, slot: int, start: int) -> int:
+        """Return where the state is still what it was: where the sequence entered, or 0."""
+        if start != self.entered[slot]:
+            self._drop_source(slot)
+        return int(self.entered[slot])
+
+    def rewind(self, slot: int) -> None:
+        """Start over from zeros."""
+        self._drop_source(slot)
+
+    def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
+        """Do nothing: a state is named when it is there."""
+
+    def settle(self, slots: Slots, stops: Slots) -> None:
+        """Name the states behind their borders: the next step may start from them."""
+        for slot in slots[self.borders[slots] == stops].tolist():
+            name = self._names[slot]
+            self._expected.discard(name)
+            border = int(self.borders[slot])
+            has_moved = int(self.entered[slot]) == border
+            row = self.sources[slot] if has_moved else self.rows[slot]
+            self.pool.register([int(row)], [name], self._parents.get(slot))
+            self._parents[slot] = name
+            if has_moved:
+                self._forget_border(slot)
+
+    def invalidate(self, slot: int, digests: Sequence[Digest], first: int) -> None:
+        """Forget snapshots behind page `first` and later ones, and what started from these."""
+        del slot
+        known = [self.pool.lookup([digest]) for digest in digests[first:]]
+        self.pool.invalidate([row for rows in known for row in rows])
+
+    def release(self, slot: int) -> None:
+        """Release the row, and the snapshot that was not read."""
+        self._drop_source(slot)
+        self._forget_border(slot)
+        self._parents.pop(slot, None)
+        self.pool.release([int(self.rows[slot])])
+        self.rows[slot] = NO_ROW
+
+    def expect(self, slot: int, digests: Sequence[Digest], num_pages: int) -> None:
+        """Keep the state behind so many pages, where that saves enough."""
+        border, name = num_pages * self._size, digests[num_pages - 1]
+        saves = border - int(self.entered[slot]) >= FEWEST_TOKENS
+        if saves and border > self.borders[slot] and name not in self._expected:
+            self._forget_border(slot)
+            self.borders[slot] = border
+            self._names[slot] = name
+            self._expected.add(name)
+
+    def is_expected(self, digest: Digest) -> bool:
+        """Say whether a running sequence will leave its state behind such a page."""
+        return digest in self._expected
+
+    def sources_of(self, slots: Slots, starts: Slots) -> NDArray[np.int32]:
+        """Return the rows that spans start from, -1 being zeros."""
+        has_entered = starts == self.entered[slots]
+        sources: NDArray[np.int32] = np.where(has_entered, self.sources[slots], self.rows[slots])
+        return sources
+
+    def _snapshot(self, digests: Sequence[Digest], num_cached: int) -> list[int]:
+        return self.pool.lookup(digests[num_cached - 1 : num_cached]) if num_cached else []
+
+    def _must_move(self, slot: int, start: int) -> bool:
+        return 0 < int(self.borders[slot]) == start != int(self.entered[slot])
+
+    def _try_move(self, slot: int) -> bool:
+        """Leave the row to others, or keep it where none is free and nobody has it."""
+        if self.pool.can_allocate(1):
+            self._move(slot)
+            return True
+        row = int(self.rows[slot])
+        if self.pool.num_holders(row) > 1:
+            return False
+        self.pool.invalidate([row])
+        self._forget_border(slot)
+        return True
+
+    def _move(self, slot: int) -> None:
+        self._drop_source(slot)
+        self.sources[slot] = self.rows[slot]
+        self.entered[slot] = self.borders[slot]
+        (self.rows[slot],) = self.pool.allocate(1)
+        if self._names[slot] not in self._expected:
+            self._forget_border(slot)
+
+    def _drop_source(self, slot: int) -> None:
+        """Let go of the row that the sequence started from."""
+        if self.sources[slot] != NO_ROW:
+            self.pool.release([int(self.sources[slot])])
+            self.sources[slot] = NO_ROW
+        if self.entered[slot] == self.borders[slot]:
+            self._forget_border(slot)
+        self.entered[slot] = 0
+
+    def _forget_border(self, slot: int) -> None:
+        self.borders[slot] = 0
+        if (name := self._names.pop(slot, None)) is not None:
+            self._expected.discard(name)
