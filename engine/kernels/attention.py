@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .step import Step
@@ -19,7 +21,8 @@ class AttentionShape:
 
     A causal query sees the tokens before it and itself, or up to the step's `ends`; a bidirectional
     one its whole sequence. `window` (sliding window) 0: all of these; else only tokens less than
-    `window` before it, and for a bidirectional query less than `window` behind it. `softcap` 0:
+    `window` before it, and for a bidirectional query less than `window` behind it. `chunk` (chunked
+    attention) 0: none; else only tokens from the last multiple of `chunk` on. `softcap` 0:
     none; else scores become softcap · tanh(score / softcap). `has_sinks` (attention sinks): a
     learned logit a head joins the softmax without a value.
     """
@@ -30,9 +33,22 @@ class AttentionShape:
     value_dim: int
     scaling: float
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
     is_causal: bool = True
+
+    @property
+    def most_visible(self) -> int:
+        """Return the most tokens that a causal query sees, itself among them; 0: any number."""
+        return min(filter(None, (self.window, self.chunk)), default=0)
+
+    def first_visible(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first places that queries at some places see."""
+        firsts = np.maximum(places - self.window + 1, 0) if self.window else np.zeros_like(places)
+        if self.chunk:
+            firsts = np.maximum(firsts, places // self.chunk * self.chunk)
+        return firsts
 
 
 def kv_width(shapes: Sequence[AttentionShape]) -> int:

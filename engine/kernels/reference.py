@@ -125,7 +125,7 @@ class ReferenceAttention:
         )
         if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
             return attend(query, key, value, shape, sinks, ends)
-        is_whole = not shape.window or length <= shape.window
+        is_whole = not shape.most_visible or length <= shape.most_visible
         is_plain = is_whole and ((span.context == 0 and ends is None) or not shape.is_causal)
         mask = (
             None if is_plain else attention_mask(query.shape[0], length, shape, query.device, ends)
@@ -205,11 +205,14 @@ def attention_mask(
     queries = torch.arange(length - tokens, length, device=device)[:, None]
     positions = torch.arange(length, device=device)[None]
     window = shape.window or length
+    firsts = queries - window + 1
+    if shape.chunk:
+        firsts = torch.maximum(firsts, queries // shape.chunk * shape.chunk)
     if not shape.is_causal:
         stops = queries + window
     else:
         stops = queries + 1 if ends is None else ends[:, None]
-    return (positions > queries - window) & (positions < stops)
+    return (positions >= firsts) & (positions < stops)
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> Tensor:

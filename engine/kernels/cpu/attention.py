@@ -159,7 +159,9 @@ class _Layer:
         self.group = shape.num_query_heads // heads
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
         before = (shape.window or np.iinfo(np.int32).max) - 1
-        reach = (np.int64(before), np.int64(0 if shape.is_causal else before))
+        after = 0 if shape.is_causal else before
+        chunk = shape.chunk or np.iinfo(np.int32).max
+        reach = (np.int64(before), np.int64(after), np.int64(chunk))
         self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), reach)
         self.no_sinks = np.full((heads, self.group), LOWEST, np.float32)
         self.kept_shape = (heads, self.group, width + 2)

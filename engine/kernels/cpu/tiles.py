@@ -47,7 +47,7 @@ def attend_tiles(
     values: Any,  # [pages, Hkv, units of tokens, width] int32
     kept: Any,  # [T', Hkv, G, width + 2] float32
     numbers: Any,  # scaling, softcap
-    reach: Any,  # how many tokens before its own each sees, and how many after its end
+    reach: Any,  # of a token: how many before its own it sees, how many after its end, its chunk
     sinks: Any,  # [Hkv, G] float32
     out: Any,  # [T, Hkv, G, Dv]
 ) -> None:
@@ -138,7 +138,8 @@ def _load_rows(
     stride = len(state) // (len(bounds) // 2)
     for number, token in enumerate(tokens):
         place = positions[token]
-        begin, stop = max(0, place - reach[0]), min(ends[token] + reach[1], tile[LENGTH])
+        begin = max(place - reach[0], place // reach[2] * reach[2])
+        stop = min(ends[token] + reach[1], tile[LENGTH])
         for g in range(group):
             row = number * group + g
             bounds[2 * row], bounds[2 * row + 1] = begin, stop

@@ -170,6 +170,7 @@ def _tile_spec(shape: AttentionShape, dtype: torch.dtype, device: torch.device) 
         wide,
         narrow,
         max(1, PROGRAMS * _multiprocessors(device) // shape.num_kv_heads),
+        shape.chunk,
     )
 
 

@@ -41,6 +41,7 @@ class TileSpec(NamedTuple):
     wide: int
     narrow: int
     at_once: int
+    chunk: int = 0
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -134,6 +135,9 @@ def _visible_ranges(step: Step, num_tokens: int, spec: TileSpec) -> tuple[Ints, 
         ends = np.minimum(positions + reach, ends)
     firsts, stops = np.zeros((2, num_tokens), np.int64)
     firsts[: len(positions)] = np.maximum(positions - reach + 1, 0)
+    if spec.chunk:
+        of_chunks = positions // spec.chunk * spec.chunk
+        firsts[: len(positions)] = np.maximum(firsts[: len(positions)], of_chunks)
     stops[: len(positions)] = ends
     return firsts, stops
 

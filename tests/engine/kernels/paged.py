@@ -90,7 +90,10 @@ class Sequences:
         for position in range(length):
             end = self.end(position) if shape.is_causal else position + reach
             scores[:, position, end:] = -torch.inf
-            scores[:, position, : max(0, position - reach + 1)] = -torch.inf
+            first = max(0, position - reach + 1)
+            if shape.chunk:
+                first = max(first, position - position % shape.chunk)
+            scores[:, position, :first] = -torch.inf
         weights = scores.exp()
         total = weights.sum(dim=-1, keepdim=True)
         if self.sinks is not None:
