@@ -33,10 +33,10 @@ class AttentionShape:
     value_dim: int
     scaling: float
     window: int = 0
-    chunk: int = 0
     softcap: float = 0.0
     has_sinks: bool = False
     is_causal: bool = True
+    chunk: int = 0
 
     @property
     def most_visible(self) -> int:
@@ -95,6 +95,16 @@ class AttentionBackend(Protocol):
         """
 
 
+class PagedBackend(AttentionBackend, Protocol):
+    """A backend whose pages other layers may use as well."""
+
+    def with_layers(self, shapes: Sequence[AttentionShape]) -> PagedBackend:
+        """Return a backend of other layers, no more of them, over the same pages.
+
+        Their keys and values are as wide; a page holds what either has stored last.
+        """
+
+
 @runtime_checkable
 class CapturableBackend(AttentionBackend, Protocol):
     """A backend whose launches a CUDA graph can replay for any step of up to `num_tokens` tokens.
@@ -133,7 +143,7 @@ class AttentionBackendType(Protocol):
         num_pages: int,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> AttentionBackend:
+    ) -> PagedBackend:
         """Allocate the pages of every layer; they are zero until written."""
 
     def page_bytes(self, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:

@@ -20,6 +20,7 @@ from .experts import ApplyExperts, ExpertOps, ExpertWeights
 from .linear import Linear, LinearFactory, prepack
 from .pooling import PoolingOps
 from .quantised import Matrix, Quantised, rounded_to_fp8, rounded_to_int8
+from .recurrence import RecurrentBackendType, RecurrentShape, ReferenceRecurrence
 from .reference import ReferenceAttention
 from .sampling import SamplingOps
 
@@ -123,6 +124,14 @@ def choose_backend(
         if CpuAttention.supports(shapes, dtype, device):
             return CpuAttention
     return ReferenceAttention
+
+
+def choose_recurrence(
+    shapes: Sequence[RecurrentShape], dtype: torch.dtype, device: torch.device
+) -> RecurrentBackendType:
+    """Return the device's recurrent backend if it supports all these layers, else the reference."""
+    del shapes, dtype, device
+    return ReferenceRecurrence
 
 
 def choose_elementwise(dtype: torch.dtype, device: torch.device) -> ElementwiseOps:

@@ -8,7 +8,8 @@ heads `h·G … h·G+G-1` read key head `h` (grouped-query attention).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from copy import copy
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -79,6 +80,12 @@ class ReferenceAttention:
             pages_heads = (num_pages, shape.num_kv_heads)
             self.keys.append(zeros((*pages_heads, shape.key_dim, size), dtype, device))
             self.values.append(zeros((*pages_heads, size, shape.value_dim), dtype, device))
+
+    def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
+        """Return a backend of other layers over the same pages."""
+        other = copy(self)
+        other.shapes = tuple(shapes)
+        return other
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:

@@ -29,7 +29,8 @@ class Step:
 
     Span `s` holds the packed tokens `query_starts[s] : query_starts[s + 1]`, which follow
     `context_lengths[s]` tokens of their sequence that were computed before. Its keys and values,
-    the context's and its own, lie in `pages[page_starts[s] : page_starts[s + 1]]`. Token `t` is at
+    the context's and its own, lie in `pages[page_starts[s] : page_starts[s + 1]]`; behind all of
+    these lie the lists of further groups of layers, for which see `of_group`. Token `t` is at
     place `positions[t]` of its sequence and its keys are stored at `slots[t]`, that is page times
     page size plus offset. `logit_rows` are the packed tokens whose logits are wanted, in order.
     The first `num_decodes` spans are of one token each.
@@ -41,6 +42,7 @@ class Step:
     the ids of the packed tokens `shown_rows`, and beside each D vectors that are added to the
     residual behind the first D layers (DeepStack). `adapters`: span `s` runs through adapter
     `adapters[s]`, 0 being none. `sampled_slots`: slots of the sequences that sample a token.
+    `more_slots`: `slots` of the groups of layers behind the first.
     `state_sources`, `state_rows`: the rows of recurrent state that span `s` starts from, -1 being
     zeros, and that it leaves its state in.
     """
@@ -63,6 +65,7 @@ class Step:
     sampled_slots: Tensor | None = None  # [K]
     state_sources: Tensor | None = None  # [S]
     state_rows: Tensor | None = None  # [S]
+    more_slots: Tensor | None = None  # [(G - 1) · slot_stride(T)]
     copy_on_host: Step | None = None  # None where this is it
 
     @classmethod
@@ -92,6 +95,25 @@ class Step:
         of_slots = last_ids[(-1 - self.token_ids).clamp(min=0)]
         return replace(self, token_ids=torch.where(self.token_ids < 0, of_slots, self.token_ids))
 
+    def of_group(self, group: int) -> Step:
+        """Return the step as a group of layers has it: its page lists and slots.
+
+        On a device page lists start as the host says.
+        """
+        if not group:
+            return self
+        assert self.more_slots is not None
+        host = self.host
+        stride = slot_stride(len(self.slots))
+        first = (group - 1) * stride
+        num_pages = int(host.page_starts[-1])
+        return replace(
+            self,
+            page_starts=host.page_starts + group * num_pages,
+            slots=self.more_slots[first : first + len(self.slots)],
+            copy_on_host=None if self is host else host.of_group(group),
+        )
+
     @property
     def host(self) -> Step:
         """Return the step in host memory: reading its numbers waits for no device."""
@@ -106,6 +128,11 @@ class Step:
     def num_tokens(self) -> int:
         """Return the number of tokens that the step computes."""
         return len(self.token_ids)
+
+
+def slot_stride(num_tokens: int) -> int:
+    """Return where in `more_slots` one group's begin behind another's."""
+    return -(-num_tokens // ALIGNMENT) * ALIGNMENT
 
 
 def host_buffer(length: int, device: torch.device) -> Tensor:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ..config import AdmissionName, EngineConfig
 from ..kernels.backends import limit_torch_threads
+from ..kernels.layer_groups import LayerGroup
 from ..model.device import step_limits
 from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.table import SequenceTable
+from ..state.groups import Pages, StateGroup, Visibility
 from ..state.pages import PagePool
+from ..state.rows import Rows
 from .cuda_graphs import Capture, capture_on, make_graphs
 from .generation import GenerationCore
 from .memory_profile import peak_memory_on, step_bytes
@@ -52,7 +57,8 @@ def make_core(
     if not model.network.needs_torch:
         limit_torch_threads(model.device)
     limits = step_limits(config, model.device)
-    attention = model.attention(room.num_pages)
+    layer_groups = model.layer_groups
+    attention = model.attention(room.num_pages, room.num_rows, layer_groups)
     table = SequenceTable(
         limits.max_num_seqs,
         room.max_model_len,
@@ -60,15 +66,42 @@ def make_core(
         model.original_positions,
     )
     pool = PagePool(room.num_pages)
+    budget = limits.max_num_batched_tokens
+    groups = _further_groups(layer_groups[1:], pool, table, budget)
+    if model.recurrent_shapes:
+        groups.append(Rows(PagePool(room.num_rows), table.page_size, limits.max_num_seqs))
     admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
     if keeps_ids is None:
         keeps_ids = model.device.type == "cuda"
-    budget = limits.max_num_batched_tokens
-    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids)
+    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids, groups=groups)
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)
-    runner = Runner(model, attention, table, graphs, room.num_pages if keeps_ids else None)
+    num_kept_pages = room.num_pages if keeps_ids else None
+    runner = Runner(model, attention, table, graphs, num_kept_pages=num_kept_pages, groups=groups)
     steps_ahead = config.steps_ahead
     if steps_ahead is None:
         steps_ahead = int(model.device.type == "cuda")
     return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead)
+
+
+def _further_groups(
+    layer_groups: Sequence[LayerGroup], pool: PagePool, table: SequenceTable, step_tokens: int
+) -> list[StateGroup]:
+    """Return the page groups of layers behind the first group."""
+    groups: list[StateGroup] = []
+    for number, group in enumerate(layer_groups, start=1):
+        visibility = None
+        if (shape := group.visible) is not None:
+            visibility = Visibility(shape.first_visible, shape.most_visible)
+        groups.append(
+            Pages(
+                pool,
+                table.page_size,
+                np.zeros_like(table.pages),
+                np.zeros_like(table.num_pages),
+                visibility=visibility,
+                step_tokens=step_tokens,
+                tag=bytes([number]),
+            )
+        )
+    return groups

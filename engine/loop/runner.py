@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ..kernels.attention import AttentionBackend
 from ..kernels.sampling import PagedTokenIds
-from ..kernels.step import Step
+from ..kernels.step import Step, slot_stride
 from ..model.loaded_model import LoadedModel
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
+from ..state.groups import Pages, StateGroup
+from ..state.rows import Rows
 from .cuda_graphs import CudaGraphs
 from .device_health import probe
 from .device_tokens import DeviceTokens
@@ -72,13 +74,19 @@ class Runner:
         attention: AttentionBackend,
         table: SequenceTable,
         graphs: CudaGraphs | None = None,
+        *,
         num_kept_pages: int | None = None,
+        groups: Sequence[StateGroup] = (),
     ) -> None:
-        """Run a model's steps; the device keeps the ids of tokens of so many pages, if of any."""
+        """Run a model's steps; the device keeps the ids of tokens of so many pages, if of any.
+
+        `groups` are of the state beside the table's pages.
+        """
         self._model = model
         self._attention = attention
         self._graphs = graphs
         self._table = table
+        self._groups = tuple(groups)
         self._images = (
             None if model.vision_encoder is None else ImageEmbeddings(model.vision_encoder, table)
         )
@@ -111,7 +119,7 @@ class Runner:
         The logits are those of the plan's spans in order, `plan.num_logits` of each.
         """
         shown = None if self._images is None else self._images.embed(plan)
-        arrays = step_arrays(plan, self._table)
+        arrays = step_arrays(plan, self._table, self._groups)
         if shown is not None:
             arrays |= shown.arrays
         if self._graphs is not None and self._graphs.can_run(arrays):
@@ -151,17 +159,20 @@ class Runner:
             torch.cuda.empty_cache()
 
 
-def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a plan's `Step`, each span over its sequence's pages.
+def step_arrays(
+    plan: StepPlan, table: SequenceTable, groups: Sequence[StateGroup] = ()
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a plan's `Step`, each span over its sequence's state.
 
     A token whose id only the device knows, always the last of a decode, is -1 less its slot.
+    `groups` are of the state beside the table's pages.
     """
     size = table.page_size
     lengths, page_counts = plan.stops - plan.starts, -(-plan.stops // size)
     query_starts, page_starts = _starts(lengths), _starts(page_counts)
     positions = _runs(plan.starts, lengths, query_starts)
     pages = _read(table.pages, plan.slots, 0, page_counts, page_starts)
-    token_pages = pages[np.repeat(page_starts[:-1], lengths) + positions // size]
+    at_pages = np.repeat(page_starts[:-1], lengths) + positions // size  # [T]
     token_ids = _read(table.tokens, plan.slots, plan.starts, lengths, query_starts)
     is_unknown = table.num_known_ids[plan.slots] < plan.stops
     token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
@@ -169,7 +180,7 @@ def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]
     arrays = {
         "token_ids": token_ids,
         "positions": positions,
-        "slots": token_pages * size + positions % size,
+        "slots": pages[at_pages] * size + positions % size,
         "query_starts": query_starts,
         "context_lengths": plan.starts,
         "page_starts": page_starts,
@@ -180,6 +191,22 @@ def step_arrays(plan: StepPlan, table: SequenceTable) -> dict[str, NDArray[Any]]
     }
     if table.original_positions is not None:
         arrays["long_rope"] = np.repeat(table.has_long_rope[plan.slots], lengths)
+    more_pages, more_slots = [pages], []
+    for group in groups:
+        if isinstance(group, Rows):
+            arrays["state_rows"] = group.rows[plan.slots]
+            arrays["state_sources"] = group.sources_of(plan.slots, plan.starts)
+        elif isinstance(group, Pages):
+            # Nobody reads released pages: in their places stands the first that is still held.
+            places = _runs(np.zeros_like(page_counts), page_counts, page_starts)
+            places = np.maximum(places, np.repeat(group.first_live[plan.slots], page_counts))
+            own = group.pages[np.repeat(plan.slots, page_counts), places]
+            more_pages.append(own)
+            more_slots.append(np.zeros(slot_stride(len(positions)), np.int64))
+            more_slots[-1][: len(positions)] = own[at_pages] * size + positions % size
+    if more_slots:
+        arrays["pages"] = np.concatenate(more_pages)
+        arrays["more_slots"] = np.concatenate(more_slots)
     return arrays
 
 

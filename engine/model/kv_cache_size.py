@@ -1,8 +1,9 @@
-"""KV cache size: the pages that fit the device's free memory."""
+"""KV cache size: the pages, and the rows of recurrent state, that fit the device's free memory."""
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ..config import EngineConfig
 from ..errors import OutOfCacheMemory
 from ..kernels.step import MAX_SLOTS
 from ..scheduling.scheduler import MAX_SCORED_ROWS
+from ..state.groups import most_pages
 from .device import StepLimits, step_limits
 from .loaded_model import LoadedModel
 
@@ -19,6 +21,9 @@ from .loaded_model import LoadedModel
 SHARE_OF_FREE = {"cuda": 0.9, "cpu": 0.4}
 # Where the largest step was measured, what is left is for pieces of memory that fit nowhere.
 SHARE_OF_MEASURED = 0.97
+# The length that pages and rows are divided by, and rows of sequences to one for snapshots.
+TYPICAL_TOKENS = 1024
+ROWS_A_SNAPSHOT = 8
 CGROUP = Path("/sys/fs/cgroup")
 # Of either version: its folder, the limit, what is used, and of that the names in memory.stat of
 # idle and of mapped files.
@@ -35,10 +40,14 @@ CGROUP_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class KVCacheSize:
-    """The pages of the KV cache, and the tokens that one sequence may have: never more than fit."""
+    """The pages of the KV cache, and the tokens that one sequence may have: never more than fit.
+
+    And the rows of recurrent state, where layers have any.
+    """
 
     num_pages: int
     max_model_len: int
+    num_rows: int = 0
 
 
 def compute_kv_cache_size(
@@ -54,29 +63,52 @@ def compute_kv_cache_size(
     is what the device has left, where that is not this process's alone to say.
     Raises `OutOfCacheMemory` when there is none at all, or less than `settings.max_model_len`.
     """
-    num_pages = count_pages(model, settings, step_bytes=step_bytes, free=free)
-    page_size, wanted = model.backend.page_size, model.max_model_len
-    room = num_pages * page_size
+    num_pages, num_rows = divide_memory(model, settings, step_bytes=step_bytes, free=free)
+    limits, wanted = step_limits(settings, model.device), model.max_model_len
+    room = most_tokens(model, limits, num_pages)
     if room < wanted and settings.max_model_len is not None:
         size = model.page_bytes
         raise OutOfCacheMemory(
-            f"--max-model-len {wanted} needs {-(-wanted // page_size) * size:,} bytes of "
+            f"--max-model-len {wanted} needs {pages_of(model, limits, wanted) * size:,} bytes of "
             f"KV cache, but there is room for {room} tokens ({num_pages * size:,} bytes): lower "
             "it, leave it out to serve what fits, free memory, or set --kv-cache-memory."
         )
-    return KVCacheSize(num_pages, min(room, wanted))
+    return KVCacheSize(num_pages, min(room, wanted), num_rows)
 
 
-def count_pages(
+def pages_of(model: LoadedModel, limits: StepLimits, num_tokens: int) -> int:
+    """Return the most pages that a sequence of so many tokens holds, of all groups of layers."""
+    size, step_tokens = model.backend.page_size, limits.max_num_batched_tokens
+    return sum(
+        most_pages(
+            num_tokens, size, group.visible.most_visible if group.visible else 0, step_tokens
+        )
+        for group in model.layer_groups
+    )
+
+
+def most_tokens(model: LoadedModel, limits: StepLimits, num_pages: int) -> int:
+    """Return how many tokens a sequence that is alone may have, in whole pages."""
+    size = model.backend.page_size
+    fitting = bisect_right(
+        range(num_pages + 1), num_pages, key=lambda pages: pages_of(model, limits, pages * size)
+    )
+    return (fitting - 1) * size
+
+
+def divide_memory(
     model: LoadedModel,
     settings: EngineConfig,
     *,
     step_bytes: int | None = None,
     free: int | None = None,
-) -> int:
-    """Return the pages to allocate: what fits the memory, and no more than can ever be in use."""
+) -> tuple[int, int]:
+    """Return the pages and the rows to allocate: what fits, and no more than can ever be in use.
+
+    Where memory is short it is divided as sequences of `TYPICAL_TOKENS` need it.
+    """
     page_size = model.backend.page_size
-    size = model.page_bytes
+    size, row_size = model.page_bytes, model.row_bytes
     limits = step_limits(settings, model.device)
     budget = settings.kv_cache_memory
     if budget is None:
@@ -84,15 +116,23 @@ def count_pages(
         free = free_bytes(model.device) if free is None else free
         free -= _activation_bytes(model, limits) if step_bytes is None else step_bytes
         budget = int(free * share)
-    useful = limits.max_num_seqs * -(-model.max_model_len // page_size)
-    pages = min(budget // size, useful, MAX_SLOTS // page_size)
-    if pages < 1:
+    useful = limits.max_num_seqs * pages_of(model, limits, model.max_model_len)
+    num_rows = 0
+    if row_size:
+        typical = pages_of(model, limits, min(model.max_model_len, TYPICAL_TOKENS)) * size
+        fitting = budget // (row_size + typical)
+        num_rows = max(1, min(fitting, limits.max_num_seqs))
+        num_rows += num_rows // ROWS_A_SNAPSHOT
+    budget -= num_rows * row_size
+    pages = min(budget // size if size else useful, useful, MAX_SLOTS // page_size)
+    if pages < 1 or budget < 0:
+        row = f" and {row_size:,} for the recurrent state of one sequence" if row_size else ""
         raise OutOfCacheMemory(
             f"The KV cache needs at least {size:,} bytes for one page of {page_size} "
-            f"tokens, but has {max(budget, 0):,}: free memory, use a smaller model, or set "
-            "--kv-cache-memory."
+            f"tokens{row}, but has {max(budget + num_rows * row_size, 0):,}: free memory, use a "
+            "smaller model, or set --kv-cache-memory."
         )
-    return pages
+    return pages, num_rows
 
 
 def free_bytes(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.attention import AttentionBackend, AttentionBackendType, AttentionShape
-from ..kernels.backends import choose_backend
+from ..kernels.backends import choose_backend, choose_recurrence
+from ..kernels.grouped import make_grouped
+from ..kernels.hybrid import HybridBackend
+from ..kernels.layer_groups import LayerGroup, group_layers
+from ..kernels.recurrence import RecurrentShape
 from ..kernels.step import Step
 from ..scheduling.images import ImageSpec
 
@@ -77,8 +81,9 @@ class GraphLimits(NamedTuple):
 class LoadedModel:
     """A network on its device, and what the engine must know to serve it.
 
-    `shapes[i]` is what layer i attends with, `backend` what makes the attention of all of them,
-    `cache_dtype` what keys and values are kept in, None as the network computes them.
+    `shapes[i]` is what attention layer i attends with, `backend` what makes the attention of all of
+    them, `cache_dtype` what keys and values are kept in, None as the network computes them;
+    `recurrent_shapes[i]` is what recurrent layer i keeps.
     `max_intermediate_size` is that of the widest layer. Sequences that may come to more tokens than
     `original_positions` take its ropes' long frequencies. `eos_token_ids` is as the model's config
     has it: an id, a list of ids, or None. Without a `vision_encoder` it takes no images.
@@ -95,6 +100,7 @@ class LoadedModel:
     max_model_len: int
     hidden_size: int
     max_intermediate_size: int
+    recurrent_shapes: tuple[RecurrentShape, ...] = ()
     original_positions: int | None = None
     eos_token_ids: object = None
     vision_encoder: VisionEncoder | None = None
@@ -113,9 +119,30 @@ class LoadedModel:
         return replace(self, backend=backend, cache_dtype=dtype)
 
     @property
+    def layer_groups(self) -> tuple[LayerGroup, ...]:
+        """Return the groups of attention layers, each with page lists of its own."""
+        return group_layers(self.shapes, self.max_model_len)
+
+    @property
     def page_bytes(self) -> int:
-        """Return the bytes that one page takes over all layers."""
-        return self.backend.page_bytes(self.shapes, self.cache_dtype or self.dtype)
+        """Return the bytes of one page, which serves any group."""
+        largest = max((group.layers for group in self.layer_groups), key=len)
+        shapes = [self.shapes[layer] for layer in largest]
+        return self.backend.page_bytes(shapes, self.cache_dtype or self.dtype)
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the bytes of a sequence's recurrent state."""
+        if not self.recurrent_shapes:
+            return 0
+        recurrence = choose_recurrence(self.recurrent_shapes, self.dtype, self.device)
+        return recurrence.row_bytes(self.recurrent_shapes, self.dtype)
+
+    @property
+    def token_bytes(self) -> int:
+        """Return the bytes of keys and values of one token that all layers see."""
+        dtype = self.cache_dtype or self.dtype
+        return self.backend.page_bytes(self.shapes, dtype) // self.backend.page_size
 
     def run_graph(
         self,
@@ -128,6 +155,18 @@ class LoadedModel:
         del step, attention, graphs
         return call()
 
-    def attention(self, num_pages: int) -> AttentionBackend:
-        """Allocate so many pages of every layer."""
-        return self.backend(self.shapes, num_pages, self.cache_dtype or self.dtype, self.device)
+    def attention(
+        self, num_pages: int, num_rows: int = 0, groups: Sequence[LayerGroup] = ()
+    ) -> AttentionBackend:
+        """Allocate so many pages and rows; without `groups` all layers have the same page lists."""
+        dtype = self.cache_dtype or self.dtype
+        if len(groups) > 1:
+            parts = (self.shapes, groups, num_pages, dtype, self.device)
+            attention: AttentionBackend = make_grouped(self.backend, *parts)
+        else:
+            attention = self.backend(self.shapes, num_pages, dtype, self.device)
+        if not self.recurrent_shapes:
+            return attention
+        recurrence = choose_recurrence(self.recurrent_shapes, self.dtype, self.device)
+        own = recurrence(self.recurrent_shapes, num_rows, self.dtype, self.device)
+        return HybridBackend(attention, own)

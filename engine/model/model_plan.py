@@ -17,9 +17,9 @@ from ..kernels.quantised import FP8
 from ..kernels.reference import ReferenceAttention
 from ..storage.hub import find_file
 from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
-from .device import has_gpu
+from .device import has_gpu, step_limits
 from .hf_config import CONFIG
-from .kv_cache_size import count_pages, free_bytes
+from .kv_cache_size import divide_memory, free_bytes, most_tokens
 from .loaded_model import LoadedModel, Network
 from .quantised.quantization_config import QuantizationConfig
 
@@ -109,12 +109,12 @@ def plan_memory(
     if not is_here:  # a token takes as much in any backend
         cache_dtype = dtype if settings.kv_cache_dtype == "auto" else FP8
         model = replace(model, cache_dtype=cache_dtype)
-        return MemoryPlan(weight_bytes, model.page_bytes // model.backend.page_size, None)
+        return MemoryPlan(weight_bytes, model.token_bytes, None)
     if settings.kv_cache_dtype != "auto":
         model = model.with_kv_cache_dtype(FP8)
-    page_size = model.backend.page_size
     try:
-        num_pages = count_pages(model, settings, free=free_bytes(device) - weight_bytes)
+        num_pages, _ = divide_memory(model, settings, free=free_bytes(device) - weight_bytes)
     except OutOfCacheMemory:
         num_pages = 0
-    return MemoryPlan(weight_bytes, model.page_bytes // page_size, num_pages * page_size)
+    num_tokens = most_tokens(model, step_limits(settings, device), num_pages)
+    return MemoryPlan(weight_bytes, model.token_bytes, num_tokens)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields
 from multiprocessing.reduction import ForkingPickler
@@ -28,6 +28,7 @@ from ..config import EngineConfig
 from ..errors import RankFailed
 from ..kernels.attention import AttentionBackend
 from ..kernels.communicator import Communicator, Shard
+from ..kernels.layer_groups import LayerGroup
 from ..kernels.step import Step
 from ..model.device import choose_device
 from ..model.kv_cache_size import free_bytes
@@ -129,11 +130,14 @@ class Leader:
             **(parts | {"network": network, "check": self.check}), leader=self, number=number
         )
 
-    def allocate(self, model: _ParallelModel, num_pages: int) -> AttentionBackend:
-        """Allocate pages on all ranks, and return this one's."""
+    def allocate(
+        self, model: _ParallelModel, num_pages: int, num_rows: int, groups: Sequence[LayerGroup]
+    ) -> AttentionBackend:
+        """Allocate pages and rows on all ranks, and return this one's."""
         number = self._number()
-        self._broadcast(Allocate(number, model.number, num_pages, model.cache_dtype))
-        own = LoadedModel.attention(model, num_pages)
+        size = num_pages, num_rows, tuple(groups)
+        self._broadcast(Allocate(number, model.number, *size, model.cache_dtype))
+        own = LoadedModel.attention(model, *size)
         self._gather_answers()
         self._numbers[own] = number
         self._drop_when_collected(own, number)
@@ -347,9 +351,11 @@ class _ParallelModel(LoadedModel):
     leader: Leader
     number: int
 
-    def attention(self, num_pages: int) -> AttentionBackend:
-        """Allocate so many pages of every layer on all ranks."""
-        return self.leader.allocate(self, num_pages)
+    def attention(
+        self, num_pages: int, num_rows: int = 0, groups: Sequence[LayerGroup] = ()
+    ) -> AttentionBackend:
+        """Allocate so many pages and rows on all ranks."""
+        return self.leader.allocate(self, num_pages, num_rows, groups)
 
     def run_graph(
         self,

@@ -16,6 +16,7 @@ from tidemill.protocol.contract import EngineError
 from ..config import EngineConfig
 from ..errors import first_line_of
 from ..kernels.communicator import Shard
+from ..kernels.layer_groups import LayerGroup
 from ..kernels.step import Step
 
 # What to do about a rank that runs out of memory.
@@ -48,7 +49,7 @@ class InitProcessGroup(NamedTuple):
 
 
 class Allocate(NamedTuple):
-    """Allocate so many pages of a model's layers as attention `number`; answered.
+    """Allocate so many pages and rows of a model's layers as attention `number`; answered.
 
     Keys and values are kept in `cache_dtype`, None as the network computes them.
     """
@@ -56,6 +57,8 @@ class Allocate(NamedTuple):
     number: int
     model: int
     num_pages: int
+    num_rows: int
+    groups: tuple[LayerGroup, ...]
     cache_dtype: torch.dtype | None = None
 
 

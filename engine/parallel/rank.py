@@ -54,9 +54,9 @@ class Rank:
             case Load():
                 self._load(command.message)
                 return Done()
-            case Allocate(number, model, num_pages, dtype):
+            case Allocate(number, model, num_pages, num_rows, groups, dtype):
                 kept = self._models[model].with_kv_cache_dtype(dtype)
-                self._attentions[number] = kept.attention(num_pages)
+                self._attentions[number] = kept.attention(num_pages, num_rows, groups)
                 return Done()
             case MeasureMemory():
                 if self._device.type == "cuda":

@@ -95,7 +95,9 @@ class StateCache:
         """
         sequence = placement.sequence
         for group in self.groups:
-            group.enter(slot, sequence.digests, placement.num_cached, sequence.num_tokens)
+            group.share(slot, sequence.digests, placement.num_cached)
+        for group in self.groups:
+            group.enter(slot, placement.num_cached, sequence.num_tokens)
         self._settled[slot] = placement.num_cached * self._page_size
         num_shared = placement.most_cached
         if following is not None:

@@ -39,8 +39,11 @@ class StateGroup(Protocol):
     def most_pages(self, num_tokens: int) -> int:
         """Return the most pages of the pool that a sequence of so many tokens holds at a time."""
 
-    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
-        """Give a slot the cached state, and room for what it computes next; `room` was asked."""
+    def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
+        """Hold the cached state for a slot, in all groups before one allocates; `room` was asked."""
+
+    def enter(self, slot: int, num_cached: int, num_tokens: int) -> None:
+        """Give a slot that shares the cached state room for what it computes next."""
 
     def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
         """Give tokens `start:stop` their places; return the stop before which all have one.
@@ -77,6 +80,14 @@ class StateGroup(Protocol):
 
     def is_expected(self, digest: Digest) -> bool:
         """Say whether a sequence that runs will soon have left the state behind such a page."""
+
+
+def most_pages(num_tokens: int, page_size: int, most_visible: int, step_tokens: int) -> int:
+    """Return the most pages that a sequence holds at a time, when alone; 0 `most_visible`: all."""
+    if most_visible:
+        # The first and the last page that a step sees may hold one token of it each.
+        num_tokens = min(num_tokens, most_visible + step_tokens + page_size)
+    return -(-num_tokens // page_size)
 
 
 class Visibility(NamedTuple):
@@ -144,21 +155,23 @@ class Pages:
 
     def most_pages(self, num_tokens: int) -> int:
         """Return the most pages that a sequence of so many tokens holds at a time, when alone."""
-        total = self._pages_for(num_tokens)
-        if self._visibility is None:
-            return total
-        # The first and the last page that a step sees may hold one token of it each.
-        return min(total, self._pages_for(self._visibility.most + self._step_tokens) + 1)
+        most_visible = 0 if self._visibility is None else self._visibility.most
+        return most_pages(num_tokens, self._size, most_visible, self._step_tokens)
 
-    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
-        """Share the cached pages that are still seen, and allocate those of the first chunk."""
+    def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
+        """Hold the cached pages that are still seen."""
         first = self._first_page(num_cached * self._size)
         shared = self._cached(digests[first:num_cached])
         self.pool.share(shared)
-        pages = shared + self.pool.allocate(self._num_new(num_cached, num_tokens))
-        self.pages[slot, first : first + len(pages)] = pages
-        self.num_pages[slot] = first + len(pages)
+        self.pages[slot, first:num_cached] = shared
+        self.num_pages[slot] = num_cached
         self.first_live[slot] = first
+
+    def enter(self, slot: int, num_cached: int, num_tokens: int) -> None:
+        """Allocate the pages of the first chunk."""
+        new = self.pool.allocate(self._num_new(num_cached, num_tokens))
+        self.pages[slot, num_cached : num_cached + len(new)] = new
+        self.num_pages[slot] += len(new)
 
     def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:
         """Allocate the pages up to `stop`, or as many of these as are free."""

@@ -60,15 +60,18 @@ class Rows:
         del num_tokens
         return 1
 
-    def enter(self, slot: int, digests: Sequence[Digest], num_cached: int, num_tokens: int) -> None:
-        """Allocate a row, and hold the snapshot, if there is one, until it was read."""
-        del num_tokens
+    def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
+        """Hold the snapshot, if there is one, until it was read."""
         snapshot = self._snapshot(digests, num_cached)
         self.pool.share(snapshot)
         if snapshot:
             self.sources[slot] = snapshot[0]
             self._parents[slot] = digests[num_cached - 1]
         self.entered[slot] = num_cached * self._size
+
+    def enter(self, slot: int, num_cached: int, num_tokens: int) -> None:
+        """Allocate a row."""
+        del num_cached, num_tokens
         (self.rows[slot],) = self.pool.allocate(1)
 
     def attend(self, slot: int, start: int, stop: int, num_settled: int) -> int:

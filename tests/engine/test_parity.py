@@ -54,6 +54,7 @@ def run_all(
         max_num_batched_tokens=budget,
         steps_ahead=steps_ahead,
     )
+    num_pages *= len(model.layer_groups)
     work = make_core(model, KVCacheSize(num_pages, model.max_model_len), config)
     sequences = [work.add(request) for request in requests]
     while work.step() is not None:

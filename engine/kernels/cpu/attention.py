@@ -8,7 +8,8 @@ resumes from its partial state.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -46,9 +47,16 @@ class CpuAttention:
         device: torch.device,
     ) -> None:
         assert self.supports(shapes, dtype, device)
-        self._layers = [_Layer(shape, num_pages, dtype) for shape in shapes]
+        self._layers = [_Layer(shape, *_pages(shape, num_pages, dtype)) for shape in shapes]
         self.keys = [own.all_keys for own in self._layers]
         self.values = [own.all_values for own in self._layers]
+
+    def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
+        """Return a backend of other layers over the same pages."""
+        other = copy(self)
+        pages = zip(shapes, self.keys, self.values, strict=False)
+        other._layers = [_Layer(*own) for own in pages]  # noqa: SLF001 - of its own class
+        return other
 
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
@@ -146,15 +154,9 @@ class CpuAttention:
 class _Layer:
     """One layer's pages and constant arguments: small steps are dominated by call overhead."""
 
-    def __init__(self, shape: AttentionShape, num_pages: int, dtype: torch.dtype) -> None:
-        numbers = WORD_BYTES // dtype.itemsize
+    def __init__(self, shape: AttentionShape, keys: Tensor, values: Tensor) -> None:
         heads, width = shape.num_kv_heads, _padded(shape.value_dim)
-        self.all_keys = keys = zeros(
-            (num_pages, heads, shape.key_dim // numbers, PAGE_SIZE, numbers), dtype
-        )
-        self.all_values = values = zeros(
-            (num_pages, heads, PAGE_SIZE // numbers, width, numbers), dtype
-        )
+        self.all_keys, self.all_values = keys, values
         self.shape = shape
         self.group = shape.num_query_heads // heads
         self.keys, self.values = (_words(numbers_) for numbers_ in (keys, values))
@@ -165,6 +167,15 @@ class _Layer:
         self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), reach)
         self.no_sinks = np.full((heads, self.group), LOWEST, np.float32)
         self.kept_shape = (heads, self.group, width + 2)
+
+
+def _pages(shape: AttentionShape, num_pages: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return the pages of a layer's keys and values."""
+    numbers = WORD_BYTES // dtype.itemsize
+    heads, width = shape.num_kv_heads, _padded(shape.value_dim)
+    keys = zeros((num_pages, heads, shape.key_dim // numbers, PAGE_SIZE, numbers), dtype)
+    values = zeros((num_pages, heads, PAGE_SIZE // numbers, width, numbers), dtype)
+    return keys, values
 
 
 def _padded(width: int) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from functools import cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -52,13 +54,26 @@ class TritonAttention:
         device: torch.device,
     ) -> None:
         assert self.supports(shapes, dtype)
-        self.shapes = tuple(shapes)
         self.trash_slot = num_pages * self.page_size
         self.keys, self.values = [], []
         for shape in shapes:
             rows = (num_pages + 1, shape.num_kv_heads, self.page_size)
             self.keys.append(torch.zeros(*rows, shape.key_dim, dtype=dtype, device=device))
             self.values.append(torch.zeros(*rows, shape.value_dim, dtype=dtype, device=device))
+        self._set_layers(shapes, dtype, device)
+
+    def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
+        """Return a backend of other layers over the same pages, with a workspace of its own."""
+        other = copy(self)
+        other._set_layers(  # noqa: SLF001 - of its own class
+            shapes, self.keys[0].dtype, self.keys[0].device
+        )
+        return other
+
+    def _set_layers(
+        self, shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.shapes = tuple(shapes)
         self._specs = [_tile_spec(shape, dtype, device) for shape in shapes]
         self._tile_buffers = TileBuffers(self._specs, self.page_size, device)
         # Of each kind of layer: its spec, and how many numbers a part has, sums and states.

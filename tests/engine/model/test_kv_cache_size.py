@@ -57,15 +57,15 @@ def test_a_page_takes_what_is_allocated_for_it() -> None:
 def test_memory_that_was_asked_for_is_filled_with_whole_pages() -> None:
     """And not a byte more."""
     asked = 5 * PAGE_BYTES
-    assert kv_cache_size.count_pages(model(), settings(kv_cache_memory=asked)) == 5
-    assert kv_cache_size.count_pages(model(), settings(kv_cache_memory=asked - 1)) == 4
+    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=asked))[0] == 5
+    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=asked - 1))[0] == 4
 
 
 def test_no_more_pages_than_can_ever_be_in_use() -> None:
     """Every sequence as long as it may be: 4 of 100 tokens in pages of 16."""
-    assert kv_cache_size.count_pages(model(), settings(kv_cache_memory=10**12)) == 4 * 7
+    assert kv_cache_size.divide_memory(model(), settings(kv_cache_memory=10**12))[0] == 4 * 7
     assert (
-        kv_cache_size.count_pages(model(max_model_len=96), settings(kv_cache_memory=10**12))
+        kv_cache_size.divide_memory(model(max_model_len=96), settings(kv_cache_memory=10**12))[0]
         == 4 * 6
     )
 
@@ -73,7 +73,7 @@ def test_no_more_pages_than_can_ever_be_in_use() -> None:
 def test_no_more_pages_than_a_steps_numbers_reach() -> None:
     """Slots are int32: beyond them they would wrap, and sequences share what is not theirs."""
     many = settings(kv_cache_memory=10**15, max_num_seqs=256)
-    assert kv_cache_size.count_pages(model(max_model_len=10**8), many) == 2**31 // 16
+    assert kv_cache_size.divide_memory(model(max_model_len=10**8), many)[0] == 2**31 // 16
 
 
 def test_a_context_that_does_not_fit_is_shortened_to_whole_pages() -> None:
@@ -106,7 +106,7 @@ def test_a_context_that_was_asked_for_fits_or_is_refused() -> None:
 def test_less_than_a_page_is_refused_with_the_way_out() -> None:
     """The message tells what is needed, what there is, and the option."""
     with pytest.raises(OutOfCacheMemory, match="--kv-cache-memory") as refused:
-        kv_cache_size.count_pages(model(), settings(kv_cache_memory=PAGE_BYTES - 1))
+        kv_cache_size.divide_memory(model(), settings(kv_cache_memory=PAGE_BYTES - 1))[0]
     assert f"{PAGE_BYTES:,}" in str(refused.value)
     assert f"{PAGE_BYTES - 1:,}" in str(refused.value)
 
@@ -115,7 +115,7 @@ def test_without_a_wish_it_is_a_share_of_what_is_free(machine: Path) -> None:
     """Less what one step needs; the rest is other programs'."""
     del machine
     most = settings(max_num_seqs=2000, max_num_batched_tokens=4096)
-    pages = kv_cache_size.count_pages(model(max_model_len=10**6), most)
+    pages = kv_cache_size.divide_memory(model(max_model_len=10**6), most)[0]
     share = kv_cache_size.SHARE_OF_FREE["cpu"]
     assert 0.8 * share * 10**10 < pages * PAGE_BYTES < share * 10**10
 
@@ -124,7 +124,7 @@ def test_where_the_largest_step_was_measured_nearly_all_else_is_pages(machine: P
     """Three hundredths are left for pieces that fit nowhere, not six tenths for other programs."""
     del machine
     most = settings(max_num_seqs=2000, max_num_batched_tokens=2000)
-    pages = kv_cache_size.count_pages(model(max_model_len=10**7), most, step_bytes=4 * 10**9)
+    pages = kv_cache_size.divide_memory(model(max_model_len=10**7), most, step_bytes=4 * 10**9)[0]
     assert pages == int(0.97 * 6 * 10**9) // PAGE_BYTES
 
 
@@ -185,7 +185,7 @@ def test_a_machine_that_is_full_is_out_of_cache_memory(machine: Path) -> None:
     (machine / "memory.current").write_text("2000000000")
     (machine / "memory.stat").write_text("inactive_file 5000\n")
     with pytest.raises(OutOfCacheMemory, match="has 0:"):
-        kv_cache_size.count_pages(model(), settings())
+        kv_cache_size.divide_memory(model(), settings())[0]
 
 
 def test_this_machine_has_memory_free() -> None:
