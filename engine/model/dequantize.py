@@ -17,7 +17,8 @@ from .families.registry import architecture_of
 from .hf_config import HFConfig
 from .kv_cache_size import free_bytes
 from .quantised.loading import IGNORED, matrices_of, plan_loading
-from .weight_map import Weight, weights_of, whole
+from .weight_map import weights_of
+from .weight_parts import Weight, whole
 from .weights import check_stored, fill_weights, find_stored, read_weights
 
 CPU = torch.device("cpu")

@@ -24,7 +24,8 @@ from .hf_config import HFConfig
 from .loaded_model import LoadedModel
 from .parity import chunked_logits
 from .parity_inputs import PARITY_VOCAB, num_bytes
-from .weight_map import Weight, table, table_ends, weights_of
+from .weight_map import weights_of
+from .weight_parts import Weight, table, table_ends
 from .weights import StoredTensor, find_layout, read_stored
 
 OUTER = -1

@@ -16,7 +16,8 @@ from torch import Tensor
 from .architecture import Architecture, Block
 from .kv_cache_size import free_bytes
 from .parity import PARITY_TOKENS, parity_tokens
-from .weight_map import Weight, weights_of
+from .weight_map import weights_of
+from .weight_parts import Weight
 
 # Tokens of a cut vocabulary, half of them its first and half its last.
 PARITY_VOCAB = 4096

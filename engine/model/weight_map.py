@@ -2,71 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from math import prod
-from typing import NamedTuple
-
-from torch import Tensor
 
 from ..kernels.communicator import Shard
 from ..kernels.elementwise import Gate
 from .architecture import Architecture, Block, Experts
+from .weight_parts import (
+    WHOLE,
+    Part,
+    Place,
+    Weight,
+    banded,
+    bands_of,
+    between,
+    columns,
+    everything,
+    head_rows,
+    interleaved,
+    pairs,
+    rows_of_one,
+    sliced,
+    suffix_of,
+    table,
+    transposed,
+    turned,
+    turned_band,
+    whole,
+)
 
-# Takes a weight and returns the view of it that a stored tensor is copied to.
-Place = Callable[[Tensor], Tensor]
-
-WHOLE = Shard()
 # Norms that experts beside an MLP have, by their roles.
 EXPERT_NORMS = {
     "experts_layernorm": "pre_feedforward_layernorm_2",
     "post_shared_layernorm": "post_feedforward_layernorm_1",
     "post_experts_layernorm": "post_feedforward_layernorm_2",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A stored tensor by its name and shape, what is read of it, and the place of that in a weight.
-
-    Of its first axes `taken` is read, of all others everything.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    place: Place
-    taken: tuple[range, ...] = ()
-
-    @property
-    def read_shape(self) -> tuple[int, ...]:
-        """Return the shape of what is read."""
-        return (*map(len, self.taken), *self.shape[len(self.taken) :])
-
-    @property
-    def count(self) -> int:
-        """Return how many numbers are read."""
-        return prod(self.read_shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A weight by the role that it has in the decoder; its parts fill it.
-
-    Of one of some `kinds`, as safetensors say, the numbers stay as they are; others are any floats.
-    """
-
-    role: str
-    shape: tuple[int, ...]
-    parts: tuple[Part, ...]
-    kinds: frozenset[str] | None = None
-
-
-class Band(NamedTuple):
-    """Rows `taken` of a stored tensor, which has `height` of them."""
-
-    name: str
-    height: int
-    taken: range
 
 
 def weights_of(
@@ -134,7 +104,7 @@ class _Layer:
             yield self._heads_norm("k_norm", prefix + names.k_norm, *(keys if is_wide else one))
         if shape.has_sinks:
             count = shape.num_query_heads
-            yield _sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
+            yield sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
 
     def _qkv(self, prefix: str, kind: str, *width: int) -> Weight:
         """Return queries above keys above values, if it has any, of a rank's heads."""
@@ -149,14 +119,14 @@ class _Layer:
             (shape.num_kv_heads, shape.key_dim, kv_heads),
             (shape.num_kv_heads, shape.value_dim, kv_heads),
         ][: 2 if self.block.has_keys_as_values else 3]
-        bands = _bands(
+        bands = bands_of(
             names.qkv[: len(told)],
             [count * dim for count, dim, _ in told],
-            [_times(own, dim) for _, dim, own in told],
+            [head_rows(own, dim) for _, dim, own in told],
             is_joined=turned is None,
         )
-        return _banded(
-            f"{self.role}qkv_proj{_suffix(kind)}",
+        return banded(
+            f"{self.role}qkv_proj{suffix_of(kind)}",
             prefix,
             kind,
             bands,
@@ -178,33 +148,33 @@ class _Layer:
             first = head * height
             own = [query - head * group for query in heads if query // group == head]
             for taken, place in (
-                (_times(range(own[0], own[-1] + 1), dim), starts[0] + index * group * dim),
-                (_times(range(group, group + 1), dim), starts[1] + index * dim),
-                (_times(range(group + 1, group + 2), dim), starts[2] + index * dim),
+                (head_rows(range(own[0], own[-1] + 1), dim), starts[0] + index * group * dim),
+                (head_rows(range(group, group + 1), dim), starts[1] + index * dim),
+                (head_rows(range(group + 1, group + 2), dim), starts[2] + index * dim),
             ):
                 rows_of = range(first + taken.start, first + taken.stop)
-                put = _between(place, place + len(taken))
+                put = between(place, place + len(taken))
                 parts.append(Part(f"{prefix}{name}.{kind}", total, put, (rows_of,)))
         rows_made = (len(heads) + 2 * len(kv_heads)) * dim
-        return Weight(f"{self.role}qkv_proj{_suffix(kind)}", (rows_made, *width), tuple(parts))
+        return Weight(f"{self.role}qkv_proj{suffix_of(kind)}", (rows_made, *width), tuple(parts))
 
     def _heads_norm(self, role: str, name: str, count: int, own: range) -> Weight:
         """Return the weight of a norm of one head, or of all of them together."""
         dim = self.block.attention.key_dim
-        place = _pairs(0, len(own) * dim, dim) if self.model.names.has_rope_pairs else _all
-        part = Part(f"{name}.weight", (count * dim,), place, (_times(own, dim),))
+        place = pairs(0, len(own) * dim, dim) if self.model.names.has_rope_pairs else everything
+        part = Part(f"{name}.weight", (count * dim,), place, (head_rows(own, dim),))
         return Weight(self.role + role, part.read_shape, (part,))
 
     def _joined(self, role: str, prefix: str, count: int, dim: int) -> Iterator[Weight]:
         """Yield what joins a rank's share of inner numbers, and its bias once."""
         names, hidden = self.model.names, self.model.hidden_size
         key = f"{prefix}{getattr(names, role)}"
-        own, inner = _times(self.shard.indices(count), dim), count * dim
+        own, inner = head_rows(self.shard.indices(count), dim), count * dim
         if names.is_transposed:
-            part = Part(f"{key}.weight", (inner, hidden), _turned, (own,))
+            part = Part(f"{key}.weight", (inner, hidden), turned, (own,))
             yield Weight(self.role + role, (hidden, len(own)), (part,))
         else:
-            yield _sliced(self.role + role, f"{key}.weight", (hidden, inner), None, own)
+            yield sliced(self.role + role, f"{key}.weight", (hidden, inner), None, own)
         has_bias = self.model.o_proj_bias if role == "o_proj" else self.model.mlp_bias
         if has_bias and self.shard.rank == 0:  # what is added up has it once
             yield whole(f"{self.role}{role}_bias", f"{key}.bias", hidden)
@@ -216,11 +186,11 @@ class _Layer:
         name, own = name or names.mlp, self.shard.indices(inner)
         prefix = f"{self.prefix}{name}." if name else self.prefix
         halves = 2 if isinstance(self.model.gate, Gate) else 1
-        bands = _bands(names.gate_up, [inner] * halves, [own] * halves)
+        bands = bands_of(names.gate_up, [inner] * halves, [own] * halves)
         for kind, width in (("weight", (hidden,)), ("bias", ())):
             if kind == "weight" or self.model.mlp_bias:
-                yield _banded(
-                    f"{self.role}{role}gate_up_proj{_suffix(kind)}",
+                yield banded(
+                    f"{self.role}{role}gate_up_proj{suffix_of(kind)}",
                     prefix,
                     kind,
                     bands,
@@ -277,14 +247,14 @@ class _Layer:
             Part(
                 key,
                 shape,
-                _columns(start, start + len(own)),
+                columns(start, start + len(own)),
                 (range(count), range(above + own.start, above + own.stop)),
             )
             for above, start in ((0, 0), (width, len(own)))
         ]
         yield Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(halves))
         key, taken = prefix + last, (None, None, own)
-        yield _sliced(f"{self.role}down_proj", key, (count, hidden, width), *taken)
+        yield sliced(f"{self.role}down_proj", key, (count, hidden, width), *taken)
 
     def _single_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:
         """Yield the weights of experts that are stored one by one, each as an MLP."""
@@ -301,12 +271,12 @@ class _Layer:
                 Part(
                     f"{key}{name}.weight",
                     (width, hidden),
-                    _slice(index, start, start + len(own)),
+                    rows_of_one(index, start, start + len(own)),
                     (own,),
                 )
                 for name, start in ((gate, 0), (up, len(own)))
             ]
-            place, taken = _slice(index, 0, hidden), (range(hidden), own)
+            place, taken = rows_of_one(index, 0, hidden), (range(hidden), own)
             downs.append(Part(f"{key}{down}.weight", (hidden, width), place, taken))
         yield Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(gates))
         yield Weight(f"{self.role}down_proj", (count, hidden, len(own)), tuple(downs))
@@ -321,16 +291,16 @@ class _Layer:
             experts.intermediate_size,
             self.model.hidden_size,
         )
-        every, both = range(count), _times(own, 2)
+        every, both = range(count), head_rows(own, 2)
         stored: dict[str, tuple[tuple[int, ...], Place, tuple[range, ...]]] = {
             "gate_up_proj": (
                 (count, hidden, 2 * width),
-                _interleaved,
+                interleaved,
                 (every, range(hidden), both),
             ),
-            "gate_up_proj_bias": ((count, 2 * width), _interleaved, (every, both)),
-            "down_proj": ((count, width, hidden), _transposed, (every, own)),
-            "down_proj_bias": ((count, hidden), _all, ()),
+            "gate_up_proj_bias": ((count, 2 * width), interleaved, (every, both)),
+            "down_proj": ((count, width, hidden), transposed, (every, own)),
+            "down_proj_bias": ((count, hidden), everything, ()),
         }
         if not experts.has_biases:
             stored = {name: told for name, told in stored.items() if not name.endswith("_bias")}
@@ -348,13 +318,13 @@ class _Layer:
         """Return gate and up `[E, 2·I, H]` of a tensor that has them as `[E, H, 2·I]`."""
         count, hidden, width = shape
         if len(own) == width:  # in one run
-            part = Part(key, (count, hidden, 2 * width), _transposed)
+            part = Part(key, (count, hidden, 2 * width), transposed)
             return Weight(f"{self.role}gate_up_proj", (count, 2 * width, hidden), (part,))
         parts = [
             Part(
                 key,
                 (count, hidden, 2 * width),
-                _turned_band(start, start + len(own)),
+                turned_band(start, start + len(own)),
                 (range(count), range(hidden), range(above + own.start, above + own.stop)),
             )
             for above, start in ((0, 0), (width, len(own)))
@@ -366,156 +336,3 @@ def _norm(model: Architecture, role: str, name: str) -> Iterator[Weight]:
     yield whole(role, f"{name}.weight", model.hidden_size)
     if model.has_norm_bias:
         yield whole(f"{role}_bias", f"{name}.bias", model.hidden_size)
-
-
-def _suffix(kind: str) -> str:
-    return "_bias" if kind == "bias" else ""
-
-
-def _interleaved(both: Tensor) -> Tensor:
-    """Return `[E, 2·I, …]`, gates before ups, as `[E, …, 2·I]`, each gate before its up."""
-    count, width = both.shape[0], both.shape[1] // 2
-    pairs = both.view(count, 2, width, *both.shape[2:]).transpose(1, 2)  # [E, I, 2, …]
-    return pairs.movedim((1, 2), (-2, -1))  # [E, …, I, 2]
-
-
-def _pairs(start: int, stop: int, width: int) -> Place:
-    """Return rows of heads of a width as `[heads, width / 2, 2, …]`: halves turn together."""
-
-    def place(weight: Tensor) -> Tensor:
-        rows_of = weight[start:stop]
-        return rows_of.view(-1, 2, width // 2, *weight.shape[1:]).transpose(1, 2)
-
-    return place
-
-
-def _turned(weight: Tensor) -> Tensor:
-    return weight.T
-
-
-def _turned_between(start: int, stop: int) -> Place:
-    return lambda weight: weight[start:stop].T
-
-
-def _turned_band(start: int, stop: int) -> Place:
-    return lambda weight: weight[:, start:stop].transpose(1, 2)
-
-
-def _transposed(weight: Tensor) -> Tensor:
-    return weight.transpose(1, 2)
-
-
-def _all(weight: Tensor) -> Tensor:
-    return weight
-
-
-def _columns(start: int, stop: int) -> Place:
-    return lambda weight: weight[:, start:stop]
-
-
-def _slice(index: int, start: int, stop: int) -> Place:
-    return lambda weight: weight[index, start:stop]
-
-
-def rows(names: tuple[str, ...], heights: tuple[int, ...]) -> list[tuple[str, int]]:
-    """Return names with the rows that each has; one name has them all."""
-    return [(names[0], sum(heights))] if len(names) == 1 else list(zip(names, heights, strict=True))
-
-
-def whole(role: str, key: str, *shape: int, kinds: frozenset[str] | None = None) -> Weight:
-    """Return a weight that is stored just so."""
-    return Weight(role, shape, (Part(key, shape, _all),), kinds)
-
-
-def table(
-    role: str, name: str, architecture: Architecture, shard: Shard = WHOLE, *, kind: str = "weight"
-) -> Weight:
-    """Return a rank's rows of the vocabulary: as many for each, the last of them zeros."""
-    count = architecture.vocab_size
-    width = (architecture.hidden_size,) if kind == "weight" else ()
-    own = shard.indices(count)
-    part = Part(f"{name}.{kind}", (count, *width), _between(0, len(own)), (own,))
-    rows_made = len(Shard(0, shard.size).indices(count))
-    return Weight(role + _suffix(kind), (rows_made, *width), (part,))
-
-
-def table_ends(weight: Weight, count: int) -> Weight:
-    """Return a table of the first and the last rows of a vocabulary, `count` of each."""
-    (part,) = weight.parts
-    height = part.shape[0]
-    ends = (
-        replace(part, place=_between(start, start + count), taken=(taken,))
-        for start, taken in ((0, range(count)), (count, range(height - count, height)))
-    )
-    return Weight(weight.role, (2 * count, *part.shape[1:]), tuple(ends))
-
-
-def stacked(
-    role: str, prefix: str, kind: str, heights: list[tuple[str, int]], *width: int
-) -> Weight:
-    """Return a weight of tensors above each other, named with how many rows each has."""
-    bands = [Band(name, height, range(height)) for name, height in heights]
-    return _banded(role, prefix, kind, bands, *width)
-
-
-def _banded(
-    role: str,
-    prefix: str,
-    kind: str,
-    bands: list[Band],
-    *width: int,
-    paired: tuple[int, ...] = (),
-    is_transposed: bool = False,
-) -> Weight:
-    """Return a weight of rows of tensors above each other, or of columns that lie side by side.
-
-    The first bands are heads of `paired` numbers, whose neighbours are turned together.
-    """
-    parts, start = [], 0
-    for index, (name, height, taken) in enumerate(bands):
-        stop = start + len(taken)
-        key, place = f"{prefix}{name}.{kind}", _between(start, stop)
-        if index < len(paired):
-            place = _pairs(start, stop, paired[index])
-        if is_transposed and width:
-            columns = (range(*width), taken)
-            parts.append(Part(key, (*width, height), _turned_between(start, stop), columns))
-        else:
-            parts.append(Part(key, (height, *width), place, (taken,)))
-        start = stop
-    return Weight(role, (start, *width), tuple(parts))
-
-
-def _bands(
-    names: tuple[str, ...], heights: list[int], taken: list[range], *, is_joined: bool = True
-) -> list[Band]:
-    """Return what is taken of tensors of these heights, or of one that has all of their rows.
-
-    Of one tensor neighbours are one band where that `is_joined`.
-    """
-    if len(names) > 1:
-        return [Band(*band) for band in zip(names, heights, taken, strict=True)]
-    total, above, bands = sum(heights), 0, list[Band]()
-    for height, own in zip(heights, taken, strict=True):
-        rows_of = range(above + own.start, above + own.stop)
-        if is_joined and bands and bands[-1].taken.stop == rows_of.start:
-            rows_of = range(bands.pop().taken.start, rows_of.stop)
-        bands.append(Band(names[0], total, rows_of))
-        above += height
-    return bands
-
-
-def _sliced(role: str, key: str, shape: tuple[int, ...], *taken: range | None) -> Weight:
-    """Return a weight that is so much of a stored tensor's first axes; None is all."""
-    axes = zip(taken, shape, strict=False)
-    part = Part(key, shape, _all, tuple(range(n) if own is None else own for own, n in axes))
-    return Weight(role, part.read_shape, (part,))
-
-
-def _times(heads: range, width: int) -> range:
-    """Return the rows of heads that have so many each."""
-    return range(heads.start * width, heads.stop * width)
-
-
-def _between(start: int, stop: int) -> Place:
-    return lambda weight: weight[start:stop]

@@ -44,7 +44,8 @@ from .quantised.loading import (
 )
 from .sanity import check_numbers
 from .staging import Staging, staging_for
-from .weight_map import WHOLE, Weight, table, weights_of
+from .weight_map import weights_of
+from .weight_parts import WHOLE, Weight, table
 
 DTYPES = {
     "F64": torch.float64,

@@ -40,7 +40,7 @@ class StateGroup(Protocol):
         """Return the most pages of the pool that a sequence of so many tokens holds at a time."""
 
     def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
-        """Hold the cached state for a slot, in all groups before one allocates; `room` was asked."""
+        """Hold the cached state for a slot, before any group allocates; `room` was asked."""
 
     def enter(self, slot: int, num_cached: int, num_tokens: int) -> None:
         """Give a slot that shares the cached state room for what it computes next."""

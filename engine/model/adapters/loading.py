@@ -24,7 +24,8 @@ from ..checkpoint import FLOATS, check_inside, some
 from ..families.registry import FAMILIES
 from ..hf_config import HFConfig
 from ..sanity import check_numbers
-from ..weight_map import WHOLE, Place, Weight, weights_of
+from ..weight_map import weights_of
+from ..weight_parts import WHOLE, Place, Weight
 from ..weights import TEXT_OF_WHOLE
 from .adapter_config import (
     ALL_LINEAR,

@@ -16,7 +16,7 @@ from ..checkpoint import Checkpoint
 from ..decoder import Decoder
 from ..families.registry import architecture_of
 from ..hf_config import HFConfig
-from ..weight_map import whole
+from ..weight_parts import whole
 from ..weights import read_weights
 from .architecture import HeadLinear
 from .families import OF_ENDPOINTS

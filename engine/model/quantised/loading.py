@@ -21,7 +21,7 @@ from ...kernels.quantised import (
     quantise_fp8,
     quantise_int8,
 )
-from ..weight_map import Part, Place, Weight, whole
+from ..weight_parts import Part, Place, Weight, whole
 from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
 from .quantization_config import QuantizationConfig
 

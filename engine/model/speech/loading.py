@@ -30,7 +30,7 @@ from ..parity_cache import parity_fact, run_once
 from ..parity_inputs import fits
 from ..pretrained import from_pretrained
 from ..sanity import check_logits
-from ..weight_map import whole
+from ..weight_parts import whole
 from ..weights import check_stored, fill_weights, find_stored
 from .architecture import SpeechArchitecture
 from .runner import WINDOWS_AT_ONCE, SpeechRunner, TextStep, slot_pages

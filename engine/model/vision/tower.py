@@ -20,7 +20,7 @@ from ..checkpoint import FLOATS, Checkpoint, check_count
 from ..hf_config import HFConfig, UnsupportedConfig
 from ..quantised.loading import names_of, plan_loading
 from ..transformers_model import read_config
-from ..weight_map import Weight, whole
+from ..weight_parts import Weight, whole
 from ..weights import StoredTensor, fill_weights, find_stored, missing_from
 from .preprocessor_config import VisionConfig
 

@@ -37,7 +37,7 @@ from tidemill.engine.model.quantised import loading
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.transformers_forward import TransformersNetwork
 from tidemill.engine.model.vision.preprocessor_config import read_vision_config
-from tidemill.engine.model.weight_map import Weight
+from tidemill.engine.model.weight_parts import Weight
 
 CPU = torch.device("cpu")
 
