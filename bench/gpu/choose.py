@@ -203,7 +203,7 @@ class Bench:
                 for value in vars(module).values():
                     if hasattr(value, "cache_clear"):
                         value.cache_clear()
-        shapes = tuple(block.attention for block in self._architecture.blocks)
+        shapes = self._architecture.attention_shapes
         backend = backends.choose_backend(shapes, self._dtype, self._device)
         sampling = choose_sampling(self._dtype, self._device)
         network = Decoder(self._architecture, dict(self._weights))

@@ -65,7 +65,7 @@ def loaded(
     embedding = weights["embed_tokens"]
     assert isinstance(embedding, Tensor)
     dtype, device = embedding.dtype, embedding.device
-    shapes = tuple(block.attention for block in model.blocks)
+    shapes = model.attention_shapes
     return LoadedModel(
         network=Decoder(model, weights),
         shapes=shapes,

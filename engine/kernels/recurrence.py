@@ -253,6 +253,34 @@ class ReferenceRecurrence:
             states[span.row] = state
 
 
+def gated_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor | None,
+    num_groups: int,
+    eps: float,
+    *,
+    is_norm_first: bool,
+) -> Tensor:
+    """Return the RMS norm of each of `num_groups` of `x [T, W]`, gated by SiLU(`gate [T, W]`).
+
+    The gate comes before the norm unless `is_norm_first`; without groups there is no norm. The
+    `weight` is `[W]`, or of one group.
+    """
+    wide, gate = x.float(), functional.silu(gate.float())
+    if not is_norm_first or not num_groups:
+        wide = wide * gate
+    if num_groups:
+        assert weight is not None
+        groups = wide.view(len(x), num_groups, -1)
+        mean = groups.square().mean(dim=-1, keepdim=True)
+        scaled = groups * torch.rsqrt(mean + eps) * weight.float().view(-1, groups.shape[2])
+        wide = scaled.flatten(1)
+        if is_norm_first:
+            wide = wide * gate
+    return wide.to(x.dtype)
+
+
 def row_bytes(shapes: Sequence[RecurrentShape], dtype: torch.dtype) -> int:
     """Return the bytes of a sequence's tails and states over all layers."""
     total = 0

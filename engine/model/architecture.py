@@ -8,6 +8,7 @@ from typing import Literal
 from ..kernels.attention import AttentionShape
 from ..kernels.elementwise import Activation, Gate
 from ..kernels.experts import Scoring
+from ..kernels.recurrence import GatedDelta, RecurrentShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,50 @@ class Experts:
     has_own_norms: bool = False
 
 
+# Of a layer without attention.
+NO_ATTENTION = AttentionShape(0, 0, 0, 0, 1.0)
+# Turns nothing: of a layer without positions (NoPE).
+NO_ROPE = Rope((0.0,))
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Recurrent mixer of a layer: projection, causal convolution, rule, gated norm, projection.
+
+    By its rule a token's projection gives, in this order: for a gated DeltaNet channels, gate, b
+    and a; for a state space gate, channels and dt; without a rule B, C and x, of which B · x is
+    convolved and multiplied by C. The rule's output is normed in `norm_groups` (0: not at all)
+    and multiplied by SiLU(gate), before the norm unless `is_norm_first`.
+    """
+
+    shape: RecurrentShape
+    norm_groups: int = 0
+    is_norm_first: bool = False
+    has_conv_bias: bool = False
+    has_proj_bias: bool = False
+
+    @property
+    def inner_size(self) -> int:
+        """Return the width of what the rule gives of a token."""
+        rule = self.shape.rule
+        if isinstance(rule, GatedDelta):
+            return rule.num_value_heads * rule.value_dim
+        return self.shape.num_channels if rule is None else rule.num_heads * rule.head_dim
+
+    @property
+    def proj_sizes(self) -> tuple[int, ...]:
+        """Return the widths of the parts of a token's projection."""
+        channels, rule = self.shape.num_channels, self.shape.rule
+        if rule is None:
+            return channels, channels, channels
+        if isinstance(rule, GatedDelta):
+            return channels, self.inner_size, rule.num_value_heads, rule.num_value_heads
+        return self.inner_size, channels, rule.num_heads
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer; without `experts` it has one MLP.
+    """One layer: attention or a `recurrence`, or neither, and MLPs; `experts` instead of one MLP.
 
     With `has_keys_as_values` its values are its keys before their norm and rope.
     """
@@ -66,6 +108,18 @@ class Block:
     rope: Rope
     experts: Experts | None = None
     has_keys_as_values: bool = False
+    recurrence: Recurrence | None = None
+    has_mlp: bool = True
+
+    @property
+    def has_attention(self) -> bool:
+        """Say whether it attends."""
+        return self.attention != NO_ATTENTION
+
+    @property
+    def has_mixer(self) -> bool:
+        """Say whether tokens meet in it."""
+        return self.has_attention or self.recurrence is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +149,8 @@ class WeightNames:
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
     `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
     halves of one or interleaved; as "rows" not transposed, the first and last of `expert`.
+    A recurrent mixer's projections `in_proj` are tensors of one part each, or one of all, or by key
+    heads (`has_in_proj_groups`) of the first two and the last two.
     Tensors whose names begin with one of `mtp` predict more than one token; transformers' class
     leaves them out as well.
     """
@@ -125,6 +181,12 @@ class WeightNames:
     shared_gate: str = "shared_expert_gate"
     expert: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_experts: Literal["halves", "interleaved", "rows"] | None = None
+    recurrence: str = "linear_attn"
+    in_proj: tuple[str, ...] = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    has_in_proj_groups: bool = False
+    conv: str = "conv1d"
+    gate_norm: str = "norm"
+    out_proj: str = "out_proj"
     mtp: tuple[str, ...] = ()
 
     @property
@@ -146,7 +208,8 @@ class Architecture:
     `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions);
     `value_scale` is a factor of values, `has_value_norm` an RMS norm of each of their heads without
     a weight; with `has_layer_scalar` each layer's sum with the residual is multiplied by a stored
-    number. Weights of `num_mtp_layers` behind the last layer, which
+    number; with `has_output_gate` what attention gives is multiplied by the sigmoid of a gate
+    that is projected with the queries. Weights of `num_mtp_layers` behind the last layer, which
     predict more than one token, are left out.
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
     or None.
@@ -177,6 +240,7 @@ class Architecture:
     value_scale: float = 1.0
     has_value_norm: bool = False
     has_layer_scalar: bool = False
+    has_output_gate: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -185,6 +249,16 @@ class Architecture:
     num_mtp_layers: int = 0
     names: WeightNames = WeightNames()
     eos_token_ids: object = None
+
+    @property
+    def attention_shapes(self) -> tuple[AttentionShape, ...]:
+        """Return what attention layers attend with, in their order."""
+        return tuple(block.attention for block in self.blocks if block.has_attention)
+
+    @property
+    def recurrent_shapes(self) -> tuple[RecurrentShape, ...]:
+        """Return what recurrent layers keep, in their order."""
+        return tuple(block.recurrence.shape for block in self.blocks if block.recurrence)
 
     @property
     def original_positions(self) -> int | None:

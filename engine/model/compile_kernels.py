@@ -254,7 +254,7 @@ def make_meta_decoder(
         for role, weight in weights.items():
             if role.endswith("_proj") and isinstance(weight, Tensor):
                 weights[role] = quantise(weight)
-    shapes = tuple(block.attention for block in architecture.blocks)
+    shapes = architecture.attention_shapes
     attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)
     return Decoder(architecture, weights), attention
 

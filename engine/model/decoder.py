@@ -21,6 +21,7 @@ from ..kernels.attention import AttentionBackend, HeadNorms
 from ..kernels.backends import choose_elementwise, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
+from ..kernels.hybrid import HybridBackend
 from ..kernels.linear import Embedding, Linear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
@@ -149,22 +150,16 @@ class Decoder:
             self.num_layers_started += 1
             if index and step.shown is not None:
                 _add_deepstack(residual, step, index)
-            qkv = layer.qkv_proj(x, residual)
-            query = self._store_qkv(attention, index, qkv, cos_sin[layer.rope], step.positions)
+            if layer.out_proj is not None:
+                x = self._mix(attention, layer, x, residual, cos_sin, step)
             if layer.is_last and not len(rows):
                 return residual[:0]
-            x = attention.attend(index, query, layer.sinks).flatten(1)  # [T, Hq · Dv]
             if layer.is_last:
-                x, residual = x[rows], residual[rows]
+                x, residual = None if x is None else x[rows], residual[rows]
                 if self._adapters:
                     self._mapping.update(_token_adapters(step)[step.host.logit_rows.numpy()])
-            x = layer.o_proj(x)
-            if self._model.is_parallel:
-                x = self._behind(x + layer.mlp(None, residual), layer.post_attention_layernorm)
-            else:
-                x = self._behind(x, layer.post_attention_layernorm)
-                x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
-            if layer.scalar is not None:
+            x = self._project(layer, x, residual)
+            if layer.scalar is not None and x is not None:
                 residual, x = residual.add_(x).mul_(layer.scalar), None
             del layer  # the next one is made without it
             yield
@@ -179,10 +174,48 @@ class Decoder:
             x = x * self._model.residual_scale
         return x
 
+    def _mix(  # noqa: PLR0917 - what a layer has, and what a step has
+        self,
+        attention: AttentionBackend,
+        layer: DecoderLayer,
+        x: Tensor | None,
+        residual: Tensor,
+        cos_sin: Sequence[Tensor],
+        step: Step,
+    ) -> Tensor:
+        """Return what a layer's attention or recurrence gives of a step's tokens: `[T, inner]`.
+
+        State is stored in any case; where the last layer's rows are not wanted nothing is given.
+        """
+        if layer.recurrent is not None:
+            assert isinstance(attention, HybridBackend)
+            return layer.recurrent.mix(attention.recurrence, x, residual)
+        assert layer.qkv_proj is not None
+        qkv, gate = layer.qkv_proj(x, residual), None
+        if self._model.has_output_gate:
+            width = layer.shape.num_query_heads * layer.shape.value_dim
+            qkv, gate = qkv[:, :-width].contiguous(), qkv[:, -width:]
+        query = self._store_qkv(attention, layer, qkv, cos_sin[layer.rope], step.positions)
+        if layer.is_last and not len(step.logit_rows):
+            return residual[:0]
+        out = attention.attend(layer.index, query, layer.sinks).flatten(1)  # [T, Hq · Dv]
+        return out if gate is None else out * gate.sigmoid()
+
+    def _project(self, layer: DecoderLayer, x: Tensor | None, residual: Tensor) -> Tensor | None:
+        """Return what a layer adds to the residual `[T, H]`, behind its mixer's output `x`."""
+        if layer.out_proj is not None and x is not None:
+            x = layer.out_proj(x)
+            if self._model.is_parallel and layer.mlp is not None:
+                x = x + layer.mlp(None, residual)
+            x = self._behind(x, layer.post_attention_layernorm)
+        if layer.mlp is not None and not self._model.is_parallel:
+            x = self._behind(layer.mlp(x, residual), layer.post_feedforward_layernorm)
+        return x
+
     def _store_qkv(
         self,
         attention: AttentionBackend,
-        index: int,
+        layer: DecoderLayer,
         qkv: Tensor,
         cos_sin: Tensor,
         positions: Tensor,
@@ -191,7 +224,7 @@ class Decoder:
 
         What the backends' one pass does not do is done before it, or in torch instead of it.
         """
-        layer, model = self._layers[index], self._model
+        model, index = self._model, layer.index
         shape, norms = layer.shape, layer.head_norms
         width = shape.num_query_heads * shape.key_dim
         if norms is not None and model.has_wide_qk_norm:
@@ -209,7 +242,7 @@ class Decoder:
         if model.value_scale != 1:
             qkv[:, -shape.num_kv_heads * shape.value_dim :] *= model.value_scale
         if model.has_value_norm:
-            qkv = self._with_normed_values(index, qkv)
+            qkv = self._with_normed_values(layer, qkv)
         if shape.key_dim == shape.value_dim and not model.is_qk_norm_late:
             return attention.store_qkv(index, qkv, cos_sin, norms)
         values = shape.num_kv_heads * shape.value_dim
@@ -224,15 +257,14 @@ class Decoder:
         attention.store(index, key, value)
         return query
 
-    def _with_normed_values(self, index: int, qkv: Tensor) -> Tensor:
+    def _with_normed_values(self, layer: DecoderLayer, qkv: Tensor) -> Tensor:
         """Return queries, keys and values, whose heads are normed; values may be the keys."""
-        block = self._model.blocks[index]
-        shape = block.attention
+        shape = layer.shape
         width = shape.num_kv_heads * shape.value_dim
         values = qkv[:, -width:]
         heads = values.view(len(qkv), -1, shape.value_dim)  # [T, Hkv, Dv]
         normed = functional.rms_norm(heads, heads.shape[2:], eps=self._model.rms_norm_eps)
-        if block.has_keys_as_values:
+        if layer.has_keys_as_values:
             return torch.cat([qkv, normed.flatten(1)], dim=1)
         values.copy_(normed.flatten(1))
         return qkv

@@ -18,23 +18,31 @@ from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate, xielu
 from ..kernels.experts import ExpertWeights, Routing, route
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ..kernels.quantised import Matrix, as_tensor
-from .architecture import Architecture, Block, Experts
+from ..kernels.recurrence import RuleWeights
+from .architecture import Architecture, Block, Experts, Recurrence
+from .recurrent_layers import RecurrentMixer
 from .weight_map import EXPERT_NORMS
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One block with its weights; `rope` counts among the decoder's."""
+    """One block with its weights; `rope` counts among the decoder's, `index` attention layers.
 
+    A block of a `recurrent` mixer has no qkv_proj, one of an MLP alone no out_proj either.
+    """
+
+    index: int
     rope: int
     shape: AttentionShape
     is_last: bool
-    qkv_proj: NormedLinear
+    has_keys_as_values: bool
+    qkv_proj: NormedLinear | None
     head_norms: HeadNorms | None
     sinks: Tensor | None
-    o_proj: Linear
+    recurrent: RecurrentMixer | None
+    out_proj: Linear | None
     post_attention_layernorm: Norm | None
-    mlp: NormedLinear
+    mlp: NormedLinear | None
     post_feedforward_layernorm: Norm | None
     scalar: Tensor | None
 
@@ -79,23 +87,61 @@ class LayerMaker:
     def layer(self, index: int, block: Block, rope: int) -> DecoderLayer:
         """Return layer `index`."""
         role = f"{index}."
-        before_mlp = self.norm(f"{role}pre_feedforward_layernorm")
+        before = self._model.blocks[:index]
+        qkv_proj = recurrent = out_proj = None
+        if block.has_attention:
+            qkv_proj = self._normed(f"{role}qkv_proj", f"{role}input_layernorm")
+            out_proj = self._linear(f"{role}o_proj")
+        elif block.recurrence is not None:
+            number = sum(other.recurrence is not None for other in before)
+            recurrent = self._recurrent(role, number, block.recurrence)
+            out_proj = self._linear(f"{role}out_proj")
         return DecoderLayer(
+            index=sum(other.has_attention for other in before),
             rope=rope,
             shape=block.attention,
             is_last=index == len(self._model.blocks) - 1,
-            qkv_proj=self._linear_factory.make_normed(
-                self._linear(f"{role}qkv_proj"), self.norm(f"{role}input_layernorm")
-            ),
+            has_keys_as_values=block.has_keys_as_values,
+            qkv_proj=qkv_proj,
             head_norms=self._head_norms(role),
             sinks=self.vector(f"{role}sinks"),
-            o_proj=self._linear(f"{role}o_proj"),
+            recurrent=recurrent,
+            out_proj=out_proj,
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
-            mlp=self._experts(role, block.experts, before_mlp)
-            if block.experts
-            else self._mlp(role, before_mlp),
+            mlp=self._feedforward(role, block),
             post_feedforward_layernorm=self.norm(f"{role}post_feedforward_layernorm"),
             scalar=self.vector(f"{role}layer_scalar"),
+        )
+
+    def _feedforward(self, role: str, block: Block) -> NormedLinear | None:
+        if not block.has_mlp:
+            return None
+        norm = self.norm(f"{role}pre_feedforward_layernorm")
+        if block.experts:
+            return self._experts(role, block.experts, norm)
+        return self._mlp(role, norm)
+
+    def _normed(self, role: str, norm: str) -> NormedLinear:
+        return self._linear_factory.make_normed(self._linear(role), self.norm(norm))
+
+    def _recurrent(self, role: str, number: int, recurrence: Recurrence) -> RecurrentMixer:
+        rule_weights = None
+        if recurrence.shape.rule is not None:
+            a_log, dt_bias = (
+                as_tensor(self._weights.pop(f"{role}{name}")).float()
+                for name in ("a_log", "dt_bias")
+            )
+            d = self.vector(f"{role}d")
+            rule_weights = RuleWeights(a_log, dt_bias, None if d is None else d.float())
+        return RecurrentMixer(
+            layer=number,
+            recurrence=recurrence,
+            in_proj=self._normed(f"{role}in_proj", f"{role}input_layernorm"),
+            conv_weight=as_tensor(self._weights.pop(f"{role}conv_weight")),
+            conv_bias=self.vector(f"{role}conv_bias"),
+            rule_weights=rule_weights,
+            gate_norm=self.vector(f"{role}gate_norm"),
+            norm_eps=self._model.rms_norm_eps,
         )
 
     def norm(self, role: str) -> Norm | None:

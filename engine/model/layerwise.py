@@ -113,11 +113,12 @@ def layerwise_logits(
         reader.read(OUTER, dtype),
         layer_weights=partial(reader.read, dtype=dtype),
     )
-    shapes = tuple(block.attention for block in reader.architecture.blocks)
+    shapes = reader.architecture.attention_shapes
     model = replace(
         loaded,
         network=network,
         shapes=shapes,
+        recurrent_shapes=reader.architecture.recurrent_shapes,
         backend=choose_backend(shapes, dtype, loaded.device),
         dtype=dtype,
         vocab_size=reader.architecture.vocab_size,

@@ -133,7 +133,7 @@ def load_shard(
         vision_encoder = VisionEncoder(
             vision.image_spec, load_tower(checkpoint, hf_config, vision, dtype, device)
         )
-    shapes = tuple(block.attention for block in architecture.blocks)
+    shapes = architecture.attention_shapes
     return LoadedModel(
         network=Decoder(
             architecture,
@@ -142,6 +142,7 @@ def load_shard(
             communicator=communicator,
         ),
         shapes=shapes,
+        recurrent_shapes=architecture.recurrent_shapes,
         backend=choose_backend(shapes, dtype, device),
         dtype=dtype,
         device=device,
@@ -353,8 +354,8 @@ def _check_windows(architecture: Architecture, windows: Sequence[int | None]) ->
     A window that is longer than the tokens of a proof shows nowhere else. None is not known.
     """
     most = architecture.max_positions
-    for block, window in zip(architecture.blocks, windows, strict=False):
-        ours = block.attention.window
+    for shape, window in zip(architecture.attention_shapes, windows, strict=False):
+        ours = shape.window
         if window is not None and min(ours or most, most) != min(window or most, most):
             raise UnsupportedConfig(
                 f"by transformers' masks a layer has window {window}, not {ours}"

@@ -108,7 +108,7 @@ def chunked_logits(
     tokens, rows = token_ids.numpy(), compared_rows(len(token_ids))
     total, size = len(tokens), loaded.backend.page_size
     pages = np.arange(2 * -(-total // size)).reshape(2, -1)
-    attention = loaded.attention(pages.size)
+    attention = loaded.attention(pages.size, len(pages))
     axes = axes_of(prompt_images, total)
     cut = whole_stop(prompt_images, 0, total // 2)
     steps = []
@@ -164,6 +164,8 @@ def _copies_step(
         pages=needed.ravel(),
         logit_rows=np.add.outer(np.arange(copies) * count, rows).ravel(),
         adapters=np.array([adapter, *[0] * (copies - 1)]),
+        state_sources=np.arange(copies) if start else np.full(copies, -1),
+        state_rows=np.arange(copies),
         **arrays,
     )
     return replace(step, shown=vectors)

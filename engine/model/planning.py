@@ -88,7 +88,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         max_model_len=max_model_len,
         memory=plan_memory(
             settings,
-            [block.attention for block in share.blocks],
+            share.attention_shapes,
             weight_bytes + tower_bytes,
             dtype=dtype,
             device=device,

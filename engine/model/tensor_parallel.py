@@ -25,6 +25,11 @@ def check_tensor_parallel_size(
                 f"{name}: --tensor-parallel-size {size}: experts beside an MLP, each with norms of "
                 "its own, are not shared by several GPUs; leave the flag out."
             )
+        if size > 1 and block.recurrence is not None:
+            raise ModelRefused(
+                f"{name}: --tensor-parallel-size {size}: recurrent layers are not shared by "
+                "several GPUs; leave the flag out."
+            )
         counts = {"query heads": shape.num_query_heads}
         if block.experts is None:
             counts["columns of an MLP"] = architecture.intermediate_size

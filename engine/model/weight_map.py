@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ..kernels.communicator import Shard
 from ..kernels.elementwise import Gate
 from .architecture import Architecture, Block, Experts
+from .recurrent_weights import recurrent_weights
 from .weight_parts import (
     WHOLE,
     Part,
@@ -59,8 +60,12 @@ def weights_of(
     for index, block in enumerate(architecture.blocks):
         layer = _Layer(architecture, block, f"{index}.", f"{names.layers}.{index}.", shard)
         yield from layer.norms()
-        yield from layer.attention()
-        yield from layer.experts(block.experts) if block.experts else layer.mlp()
+        if block.has_attention:
+            yield from layer.attention()
+        elif block.recurrence is not None:
+            yield from recurrent_weights(architecture, block.recurrence, layer.role, layer.prefix)
+        if block.has_mlp:
+            yield from layer.experts(block.experts) if block.experts else layer.mlp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +78,12 @@ class _Layer:
 
     def norms(self) -> Iterator[Weight]:
         """Yield the norms before and behind attention and MLP, and the factor of their sum."""
-        norms = self.model.names.norms
+        norms, block = self.model.names.norms, self.block
         roles = {
-            "input_layernorm": norms.input,
-            "post_attention_layernorm": norms.post_attention,
-            "pre_feedforward_layernorm": norms.pre_feedforward,
-            "post_feedforward_layernorm": norms.post_feedforward,
+            "input_layernorm": norms.input if block.has_mixer else "",
+            "post_attention_layernorm": norms.post_attention if block.has_mixer else "",
+            "pre_feedforward_layernorm": norms.pre_feedforward if block.has_mlp else "",
+            "post_feedforward_layernorm": norms.post_feedforward if block.has_mlp else "",
         }
         for role, name in roles.items():
             if name:
@@ -114,6 +119,8 @@ class _Layer:
         turned = shape.key_dim if names.has_rope_pairs else None
         if names.has_qkv_groups:
             return self._grouped_qkv(prefix, kind, heads, kv_heads, *width)
+        if self.model.has_output_gate:
+            return self._gated_qkv(prefix, kind, heads, kv_heads, *width)
         told = [
             (shape.num_query_heads, shape.key_dim, heads),
             (shape.num_kv_heads, shape.key_dim, kv_heads),
@@ -134,6 +141,29 @@ class _Layer:
             paired=(turned, turned) if turned else (),
             is_transposed=names.is_transposed,
         )
+
+    def _gated_qkv(
+        self, prefix: str, kind: str, heads: range, kv_heads: range, *width: int
+    ) -> Weight:
+        """Return queries, keys, values and gates; of each head a query is stored above its gate."""
+        shape, names = self.block.attention, self.model.names
+        dim, kv_rows = shape.key_dim, len(kv_heads) * shape.key_dim
+        query, key, value = names.qkv
+        height = (2 * shape.num_query_heads * dim, *width)
+        start, parts = len(heads) * dim, []
+        gates = start + 2 * kv_rows
+        for index, head in enumerate(heads):
+            first = 2 * head * dim
+            for place, above in ((index * dim, first), (gates + index * dim, first + dim)):
+                put = between(place, place + dim)
+                own = (range(above, above + dim),)
+                parts.append(Part(f"{prefix}{query}.{kind}", height, put, own))
+        for name, place in ((key, start), (value, start + kv_rows)):
+            total = (shape.num_kv_heads * dim, *width)
+            put, own = between(place, place + kv_rows), (head_rows(kv_heads, dim),)
+            parts.append(Part(f"{prefix}{name}.{kind}", total, put, own))
+        made = (2 * start + 2 * kv_rows, *width)
+        return Weight(f"{self.role}qkv_proj{suffix_of(kind)}", made, tuple(parts))
 
     def _grouped_qkv(
         self, prefix: str, kind: str, heads: range, kv_heads: range, *width: int

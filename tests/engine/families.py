@@ -116,6 +116,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80,
     },
+    "Qwen3NextConfig": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "full_attention_interval": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
     "SeedOssConfig": {"attention_bias": True},
     "SmolLM3Config": {},
     "StableLmConfig": {},
@@ -264,7 +275,9 @@ def build(name: str) -> nn.Module:
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.15)
         elif "norm" in key:
-            has_offset = "Gemma" in kind and "Gemma4" not in kind
+            has_offset = ("Gemma" in kind and "Gemma4" not in kind) or (
+                kind.startswith(("Qwen3Next", "Qwen3_5")) and "linear_attn" not in key
+            )
             nn.init.normal_(parameter, 0.0 if has_offset else 1.0, 0.2)
         elif key.endswith("scale"):
             nn.init.normal_(parameter, 1.0, 0.2)

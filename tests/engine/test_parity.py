@@ -55,7 +55,8 @@ def run_all(
         steps_ahead=steps_ahead,
     )
     num_pages *= len(model.layer_groups)
-    work = make_core(model, KVCacheSize(num_pages, model.max_model_len), config)
+    room = KVCacheSize(num_pages, model.max_model_len, max_num_seqs + 1)
+    work = make_core(model, room, config)
     sequences = [work.add(request) for request in requests]
     while work.step() is not None:
         pass

@@ -85,7 +85,7 @@ def load(
     )
     parts = _parts(head, architecture, weights)
     architecture = replace(architecture, blocks=architecture.blocks[:num_layers])
-    shapes = tuple(block.attention for block in architecture.blocks)
+    shapes = architecture.attention_shapes
     return LoadedEncoder(
         network=CausalEncoder(Decoder(architecture, weights, has_head=False)),
         pooler=Pooler(("lasttoken",), parts),

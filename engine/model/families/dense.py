@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ..architecture import Architecture, NormNames, WeightNames
+from ..architecture import NO_ROPE, Architecture, NormNames, WeightNames
 from ..hf_config import ConfigFields, UnsupportedConfig
 from ..rope import Sections, make_rope, read_rope
 from .family import (
     FULL,
-    NO_ROPE,
     DecoderSizes,
     Family,
     attention_biases,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
-from ..architecture import Architecture, Block, Experts, Rope, WeightNames
+from ..architecture import NO_ROPE, Architecture, Block, Experts, Rope, WeightNames
 from ..hf_config import ConfigFields, UnsupportedConfig
 from ..rope import make_rope, read_rope
 
@@ -154,10 +154,6 @@ def attention_biases(
     """Return what one flag says of the biases of all projections of attention."""
     is_biased = fields.flag(key, default=default)
     return {"qkv_bias": is_biased, "o_proj_bias": is_biased}
-
-
-# Turns nothing: a layer without positions (NoPE).
-NO_ROPE = Rope((0.0,))
 
 
 def _padded(rope: Rope, head_dim: int) -> Rope:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...kernels.elementwise import Activation
-from ..architecture import Architecture, NormNames, WeightNames
+from ..architecture import NO_ROPE, Architecture, NormNames, WeightNames
 from ..hf_config import ConfigFields, UnsupportedConfig
 from ..rope import read_rope
 from .dense import EPS, SHARED_NORM, partial_rope
 from .family import (
-    NO_ROPE,
     DecoderSizes,
     Family,
     attention_biases,

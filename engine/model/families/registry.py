@@ -25,6 +25,7 @@ from .family import (
 )
 from .gemma import GEMMA
 from .gpt import GPT
+from .hybrid import HYBRID
 from .moe import MOE, qwen_experts
 
 
@@ -243,5 +244,6 @@ FAMILIES: dict[str, Family] = {
     **DENSE,
     **GEMMA,
     **GPT,
+    **HYBRID,
     **MOE,
 }

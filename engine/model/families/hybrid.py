@@ -1,0 +1,143 @@
+"""Families of gated DeltaNets and short convolutions between layers of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...kernels.recurrence import GatedDelta, RecurrentShape
+from ..architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    Architecture,
+    Experts,
+    Recurrence,
+    WeightNames,
+)
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import read_rope
+from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
+from .moe import qwen_experts
+
+LINEAR = "linear_attention"
+MROPE = {"default": "default", "mrope": "default", "yarn": "yarn", "linear": "linear"}
+
+
+def _deltanet(fields: ConfigFields) -> Recurrence:
+    """Return Qwen's gated DeltaNet."""
+    rule = GatedDelta(
+        num_key_heads=fields.count("linear_num_key_heads", 16),
+        num_value_heads=fields.count("linear_num_value_heads", 32),
+        key_dim=fields.count("linear_key_head_dim", 128),
+        value_dim=fields.count("linear_value_head_dim", 128),
+    )
+    if rule.num_value_heads % rule.num_key_heads:
+        raise UnsupportedConfig(
+            f"{rule.num_value_heads} value heads do not share {rule.num_key_heads} key heads evenly"
+        )
+    shape = RecurrentShape(
+        num_channels=sum(rule.widths),
+        num_taps=fields.count("linear_conv_kernel_dim", 4),
+        rule=rule,
+    )
+    return Recurrence(shape, norm_groups=rule.num_value_heads, is_norm_first=True)
+
+
+def _with_recurrence(
+    architecture: Architecture, kinds: Sequence[str], kind: str, recurrence: Recurrence
+) -> Architecture:
+    """Return an architecture whose layers of a kind are recurrent instead of attending."""
+    blocks = tuple(
+        replace(block, attention=NO_ATTENTION, rope=NO_ROPE, recurrence=recurrence)
+        if own == kind
+        else block
+        for block, own in zip(architecture.blocks, kinds, strict=True)
+    )
+    return replace(architecture, blocks=blocks)
+
+
+def _layer_kinds(
+    fields: ConfigFields, sizes: DecoderSizes, recurrent: str, every: int
+) -> Sequence[str]:
+    """Return the kinds of layers; without a list all are recurrent but one of `every`."""
+    kinds: Any = fields.get("layer_types")
+    if kinds is None:
+        layers = range(1, sizes.layers + 1)
+        kinds = [recurrent if layer % every else FULL for layer in layers]
+    if len(kinds) != sizes.layers or not {*kinds} <= {recurrent, FULL}:
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+    return list(kinds)
+
+
+def _qwen3_next(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts = qwen_experts(
+        fields,
+        sizes,
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
+        shared_intermediate_size=fields.count("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+    names = WeightNames(
+        in_proj=("in_proj_qkvz", "in_proj_ba"),
+        has_in_proj_groups=True,
+        shared_experts="shared_expert",
+        mtp=("mtp.",),
+    )
+    return _qwen(fields, sizes, experts=experts, names=names)
+
+
+def _qwen3_5(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    return _qwen(fields, sizes, names=WeightNames(mtp=("mtp.",)), is_multimodal=True)
+
+
+def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts = Experts(
+        num_experts=fields.count("num_experts"),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        shared_intermediate_size=fields.count("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+    )
+    names = WeightNames(
+        shared_experts="shared_expert",
+        expert=("gate_up_proj", "", "down_proj"),
+        stacked_experts="rows",
+        mtp=("mtp.",),
+    )
+    return _qwen(fields, sizes, experts=[experts] * sizes.layers, names=names, is_multimodal=True)
+
+
+def _qwen(
+    fields: ConfigFields, sizes: DecoderSizes, *, is_multimodal: bool = False, **others: Any
+) -> Architecture:
+    """Return Qwen's hybrid, whose attention has an output gate and turns a part of each head."""
+    rope = read_rope(
+        fields,
+        sizes.head_dim,
+        sizes.positions,
+        10_000.0,
+        MROPE if is_multimodal else None,
+        may_be_partial=True,
+        sections="interleaved" if is_multimodal else None,
+    )
+    kinds = _layer_kinds(fields, sizes, LINEAR, fields.count("full_attention_interval", 4))
+    made = make_architecture(
+        fields,
+        sizes,
+        ropes=[rope] * sizes.layers,
+        **attention_biases(fields),
+        has_qk_norm=True,
+        has_output_gate=True,
+        norm_offset=1.0,
+        **others,
+    )
+    return _with_recurrence(made, kinds, LINEAR, _deltanet(fields))
+
+
+_QWEN = {"partial_rotary_factor": 0.25}
+HYBRID: dict[str, Family] = {
+    "qwen3_next": Family("Qwen3NextForCausalLM", _qwen3_next, 256, _QWEN, sorts_rows=True),
+    "qwen3_5_text": Family("Qwen3_5ForCausalLM", _qwen3_5, 256, _QWEN, sorts_rows=True),
+    "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, 256, _QWEN, sorts_rows=True),
+}
