@@ -26,7 +26,7 @@ from .parity import chunked_logits
 from .parity_inputs import PARITY_VOCAB, num_bytes
 from .weight_map import weights_of
 from .weight_parts import Weight, table, table_ends
-from .weights import StoredTensor, find_layout, read_stored
+from .weights import StoredTensor, as_stored, find_layout, read_stored
 
 OUTER = -1
 # Weights of a row for each token of the vocabulary.
@@ -63,6 +63,7 @@ class LayerReader:
 
         A vocabulary whose embedding or head is quantised stays whole.
         """
+        architecture = as_stored(checkpoint, architecture)
         stored = find_layout(
             checkpoint,
             architecture,

@@ -31,7 +31,7 @@ from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
 from .weight_map import weights_of
-from .weights import find_layout
+from .weights import as_stored, find_layout
 
 MAX_GPUS = 8
 """Of one machine."""
@@ -65,6 +65,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         check_int8(settings.model, dtype, device)
     checkpoint, notes = find_weights(settings.model, quantization)
     if checkpoint is not None:
+        architecture = as_stored(checkpoint, architecture)
         wanted = list(weights_of(architecture))
         find_layout(checkpoint, architecture, wanted, is_multimodal=hf_config.is_multimodal)
     share = shard_architecture(architecture, Shard(0, size))

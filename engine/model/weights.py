@@ -24,7 +24,7 @@ from torch import Tensor
 from ..errors import ModelRefused
 from ..kernels.communicator import Shard
 from ..kernels.quantised import Matrix, as_tensor
-from .architecture import Architecture
+from .architecture import Architecture, WeightNames
 from .checkpoint import (
     FLOATS,
     Checkpoint,
@@ -190,6 +190,21 @@ def find_layout(
         ignored=DERIVED if quantization is None else IGNORED,
     )
     return stored
+
+
+def as_stored(checkpoint: Checkpoint, architecture: Architecture) -> Architecture:
+    """Return an architecture by the names of its files, where stacked experts lie one by one.
+
+    So transformers saves what was published stacked.
+    """
+    names = architecture.names
+    if names.stacked_experts != "rows":
+        return architecture
+    tensors = (tensor.name for file in checkpoint.files for tensor in _tensors(file, {}))
+    if not any(".experts.0." in name for name in tensors):
+        return architecture
+    single = replace(names, stacked_experts=None, expert=WeightNames().expert)
+    return replace(architecture, names=single)
 
 
 def find_stored(

@@ -29,6 +29,13 @@ SIGMOID_EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
 }
+DELTANET: dict[str, Any] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "full_attention_interval": 2,
+}
 # Config class → what differs from COMMON. Windows are short so that 60 tokens slide.
 FAMILIES: dict[str, dict[str, Any]] = {
     "LlamaConfig": {},
@@ -116,12 +123,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80,
     },
-    "Qwen3NextConfig": {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 12,
-        "full_attention_interval": 2,
+    "Qwen3NextConfig": DELTANET
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 80,
+    },
+    "Qwen3_5TextConfig": DELTANET,
+    "Qwen3_5MoeTextConfig": DELTANET
+    | {
         "num_experts": 4,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,

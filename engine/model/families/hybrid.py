@@ -16,12 +16,12 @@ from ..architecture import (
     WeightNames,
 )
 from ..hf_config import ConfigFields, UnsupportedConfig
-from ..rope import read_rope
+from ..rope import make_rope
 from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
 from .moe import qwen_experts
 
 LINEAR = "linear_attention"
-MROPE = {"default": "default", "mrope": "default", "yarn": "yarn", "linear": "linear"}
+_ROPES = {"default": "default", "mrope": "default", "yarn": "yarn"}
 
 
 def _deltanet(fields: ConfigFields) -> Recurrence:
@@ -88,7 +88,7 @@ def _qwen3_next(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 
 
 def _qwen3_5(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    return _qwen(fields, sizes, names=WeightNames(mtp=("mtp.",)), is_multimodal=True)
+    return _qwen(fields, sizes, names=WeightNames(mtp=("mtp.",)))
 
 
 def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
@@ -101,26 +101,21 @@ def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     )
     names = WeightNames(
         shared_experts="shared_expert",
-        expert=("gate_up_proj", "", "down_proj"),
+        expert=("experts.gate_up_proj", "", "experts.down_proj"),
         stacked_experts="rows",
         mtp=("mtp.",),
     )
-    return _qwen(fields, sizes, experts=[experts] * sizes.layers, names=names, is_multimodal=True)
+    return _qwen(fields, sizes, experts=[experts] * sizes.layers, names=names)
 
 
-def _qwen(
-    fields: ConfigFields, sizes: DecoderSizes, *, is_multimodal: bool = False, **others: Any
-) -> Architecture:
+def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     """Return Qwen's hybrid, whose attention has an output gate and turns a part of each head."""
-    rope = read_rope(
-        fields,
-        sizes.head_dim,
-        sizes.positions,
-        10_000.0,
-        MROPE if is_multimodal else None,
-        may_be_partial=True,
-        sections="interleaved" if is_multimodal else None,
-    )
+    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    for key in ("mrope_section", "mrope_interleaved"):
+        said.pop(key, None)  # of images: text has one position
+    for key in ("rope_theta", "partial_rotary_factor"):
+        said.setdefault(key, fields.get(key))
+    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0, _ROPES)
     kinds = _layer_kinds(fields, sizes, LINEAR, fields.count("full_attention_interval", 4))
     made = make_architecture(
         fields,
