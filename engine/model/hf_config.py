@@ -226,7 +226,8 @@ class ConfigFields:
 
     def num_layers(self) -> int:
         """Return how many layers there are; `ModelRefused` where no model has so many."""
-        layers = self.count("num_hidden_layers")
+        kinds = self._said.get("layers_block_type")
+        layers = self.count("num_hidden_layers", len(kinds) if isinstance(kinds, list) else None)
         if layers > MAX_LAYERS:
             raise ModelRefused(
                 f"{self.where} says num_hidden_layers {layers:,}; no model has above "

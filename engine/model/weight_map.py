@@ -248,6 +248,8 @@ class _Layer:
             yield whole(f"{self.role}correction_bias", key, *axes, experts.num_experts)
         if inner := experts.shared_intermediate_size:
             shared = (names.experts, names.shared_experts)
+            if names.shared_experts.startswith("."):
+                shared = "", names.shared_experts[1:]
             yield from self.mlp(".".join(filter(None, shared)), inner, "shared.")
         if experts.has_own_norms:
             yield whole(f"{self.role}router_norm", f"{prefix}router.scale", hidden)

@@ -29,6 +29,7 @@ SIGMOID_EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
 }
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12}
 DELTANET: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -137,6 +138,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
         "shared_expert_intermediate_size": 80,
+    },
+    "Lfm2Config": {"layer_types": ["conv", "full_attention"] * 2},
+    "Lfm2MoeConfig": {
+        "layer_types": ["conv", "full_attention"] * 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "num_dense_layers": 1,
+    },
+    "Mamba2Config": {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
+    "BambaConfig": MAMBA | {"attn_layer_indices": [1, 3], "mamba_n_groups": 2},
+    "GraniteMoeHybridConfig": MAMBA
+    | {
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 80,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+    },
+    "NemotronHConfig": {
+        "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba", "attention"],
+        "num_hidden_layers": 6,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 12,
+        "n_groups": 2,
     },
     "SeedOssConfig": {"attention_bias": True},
     "SmolLM3Config": {},

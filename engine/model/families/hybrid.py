@@ -12,6 +12,7 @@ from ..architecture import (
     NO_ROPE,
     Architecture,
     Experts,
+    NormNames,
     Recurrence,
     WeightNames,
 )
@@ -44,7 +45,7 @@ def _deltanet(fields: ConfigFields) -> Recurrence:
     return Recurrence(shape, norm_groups=rule.num_value_heads, is_norm_first=True)
 
 
-def _with_recurrence(
+def with_recurrence(
     architecture: Architecture, kinds: Sequence[str], kind: str, recurrence: Recurrence
 ) -> Architecture:
     """Return an architecture whose layers of a kind are recurrent instead of attending."""
@@ -127,11 +128,92 @@ def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architect
         norm_offset=1.0,
         **others,
     )
-    return _with_recurrence(made, kinds, LINEAR, _deltanet(fields))
+    return with_recurrence(made, kinds, LINEAR, _deltanet(fields))
 
 
+def _lfm2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    inner = fields.count("intermediate_size", fields.get("block_ff_dim"))
+    fields.get("block_ff_dim")
+    multiple, factor = (
+        fields.count("block_multiple_of", 256),
+        fields.get("block_ffn_dim_multiplier"),
+    )
+    if fields.flag("block_auto_adjust_ff_dim", default=True):
+        inner = int((1.0 if factor is None else factor) * (2 * inner // 3))
+        inner = -(-inner // multiple) * multiple
+    return _short_convolutions(fields, sizes, intermediate_size=inner, names=_LFM2_NAMES)
+
+
+def _lfm2_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    experts = Experts(
+        num_experts=fields.count("num_experts"),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        scoring="sigmoid",
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
+        has_correction_bias=fields.flag("use_expert_bias", default=True),
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+    )
+    dense = fields.get("num_dense_layers", 2)
+    names = replace(
+        _LFM2_NAMES,
+        experts="feed_forward",
+        expert=("w1", "w3", "w2"),
+        correction_bias="expert_bias",
+    )
+    return _short_convolutions(
+        fields,
+        sizes,
+        experts=[None if layer < dense else experts for layer in range(sizes.layers)],
+        names=names,
+    )
+
+
+def _short_convolutions(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
+    """Return LFM2's hybrid: double-gated short convolutions between layers of attention."""
+    attending = fields.get("full_attn_idxs")
+    kinds = fields.get("layer_types")
+    if kinds is None:
+        every = range(sizes.layers)
+        kinds = [FULL if attending is None or layer in attending else "conv" for layer in every]
+    if len(kinds) != sizes.layers or not {*kinds} <= {FULL, "conv"}:
+        raise UnsupportedConfig(f"{fields.where} says layer_types {kinds!r}")
+    for key in _LFM2_WITHOUT_EFFECT:
+        fields.get(key)
+    is_biased = fields.flag("conv_bias")
+    shape = RecurrentShape(sizes.hidden, fields.count("conv_L_cache", 3), has_silu=False)
+    mixer = Recurrence(shape, has_conv_bias=is_biased, has_proj_bias=is_biased)
+    tied = fields.flag("tie_embedding", default=fields.flag("tie_word_embeddings", default=True))
+    made = make_architecture(fields, sizes, key_heads=8, theta=1e6, has_qk_norm=True, **others)
+    made = replace(made, tie_word_embeddings=tied)
+    return with_recurrence(made, kinds, "conv", mixer)
+
+
+_LFM2_NAMES = WeightNames(
+    norm="model.embedding_norm",
+    norms=NormNames(input="operator_norm", pre_feedforward="ffn_norm"),
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+    o_proj="out_proj",
+    mlp="feed_forward",
+    gate_up=("w1", "w3"),
+    down_proj="w2",
+    recurrence="conv",
+    in_proj=("in_proj",),
+    conv="conv",
+)
+_LFM2_WITHOUT_EFFECT = (
+    *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "conv_dim"),
+    *("block_use_swiglu", "block_use_xavier_init", "conv_dim_out", "conv_use_xavier_init"),
+    *("num_heads", "theta", "use_pos_enc"),
+)
+_LFM2_EPS = {"norm_eps": "rms_norm_eps"}
 _QWEN = {"partial_rotary_factor": 0.25}
 HYBRID: dict[str, Family] = {
+    "lfm2": Family("Lfm2ForCausalLM", _lfm2, None, {"eos_token_id": 2}, _LFM2_EPS, sorts_rows=True),
+    "lfm2_moe": Family(
+        "Lfm2MoeForCausalLM", _lfm2_moe, None, {"eos_token_id": 2}, _LFM2_EPS, sorts_rows=True
+    ),
     "qwen3_next": Family("Qwen3NextForCausalLM", _qwen3_next, 256, _QWEN, sorts_rows=True),
     "qwen3_5_text": Family("Qwen3_5ForCausalLM", _qwen3_5, 256, _QWEN, sorts_rows=True),
     "qwen3_5_moe_text": Family("Qwen3_5MoeForCausalLM", _qwen3_5_moe, 256, _QWEN, sorts_rows=True),

@@ -12,9 +12,8 @@ OWN_CODE = "its class computes attention by code of its own, which pages cannot 
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state that is no KV cache (linear attention, Mamba, convolutions)": (
-            *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid"),
-            *("inkling2_text", "inkling_text", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3"),
-            *("mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe"),
+            *("bailing_hybrid", "falcon_h1", "falcon_mamba", "inkling2_text", "inkling_text"),
+            *("jamba", "kimi_linear", "lfm3", "mamba", "minimax", "olmo_hybrid"),
             *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
         ),
         "layers attend to a selection of tokens (sparse attention)": (

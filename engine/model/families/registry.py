@@ -26,6 +26,7 @@ from .family import (
 from .gemma import GEMMA
 from .gpt import GPT
 from .hybrid import HYBRID
+from .mamba import MAMBA
 from .moe import MOE, qwen_experts
 
 
@@ -245,5 +246,6 @@ FAMILIES: dict[str, Family] = {
     **GEMMA,
     **GPT,
     **HYBRID,
+    **MAMBA,
     **MOE,
 }

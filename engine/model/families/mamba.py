@@ -1,0 +1,254 @@
+"""Families of Mamba-2 layers, alone or between layers of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...kernels.recurrence import RecurrentShape, StateSpace
+from ..architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    Architecture,
+    Experts,
+    NormNames,
+    Recurrence,
+    WeightNames,
+)
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import make_rope, read_rope
+from .dense import GRANITE, granite
+from .family import FULL, DecoderSizes, Family, attention_biases, make_architecture
+from .hybrid import LINEAR, with_recurrence
+
+# Kinds of layers by all that they are called.
+_KINDS = {
+    **dict.fromkeys(("attention", FULL, "*"), FULL),
+    **dict.fromkeys(("mamba", LINEAR, "M"), LINEAR),
+    **dict.fromkeys(("mlp", "-"), "mlp"),
+    **dict.fromkeys(("moe", "E"), "moe"),
+}
+
+
+def _mamba(
+    fields: ConfigFields, sizes: DecoderSizes, names: tuple[str, ...], *biases: str
+) -> Recurrence:
+    """Return a Mamba-2 mixer.
+
+    `names` are those of its heads, their width, groups, state and taps; of `biases` the first says
+    whether the convolution has one, the second whether the projections have.
+    """
+    heads, width, groups, state, taps = names
+    num_heads, inner = fields.count(heads), fields.count("mamba_expand", 2) * sizes.hidden
+    said = fields.get(width)
+    head_dim = inner // num_heads if said in (None, "auto") else fields.count(width)
+    low, high = map(_bound, fields.get("time_step_limit") or (0.0, float("inf")))
+    rule = StateSpace(num_heads, head_dim, fields.count(groups), fields.count(state), (low, high))
+    if num_heads % rule.num_groups:
+        raise UnsupportedConfig(
+            f"{num_heads} heads do not share {rule.num_groups} groups of B and C evenly"
+        )
+    shape = RecurrentShape(sum(rule.widths), fields.count(taps), rule=rule)
+    for key in _WITHOUT_EFFECT:
+        fields.get(key)
+    conv, proj = biases
+    return Recurrence(
+        shape,
+        norm_groups=rule.num_groups,
+        has_conv_bias=fields.flag(conv, default=True),
+        has_proj_bias=fields.flag(proj),
+    )
+
+
+def _bound(said: Any) -> float:
+    """Return a bound, which transformers saves as an object where it is infinite."""
+    return float(said["__float__"] if isinstance(said, dict) else said)
+
+
+def _kinds(fields: ConfigFields, sizes: DecoderSizes, said: Sequence[str]) -> list[str]:
+    """Return the kinds of layers by what they are called."""
+    if len(said) != sizes.layers or not {*said} <= _KINDS.keys():
+        raise UnsupportedConfig(f"{fields.where} says of its layers {said!r}")
+    return [_KINDS[name] for name in said]
+
+
+def _mamba2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    names = ("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel")
+    mixer = _mamba(fields, sizes, names, "use_conv_bias", "use_bias")
+    made = make_architecture(
+        fields,
+        sizes,
+        ropes=[NO_ROPE] * sizes.layers,
+        names=WeightNames(
+            embed_tokens="backbone.embeddings",
+            norm="backbone.norm_f",
+            layers="backbone.layers",
+            norms=NormNames(input="norm", pre_feedforward=""),
+            recurrence="mixer",
+            in_proj=("in_proj",),
+        ),
+    )
+    made = with_recurrence(made, [LINEAR] * sizes.layers, LINEAR, mixer)
+    return replace(
+        made,
+        max_positions=sizes.positions,
+        blocks=tuple(replace(block, has_mlp=False) for block in made.blocks),
+    )
+
+
+def _bamba(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    attending = set(fields.get("attn_layer_indices") or ())
+    kinds = [FULL if layer in attending else LINEAR for layer in range(sizes.layers)]
+    for key in ("layer_types", "layers_block_type"):
+        if said := fields.get(key):
+            kinds = _kinds(fields, sizes, said)
+    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    said.setdefault("rope_theta", fields.get("rope_theta"))
+    said["partial_rotary_factor"] = 0.5
+    rope = make_rope(said, sizes.head_dim, sizes.positions, 10_000.0)
+    fields.get("attn_rotary_emb")
+    made = make_architecture(
+        fields,
+        sizes,
+        key_heads=8,
+        ropes=[rope] * sizes.layers,
+        **attention_biases(fields),
+        mlp_bias=fields.flag("mlp_bias"),
+        names=WeightNames(
+            norm="model.final_layernorm",
+            norms=NormNames(pre_feedforward="pre_ff_layernorm"),
+            mlp="feed_forward",
+            recurrence="mamba",
+            in_proj=("in_proj",),
+        ),
+    )
+    mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
+    return with_recurrence(made, kinds, LINEAR, mixer)
+
+
+def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    said = fields.get("layer_types") or fields.get("layers_block_type")
+    kinds = _kinds(fields, sizes, said or [LINEAR] * sizes.layers)
+    shared = fields.count("shared_intermediate_size", 1024)
+    names = WeightNames(
+        recurrence="mamba",
+        in_proj=("in_proj",),
+        mlp="shared_mlp",
+        gate_up=("input_linear",),
+        down_proj="output_linear",
+        experts="block_sparse_moe",
+        router="router.layer",
+        expert=("input_linear.weight", "", "output_linear.weight"),
+        stacked_experts="rows",
+        shared_experts=".shared_mlp",
+    )
+    experts = None
+    if fields.get("num_local_experts"):
+        experts = Experts(
+            num_experts=fields.count("num_local_experts"),
+            num_experts_per_tok=fields.count("num_experts_per_tok"),
+            intermediate_size=fields.count("intermediate_size"),
+            scoring="softmax_chosen",
+            shared_intermediate_size=shared,
+        )
+    else:
+        fields.get("num_experts_per_tok")
+    rope = NO_ROPE
+    if fields.get("position_embedding_type") == "rope":
+        rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
+    for key in _GRANITE_WITHOUT_EFFECT:
+        fields.get(key)
+    made = granite(
+        fields,
+        sizes,
+        ropes=[rope] * sizes.layers,
+        experts=[experts] * sizes.layers,
+        intermediate_size=shared,
+        names=names,
+    )
+    fields.get("intermediate_size")
+    mixer = _mamba(fields, sizes, _NAMES, *_BIASES)
+    return with_recurrence(made, kinds, LINEAR, mixer)
+
+
+def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    said = fields.get("layers_block_type") or fields.get("layer_types")
+    pattern = fields.get("hybrid_override_pattern")
+    kinds = _kinds(fields, sizes, said or list(pattern or ""))
+    if "moe" in kinds:
+        raise UnsupportedConfig("its experts have no gate")
+    for key in _NEMOTRON_WITHOUT_EFFECT:
+        fields.get(key)
+    fields.allow("mlp_hidden_act", "relu2")
+    fields.allow("use_bias")
+    fields.allow("sliding_window")
+    names = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
+    mixer = _mamba(fields, sizes, names, "use_conv_bias", "mamba_proj_bias")
+    made = make_architecture(
+        fields,
+        sizes,
+        ropes=[NO_ROPE] * sizes.layers,
+        gate="relu2",
+        **attention_biases(fields),
+        mlp_bias=fields.flag("mlp_bias"),
+        names=WeightNames(
+            embed_tokens="backbone.embeddings",
+            norm="backbone.norm_f",
+            layers="backbone.layers",
+            norms=NormNames(input="norm", pre_feedforward="norm"),
+            attention="mixer",
+            mlp="mixer",
+            gate_up=("up_proj",),
+            recurrence="mixer",
+            in_proj=("in_proj",),
+        ),
+    )
+    made = with_recurrence(made, kinds, LINEAR, mixer)
+    blocks = [
+        replace(block, has_mlp=kind == "mlp")
+        if kind != "mlp"
+        else replace(block, attention=NO_ATTENTION)
+        for block, kind in zip(made.blocks, kinds, strict=True)
+    ]
+    return replace(made, blocks=tuple(blocks), max_positions=sizes.positions)
+
+
+_NAMES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
+_BIASES = ("mamba_conv_bias", "mamba_proj_bias")
+_GRANITE_WITHOUT_EFFECT = (
+    *("rope_theta", "rope_scaling", "rope_parameters"),
+    *("init_method", "normalization_function"),
+)
+_WITHOUT_EFFECT = (
+    *("mamba_expand", "mamba_chunk_size", "chunk_size", "expand", "time_step_rank", "mamba_d_ssm"),
+    *("time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme"),
+    *("residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep", "hidden_act"),
+    *("use_mamba_kernels", "mamba_hidden_act", "z_loss_coefficient", "mamba_dt_rank"),
+)
+_NEMOTRON_WITHOUT_EFFECT = (
+    *("mamba_ssm_cache_dtype", "mtp_layers_block_type", "moe_intermediate_size", "n_group"),
+    *("moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "norm_topk_prob"),
+    *("num_nextn_predict_layers", "routed_scaling_factor", "topk_group", "attention_head_dim"),
+    *("rope_parameters", "rope_theta", "partial_rotary_factor", "layer_types"),
+)
+_EPS = {"layer_norm_epsilon": "rms_norm_eps"}
+_MAMBA2 = {
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "intermediate_size": 1,
+    "max_position_embeddings": 2**18,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 2,
+}
+MAMBA: dict[str, Family] = {
+    "bamba": Family("BambaForCausalLM", _bamba, None, {"eos_token_id": 2}, sorts_rows=True),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM", _granite_hybrid, None, GRANITE, sorts_rows=True
+    ),
+    "mamba2": Family("Mamba2ForCausalLM", _mamba2, None, _MAMBA2, _EPS, sorts_rows=True),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM", _nemotron_h, 128, {"eos_token_id": 2}, _EPS, sorts_rows=True
+    ),
+}
