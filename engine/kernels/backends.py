@@ -130,7 +130,12 @@ def choose_recurrence(
     shapes: Sequence[RecurrentShape], dtype: torch.dtype, device: torch.device
 ) -> RecurrentBackendType:
     """Return the device's recurrent backend if it supports all these layers, else the reference."""
-    del shapes, dtype, device
+    del shapes
+    if not _IS_REFERENCE.get() and not has_triton(device) and device.type == "cpu":
+        from .cpu.recurrence import CpuRecurrence
+
+        if CpuRecurrence.supports(dtype, device):
+            return CpuRecurrence
     return ReferenceRecurrence
 
 

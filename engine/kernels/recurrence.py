@@ -119,6 +119,22 @@ class RecurrentBackend(Protocol):
     def scan(self, layer: int, xbc: Tensor, dt: Tensor, weights: RuleWeights) -> Tensor:
         """Apply a `StateSpace`: `xbc [T, sum(widths)]`, `dt [T, H]` → `[T, H, P]`."""
 
+    def gate_and_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor | None,
+        num_groups: int,
+        eps: float,
+        *,
+        is_norm_first: bool,
+    ) -> Tensor:
+        """Return the RMS norm of each of `num_groups` of `x [T, W]`, times SiLU(`gate [T, W]`).
+
+        The gate comes before the norm unless `is_norm_first`; without groups there is no norm. The
+        `weight` is `[W]`, or of one group.
+        """
+
 
 class RecurrentBackendType(Protocol):
     """A class of recurrent backends. `dtype` is the network's, and that of convolutions' rows."""
@@ -244,6 +260,30 @@ class ReferenceRecurrence:
             out += weights.d[:, None] * x
         return out.to(xbc.dtype)
 
+    def gate_and_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor | None,
+        num_groups: int,
+        eps: float,
+        *,
+        is_norm_first: bool,
+    ) -> Tensor:
+        """Gate and norm what a rule gave, in fp32."""
+        wide, gate = x.float(), functional.silu(gate.float())
+        if not is_norm_first or not num_groups:
+            wide = wide * gate
+        if num_groups:
+            assert weight is not None
+            groups = wide.view(len(x), num_groups, -1)
+            mean = groups.square().mean(dim=-1, keepdim=True)
+            scaled = groups * torch.rsqrt(mean + eps) * weight.float().view(-1, groups.shape[2])
+            wide = scaled.flatten(1)
+            if is_norm_first:
+                wide = wide * gate
+        return wide.to(x.dtype)
+
     def _states(self, layer: int) -> Iterator[tuple[_Span, Tensor]]:
         """Yield each span with the state that it starts from, and keep what becomes of that."""
         states = self.states[layer]
@@ -251,34 +291,6 @@ class ReferenceRecurrence:
             state = states[span.source].clone() if span.source >= 0 else torch.zeros_like(states[0])
             yield span, state
             states[span.row] = state
-
-
-def gated_norm(
-    x: Tensor,
-    gate: Tensor,
-    weight: Tensor | None,
-    num_groups: int,
-    eps: float,
-    *,
-    is_norm_first: bool,
-) -> Tensor:
-    """Return the RMS norm of each of `num_groups` of `x [T, W]`, gated by SiLU(`gate [T, W]`).
-
-    The gate comes before the norm unless `is_norm_first`; without groups there is no norm. The
-    `weight` is `[W]`, or of one group.
-    """
-    wide, gate = x.float(), functional.silu(gate.float())
-    if not is_norm_first or not num_groups:
-        wide = wide * gate
-    if num_groups:
-        assert weight is not None
-        groups = wide.view(len(x), num_groups, -1)
-        mean = groups.square().mean(dim=-1, keepdim=True)
-        scaled = groups * torch.rsqrt(mean + eps) * weight.float().view(-1, groups.shape[2])
-        wide = scaled.flatten(1)
-        if is_norm_first:
-            wide = wide * gate
-    return wide.to(x.dtype)
 
 
 def row_bytes(shapes: Sequence[RecurrentShape], dtype: torch.dtype) -> int:

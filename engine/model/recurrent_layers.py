@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.linear import NormedLinear
-from ..kernels.recurrence import GatedDelta, RecurrentBackend, RuleWeights, gated_norm
+from ..kernels.recurrence import GatedDelta, RecurrentBackend, RuleWeights
 from .architecture import Recurrence
 
 
@@ -45,7 +45,7 @@ class RecurrentMixer:
             gate, channels, dt = parts
             xbc = self._convolve(backend, channels)
             out = backend.scan(self.layer, xbc, dt, self.rule_weights)
-        return gated_norm(
+        return backend.gate_and_norm(
             out.flatten(1),
             gate,
             self.gate_norm,

@@ -22,10 +22,12 @@ from ..adapters import AdapterMapping, AdapterWeights, LinearAdapters
 from ..attention import AttentionShape, HeadNorms
 from ..elementwise import Gate
 from ..quantised import quantise_int8
+from ..recurrence import GatedDelta, RecurrentShape, RuleWeights, StateSpace
 from ..sampling import greedy_metadata
 from ..step import Step
 from . import adapters, elementwise, int8, linear, sampling, thread_pool
 from .attention import CpuAttention
+from .recurrence import CpuRecurrence
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, WIDTH = 2, 1, 16
@@ -91,6 +93,29 @@ def multiply_and_norm(dtype: torch.dtype) -> None:
     elementwise.act_and_mul(x, Gate())
 
 
+def recur(dtype: torch.dtype) -> None:
+    """Run each recurrence, and the convolution and the gated norm around it."""
+    rules = GatedDelta(1, 1, WIDTH, WIDTH), StateSpace(1, WIDTH, 1, WIDTH)
+    shapes = [RecurrentShape(3 * WIDTH, 4, rule=rule) for rule in rules]
+    backend = CpuRecurrence(shapes, 1, dtype, torch.device("cpu"))
+    no = np.zeros(1, np.int32)
+    starts = np.array([0, 1])
+    step = Step.pack(
+        1,
+        torch.device("cpu"),
+        **dict.fromkeys(("token_ids", "positions", "slots", "context_lengths", "pages"), no),
+        **dict.fromkeys(("query_starts", "page_starts"), starts),
+        **dict.fromkeys(("logit_rows", "state_sources", "state_rows"), no),
+    )
+    backend.prepare(step)
+    x, gates = torch.zeros(1, 3 * WIDTH, dtype=dtype), torch.zeros(1, 1, dtype=dtype)
+    taps, one = torch.zeros(3 * WIDTH, 4, dtype=dtype), torch.zeros(1)
+    backend.convolve(0, x, taps, x[0])
+    backend.apply_delta_rule(0, x, gates, gates, RuleWeights(one, one))
+    backend.scan(1, x, gates, RuleWeights(one, one, one))
+    backend.gate_and_norm(x, x, x[0], 1, 1e-6, is_norm_first=True)
+
+
 def thread_loop() -> None:
     """Compile the worker loop of the thread pool."""
     thread_pool.worker_loop.compile((types.int64[::1],))
@@ -106,7 +131,7 @@ def sample_and_score(dtype: torch.dtype) -> None:
 
 def jobs() -> list[Callable[[], None]]:
     """Return jobs that call all kernels once, the longest first."""
-    parts = (attend, sample_and_score, multiply_and_norm)
+    parts = (attend, recur, sample_and_score, multiply_and_norm)
     return [*(partial(part, dtype) for part in parts for dtype in reversed(dtypes())), thread_loop]
 
 
