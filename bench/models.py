@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 from pathlib import Path
+from typing import Any
 
 _46M = {
     "hidden_size": 512,
@@ -46,6 +47,33 @@ SHAPES = {
         "head_dim": 128,
         "vocab_size": 32_768,
     },
+}
+# Hybrids by their config's class in transformers, of whose layers three of four are recurrent.
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    # Gated DeltaNets: 49M parameters.
+    "50m-deltanet": (
+        "Qwen3_5TextConfig",
+        {
+            **_46M,
+            "vocab_size": 16_384,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+        },
+    ),
+    # Mamba-2: 47M parameters.
+    "50m-mamba": (
+        "BambaConfig",
+        {
+            **_46M,
+            "vocab_size": 16_384,
+            "attn_layer_indices": [3, 7, 11],
+            "mamba_n_heads": 16,
+            "mamba_d_head": 64,
+            "mamba_d_state": 64,
+        },
+    ),
 }
 SHARD_SIZE = "500MB"
 CHAT_TEMPLATE = (
@@ -101,20 +129,22 @@ def make_tokenizer(folder: Path, vocab_size: int) -> None:
 
 
 def make_model(shape: str, folder: Path) -> None:
-    """Write a random bf16 Qwen3 of `SHAPES[shape]` with its tokenizer to `folder`."""
+    """Write a random bf16 model of a shape with its tokenizer to `folder`."""
     import torch
-    from transformers import AutoModelForCausalLM, Qwen3Config
+    import transformers
+    from transformers import AutoModelForCausalLM
 
+    kind, sizes = HYBRIDS.get(shape) or ("Qwen3Config", SHAPES[shape])
     folder.mkdir(parents=True, exist_ok=True)
-    make_tokenizer(folder, SHAPES[shape]["vocab_size"])
+    make_tokenizer(folder, sizes["vocab_size"])
     torch.manual_seed(0)
-    config = Qwen3Config(
-        max_position_embeddings=4096,
+    config = getattr(transformers, kind)(
+        max_position_embeddings=16_384 if shape in HYBRIDS else 4096,
         tie_word_embeddings=True,
         eos_token_id=2,
         pad_token_id=0,
         bos_token_id=None,
-        **SHAPES[shape],
+        **sizes,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
@@ -123,7 +153,7 @@ def make_model(shape: str, folder: Path) -> None:
 def main() -> None:
     """Make one model from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("shape", choices=[*SHAPES, *HYBRIDS])
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     make_model(arguments.shape, arguments.folder)
