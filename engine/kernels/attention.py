@@ -24,7 +24,8 @@ class AttentionShape:
     `window` before it, and for a bidirectional query less than `window` behind it. `chunk` (chunked
     attention) 0: none; else only tokens from the last multiple of `chunk` on. `softcap` 0:
     none; else scores become softcap · tanh(score / softcap). `has_sinks` (attention sinks): a
-    learned logit a head joins the softmax without a value.
+    learned logit a head joins the softmax without a value. `has_latent_values` (MLA): values are
+    the first `value_dim` numbers of the one key head, and stored with it.
     """
 
     num_query_heads: int
@@ -37,6 +38,7 @@ class AttentionShape:
     has_sinks: bool = False
     is_causal: bool = True
     chunk: int = 0
+    has_latent_values: bool = False
 
     @property
     def most_visible(self) -> int:

@@ -17,6 +17,7 @@ from . import elementwise, experts, pooling, sampling
 from .attention import AttentionBackendType, AttentionShape
 from .elementwise import ElementwiseOps, Gate
 from .experts import ApplyExperts, ExpertOps, ExpertWeights
+from .latent import LatentAttention
 from .linear import Linear, LinearFactory, prepack
 from .pooling import PoolingOps
 from .quantised import Matrix, Quantised, rounded_to_fp8, rounded_to_int8
@@ -111,6 +112,8 @@ def choose_backend(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> AttentionBackendType:
     """Return the device's attention backend if it supports all these layers, else the reference."""
+    if shapes and all(shape.has_latent_values for shape in shapes):
+        return LatentAttention
     if _IS_REFERENCE.get():
         return ReferenceAttention
     if has_triton(device):

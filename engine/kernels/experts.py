@@ -30,8 +30,8 @@ class Routing:
     """How tokens choose `count` experts each, and what share of the sum these have.
 
     Scores are the `scoring` of the router's logits. Experts are chosen by score plus `bias [E]`;
-    with groups only in the `topk_groups` of `num_groups` whose two best sum highest. Shares are the
-    scores, to sum to one if `is_renormalised`, times `scale`.
+    with groups only in the `topk_groups` of `num_groups` whose `num_best` best sum highest. Shares
+    are the scores, to sum to one if `is_renormalised`, times `scale`.
     """
 
     count: int
@@ -42,6 +42,7 @@ class Routing:
     topk_groups: int = 1
     scale: float = 1.0
     jitter: float = 0.0
+    num_best: int = 2
 
     @property
     def is_plain(self) -> bool:
@@ -118,7 +119,8 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     choice = scores if routing.bias is None else scores + routing.bias
     if routing.topk_groups < routing.num_groups:
         groups = choice.view(len(choice), routing.num_groups, -1)  # [T, G, E / G]
-        best = groups.topk(2, dim=-1).values.sum(dim=-1).topk(routing.topk_groups, dim=-1).indices
+        best = groups.topk(routing.num_best, dim=-1).values.sum(dim=-1)
+        best = best.topk(routing.topk_groups, dim=-1).indices
         is_out = torch.ones_like(groups[..., 0], dtype=torch.bool).scatter(1, best, False)  # noqa: FBT003 - a number
         choice = groups.masked_fill(is_out[..., None], -torch.inf).flatten(1)
     experts = choice.topk(routing.count, dim=-1).indices

@@ -109,8 +109,8 @@ class ReferenceAttention:
     def store(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write the step's `key [T, Hkv, Dk]` and `value [T, Hkv, Dv]` to their slots."""
         keys, values = self.keys[layer], self.values[layer]
-        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(_to_storage(key, keys.dtype))
-        _bits(values).transpose(1, 2)[self._places] = _bits(_to_storage(value, values.dtype))
+        _bits(keys).permute(0, 3, 1, 2)[self._places] = _bits(to_storage(key, keys.dtype))
+        _bits(values).transpose(1, 2)[self._places] = _bits(to_storage(value, values.dtype))
 
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Attend every token to what it sees: `[T, Hq, Dk]` → `[T, Hq, Dv]`."""
@@ -149,7 +149,7 @@ class ReferenceAttention:
         return out[0].transpose(0, 1)
 
 
-def _to_storage(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+def to_storage(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert keys or values to the cache's dtype; fp8 saturates."""
     if dtype == FP8:
         numbers = numbers.clamp(-FP8_MAX, FP8_MAX)

@@ -49,11 +49,30 @@ class Experts:
     has_correction_bias: bool = False
     num_groups: int = 1
     topk_groups: int = 1
+    num_best_of_group: int = 2
     routed_scaling_factor: float = 1.0
     router_jitter: float = 0.0
     shared_intermediate_size: int = 0
     has_shared_gate: bool = False
     has_own_norms: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention (MLA): widths of latents, and of the heads that are projected from them.
+
+    Queries are projected from latents of `query_rank`, or straight (0). Of each head's query and
+    key `rope_dim` numbers are turned, with `has_rope_pairs` neighbours together; those of keys are
+    the same in all heads. With `has_bias` the projections to latents have biases.
+    """
+
+    query_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    has_rope_pairs: bool = True
+    has_bias: bool = False
 
 
 # Of a layer without attention.
@@ -101,7 +120,8 @@ class Recurrence:
 class Block:
     """One layer: attention or a `recurrence`, or neither, and MLPs; `experts` instead of one MLP.
 
-    With `has_keys_as_values` its values are its keys before their norm and rope.
+    With `has_keys_as_values` its values are its keys before their norm and rope. With a `latent`
+    its shape is that of absorbed queries.
     """
 
     attention: AttentionShape
@@ -110,6 +130,7 @@ class Block:
     has_keys_as_values: bool = False
     recurrence: Recurrence | None = None
     has_mlp: bool = True
+    latent: Latent | None = None
 
     @property
     def has_attention(self) -> bool:

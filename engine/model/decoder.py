@@ -22,6 +22,7 @@ from ..kernels.backends import choose_elementwise, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
 from ..kernels.hybrid import HybridBackend
+from ..kernels.latent import LatentAttention
 from ..kernels.linear import Embedding, Linear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
@@ -190,6 +191,9 @@ class Decoder:
         if layer.recurrent is not None:
             assert isinstance(attention, HybridBackend)
             return layer.recurrent.mix(attention.recurrence, x, residual)
+        if layer.latent is not None:
+            assert isinstance(attention, LatentAttention)
+            return layer.latent.attend(attention, x, residual, cos_sin[layer.rope])
         assert layer.qkv_proj is not None
         qkv, gate = layer.qkv_proj(x, residual), None
         if self._model.has_output_gate:

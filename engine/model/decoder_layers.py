@@ -16,12 +16,17 @@ from ..kernels.attention import AttentionShape, HeadNorms
 from ..kernels.backends import choose_experts, make_experts
 from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate, xielu
 from ..kernels.experts import ExpertWeights, Routing, route
+from ..kernels.latent import UpProjections
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.recurrence import RuleWeights
 from .architecture import Architecture, Block, Experts, Recurrence
+from .latent_attention import LatentMixer
 from .recurrent_layers import RecurrentMixer
 from .weight_map import EXPERT_NORMS
+
+# Norms of latents have it whatever a config says.
+LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,7 @@ class DecoderLayer:
     head_norms: HeadNorms | None
     sinks: Tensor | None
     recurrent: RecurrentMixer | None
+    latent: LatentMixer | None
     out_proj: Linear | None
     post_attention_layernorm: Norm | None
     mlp: NormedLinear | None
@@ -89,7 +95,12 @@ class LayerMaker:
         role = f"{index}."
         before = self._model.blocks[:index]
         qkv_proj = recurrent = out_proj = None
-        if block.has_attention:
+        attended = sum(other.has_attention for other in before)
+        latent = None
+        if block.latent is not None:
+            latent = self._latent(role, attended, block)
+            out_proj = self._linear(f"{role}o_proj")
+        elif block.has_attention:
             qkv_proj = self._normed(f"{role}qkv_proj", f"{role}input_layernorm")
             out_proj = self._linear(f"{role}o_proj")
         elif block.recurrence is not None:
@@ -97,7 +108,7 @@ class LayerMaker:
             recurrent = self._recurrent(role, number, block.recurrence)
             out_proj = self._linear(f"{role}out_proj")
         return DecoderLayer(
-            index=sum(other.has_attention for other in before),
+            index=attended,
             rope=rope,
             shape=block.attention,
             is_last=index == len(self._model.blocks) - 1,
@@ -106,6 +117,7 @@ class LayerMaker:
             head_norms=self._head_norms(role),
             sinks=self.vector(f"{role}sinks"),
             recurrent=recurrent,
+            latent=latent,
             out_proj=out_proj,
             post_attention_layernorm=self.norm(f"{role}post_attention_layernorm"),
             mlp=self._feedforward(role, block),
@@ -123,6 +135,24 @@ class LayerMaker:
 
     def _normed(self, role: str, norm: str) -> NormedLinear:
         return self._linear_factory.make_normed(self._linear(role), self.norm(norm))
+
+    def _latent(self, role: str, index: int, block: Block) -> LatentMixer:
+        sizes, heads = block.latent, block.attention.num_query_heads
+        assert sizes is not None
+        up = as_tensor(self._weights.pop(f"{role}kv_b_proj")).view(heads, -1, sizes.kv_rank)
+        norm, query_norm = self.norm(f"{role}kv_a_norm"), self.norm(f"{role}q_a_norm")
+        assert norm is not None
+        has_query_latents = query_norm is not None
+        return LatentMixer(
+            index=index,
+            latent=sizes,
+            num_heads=heads,
+            down_proj=self._normed(f"{role}latent_proj", f"{role}input_layernorm"),
+            query_norm=query_norm and query_norm._replace(eps=LATENT_EPS),
+            query_up=self._linear(f"{role}q_b_proj") if has_query_latents else None,
+            norm=norm._replace(eps=LATENT_EPS),
+            projections=UpProjections(up[:, : sizes.nope_dim], up[:, sizes.nope_dim :]),
+        )
 
     def _recurrent(self, role: str, number: int, recurrence: Recurrence) -> RecurrentMixer:
         rule_weights = None
@@ -241,6 +271,7 @@ class LayerMaker:
             experts.topk_groups,
             experts.routed_scaling_factor,
             experts.router_jitter,
+            experts.num_best_of_group,
         )
         router, scales = self._router(role, routing), self.vector(f"{role}expert_scales")
         weights = ExpertWeights(

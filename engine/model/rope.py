@@ -215,8 +215,8 @@ def _yarn(plain: Plain) -> tuple[Tensor, float]:
     fields, powers, original = plain.fields, plain.powers, plain.original
     factor = fields.number("factor", plain.positions / original)
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
-    scale = _magnitude(factor, above) / _magnitude(factor, below) if above and below else None
-    scale = fields.number("attention_factor", _magnitude(factor) if scale is None else scale)
+    scale = magnitude(factor, above) / magnitude(factor, below) if above and below else None
+    scale = fields.number("attention_factor", magnitude(factor) if scale is None else scale)
     width = 2 * len(powers)
     first, last = (
         width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(plain.base))
@@ -231,7 +231,8 @@ def _yarn(plain: Plain) -> tuple[Tensor, float]:
     return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, scale
 
 
-def _magnitude(factor: float, share: float = 1) -> float:
+def magnitude(factor: float, share: float = 1) -> float:
+    """Return by how much YaRN grows what a rope stretched by a factor turns."""
     return 1.0 if factor <= 1 else 0.1 * share * math.log(factor) + 1.0
 
 

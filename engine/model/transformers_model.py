@@ -148,8 +148,9 @@ def cut_layers(config: Any, num_layers: int | None) -> None:
     """Cut a config of text to so many first layers, None being all."""
     if num_layers is not None:
         config.num_hidden_layers = num_layers
-        if getattr(config, "layer_types", None):
-            config.layer_types = config.layer_types[:num_layers]
+        if kinds := getattr(config, "layer_types", None):
+            with suppress(AttributeError):  # of a class that derives them from other fields
+                config.layer_types = kinds[:num_layers]
 
 
 def _whole(checkpoint: Checkpoint, network: Any, missing: Collection[str]) -> nn.Module:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from ..kernels.communicator import Shard
 from ..kernels.elementwise import Gate
-from .architecture import Architecture, Block, Experts
+from .architecture import Architecture, Block, Experts, Latent
 from .recurrent_weights import recurrent_weights
 from .weight_parts import (
     WHOLE,
+    Band,
     Part,
     Place,
     Weight,
@@ -60,7 +61,9 @@ def weights_of(
     for index, block in enumerate(architecture.blocks):
         layer = _Layer(architecture, block, f"{index}.", f"{names.layers}.{index}.", shard)
         yield from layer.norms()
-        if block.has_attention:
+        if block.latent is not None:
+            yield from layer.latent_attention(block.latent)
+        elif block.has_attention:
             yield from layer.attention()
         elif block.recurrence is not None:
             yield from recurrent_weights(architecture, block.recurrence, layer.role, layer.prefix)
@@ -110,6 +113,33 @@ class _Layer:
         if shape.has_sinks:
             count = shape.num_query_heads
             yield sliced(f"{self.role}sinks", prefix + names.sinks, (count,), heads)
+
+    def latent_attention(self, latent: Latent) -> Iterator[Weight]:
+        """Yield what projects to latents, as one, and from latents to a rank's heads."""
+        heads, hidden = self.block.attention.num_query_heads, self.model.hidden_size
+        prefix = f"{self.prefix}{self.model.names.attention}."
+        own, head_dim = self.shard.indices(heads), latent.nope_dim + latent.rope_dim
+        queries = Band("q_proj", heads * head_dim, head_rows(own, head_dim))
+        if latent.query_rank:
+            queries = Band("q_a_proj", latent.query_rank, range(latent.query_rank))
+            yield whole(f"{self.role}q_a_norm", f"{prefix}q_a_layernorm.weight", latent.query_rank)
+            yield self._of_heads("q_b_proj", prefix, head_dim, latent.query_rank)
+        width = latent.kv_rank + latent.rope_dim
+        bands = [queries, Band("kv_a_proj_with_mqa", width, range(width))]
+        yield banded(f"{self.role}latent_proj", prefix, "weight", bands, hidden)
+        if latent.has_bias:
+            yield banded(f"{self.role}latent_proj_bias", prefix, "bias", bands)
+        yield whole(f"{self.role}kv_a_norm", f"{prefix}kv_a_layernorm.weight", latent.kv_rank)
+        yield self._of_heads(
+            "kv_b_proj", prefix, latent.nope_dim + latent.value_dim, latent.kv_rank
+        )
+        yield from self._joined("o_proj", prefix, heads, latent.value_dim)
+
+    def _of_heads(self, name: str, prefix: str, dim: int, width: int) -> Weight:
+        """Return a rank's rows of a projection to so many numbers a head."""
+        heads = self.block.attention.num_query_heads
+        own = head_rows(self.shard.indices(heads), dim)
+        return sliced(f"{self.role}{name}", f"{prefix}{name}.weight", (heads * dim, width), own)
 
     def _qkv(self, prefix: str, kind: str, *width: int) -> Weight:
         """Return queries above keys above values, if it has any, of a rank's heads."""

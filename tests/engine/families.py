@@ -29,6 +29,14 @@ SIGMOID_EXPERTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "norm_topk_prob": True,
 }
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 12}
 DELTANET: dict[str, Any] = {
     "linear_num_key_heads": 2,
@@ -166,6 +174,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "ssm_state_size": 12,
         "n_groups": 2,
     },
+    "DeepseekV2Config": SIGMOID_EXPERTS | LATENT | {"norm_topk_prob": False, "q_lora_rank": None},
+    "DeepseekV3Config": SIGMOID_EXPERTS | LATENT | {"n_group": 2, "topk_group": 1},
+    "Glm4MoeLiteConfig": SIGMOID_EXPERTS | LATENT,
     "SeedOssConfig": {"attention_bias": True},
     "SmolLM3Config": {},
     "StableLmConfig": {},
@@ -281,6 +292,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # What a config class has by other names, or tells by itself.
 NOT_TOLD = {
+    "DeepseekV2Config": {"head_dim"},
+    "DeepseekV3Config": {"head_dim"},
     "FalconConfig": {"head_dim", "intermediate_size", "num_key_value_heads"},
     "GPT2Config": {
         "head_dim",

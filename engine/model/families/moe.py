@@ -26,7 +26,7 @@ from .family import (
 MAX_MTP_LAYERS = 100
 
 
-def _sigmoid_experts(fields: ConfigFields) -> Experts:
+def sigmoid_experts(fields: ConfigFields) -> Experts:
     """Return experts as DeepSeek has them: a sigmoid router with a bias, groups, a shared MLP."""
     fields.allow("scoring_func", "sigmoid", "noaux_tc")  # dots.llm1 names the top-k method there
     fields.allow("topk_method", "noaux_tc")
@@ -50,7 +50,7 @@ def _sigmoid_experts(fields: ConfigFields) -> Experts:
 def _glm4_moe(
     fields: ConfigFields, sizes: DecoderSizes, sections: Sections | None = None
 ) -> Architecture:
-    experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
+    experts, dense = sigmoid_experts(fields), fields.get("first_k_dense_replace", 1)
     return make_architecture(
         fields,
         sizes,
@@ -58,12 +58,12 @@ def _glm4_moe(
         experts=[None if layer < dense else experts for layer in range(sizes.layers)],
         qkv_bias=fields.flag("attention_bias"),
         has_qk_norm=fields.flag("use_qk_norm"),
-        num_mtp_layers=_mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
+        num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
     )
 
 
 def _dots1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
-    experts, dense = _sigmoid_experts(fields), fields.get("first_k_dense_replace", 0)
+    experts, dense = sigmoid_experts(fields), fields.get("first_k_dense_replace", 0)
     fields.allow("moe_layer_freq", 1)
     window, first = fields.get("sliding_window", 4096), fields.get("max_window_layers", 62)
     if fields.get("layer_types") is not None:
@@ -107,7 +107,7 @@ def _minimax_m2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         experts=[experts] * sizes.layers,
         has_qk_norm=True,
         has_wide_qk_norm=True,
-        num_mtp_layers=_mtp_layers(fields, "num_mtp_modules"),
+        num_mtp_layers=mtp_layers(fields, "num_mtp_modules"),
         names=WeightNames(
             experts="block_sparse_moe",
             expert=("w1", "w3", "w2"),
@@ -257,7 +257,7 @@ def _mimo_v2_flash(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("swa_rope_theta", 10_000, 1e4)
     fields.allow("rope_theta", 5_000_000, 5e6)
     fields.allow("partial_rotary_factor", 0.334)
-    experts = replace(_sigmoid_experts(fields), shared_intermediate_size=0)
+    experts = replace(sigmoid_experts(fields), shared_intermediate_size=0)
     value_dim = fields.count("v_head_dim", 128)
     scale = fields.get("attention_value_scale", 0.707)
     ropes = ropes_by_window(
@@ -352,7 +352,7 @@ def _one_of_all(fields: ConfigFields, key: str, layers: int) -> int:
     return said
 
 
-def _mtp_layers(fields: ConfigFields, *keys: str) -> int:
+def mtp_layers(fields: ConfigFields, *keys: str) -> int:
     """Return how many layers that predict more tokens may lie behind the last."""
     counts = [fields.get(key) for key in keys]
     return max(

@@ -27,6 +27,7 @@ from .gemma import GEMMA
 from .gpt import GPT
 from .hybrid import HYBRID
 from .mamba import MAMBA
+from .mla import MLA
 from .moe import MOE, qwen_experts
 
 
@@ -247,5 +248,6 @@ FAMILIES: dict[str, Family] = {
     **GPT,
     **HYBRID,
     **MAMBA,
+    **MLA,
     **MOE,
 }

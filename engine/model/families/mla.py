@@ -1,0 +1,131 @@
+"""Families of latent attention (MLA): DeepSeek V2 and V3, Kimi K2, GLM-4.7-Flash."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..architecture import Architecture, Experts, Latent, WeightNames
+from ..hf_config import ConfigFields, UnsupportedConfig
+from ..rope import magnitude, make_rope
+from .family import DecoderSizes, Family, make_architecture
+from .moe import mtp_layers, sigmoid_experts
+
+
+def _deepseek_v3(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    dense, every = fields.get("first_k_dense_replace", 3), fields.count("moe_layer_freq", 1)
+    experts = sigmoid_experts(fields)
+    mixed = [
+        experts if layer >= dense and layer % every == 0 else None for layer in range(sizes.layers)
+    ]
+    return _mla(fields, sizes, mixed)
+
+
+def _glm4_moe_lite(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    kinds = fields.get("mlp_layer_types")
+    dense = fields.get("first_k_dense_replace", 1)
+    if kinds is None:
+        kinds = ["dense" if layer < dense else "sparse" for layer in range(sizes.layers)]
+    if len(kinds) != sizes.layers or not {*kinds} <= {"dense", "sparse"}:
+        raise UnsupportedConfig(f"{fields.where} says mlp_layer_types {kinds!r}")
+    experts = sigmoid_experts(fields)
+    return _mla(fields, sizes, [experts if kind == "sparse" else None for kind in kinds])
+
+
+def _deepseek_v2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    method = fields.get("topk_method", "greedy")
+    fields.allow("scoring_func", "softmax")
+    if method not in {"greedy", "group_limited_greedy"} or fields.flag("norm_topk_prob"):
+        raise UnsupportedConfig(f"{fields.where} says topk_method {method!r}")
+    groups, chosen = fields.get("n_group") or 1, fields.get("topk_group") or 1
+    is_grouped = method == "group_limited_greedy"
+    width = fields.count("moe_intermediate_size", 1407)
+    experts = Experts(
+        num_experts=fields.count("n_routed_experts", 64),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=width,
+        norm_topk_prob=False,
+        num_groups=groups if is_grouped else 1,
+        topk_groups=chosen if is_grouped else 1,
+        num_best_of_group=1,
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        shared_intermediate_size=width * fields.count("n_shared_experts", 2),
+    )
+    dense, every = fields.get("first_k_dense_replace", 0), fields.count("moe_layer_freq", 1)
+    mixed = [
+        experts if layer >= dense and layer % every == 0 else None for layer in range(sizes.layers)
+    ]
+    return _mla(fields, sizes, mixed)
+
+
+def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None]) -> Architecture:
+    """Return a decoder whose layers attend to latents."""
+    for key in _WITHOUT_EFFECT:
+        fields.get(key)
+    query_rank = fields.get("q_lora_rank")
+    latent = Latent(
+        query_rank=0 if query_rank is None else fields.count("q_lora_rank"),
+        kv_rank=fields.count("kv_lora_rank"),
+        nope_dim=fields.count("qk_nope_head_dim"),
+        rope_dim=fields.count("qk_rope_head_dim"),
+        value_dim=fields.count("v_head_dim"),
+        has_rope_pairs=fields.flag("rope_interleave", default=True),
+        has_bias=fields.flag("attention_bias"),
+    )
+    said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
+    said.setdefault("rope_theta", fields.get("rope_theta"))
+    if said.get("partial_rotary_factor") is not None:
+        said.pop("partial_rotary_factor")  # the rotary part is turned as a whole
+    rope = make_rope(said, latent.rope_dim, sizes.positions, 10_000.0, _KINDS)
+    scaling = (latent.nope_dim + latent.rope_dim) ** -0.5 * _mscale(said) ** 2
+    made = make_architecture(
+        fields,
+        sizes,
+        key_heads=sizes.heads,
+        ropes=[rope] * sizes.layers,
+        experts=experts,
+        o_proj_bias=latent.has_bias,
+        names=WeightNames(),
+        num_mtp_layers=mtp_layers(fields, "num_nextn_predict_layers", "num_mtp_layers"),
+    )
+    blocks = []
+    for block in made.blocks:
+        shape = replace(
+            block.attention,
+            num_kv_heads=1,
+            key_dim=latent.kv_rank + latent.rope_dim,
+            value_dim=latent.kv_rank,
+            scaling=scaling,
+            has_latent_values=True,
+        )
+        blocks.append(replace(block, attention=shape, latent=latent))
+    return replace(made, blocks=tuple(blocks))
+
+
+def _mscale(said: Mapping[str, Any]) -> float:
+    """Return the factor of stretched queries, and of keys, by the rope's parameters."""
+    share = said.get("mscale_all_dim") or 0
+    kind = said.get("rope_type", said.get("type", "default"))
+    if kind == "default" or not share:
+        return 1.0
+    return magnitude(float(said["factor"]), float(share))
+
+
+_KINDS = {"default": "default", "yarn": "yarn"}
+_WITHOUT_EFFECT = ("aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim")
+_V3 = {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "eos_token_id": 1}
+MLA: dict[str, Family] = {
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM", _deepseek_v2, 64, {"eos_token_id": 2}, sorts_rows=True
+    ),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, sorts_rows=True),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, sorts_rows=True),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteForCausalLM",
+        _glm4_moe_lite,
+        64,
+        {"norm_topk_prob": True, "eos_token_id": 1},
+        sorts_rows=True,
+    ),
+}
