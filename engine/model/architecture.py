@@ -36,6 +36,7 @@ class Experts:
 
     For `scoring`, the correction bias and the groups see `Routing`. One MLP more, of
     `shared_intermediate_size`, has every token, with `has_shared_gate` by a sigmoid of its own.
+    With `scales_inputs` shares are factors of what experts get, not of what they give.
     With `has_own_norms` router and experts read the residual by norms of theirs, what experts and
     the one MLP more give is normed, and each expert's share is multiplied by a stored number.
     """
@@ -55,6 +56,7 @@ class Experts:
     shared_intermediate_size: int = 0
     has_shared_gate: bool = False
     has_own_norms: bool = False
+    scales_inputs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,9 @@ class Block:
     """One layer: attention or a `recurrence`, or neither, and MLPs; `experts` instead of one MLP.
 
     With `has_keys_as_values` its values are its keys before their norm and rope. With a `latent`
-    its shape is that of absorbed queries.
+    its shape is that of absorbed queries. With `has_unit_qk_norm` heads are normed behind the rope
+    without a weight; `query_scaling` grows queries by
+    1 + beta · ln(1 + (position + 1) // positions).
     """
 
     attention: AttentionShape
@@ -131,6 +135,8 @@ class Block:
     recurrence: Recurrence | None = None
     has_mlp: bool = True
     latent: Latent | None = None
+    has_unit_qk_norm: bool = False
+    query_scaling: tuple[float, int] | None = None
 
     @property
     def has_attention(self) -> bool:
@@ -227,7 +233,7 @@ class Architecture:
     norm is that of each head, or with `has_wide_qk_norm` of all heads together; `is_qk_norm_late`
     follows the rope. Without a gate the MLP is up, activation and down. `first_position` is the row
     of position 0 in a table of `num_positions`, which only learned positions have.
-    `query_scaling` (Llama 4) grows queries by 1 + beta · ln(1 + position // positions);
+    `query_scaling` (Ministral 3) grows queries by 1 + beta · ln(1 + position // positions);
     `value_scale` is a factor of values, `has_value_norm` an RMS norm of each of their heads without
     a weight; with `has_layer_scalar` each layer's sum with the residual is multiplied by a stored
     number; with `has_output_gate` what attention gives is multiplied by the sigmoid of a gate

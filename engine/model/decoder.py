@@ -72,7 +72,9 @@ class Decoder:
         ]
         linear_factory = choose_linear(self._ops, device)
         self._adapters, self._mapping = adapters, AdapterMapping()
-        maker = LayerMaker(architecture, self._ops, linear_factory, weights, self._linear_adapters)
+        maker = LayerMaker(
+            architecture, self._ops, linear_factory, weights, self._linear_adapters, device
+        )
         self._embed: Embedding = partial(functional.embedding, weight=embedding)
         self._head: Linear | None = None
         if has_head:
@@ -239,6 +241,10 @@ class Decoder:
             ):
                 part.copy_(self._wide_norm(part, weight, norms.eps))
             norms = None
+        if layer.query_scaling is not None:
+            beta, original = layer.query_scaling
+            grown = 1 + beta * torch.log1p(((positions + 1) // original).float())
+            qkv[:, :width] *= grown[:, None].to(qkv.dtype)
         if model.query_scaling is not None:
             beta, original = model.query_scaling
             grown = 1 + beta * torch.log1p((positions // original).float())

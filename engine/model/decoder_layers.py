@@ -43,6 +43,7 @@ class DecoderLayer:
     has_keys_as_values: bool
     qkv_proj: NormedLinear | None
     head_norms: HeadNorms | None
+    query_scaling: tuple[float, int] | None
     sinks: Tensor | None
     recurrent: RecurrentMixer | None
     latent: LatentMixer | None
@@ -83,12 +84,15 @@ class LayerMaker:
         linear_factory: LinearFactory,
         weights: dict[str, Matrix],
         adapting: Callable[[str], LinearAdapters | None],
+        *,
+        device: torch.device,
     ) -> None:
         self._model = architecture
         self._ops = ops
         self._linear_factory = linear_factory
         self._weights = weights
         self._linear_adapters = adapting
+        self._device = device
 
     def layer(self, index: int, block: Block, rope: int) -> DecoderLayer:
         """Return layer `index`."""
@@ -114,7 +118,10 @@ class LayerMaker:
             is_last=index == len(self._model.blocks) - 1,
             has_keys_as_values=block.has_keys_as_values,
             qkv_proj=qkv_proj,
-            head_norms=self._head_norms(role),
+            head_norms=self._unit_norms(block)
+            if block.has_unit_qk_norm
+            else self._head_norms(role),
+            query_scaling=block.query_scaling,
             sinks=self.vector(f"{role}sinks"),
             recurrent=recurrent,
             latent=latent,
@@ -191,6 +198,11 @@ class LayerMaker:
         if query is None or key is None:
             return None
         return HeadNorms(query.weight, key.weight, query.eps)
+
+    def _unit_norms(self, block: Block) -> HeadNorms:
+        one = torch.ones(block.attention.key_dim, device=self._device)
+        weight = self._ops.norm_weight(one, 0.0)
+        return HeadNorms(weight, weight, self._model.rms_norm_eps)
 
     def _linear(self, role: str, gate: Gate | None = None) -> Linear:
         weight, bias = self._weights.pop(role), self.vector(f"{role}_bias")
@@ -298,6 +310,8 @@ class LayerMaker:
                 chosen, shares = route(router(seen), routing)
             if scales is not None:
                 shares = shares * scales[chosen]
+            if experts.scales_inputs:
+                return apply((x * shares).to(x.dtype), chosen, torch.ones_like(shares))
             return apply(x, chosen, shares)
 
         return routed

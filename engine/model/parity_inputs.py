@@ -69,7 +69,7 @@ def parity_inputs(
         blocks = architecture.blocks[:num_layers]
         windows = [
             window
-            for window in {block.attention.window for block in blocks}
+            for window in {block.attention.most_visible for block in blocks}
             if longest
             < window
             <= min(LONGEST_WINDOW, _short_positions(architecture) - PARITY_TOKENS)

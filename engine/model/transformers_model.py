@@ -108,7 +108,7 @@ def prepare(
         max_intermediate_size=max_intermediate_size,
         eos_token_ids=config.eos_token_id,
     )
-    token_ids = parity_tokens(loaded.vocab_size, (shape.window for shape in shapes))
+    token_ids = parity_tokens(loaded.vocab_size, (shape.most_visible for shape in shapes))
     expected = eager_logits(settings.model, module, token_ids, device)
     check_logits(settings.model, expected)
     transformers_modules.apply(module)

@@ -20,7 +20,6 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             *("axk2", "deepseek_v32", "deepseek_v4", "dots3_note", "dots3_note_text"),
             *("glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
         ),
-        "layers attend within chunks of the context": ("llama4", "llama4_text"),
         "a layer calls attention more than once": ("diffllama", "hrm_text"),
         OWN_CODE: (
             *("bloom", "blt", "codegen", "cpmant", "git", "gpt_neo", "gpt_neox_japanese"),

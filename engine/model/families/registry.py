@@ -26,6 +26,7 @@ from .family import (
 from .gemma import GEMMA
 from .gpt import GPT
 from .hybrid import HYBRID
+from .llama4 import LLAMA4
 from .mamba import MAMBA
 from .mla import MLA
 from .moe import MOE, qwen_experts
@@ -247,6 +248,7 @@ FAMILIES: dict[str, Family] = {
     **GEMMA,
     **GPT,
     **HYBRID,
+    **LLAMA4,
     **MAMBA,
     **MLA,
     **MOE,
