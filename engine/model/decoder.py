@@ -72,9 +72,8 @@ class Decoder:
         ]
         linear_factory = choose_linear(self._ops, device)
         self._adapters, self._mapping = adapters, AdapterMapping()
-        maker = LayerMaker(
-            architecture, self._ops, linear_factory, weights, self._linear_adapters, device
-        )
+        parts = (architecture, self._ops, linear_factory, weights, self._linear_adapters)
+        maker = LayerMaker(*parts, device=device)
         self._embed: Embedding = partial(functional.embedding, weight=embedding)
         self._head: Linear | None = None
         if has_head:
