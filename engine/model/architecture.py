@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..kernels.attention import AttentionShape
 from ..kernels.elementwise import Activation, Gate
@@ -118,9 +118,21 @@ class Recurrence:
         return self.inner_size, channels, rule.num_heads
 
 
+class Multiplier(NamedTuple):
+    """Factor of `num_rows` rows of a weight from `first` on, all of them where it is 0."""
+
+    role: str
+    factor: float
+    first: int = 0
+    num_rows: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One layer: attention or a `recurrence`, or neither, and MLPs; `experts` instead of one MLP.
+
+    With both attention and recurrence have the same normed input, and their outputs are added.
+    Weights are multiplied by its `multipliers` when they are loaded.
 
     With `has_keys_as_values` its values are its keys before their norm and rope. With a `latent`
     its shape is that of absorbed queries. With `has_unit_qk_norm` heads are normed behind the rope
@@ -137,6 +149,7 @@ class Block:
     latent: Latent | None = None
     has_unit_qk_norm: bool = False
     query_scaling: tuple[float, int] | None = None
+    multipliers: tuple[Multiplier, ...] = ()
 
     @property
     def has_attention(self) -> bool:

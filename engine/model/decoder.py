@@ -189,21 +189,40 @@ class Decoder:
 
         State is stored in any case; where the last layer's rows are not wanted nothing is given.
         """
-        if layer.recurrent is not None:
-            assert isinstance(attention, HybridBackend)
-            return layer.recurrent.mix(attention.recurrence, x, residual)
         if layer.latent is not None:
             assert isinstance(attention, LatentAttention)
             return layer.latent.attend(attention, x, residual, cos_sin[layer.rope])
+        if layer.recurrent is None:
+            return self._attend(attention, layer, x, residual, cos_sin, step)
+        assert isinstance(attention, HybridBackend)
+        mixed = layer.recurrent.mix(attention.recurrence, x, residual)
+        if layer.qkv_proj is None:
+            return mixed
+        assert layer.recurrent.norm is not None
+        normed = layer.recurrent.norm(residual)  # which the mixer has added x to
+        return torch.cat(
+            [mixed, self._attend(attention, layer, None, normed, cos_sin, step)], dim=1
+        )
+
+    def _attend(  # noqa: PLR0917 - as `_mix`
+        self,
+        attention: AttentionBackend,
+        layer: DecoderLayer,
+        x: Tensor | None,
+        residual: Tensor,
+        cos_sin: Sequence[Tensor],
+        step: Step,
+    ) -> Tensor:
+        """Store keys and values, and return what heads of attention give: `[T, Hq · Dv]`."""
         assert layer.qkv_proj is not None
         qkv, gate = layer.qkv_proj(x, residual), None
         if self._model.has_output_gate:
             width = layer.shape.num_query_heads * layer.shape.value_dim
             qkv, gate = qkv[:, :-width].contiguous(), qkv[:, -width:]
         query = self._store_qkv(attention, layer, qkv, cos_sin[layer.rope], step.positions)
-        if layer.is_last and not len(step.logit_rows):
+        if layer.is_last and layer.recurrent is None and not len(step.logit_rows):
             return residual[:0]
-        out = attention.attend(layer.index, query, layer.sinks).flatten(1)  # [T, Hq · Dv]
+        out = attention.attend(layer.index, query, layer.sinks).flatten(1)
         return out if gate is None else out * gate.sigmoid()
 
     def _project(self, layer: DecoderLayer, x: Tensor | None, residual: Tensor) -> Tensor | None:

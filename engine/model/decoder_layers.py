@@ -18,9 +18,10 @@ from ..kernels.elementwise import ElementwiseOps, Gate, Norm, activate, xielu
 from ..kernels.experts import ExpertWeights, Routing, route
 from ..kernels.latent import UpProjections
 from ..kernels.linear import Fp8Linear, Linear, LinearFactory, NormedLinear
-from ..kernels.quantised import Matrix, as_tensor
+from ..kernels.quantised import Matrix, Quantised, as_tensor
 from ..kernels.recurrence import RuleWeights
-from .architecture import Architecture, Block, Experts, Recurrence
+from .architecture import Architecture, Block, Experts, Multiplier, Recurrence
+from .hf_config import UnsupportedConfig
 from .latent_attention import LatentMixer
 from .recurrent_layers import RecurrentMixer
 from .weight_map import EXPERT_NORMS
@@ -33,7 +34,8 @@ LATENT_EPS = 1e-6
 class DecoderLayer:
     """One block with its weights; `rope` counts among the decoder's, `index` attention layers.
 
-    A block of a `recurrent` mixer has no qkv_proj, one of an MLP alone no out_proj either.
+    A block of a `recurrent` mixer alone has no qkv_proj, one of an MLP alone no out_proj either.
+    Where it has both, `out_proj` takes the recurrent mixer's output before that of attention.
     """
 
     index: int
@@ -98,18 +100,24 @@ class LayerMaker:
         """Return layer `index`."""
         role = f"{index}."
         before = self._model.blocks[:index]
+        for multiplier in block.multipliers:
+            self._multiply(role, multiplier)
         qkv_proj = recurrent = out_proj = None
         attended = sum(other.has_attention for other in before)
         latent = None
         if block.latent is not None:
             latent = self._latent(role, attended, block)
             out_proj = self._linear(f"{role}o_proj")
-        elif block.has_attention:
+        elif block.has_attention and block.recurrence is None:
             qkv_proj = self._normed(f"{role}qkv_proj", f"{role}input_layernorm")
             out_proj = self._linear(f"{role}o_proj")
         elif block.recurrence is not None:
             number = sum(other.recurrence is not None for other in before)
-            recurrent = self._recurrent(role, number, block.recurrence)
+            norm = self.norm(f"{role}input_layernorm")
+            recurrent = self._recurrent(role, number, block.recurrence, norm)
+            if block.has_attention:  # whose input is normed already
+                qkv_proj = self._linear_factory.make_normed(self._linear(f"{role}qkv_proj"), None)
+                self._join(f"{role}out_proj", f"{role}o_proj")
             out_proj = self._linear(f"{role}out_proj")
         return DecoderLayer(
             index=attended,
@@ -161,7 +169,25 @@ class LayerMaker:
             projections=UpProjections(up[:, : sizes.nope_dim], up[:, sizes.nope_dim :]),
         )
 
-    def _recurrent(self, role: str, number: int, recurrence: Recurrence) -> RecurrentMixer:
+    def _multiply(self, role: str, multiplier: Multiplier) -> None:
+        """Multiply rows of a weight, which no quantised one has."""
+        weight = self._weights[f"{role}{multiplier.role}"]
+        if isinstance(weight, Quantised):
+            raise UnsupportedConfig("its weights are multiplied, and quantised")
+        stop = multiplier.first + multiplier.num_rows if multiplier.num_rows else None
+        weight[multiplier.first : stop] *= multiplier.factor
+
+    def _join(self, role: str, other: str) -> None:
+        """Make one product of two that are added."""
+        parts = [as_tensor(self._weights.pop(name)) for name in (role, other)]
+        self._weights[role] = torch.cat(parts, dim=1)
+        biases = [self.vector(f"{name}_bias") for name in (role, other)]
+        if known := [bias for bias in biases if bias is not None]:
+            self._weights[f"{role}_bias"] = torch.stack(known).sum(dim=0)
+
+    def _recurrent(
+        self, role: str, number: int, recurrence: Recurrence, norm: Norm | None
+    ) -> RecurrentMixer:
         rule_weights = None
         if recurrence.shape.rule is not None:
             a_log, dt_bias = (
@@ -173,7 +199,8 @@ class LayerMaker:
         return RecurrentMixer(
             layer=number,
             recurrence=recurrence,
-            in_proj=self._normed(f"{role}in_proj", f"{role}input_layernorm"),
+            norm=norm,
+            in_proj=self._linear_factory.make_normed(self._linear(f"{role}in_proj"), norm),
             conv_weight=as_tensor(self._weights.pop(f"{role}conv_weight")),
             conv_bias=self.vector(f"{role}conv_bias"),
             rule_weights=rule_weights,

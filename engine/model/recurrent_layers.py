@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..kernels.elementwise import Norm
 from ..kernels.linear import NormedLinear
 from ..kernels.recurrence import GatedDelta, RecurrentBackend, RuleWeights
 from .architecture import Recurrence
@@ -16,11 +17,12 @@ from .architecture import Recurrence
 class RecurrentMixer:
     """A mixer with its weights but for the out-projection; `layer` counts recurrent ones.
 
-    `in_proj` norms its input. See `Recurrence` for what it projects and how that is used.
+    `in_proj` norms its input by `norm`. See `Recurrence` for what it projects and how that is used.
     """
 
     layer: int
     recurrence: Recurrence
+    norm: Norm | None
     in_proj: NormedLinear
     conv_weight: Tensor  # [C, K]
     conv_bias: Tensor | None

@@ -65,7 +65,7 @@ def weights_of(
             yield from layer.latent_attention(block.latent)
         elif block.has_attention:
             yield from layer.attention()
-        elif block.recurrence is not None:
+        if block.recurrence is not None:
             yield from recurrent_weights(architecture, block.recurrence, layer.role, layer.prefix)
         if block.has_mlp:
             yield from layer.experts(block.experts) if block.experts else layer.mlp()

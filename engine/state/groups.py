@@ -125,13 +125,13 @@ class Pages:
         self.keeps_places = visibility is None
         self.first_live = np.zeros(len(pages), np.int64)  # pages before it are released
         self._size = page_size
-        self._visibility = visibility
+        self.visibility = visibility
         self._step_tokens = step_tokens
         self._tag = tag
 
     def resumable(self, digests: Sequence[Digest], most: int) -> int:
         """Return the most pages before which all that the next token sees is cached."""
-        if self._visibility is None:
+        if self.visibility is None:
             return len(self.pool.lookup(digests[:most]))
         page = most
         while page:
@@ -155,7 +155,7 @@ class Pages:
 
     def most_pages(self, num_tokens: int) -> int:
         """Return the most pages that a sequence of so many tokens holds at a time, when alone."""
-        most_visible = 0 if self._visibility is None else self._visibility.most
+        most_visible = 0 if self.visibility is None else self.visibility.most
         return most_pages(num_tokens, self._size, most_visible, self._step_tokens)
 
     def share(self, slot: int, digests: Sequence[Digest], num_cached: int) -> None:
@@ -203,7 +203,7 @@ class Pages:
 
     def rewind(self, slot: int) -> None:
         """Release windowed pages: those of the first tokens are gone."""
-        if self._visibility is not None:
+        if self.visibility is not None:
             self.release(slot)
 
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
@@ -243,9 +243,9 @@ class Pages:
 
     def _release_unseen(self, slots: Slots, num_settled: Slots) -> None:
         """Release the pages of slots that lie before what a token behind the settled ones sees."""
-        if self._visibility is None:
+        if self.visibility is None:
             return
-        firsts = self._visibility.first(num_settled) // self._size
+        firsts = self.visibility.first(num_settled) // self._size
         firsts = np.minimum(firsts, self.num_pages[slots])
         for slot, begin, end in zip(
             slots.tolist(), self.first_live[slots].tolist(), firsts.tolist(), strict=True
@@ -256,14 +256,14 @@ class Pages:
 
     def _first_page(self, place: int) -> int:
         """Return the first page that a token at a place sees."""
-        if self._visibility is None:
+        if self.visibility is None:
             return 0
-        return int(self._visibility.first(np.array([place], np.int64))[0]) // self._size
+        return int(self.visibility.first(np.array([place], np.int64))[0]) // self._size
 
     def _num_new(self, num_cached: int, num_tokens: int) -> int:
         """Return how many pages a sequence allocates when it enters."""
-        if self._visibility is not None:
-            most = num_cached * self._size + self._visibility.most + self._step_tokens
+        if self.visibility is not None:
+            most = num_cached * self._size + self.visibility.most + self._step_tokens
             num_tokens = min(num_tokens, most)
         return self._pages_for(num_tokens) - num_cached
 

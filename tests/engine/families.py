@@ -157,6 +157,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Mamba2Config": {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
     "BambaConfig": MAMBA | {"attn_layer_indices": [1, 3], "mamba_n_groups": 2},
+    "FalconH1Config": MAMBA
+    | {
+        "mamba_d_ssm": 128,
+        "mamba_n_groups": 2,
+        "mamba_rms_norm": True,
+        "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.8,
+        "ssm_multipliers": [0.7, 1.1, 0.9, 1.2, 0.8],
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 0.6,
+        "mlp_multipliers": [0.8, 0.7],
+        "embedding_multiplier": 1.5,
+        "lm_head_multiplier": 0.4,
+    },
     "GraniteMoeHybridConfig": MAMBA
     | {
         "layer_types": ["linear_attention", "full_attention"] * 2,

@@ -23,17 +23,55 @@ from tidemill.engine.loop.runner import Readout
 from tidemill.engine.scheduling.sequence import Sequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.groups import Pages, StateGroup, Visibility
+from tidemill.engine.state.pages import PagePool
+from tidemill.engine.state.rows import Rows
 
 Tokens = tuple[int, ...]
 LogitsOf = Callable[[Tokens], "list[float] | NDArray[np.float32]"]
 UNKNOWN = -7
 
 
-class PageMemory:
-    """What a step's tokens would write to the cache and read from it."""
+def further_groups(
+    table: SequenceTable,
+    pool: PagePool,
+    *,
+    window: int = 0,
+    chunk: int = 0,
+    num_rows: int = 0,
+    step_tokens: int = 32,
+) -> list[StateGroup]:
+    """Return groups of a window, of chunks and of rows, each where it is asked for."""
+    groups: list[StateGroup] = []
 
-    def __init__(self, table: SequenceTable) -> None:
+    def pages(visibility: Visibility) -> None:
+        arrays = np.zeros_like(table.pages), np.zeros_like(table.num_pages)
+        parts = (pool, table.page_size, *arrays)
+        tag = bytes([len(groups) + 1])
+        groups.append(Pages(*parts, visibility=visibility, step_tokens=step_tokens, tag=tag))
+
+    if window:
+        pages(Visibility(lambda places: np.maximum(places - window + 1, 0), window))
+    if chunk:
+        pages(Visibility(lambda places: places // chunk * chunk, chunk))
+    if num_rows:
+        groups.append(Rows(PagePool(num_rows), table.page_size, len(table.sequences)))
+    return groups
+
+
+class PageMemory:
+    """What a step's tokens would write to the cache and read from it.
+
+    `groups` are of the state beside the table's pages: of pages tokens read what they see, and a
+    span goes on from a row that holds all tokens before it and nothing else.
+    """
+
+    def __init__(self, table: SequenceTable, groups: Several[StateGroup] = ()) -> None:
         self._table = table
+        self._pages = [group for group in groups if isinstance(group, Pages)]
+        self._rows = [group for group in groups if isinstance(group, Rows)]
+        self._of_pages: dict[tuple[int, int, int], tuple[str, Tokens]] = {}
+        self._of_rows: dict[int, tuple[str, Tokens]] = {}
         self._slots: dict[tuple[int, int], tuple[str, Tokens]] = {}
         self._sampled: dict[tuple[int, int], int] = {}  # ids by slot and place
 
@@ -59,6 +97,43 @@ class PageMemory:
                 assert position // size < self._table.num_pages[slot]
                 page = int(self._table.pages[slot, position // size])
                 assert self._slots[page, position % size] == (salt, tokens[: position + 1])
+        for number, pages in enumerate(self._pages):
+            self._compute_pages(number, pages, plan)
+        for rows in self._rows:
+            self._compute_rows(rows, plan)
+
+    def _compute_pages(self, number: int, group: Pages, plan: StepPlan) -> None:
+        """Write a plan's tokens to a further group of pages, then read what they see."""
+        size = self._table.page_size
+        for slot, start, stop in spans_of(plan):
+            tokens, salt = self.tokens_of(slot, stop), self._salt(slot)
+            for position in range(start, stop):
+                page = int(group.pages[slot, position // size])
+                self._of_pages[number, page, position % size] = salt, tokens[: position + 1]
+        for slot, start, stop in spans_of(plan):
+            tokens, salt = self.tokens_of(slot, stop), self._salt(slot)
+            assert group.visibility is not None
+            first = int(group.visibility.first(np.array([start], np.int64))[0])
+            for position in range(first, stop):
+                page = position // size
+                assert group.first_live[slot] <= page < group.num_pages[slot]
+                place = number, int(group.pages[slot, page]), position % size
+                assert self._of_pages[place] == (salt, tokens[: position + 1])
+
+    def _compute_rows(self, group: Rows, plan: StepPlan) -> None:
+        """Read the rows that a plan's spans start from, then write those that they leave."""
+        sources = group.sources_of(plan.slots, plan.starts).tolist()
+        rows = group.rows[plan.slots].tolist()
+        assert len(set(rows)) == len(rows)
+        for row, source, (slot, start, stop) in zip(rows, sources, spans_of(plan), strict=True):
+            assert source == row or source not in rows
+            if source < 0:
+                assert start == 0
+            else:
+                tokens = self.tokens_of(slot, stop)
+                assert self._of_rows[source] == (self._salt(slot), tokens[:start])
+        for row, (slot, _, stop) in zip(rows, spans_of(plan), strict=True):
+            self._of_rows[row] = self._salt(slot), self.tokens_of(slot, stop)
 
     def _salt(self, slot: int) -> str:
         request = self._table.sequence(slot).request
@@ -71,6 +146,11 @@ class PageMemory:
             for position in range(start, stop):
                 page = int(self._table.pages[slot, position // size])
                 self._slots[page, position % size] = "", ()
+                for number, group in enumerate(self._pages):
+                    page = int(group.pages[slot, position // size])
+                    self._of_pages[number, page, position % size] = "", ()
+            for rows in self._rows:
+                self._of_rows[int(rows.rows[slot])] = "", ()
 
     def store_sampled(self, slots: Several[int], token_ids: Several[int]) -> None:
         """Keep sampled ids; where they will lie in the table, the host finds nonsense for now."""
@@ -88,7 +168,9 @@ class PagedModel:
     only when the step is collected.
     """
 
-    def __init__(self, table: SequenceTable, logits_of: LogitsOf) -> None:
+    def __init__(
+        self, table: SequenceTable, logits_of: LogitsOf, groups: Several[StateGroup] = ()
+    ) -> None:
         self.fails: Callable[[list[Sequence]], Exception | None] | None = None
         self.is_late = False
         self.plans: list[StepPlan] = []
@@ -101,7 +183,7 @@ class PagedModel:
         self._table = table
         self._logits_of = logits_of
         self._width = len(logits_of((0,)))
-        self._memory = PageMemory(table)
+        self._memory = PageMemory(table, groups)
         self._failure: Exception | None = None  # of a step in flight: what follows is nonsense too
 
     def check(self) -> None:

@@ -12,6 +12,7 @@ from ..architecture import (
     NO_ROPE,
     Architecture,
     Experts,
+    Multiplier,
     NormNames,
     Recurrence,
     WeightNames,
@@ -32,15 +33,21 @@ _KINDS = {
 
 
 def _mamba(
-    fields: ConfigFields, sizes: DecoderSizes, names: tuple[str, ...], *biases: str
+    fields: ConfigFields,
+    sizes: DecoderSizes,
+    names: tuple[str, ...],
+    *biases: str,
+    inner: int | None = None,
 ) -> Recurrence:
     """Return a Mamba-2 mixer.
 
     `names` are those of its heads, their width, groups, state and taps; of `biases` the first says
-    whether the convolution has one, the second whether the projections have.
+    whether the convolution has one, the second whether the projections have. `inner` is the width
+    of all heads, where that is no multiple of the hidden size.
     """
     heads, width, groups, state, taps = names
-    num_heads, inner = fields.count(heads), fields.count("mamba_expand", 2) * sizes.hidden
+    num_heads = fields.count(heads)
+    inner = inner or fields.count("mamba_expand", 2) * sizes.hidden
     said = fields.get(width)
     head_dim = inner // num_heads if said in (None, "auto") else fields.count(width)
     low, high = map(_bound, fields.get("time_step_limit") or (0.0, float("inf")))
@@ -172,6 +179,76 @@ def _granite_hybrid(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     return with_recurrence(made, kinds, LINEAR, mixer)
 
 
+def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
+    """Return Falcon-H1, whose layers have attention and Mamba-2 side by side, and multipliers."""
+    for key in ("layer_types", "layers_block_type", "mamba_use_mlp", "attn_layer_indices"):
+        fields.get(key)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e5)
+    made = make_architecture(
+        fields,
+        sizes,
+        key_heads=8,
+        ropes=[rope] * sizes.layers,
+        **attention_biases(fields),
+        mlp_bias=fields.flag("mlp_bias"),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=fields.number("lm_head_multiplier", 1.0),
+        names=WeightNames(
+            norm="model.final_layernorm",
+            norms=NormNames(pre_feedforward="pre_ff_layernorm"),
+            mlp="feed_forward",
+            recurrence="mamba",
+            in_proj=("in_proj",),
+        ),
+    )
+    inner = fields.get("mamba_d_ssm")
+    mixer = _mamba(fields, sizes, _NAMES, *_BIASES, inner=inner)
+    fields.allow("projectors_bias")
+    if fields.flag("mamba_rms_norm"):
+        is_first = fields.flag("mamba_norm_before_gate", default=True)
+        mixer = replace(mixer, is_norm_first=is_first)
+    else:
+        fields.get("mamba_norm_before_gate")
+        mixer = replace(mixer, norm_groups=0)
+    factors = _multipliers(fields, made, mixer)
+    blocks = (replace(block, recurrence=mixer, multipliers=factors) for block in made.blocks)
+    return replace(made, blocks=tuple(blocks))
+
+
+def _multipliers(
+    fields: ConfigFields, made: Architecture, mixer: Recurrence
+) -> tuple[Multiplier, ...]:
+    """Return the factors of a layer's weights (maximal update parametrisation)."""
+    shape, inner = made.blocks[0].attention, made.intermediate_size
+    queries, keys = (heads * shape.key_dim for heads in (shape.num_query_heads, shape.num_kv_heads))
+    gate, down = _numbers(fields, "mlp_multipliers", 2)
+    found = [
+        Multiplier("qkv_proj", fields.number("attention_in_multiplier", 1.0)),
+        Multiplier("qkv_proj", fields.number("key_multiplier", 1.0), queries, keys),
+        Multiplier("o_proj", fields.number("attention_out_multiplier", 1.0)),
+        Multiplier("in_proj", fields.number("ssm_in_multiplier", 1.0)),
+        Multiplier("out_proj", fields.number("ssm_out_multiplier", 1.0)),
+        Multiplier("gate_up_proj", gate, 0, inner),
+        Multiplier("down_proj", down),
+    ]
+    assert isinstance(mixer.shape.rule, StateSpace)
+    x, b, c = mixer.shape.rule.widths
+    sizes = (mixer.inner_size, x, b, c, mixer.shape.rule.num_heads)
+    first = 0
+    for size, factor in zip(sizes, _numbers(fields, "ssm_multipliers", 5), strict=True):
+        found.append(Multiplier("in_proj", factor, first, size))
+        first += size
+    return tuple(one for one in found if one.factor != 1)
+
+
+def _numbers(fields: ConfigFields, key: str, count: int) -> list[float]:
+    """Return so many numbers, 1 where the config has none."""
+    said = fields.get(key) or [1.0] * count
+    if len(said) != count:
+        raise UnsupportedConfig(f"{fields.where} says {key} {said!r}")
+    return [float(number) for number in said]
+
+
 def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     said = fields.get("layers_block_type") or fields.get("layer_types")
     pattern = fields.get("hybrid_override_pattern")
@@ -244,6 +321,9 @@ _MAMBA2 = {
 }
 MAMBA: dict[str, Family] = {
     "bamba": Family("BambaForCausalLM", _bamba, None, {"eos_token_id": 2}, sorts_rows=True),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM", _falcon_h1, None, {"eos_token_id": 2}, sorts_rows=True
+    ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridForCausalLM", _granite_hybrid, None, GRANITE, sorts_rows=True
     ),

@@ -12,7 +12,7 @@ OWN_CODE = "its class computes attention by code of its own, which pages cannot 
 REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "layers keep a state that is no KV cache (linear attention, Mamba, convolutions)": (
-            *("bailing_hybrid", "falcon_h1", "falcon_mamba", "inkling2_text", "inkling_text"),
+            *("bailing_hybrid", "falcon_mamba", "inkling2_text", "inkling_text"),
             *("jamba", "kimi_linear", "lfm3", "mamba", "minimax", "olmo_hybrid"),
             *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
         ),

@@ -8,14 +8,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from tests.engine.paged_model import PageMemory, Tokens, mixed, spans_of
+from tests.engine.paged_model import PageMemory, Tokens, further_groups, mixed, spans_of
 from tidemill.engine.scheduling.admission import Admission, ArrivalOrder
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence, SequenceRequest
 from tidemill.engine.scheduling.step_budget import LineTokenLimit
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.groups import Pages
 from tidemill.engine.state.pages import PagePool
+from tidemill.engine.state.rows import Rows
 
 PAGE = 4
 VOCABULARY = 3
@@ -54,6 +56,7 @@ class Yard:
     steps_ahead: int = 0
     line_limit: LineTokenLimit | None = None
     keeps_ids: bool = False
+    kinds: dict[str, int] = field(default_factory=dict)  # for `further_groups`
     in_flight: list[tuple[StepPlan, list[int]]] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     num_steps: int = 0
@@ -62,6 +65,7 @@ class Yard:
         """Put the parts together."""
         self.table = SequenceTable(self.max_num_seqs, self.max_model_len, PAGE)
         self.pool = PagePool(self.num_pages)
+        self.groups = further_groups(self.table, self.pool, step_tokens=self.budget, **self.kinds)
         self.scheduler = Scheduler(
             self.table,
             self.pool,
@@ -69,8 +73,9 @@ class Yard:
             self.budget,
             self.line_limit,
             keeps_ids=self.keeps_ids,
+            groups=self.groups,
         )
-        self.memory = PageMemory(self.table)
+        self.memory = PageMemory(self.table, self.groups)
         self.num_added = 0
         self._computed: dict[Sequence, tuple[int, int]] = {}  # preemptions, tokens computed
 
@@ -181,7 +186,19 @@ class Yard:
         for slot in set(range(self.max_num_seqs)) - set(self.table.free_slots):
             for page in self.table.pages[slot, : self.table.num_pages[slot]].tolist():
                 holders[page] += 1
+            for group in self.groups:
+                if isinstance(group, Pages):
+                    live = slice(group.first_live[slot], group.num_pages[slot])
+                    for page in group.pages[slot, live].tolist():
+                        holders[page] += 1
         assert self.pool._holders == holders
+        for group in self.groups:
+            if isinstance(group, Rows):
+                held = [row for row in (*group.rows, *group.sources) if row >= 0]
+                assert (
+                    group.pool._holders
+                    == np.bincount(held, minlength=group.pool.num_pages).tolist()
+                )
         assert self.pool.num_free == holders.count(0)
 
     def check_empty(self) -> None:
@@ -189,6 +206,7 @@ class Yard:
         assert self.pool.num_free == self.num_pages
         assert not self.table.num_in_flight.any()
         assert self.pool._holders == [0] * self.num_pages
+        assert all(group.pool.num_free == group.pool.num_pages for group in self.groups)
         assert sorted(self.table.free_slots) == list(range(self.max_num_seqs))
 
 
