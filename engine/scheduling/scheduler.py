@@ -36,6 +36,8 @@ from .table import SequenceTable
 
 # Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
 MAX_SCORED_ROWS = 256
+# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
+MAX_FAILURES_IN_COMPANY = 3
 
 
 @dataclass(slots=True)
@@ -174,7 +176,13 @@ class Scheduler:
         """Let the sequences of a step that is lost go on from where their state is still there."""
         goes_on = self.table.is_running[plan.slots]
         slots, starts = plan.slots[goes_on], plan.starts[goes_on]
-        self.table.num_computed[slots] = self._states.undo(slots, starts)
+        resumes = self._states.undo(slots, starts)
+        self.table.num_computed[slots] = np.maximum(resumes, 0)
+        for slot in slots[resumes < 0].tolist():
+            sequence = self.table.sequence(slot)
+            sequence.num_failures += 1
+            sequence.is_suspect |= sequence.num_failures >= MAX_FAILURES_IN_COMPANY
+            self.preempt(slot)
 
     def plan_rebuild(self, plan: StepPlan) -> StepPlan | None:
         """Return the step that computes again what the sequences of a lost step have lost.

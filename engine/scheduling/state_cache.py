@@ -66,8 +66,17 @@ class StateCache:
         while any(num > num_cached for num in found):
             found = [group.resumable(digests, num_cached) for group in self.groups]
             num_cached = min(found)
+        placement = self._placed(sequence, num_cached, most_cached, num_beside)
+        if num_cached and not num_beside and not placement.fits:
+            # What is cached is in the way, and nobody else will make room.
+            return self._placed(sequence, 0, most_cached, num_beside)
+        return placement
+
+    def _placed(
+        self, sequence: Sequence, num_cached: int, most_cached: int, num_beside: int
+    ) -> Placement:
         needed = _by_pool(
-            (group.pool, group.room(digests, num_cached, sequence.num_tokens, num_beside))
+            (group.pool, group.room(sequence.digests, num_cached, sequence.num_tokens, num_beside))
             for group in self.groups
         )
         return Placement(sequence, num_cached, most_cached, needed, num_beside)
@@ -131,16 +140,21 @@ class StateCache:
             group.settle(slots, stops)
 
     def undo(self, slots: Slots, starts: Slots) -> Slots:
-        """Go back to `starts`, a step being lost; return from where sequences can go on."""
+        """Go back to `starts`, a step being lost; return from where sequences can go on.
+
+        What is computed again is written again, which a failure may spoil: nobody finds it any
+        more, and who shares it with others is to be placed anew (-1).
+        """
         resumes = starts.copy()
         if len(self.groups) == 1:
             return resumes
         for index, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
             resumes[index] = min(group.undo(slot, start) for group in self.groups)
             if resumes[index] < start:
-                self._settled[slot] = resumes[index] = 0
-                for group in self.groups:
-                    group.rewind(slot)
+                is_shared = any(group.is_shared(slot) for group in self.groups)
+                self.invalidate_from(slot, 0, self._table.sequence(slot).digests)
+                self._settled[slot] = 0
+                resumes[index] = -1 if is_shared else 0
         return resumes
 
     def register(self, slot: int, start: int, stop: int) -> None:

@@ -19,15 +19,11 @@ from numpy.typing import NDArray
 
 from ..errors import MachineFailed
 from .images import whole_stop
-from .scheduler import Scheduler
+from .scheduler import MAX_FAILURES_IN_COMPANY, Scheduler
 from .sequence import Sequence
 from .step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
-
-# A failure may pass, or be the size of the batch; one that keeps coming has an owner.
-MAX_FAILURES_IN_COMPANY = 3
-
 
 # So many failures that passed among so many steps are no accidents any more.
 MAX_PASSING_FAILURES = 8

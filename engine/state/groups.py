@@ -60,8 +60,8 @@ class StateGroup(Protocol):
     def undo(self, slot: int, start: int) -> int:
         """Go back to `start`, a step being lost; return from where the sequence can go on."""
 
-    def rewind(self, slot: int) -> None:
-        """Hold no more than a sequence that starts over, since another group lost its state."""
+    def is_shared(self, slot: int) -> bool:
+        """Say whether others hold what a slot writes again when it starts over."""
 
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
         """Name the pages `first:last`, which are full, or will be by the end of the step."""
@@ -201,10 +201,13 @@ class Pages:
         del slot
         return start
 
-    def rewind(self, slot: int) -> None:
-        """Release windowed pages: those of the first tokens are gone."""
+    def is_shared(self, slot: int) -> bool:
+        """Say whether others hold one of the pages, or some are released already."""
         if self.visibility is not None:
-            self.release(slot)
+            return True
+        return any(
+            self.pool.num_holders(page) > 1 for page in self.pages[slot, : self.num_pages[slot]]
+        )
 
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
         """Name live pages; those of a prompt when the step is planned.

@@ -90,8 +90,12 @@ class Rows:
         entered = self.entered[slots]
         for slot in slots[(self.sources[slots] != NO_ROW) & (starts != entered)].tolist():
             self._drop_source(slot)  # which a step has read
-        needy: Slots = slots[(self.borders[slots] == starts) & (entered != starts)]
-        return needy
+        leaving = (self.borders[slots] == starts) & (entered != starts)
+        needy: Slots = slots[leaving]
+        for slot in needy[self.pool.num_free :].tolist():
+            leaving[slots == slot] = not self._try_keep(slot)
+        still: Slots = slots[leaving]
+        return still
 
     def extend(self, slots: Slots, num_settled: Slots) -> None:
         """Move slots to other rows."""
@@ -105,9 +109,10 @@ class Rows:
             self._drop_source(slot)
         return int(self.entered[slot])
 
-    def rewind(self, slot: int) -> None:
-        """Start over from zeros."""
-        self._drop_source(slot)
+    def is_shared(self, slot: int) -> bool:
+        """Return False: a row that others read is not the one that is written."""
+        del slot
+        return False
 
     def register(self, slot: int, digests: Sequence[Digest], first: int, last: int) -> None:
         """Do nothing: a state is named when it is there."""
@@ -170,6 +175,10 @@ class Rows:
         if self.pool.can_allocate(1):
             self._move(slot)
             return True
+        return self._try_keep(slot)
+
+    def _try_keep(self, slot: int) -> bool:
+        """Make the row no snapshot, unless another has resumed from it and not read it yet."""
         row = int(self.rows[slot])
         if self.pool.num_holders(row) > 1:
             return False

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.engine.paged_model import LogitsOf, PagedModel, Tokens, spread_logits
+from tests.engine.paged_model import (
+    LogitsOf,
+    PagedModel,
+    Tokens,
+    further_groups,
+    spread_logits,
+)
 from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
@@ -121,14 +129,18 @@ class Rig:
         max_model_len: int = 64,
         budget: int = 32,
         steps_ahead: int | None = None,
+        kinds: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         if steps_ahead is not None:
             self.steps_ahead = steps_ahead
         self.table = SequenceTable(max_num_seqs, max_model_len, 4)
         self.pool = PagePool(num_pages)
-        self.model = PagedModel(self.table, logits_of)
+        self.groups = further_groups(self.table, self.pool, step_tokens=budget, **kinds)
+        self.model = PagedModel(self.table, logits_of, self.groups)
         self.model.is_late = self.is_late
-        self.scheduler = Scheduler(self.table, self.pool, ArrivalOrder(), budget)
+        self.scheduler = Scheduler(
+            self.table, self.pool, ArrivalOrder(), budget, groups=self.groups
+        )
         # A scripted model stands in for the runner: nothing else of it is asked for.
         runner = cast("Runner", self.model)
         vocabulary = len(logits_of((0,)))
@@ -151,6 +163,7 @@ class Rig:
         assert self.work.step() is None
         assert not self.model.violations
         assert self.pool.num_free == self.pool.num_pages
+        assert all(group.pool.num_free == group.pool.num_pages for group in self.groups)
         assert len(self.table.free_slots) == len(self.table.sequences)
         return events
 

@@ -38,6 +38,7 @@ from tidemill.engine.scheduling.sequence import (
     SequenceRequest,
     SequenceResult,
 )
+from tidemill.engine.state import rows
 from tidemill.protocol.errors import InternalError
 
 pytestmark = pytest.mark.usefixtures("steps_ahead", "is_late")
@@ -326,6 +327,7 @@ class Storm:
     failing_steps: frozenset[int]
     culprits: frozenset[int]
     dropped: dict[int, int]
+    kinds: dict[str, int]  # of state beside full pages
 
 
 @st.composite
@@ -374,16 +376,25 @@ def storms(draw: st.DrawFn) -> Storm:
         draw(st.frozensets(st.integers(1, 30), max_size=3)),
         draw(st.frozensets(numbers, max_size=1)),
         draw(st.dictionaries(st.integers(0, 25), numbers, max_size=2)),
+        draw(
+            st.one_of(
+                st.just({}),
+                st.builds(dict, window=st.integers(1, 12), chunk=st.integers(3, 16)),
+                st.builds(dict, num_rows=st.integers(1, max_num_seqs + 2)),
+            )
+        ),
     )
 
 
 @given(storms())
 def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm) -> None:
     """Preempted, retried, cut short of pages, with neighbours that fail or leave."""
+    rows.FEWEST_TOKENS = 4  # snapshots of a page
     most = max(len(one.prompt_ids) + one.max_tokens for one in storm.requests)
     rig = Rig(
         logits_of,
-        num_pages=-(-most // 4) + storm.extra_pages,
+        num_pages=(1 + len(storm.kinds.keys() - {"num_rows"})) * -(-most // 4) + storm.extra_pages,
+        kinds=storm.kinds,
         max_num_seqs=storm.max_num_seqs,
         budget=storm.budget,
     )
