@@ -107,6 +107,8 @@ class _Sequences:
 
         keys = normal(count, tokens, shape.num_kv_heads, shape.key_dim).to(kept).to(dtype)
         values = normal(count, tokens, shape.num_kv_heads, shape.value_dim).to(kept).to(dtype)
+        if shape.has_latent_values:
+            values = keys[..., : shape.value_dim].clone()
         shared = SHARED_PAGES * page_size
         keys[1:, :shared], values[1:, :shared] = keys[0, :shared], values[0, :shared]
         pages = np.random.default_rng(0).permutation(count * LONGEST_PAGES).reshape(count, -1)

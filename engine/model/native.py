@@ -29,7 +29,7 @@ from .parity import chunked_logits, is_rounding, logits_or_none, relative_distan
 from .parity_inputs import ParityInput, parity_inputs
 from .tensor_parallel import shard_architecture
 from .vision.preprocessor_config import VisionConfig
-from .weights import as_stored, read_weights
+from .weights import read_weights
 
 # Relative L2 distance of a token's logits in fp32: orders of summation give some 1e-6, and a norm's
 # weight that is rounded once too often 1e-3.
@@ -114,7 +114,6 @@ def load_shard(
     It sees by `vision`.
     """
     zeros: list[str] = []
-    architecture = as_stored(checkpoint, architecture)
     weights = read_weights(
         checkpoint,
         architecture,

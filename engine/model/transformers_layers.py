@@ -42,10 +42,17 @@ def load_layerwise(reader: LayerReader, hf_config: HFConfig, dtype: torch.dtype)
     for shell in shells.modules():
         if hasattr(shell, "config"):
             shell.config = module.config
+    path = path_in(module, path)
     layers: Any = module.get_submodule(path)
     for index, shell in enumerate(shells.get_submodule(path)):
         layers[index] = _StreamedLayer(index, shell, parts)
     return module
+
+
+def path_in(module: nn.Module, path: str) -> str:
+    """Return the path of layers in a class, which may call its base otherwise than files do."""
+    base, _, rest = path.partition(".")
+    return path if hasattr(module, base) else f"{module.base_model_prefix}.{rest}"
 
 
 class _Parts:
@@ -67,7 +74,8 @@ class _Parts:
                 if num_bytes > GROUP_BYTES:
                     break
                 stop += 1
-            layers: Any = self.read(range(index, stop)).get_submodule(self._path)
+            part = self.read(range(index, stop))
+            layers: Any = part.get_submodule(path_in(part, self._path))
             self._group = {each: layers[each] for each in range(index, stop)}
         return self._group[index]
 
@@ -77,10 +85,10 @@ class _Parts:
 
         def make(module: Any, config: Any) -> None:
             kind.__init__(module, config)
-            layers = module.get_submodule(path)
+            layers = module.get_submodule(path_in(module, path))
             for index in range(len(layers)):
                 if index not in kept:
-                    layers[index] = nn.Identity()
+                    layers[index] = _AbsentLayer(layers[index])
 
         # By its module transformers knows that names are to be converted.
         own_class = {"__init__": make, "__module__": kind.__module__}
@@ -92,7 +100,7 @@ class _Parts:
         module, found = from_state(
             part, config, self._tensors(kept), torch.float32, reader.device, attention="eager"
         )
-        own = tuple(f"{path}.{index}." for index in kept)
+        own = tuple(f"{path_in(module, path)}.{index}." for index in kept)
         missing = [key for key in found["missing_keys"] if not kept or key.startswith(own)]
         lost = LoadingInfo(missing=missing, unexpected=(), mismatched=())
         title, base = kind.__name__, module.base_model_prefix
@@ -113,6 +121,20 @@ class _Parts:
             if index == OUTER:
                 tensors = with_tied_head(reader.architecture, weights, tensors)
         return tensors
+
+
+class _AbsentLayer(nn.Identity):
+    """Layer without weights; whoever asks for a part of it gets that part without numbers."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = (layer.to("meta"),)  # which is none of its modules
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"][0], name)
 
 
 class _StreamedLayer(nn.Module):

@@ -95,6 +95,7 @@ def read_weights(
     Without `has_head` the weights of logits are left out; `more` are read with the others. `zeros`
     as for `filled`.
     """
+    architecture = as_stored(checkpoint, architecture)
     wanted = [*weights_of(architecture, has_head=has_head), *more]
     stored = find_layout(
         checkpoint, architecture, wanted, is_multimodal=is_multimodal, has_head=has_head

@@ -208,7 +208,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 # What transformers' classes do not let another attention have.
-ONLY_OURS = {"FalconConfig", "NemotronConfig", "StableLmConfig"}
+RECURRENT = {
+    *("BambaConfig", "FalconH1Config", "GraniteMoeHybridConfig", "Lfm2Config", "Lfm2MoeConfig"),
+    *("Mamba2Config", "NemotronHConfig", "Qwen3NextConfig", "Qwen3_5MoeTextConfig"),
+    "Qwen3_5TextConfig",
+}
+LATENTS = {"DeepseekV2Config", "DeepseekV3Config", "Glm4MoeLiteConfig"}
+ONLY_OURS = {"FalconConfig", "Llama4TextConfig", "NemotronConfig", "StableLmConfig", *RECURRENT}
 # Whose classes the engine is tested with, too, as one that our decoder does not know would be run.
 BY_TRANSFORMERS = ("LlamaConfig", "Gemma2Config", "GptOssConfig", "MixtralConfig", "Olmo2Config")
 

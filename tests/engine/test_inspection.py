@@ -83,7 +83,7 @@ def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: 
     assert plan.memory.weight_bytes == stored
     parts = (checkpoint, hf_config, architecture, torch.float32, CPU)
     loaded = native.load_shard(*parts, communicator=SINGLE_RANK)
-    assert plan.memory.kv_bytes_per_token * loaded.backend.page_size == loaded.page_bytes
+    assert plan.memory.kv_bytes_per_token == loaded.token_bytes
     assert plan.memory.kv_cache_tokens > 0
 
 
@@ -243,7 +243,7 @@ def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:
     assert plan.memory is not None
     assert plan.memory.weight_bytes == sum(one.numel() * 4 for one in network.parameters())
     loaded = transformers_model.load(settings(tmp_path), read_hf_config(str(tmp_path)), CPU)
-    assert plan.memory.kv_bytes_per_token * loaded.backend.page_size == loaded.page_bytes
+    assert plan.memory.kv_bytes_per_token == loaded.token_bytes
 
 
 def test_a_model_that_fits_no_memory_is_no_refused_one(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.model.transformers_forward import ATTENTION
 from tidemill.engine.model.transformers_model import prepare
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest, SequenceResult
+from tidemill.engine.state import rows
 from tidemill.protocol.contract import EngineStats
 
 NEW_TOKENS = 24
@@ -36,6 +37,12 @@ IN_TURN = {*BY_TRANSFORMERS, *VARIANTS}
 CPU = torch.device("cpu")
 
 Ready = Callable[..., tuple[Any, LoadedModel]]
+
+
+@pytest.fixture(autouse=True)
+def fixture_short_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let prefixes of one page be shared through snapshots."""
+    monkeypatch.setattr(rows, "FEWEST_TOKENS", 16)
 
 
 def run_all(

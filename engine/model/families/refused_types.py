@@ -40,6 +40,14 @@ REFUSED_TYPES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 ONLY_OWN_TYPES: Mapping[str, str] = MappingProxyType(
     {
         "falcon": OWN_CODE,
+        **dict.fromkeys(
+            (
+                *("bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "mamba2"),
+                *("nemotron_h", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+            ),
+            "its layers keep a state that is no KV cache",
+        ),
+        "llama4_text": "its layers attend within chunks of the context",
         "nemotron": "its class does not pass on what attention over pages needs",
         "stablelm": OWN_CODE,
     }

@@ -78,7 +78,7 @@ def check_tiles(
     module: ModuleType, spans: list[Span], shared: list[int], kind: TileSpec, filling: int = 0
 ) -> None:
     """Hold the tiles of a step to what its tokens see, to their parts, and to the limits."""
-    step = step_of(spans, shared, is_seeing_on=kind.window == 0 and kind.is_causal)
+    step = step_of(spans, shared, is_seeing_on=not (kind.window or kind.chunk) and kind.is_causal)
     num_tokens = step.num_tokens + filling
     found = find_shared_prefixes(step, PAGE_SIZE)
     made = module.plan_tiles(step, num_tokens, kind, PAGE_SIZE, found)
@@ -97,7 +97,9 @@ def check_tiles(
         for token in range(starts[number], starts[number + 1]):
             position = context + token - starts[number]
             end = int(step.visible_ends[token]) if kind.is_causal else position + reach
-            seen = range(max(0, position - reach + 1), min(end, context + count))
+            first = max(0, position - reach + 1)
+            first = max(first, position - position % kind.chunk) if kind.chunk else first
+            seen = range(first, min(end, context + count))
             own = step.pages[page_starts[number] : page_starts[number + 1]].tolist()
             places = sorted((place, page) for place, page, _ in met[token])
             assert places == [(place, own[place // PAGE_SIZE]) for place in seen]

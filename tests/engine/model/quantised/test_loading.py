@@ -198,7 +198,7 @@ def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
         for asked in (None, "int8")
     )
     assert isinstance(made.network, Decoder)
-    assert isinstance(made.network._layers[0].o_proj, int8.Int8Linear)
+    assert isinstance(made.network._layers[0].out_proj, int8.Int8Linear)
     assert made.notes == plain.notes == ()
     expected, got = (chunked_logits(model, IDS).float() for model in (plain, made))
     apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
