@@ -50,6 +50,8 @@ def _mamba(
     inner = inner or fields.count("mamba_expand", 2) * sizes.hidden
     said = fields.get(width)
     head_dim = inner // num_heads if said in (None, "auto") else fields.count(width)
+    if num_heads * head_dim != inner:
+        raise UnsupportedConfig(f"{num_heads} heads of {head_dim} are not {inner} wide")
     low, high = map(_bound, fields.get("time_step_limit") or (0.0, float("inf")))
     rule = StateSpace(num_heads, head_dim, fields.count(groups), fields.count(state), (low, high))
     if num_heads % rule.num_groups:
@@ -183,7 +185,7 @@ def _falcon_h1(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     """Return Falcon-H1, whose layers have attention and Mamba-2 side by side, and multipliers."""
     for key in ("layer_types", "layers_block_type", "mamba_use_mlp", "attn_layer_indices"):
         fields.get(key)
-    rope = read_rope(fields, sizes.head_dim, sizes.positions, 1e5)
+    rope = read_rope(fields, sizes.head_dim, sizes.positions, 10_000.0)
     made = make_architecture(
         fields,
         sizes,
@@ -261,7 +263,8 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     fields.allow("use_bias")
     fields.allow("sliding_window")
     names = ("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel")
-    mixer = _mamba(fields, sizes, names, "use_conv_bias", "mamba_proj_bias")
+    wide = fields.count("mamba_num_heads") * fields.count("mamba_head_dim")
+    mixer = _mamba(fields, sizes, names, "use_conv_bias", "mamba_proj_bias", inner=wide)
     made = make_architecture(
         fields,
         sizes,
@@ -311,7 +314,27 @@ _NEMOTRON_WITHOUT_EFFECT = (
     *("rope_parameters", "rope_theta", "partial_rotary_factor", "layer_types"),
 )
 _EPS = {"layer_norm_epsilon": "rms_norm_eps"}
+_MIXER = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "eos_token_id": 2,
+}
+_NEMOTRON = {
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "eos_token_id": 2,
+}
 _MAMBA2 = {
+    "num_heads": 128,
+    "head_dim": 64,
+    "n_groups": 8,
+    "state_size": 128,
+    "conv_kernel": 4,
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
     "intermediate_size": 1,
@@ -320,15 +343,19 @@ _MAMBA2 = {
     "eos_token_id": 2,
 }
 MAMBA: dict[str, Family] = {
-    "bamba": Family("BambaForCausalLM", _bamba, None, {"eos_token_id": 2}, sorts_rows=True),
+    "bamba": Family("BambaForCausalLM", _bamba, None, _MIXER, sorts_rows=True),
     "falcon_h1": Family(
-        "FalconH1ForCausalLM", _falcon_h1, None, {"eos_token_id": 2}, sorts_rows=True
+        "FalconH1ForCausalLM", _falcon_h1, None, {**_MIXER, "mamba_d_ssm": 1024}, sorts_rows=True
     ),
     "granitemoehybrid": Family(
-        "GraniteMoeHybridForCausalLM", _granite_hybrid, None, GRANITE, sorts_rows=True
+        "GraniteMoeHybridForCausalLM",
+        _granite_hybrid,
+        None,
+        {**GRANITE, **_MIXER, "num_local_experts": 8, "num_experts_per_tok": 2},
+        sorts_rows=True,
     ),
     "mamba2": Family("Mamba2ForCausalLM", _mamba2, None, _MAMBA2, _EPS, sorts_rows=True),
     "nemotron_h": Family(
-        "NemotronHForCausalLM", _nemotron_h, 128, {"eos_token_id": 2}, _EPS, sorts_rows=True
+        "NemotronHForCausalLM", _nemotron_h, 128, _NEMOTRON, _EPS, sorts_rows=True
     ),
 }

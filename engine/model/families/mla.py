@@ -66,10 +66,10 @@ def _mla(fields: ConfigFields, sizes: DecoderSizes, experts: list[Experts | None
     query_rank = fields.get("q_lora_rank")
     latent = Latent(
         query_rank=0 if query_rank is None else fields.count("q_lora_rank"),
-        kv_rank=fields.count("kv_lora_rank"),
-        nope_dim=fields.count("qk_nope_head_dim"),
-        rope_dim=fields.count("qk_rope_head_dim"),
-        value_dim=fields.count("v_head_dim"),
+        kv_rank=fields.count("kv_lora_rank", 512),
+        nope_dim=fields.count("qk_nope_head_dim", 128),
+        rope_dim=fields.count("qk_rope_head_dim", 64),
+        value_dim=fields.count("v_head_dim", 128),
         has_rope_pairs=fields.flag("rope_interleave", default=True),
         has_bias=fields.flag("attention_bias"),
     )
@@ -113,19 +113,51 @@ def _mscale(said: Mapping[str, Any]) -> float:
 
 
 _KINDS = {"default": "default", "yarn": "yarn"}
-_WITHOUT_EFFECT = ("aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim")
-_V3 = {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "eos_token_id": 1}
+_UNUSED = {"num_key_value_heads": "num_expanded_heads"}
+_WITHOUT_EFFECT = (
+    "num_expanded_heads",
+    "aux_loss_alpha",
+    "seq_aux",
+    "ep_size",
+    "head_dim",
+    "qk_head_dim",
+)
+_V2 = {"eos_token_id": 2, "q_lora_rank": 1536}
+_V3 = {
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "eos_token_id": 1,
+    "q_lora_rank": 1536,
+    "routed_scaling_factor": 2.5,
+    "num_experts_per_tok": 8,
+    "n_routed_experts": 256,
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_nextn_predict_layers": 1,
+}
+_GLM = {
+    "norm_topk_prob": True,
+    "eos_token_id": 1,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "routed_scaling_factor": 1.8,
+    "num_experts_per_tok": 4,
+    "n_routed_experts": 64,
+    "moe_intermediate_size": 1536,
+    "n_shared_experts": 1,
+}
 MLA: dict[str, Family] = {
-    "deepseek_v2": Family(
-        "DeepseekV2ForCausalLM", _deepseek_v2, 64, {"eos_token_id": 2}, sorts_rows=True
-    ),
-    "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, sorts_rows=True),
-    "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, sorts_rows=True),
+    "deepseek_v2": Family("DeepseekV2ForCausalLM", _deepseek_v2, 64, _V2, _UNUSED, sorts_rows=True),
+    "deepseek_v3": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
+    "kimi_k2": Family("DeepseekV3ForCausalLM", _deepseek_v3, 64, _V3, _UNUSED, sorts_rows=True),
     "glm4_moe_lite": Family(
         "Glm4MoeLiteForCausalLM",
         _glm4_moe_lite,
         64,
-        {"norm_topk_prob": True, "eos_token_id": 1},
+        _GLM,
+        _UNUSED,
         sorts_rows=True,
     ),
 }
