@@ -182,7 +182,7 @@ def test_four_ranks_share_experts_and_run_out_of_memory(tmp_path: Path) -> None:
             work = work_of(model, config)
             rows.append(rows_of(work, asked))
         assert rows[0] == rows[1]
-        message = ForkingPickler.dumps(Command(Allocate(99, 1, 10**14)))
+        message = ForkingPickler.dumps(Command(Allocate(99, 1, 10**14, 0, ())))
         leader._rank_processes[1].send(message)
         with pytest.raises(RankFailed, match=r"rank 2: it ran out of memory .*--max-num"):
             rows_of(work, requests(5))
