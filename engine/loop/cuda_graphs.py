@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from tidemill.protocol.contract import EngineError
 
 from ..kernels.attention import AttentionBackend, CapturableBackend
-from ..kernels.step import Step, buffer_slices, host_buffer
+from ..kernels.step import Step, buffer_slices, host_buffer, slot_stride
 from ..model.device import matmul_flops
 from ..model.loaded_model import GraphLimits, LoadedModel, NetworkWithHead
 from ..scheduling.table import SequenceTable
@@ -121,7 +122,7 @@ def make_graphs(
         network,
         attention,
         most_tokens=min(max_graph_tokens(model), max_tokens),
-        most_pages=min(table.pages.size, MOST_PAGES),
+        most_pages=min(table.pages.size * len(model.layer_groups), MOST_PAGES),
         num_slots=len(table.sequences),
         captures=captures,
         has_ranks=model.check is not None,
@@ -179,6 +180,7 @@ class CudaGraphs:
         self._hidden: Tensor | None = None  # [largest bucket, H], the result of all graphs
         self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
         self._has_long_rope = model.original_positions is not None
+        self._num_groups = len(model.layer_groups)
         attention.allocate_workspace(self._buckets[-1], num_slots)
         lengths = {**self._lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = buffer_slices(lengths)["pages"].stop
@@ -213,6 +215,11 @@ class CudaGraphs:
         numbers = host.numpy()
         known: dict[str, Any] = {}
         for name, place in places.items():
+            if name == "more_slots":
+                own = self._further_slots(arrays[name], num_tokens, bucket)
+                numbers[place] = own
+                known[name] = torch.from_numpy(arrays[name])
+                continue
             stop = place.start + len(arrays[name])
             numbers[place.start : stop] = arrays[name]
             numbers[stop : place.stop] = filling.get(name, 0)
@@ -265,7 +272,18 @@ class CudaGraphs:
             "logit_rows": bucket,
             "sampled_slots": bucket,
         }
+        if self._num_groups > 1:
+            lengths["more_slots"] = (self._num_groups - 1) * slot_stride(bucket)
         return lengths | ({"long_rope": bucket} if self._has_long_rope else {})
+
+    def _further_slots(
+        self, slots: NDArray[Any], num_tokens: int, bucket: int
+    ) -> NDArray[np.int64]:
+        """Return the slots of groups behind the first, each filled up to the bucket."""
+        wide = np.full((self._num_groups - 1, slot_stride(bucket)), self._attention.trash_slot)
+        of_groups = slots.reshape(self._num_groups - 1, slot_stride(num_tokens))
+        wide[:, :num_tokens] = of_groups[:, :num_tokens]
+        return wide.ravel()
 
     def _compute(self, step: Step, ids: DeviceTokens, kind: tuple[int, int]) -> Tensor:
         with self._attention.capturing(*kind):

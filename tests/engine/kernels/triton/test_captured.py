@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.engine.families import build
@@ -22,19 +23,29 @@ from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 
-def test_rows_are_those_of_launched_steps(tmp_path: Path) -> None:
-    """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16."""
-    build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
+@pytest.mark.parametrize(("family", "num_layers"), [("Qwen3Config", 1), ("Gemma2Config", 2)])
+def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layers: int) -> None:
+    """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16.
+
+    Of one group of layers, or of two, each with page lists of its own.
+    """
+    build(family).save_pretrained(tmp_path)  # type: ignore[operator]
     description, checkpoint = read_hf_config(str(tmp_path)), find_checkpoint(str(tmp_path))
     architecture = architecture_of(description)
     model = native.load(
-        checkpoint, description, architecture, torch.float32, torch.device("cpu"), num_layers=1
+        checkpoint,
+        description,
+        architecture,
+        torch.float32,
+        torch.device("cpu"),
+        num_layers=num_layers,
     )
+    assert len(model.layer_groups) == num_layers
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16, steps_ahead=1)
     prompts = [[5, 6, 7], list(range(20, 38))]
 
     def rows(model: LoadedModel, captures: Capture | None) -> list[list[int]]:
-        work = make_core(model, KVCacheSize(8, model.max_model_len), config, captures)
+        work = make_core(model, KVCacheSize(8 * num_layers, model.max_model_len), config, captures)
         sequences = [
             work.add(SequenceRequest(prompt, count, Sampling(temperature=0)))
             for prompt, count in zip(prompts, (4, 3), strict=True)
