@@ -106,11 +106,17 @@ def _qwen3_5_moe(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
         stacked_experts="rows",
         mtp=("mtp.",),
     )
-    return _qwen(fields, sizes, experts=[experts] * sizes.layers, names=names)
+    fields.get("intermediate_size")  # no layer has an MLP alone
+    width = experts.intermediate_size
+    experts_of = [experts] * sizes.layers
+    return _qwen(fields, sizes, experts=experts_of, intermediate_size=width, names=names)
 
 
 def _qwen(fields: ConfigFields, sizes: DecoderSizes, **others: Any) -> Architecture:
     """Return Qwen's hybrid, whose attention has an output gate and turns a part of each head."""
+    for key in _QWEN_WITHOUT_EFFECT:
+        fields.get(key)
+    fields.allow("attn_output_gate", True)  # noqa: FBT003 - a value of a config
     said = dict(fields.get("rope_parameters") or fields.get("rope_scaling") or {})
     for key in ("mrope_section", "mrope_interleaved"):
         said.pop(key, None)  # of images: text has one position
@@ -208,6 +214,10 @@ _LFM2_WITHOUT_EFFECT = (
     *("num_heads", "theta", "use_pos_enc"),
 )
 _LFM2_EPS = {"norm_eps": "rms_norm_eps"}
+_QWEN_WITHOUT_EFFECT = (
+    *("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"),
+    *("mlp_only_layers", "use_sliding_window", "output_router_logits"),
+)
 _QWEN = {"partial_rotary_factor": 0.25}
 HYBRID: dict[str, Family] = {
     "lfm2": Family("Lfm2ForCausalLM", _lfm2, None, {"eos_token_id": 2}, _LFM2_EPS, sorts_rows=True),

@@ -12,12 +12,13 @@ import transformers
 
 from tests.engine.model.published import BENCHMARK, OTHERS
 from tests.engine.model.published_families import BY_FAMILY
+from tests.engine.model.published_states import STATES
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import parse_hf_config
 from tidemill.engine.model.quantised.quantization_config import read_quantization_config
 from tidemill.engine.model.weight_map import weights_of
 
-PUBLISHED = BENCHMARK | OTHERS | BY_FAMILY
+PUBLISHED = BENCHMARK | OTHERS | BY_FAMILY | STATES
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
