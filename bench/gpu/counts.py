@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gpu.roofline import kv_bytes, pair_flops
+from bench.gpu.roofline import kv_bytes, mixer_inputs, mixer_outputs, pair_flops, state_bytes
 from tidemill.engine.kernels.attention import AttentionShape
-from tidemill.engine.model.architecture import Architecture, Block, Experts
+from tidemill.engine.model.architecture import Architecture, Block, Experts, Recurrence
 
 Kind = Literal["product", "attention", "entry", "pass"]
 FP32 = 4
@@ -58,7 +59,7 @@ class Form:
     Sums with the residual are one pass with the norm that follows; norms of heads, turns and
     storing are one; gates are joined within their product; after the last attention only rows whose
     logits are wanted go on; pages that sequences share are met once; the choice of a token reads
-    its logits once, else they are sorted.
+    its logits once, else they are sorted. Quantised weights have another `weight_itemsize`.
     """
 
     joins_norms: bool = True
@@ -68,6 +69,7 @@ class Form:
     meets_shared_once: bool = True
     chooses_at_once: bool = True
     itemsize: int = 2
+    weight_itemsize: float = 2
 
 
 def kernels_of(model: Architecture, spans: Spans, form: Form) -> list[Kernel]:
@@ -84,14 +86,16 @@ def entry(shape: AttentionShape, tokens: int, itemsize: int) -> Kernel:
 
 def attention(shape: AttentionShape, spans: Spans, form: Form) -> Kernel:
     """Return one layer's: keys and values that are seen, queries and what comes of them."""
-    starts, stops, window = spans.starts, spans.stops, shape.window
+    starts, stops, reach = spans.starts, spans.stops, shape.most_visible
     lengths = stops - starts
     met, places = lengths * (starts + stops + 1) / 2, stops
-    if window:
-        met = np.minimum(met, lengths * window)
-        places = np.minimum(stops, lengths + window)
+    if reach:
+        # Chunks are counted as windows that are as long, of which a query sees half on average.
+        most = reach if shape.window else reach / 2
+        met = np.minimum(met, lengths * most)
+        places = np.minimum(stops, lengths + most)
     seen = float(places.sum())
-    if form.meets_shared_once and not window:
+    if form.meets_shared_once and not reach:
         seen -= spans.shared
     widths = shape.num_query_heads * (shape.key_dim + shape.value_dim)
     moved = seen * kv_bytes(shape, form.itemsize) + spans.num_tokens * widths * form.itemsize
@@ -129,23 +133,29 @@ class _Step:
         """Yield one layer's; so many tokens go on after its attention."""
         shape, form, hidden = block.attention, self.form, self.model.hidden_size
         tokens, size = self.spans.num_tokens, form.itemsize
-        queries = shape.num_query_heads * shape.key_dim
-        stored = shape.num_kv_heads * (shape.key_dim + shape.value_dim)
-        attended = shape.num_query_heads * shape.value_dim
-        yield self.product("qkv", tokens, hidden, queries + stored)
-        yield entry(shape, tokens, size)
-        if not form.joins_entry:
-            turned = queries + shape.num_kv_heads * shape.key_dim
-            times = 3 if self.model.has_qk_norm else 1
-            yield Kernel("entry", "pass", 2 * times * tokens * turned * size, calls=2 * times)
-        yield attention(shape, self.spans, form)
+        queries, attended = shape.num_query_heads * shape.key_dim, mixer_outputs(block)
+        yield self.product("qkv", tokens, hidden, mixer_inputs(self.model, block))
+        if block.recurrence is not None:
+            yield from self.recurrence(block.recurrence, state_bytes(block))
+        if block.has_attention:
+            yield entry(shape, tokens, size)
+            if not form.joins_entry:
+                turned = queries + shape.num_kv_heads * shape.key_dim
+                times = 3 if self.model.has_qk_norm else 1
+                yield Kernel("entry", "pass", 2 * times * tokens * turned * size, calls=2 * times)
+            yield attention(shape, self.spans, form)
+        if block.has_attention and self.model.has_output_gate:
+            yield Kernel("output gate", "pass", 3 * tokens * attended * size)
         if not after:
             return
         if after < tokens:
             yield Kernel("rows", "pass", 2 * after * (attended + hidden) * size, calls=2)
         yield self.product("output", after, attended, hidden)
         yield self.added_norm(after)
-        yield from self.experts(block.experts, after) if block.experts else self.mlp(after)
+        if block.experts is not None:
+            yield from self.experts(block.experts, after)
+        elif block.has_mlp:
+            yield from self.mlp(after, self.model.intermediate_size)
         yield self.added_norm(after)
         if self.model.names.norms.post_attention:
             yield Kernel("norms", "pass", 4 * after * hidden * size, calls=2)
@@ -155,12 +165,22 @@ class _Step:
         hidden = self.model.hidden_size
         return Kernel("norms", "pass", moved * tokens * hidden * self.form.itemsize, calls=calls)
 
-    def mlp(self, tokens: int) -> Iterator[Kernel]:
-        hidden, inner, size = (
-            self.model.hidden_size,
-            self.model.intermediate_size,
-            self.form.itemsize,
-        )
+    def recurrence(self, mixer: Recurrence, state: int) -> Iterator[Kernel]:
+        """Yield convolution, rule and gated norm; a span reads its state once, and writes it.
+
+        A token multiplies each number of a state a few times; chunks do it by products.
+        """
+        tokens, size = self.spans.num_tokens, self.form.itemsize
+        channels, inner = mixer.shape.num_channels, mixer.inner_size
+        yield Kernel("convolution", "pass", 2 * tokens * channels * size)
+        moved = 2 * len(self.spans.starts) * state + tokens * (channels + inner) * size
+        if mixer.shape.rule is not None:
+            flops = 8.0 * tokens * prod(mixer.shape.rule.state_shape)
+            yield Kernel("recurrence", "attention", moved, flops)
+        yield Kernel("gated norm", "pass", 3 * tokens * inner * size)
+
+    def mlp(self, tokens: int, inner: int) -> Iterator[Kernel]:
+        hidden, size = self.model.hidden_size, self.form.itemsize
         both = self.product("gate_up", tokens, hidden, 2 * inner)
         if self.form.joins_gates:
             yield both._replace(bytes=both.bytes - tokens * inner * size)
@@ -189,14 +209,17 @@ class _Step:
             ("gate_up", hidden, 2 * own, own),
             ("down", own, hidden, hidden),
         ):
-            moved = (copies * (inputs + outputs) + met * inputs * products) * size
+            moved: float = copies * (inputs + outputs) * size
+            moved += met * inputs * products * self.form.weight_itemsize
             yield Kernel(name, "product", moved, 2.0 * copies * inputs * products)
         yield Kernel("routing", "pass", (copies + tokens) * hidden * size)
+        if experts.shared_intermediate_size:
+            yield from self.mlp(tokens, experts.shared_intermediate_size)
 
     def product(self, name: str, tokens: int, inputs: int, outputs: int) -> Kernel:
-        moved = tokens * (inputs + outputs) + inputs * outputs
-        flops = 2.0 * tokens * inputs * outputs
-        return Kernel(name, "product", moved * self.form.itemsize, flops)
+        moved: float = tokens * (inputs + outputs) * self.form.itemsize
+        moved += inputs * outputs * self.form.weight_itemsize
+        return Kernel(name, "product", moved, 2.0 * tokens * inputs * outputs)
 
     def choice(self, rows: int) -> Iterator[Kernel]:
         logits = rows * self.model.vocab_size

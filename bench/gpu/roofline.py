@@ -3,9 +3,9 @@
     python -m bench.gpu.roofline [--card h200] [--model llama-3-8b] [--mixes 1024/128,128/1024]
 
 Work is counted once for each request, and both ceilings of the card are met in turn: products, or
-where that takes longer the weights, which all sequences of a step read together; then keys and
-values, which each reads alone. No launch, no host, no norm is in it: what an engine loses beside it
-is its share.
+where that takes longer the weights, which all sequences of a step read together; then keys, values
+and recurrent states, which each reads alone. No launch, no host, no norm is in it: what an engine
+loses beside it is its share.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from bench.gpu.cards import CARDS, Card
 from bench.gpu.mixes import MIXES, Mix
 from bench.gpu.shapes import architecture
 from tidemill.engine.kernels.attention import AttentionShape
+from tidemill.engine.kernels.recurrence import row_bytes
 from tidemill.engine.model.architecture import Architecture, Block
 
-ITEMSIZE = 2  # of weights, and of keys and values
+ITEMSIZE = 2  # of keys and values, and of weights that are not quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +50,36 @@ class Weights:
 
 def block_weights(model: Architecture, block: Block) -> tuple[int, int]:
     """Return how many weights of a layer a token meets, and how many there are."""
-    shape, hidden = block.attention, model.hidden_size
-    entry = shape.num_query_heads * shape.key_dim
-    entry += shape.num_kv_heads * (shape.key_dim + shape.value_dim)
-    attention = hidden * (entry + shape.num_query_heads * shape.value_dim)
-    experts = block.experts
+    if block.latent is not None:
+        raise SystemExit("latent attention (MLA) is not counted here")
+    hidden, experts = model.hidden_size, block.experts
+    fixed = hidden * (mixer_inputs(model, block) + mixer_outputs(block))
     if experts is None:
-        mlp = 3 * hidden * model.intermediate_size
-        return attention + mlp, attention + mlp
+        mlp = 3 * hidden * model.intermediate_size * block.has_mlp
+        return fixed + mlp, fixed + mlp
     router, expert = hidden * experts.num_experts, 3 * hidden * experts.intermediate_size
-    fixed = attention + router
+    fixed += router + 3 * hidden * experts.shared_intermediate_size
     return fixed + experts.num_experts_per_tok * expert, fixed + experts.num_experts * expert
+
+
+def mixer_inputs(model: Architecture, block: Block) -> int:
+    """Return the width of a token's projection for attention, for a recurrence, or for both."""
+    shape = block.attention
+    width = shape.num_query_heads * shape.key_dim * (1 + model.has_output_gate)
+    width += shape.num_kv_heads * (shape.key_dim + shape.value_dim)
+    return width + (sum(block.recurrence.proj_sizes) if block.recurrence else 0)
+
+
+def mixer_outputs(block: Block) -> int:
+    """Return the width of what attention, a recurrence, or both give of a token."""
+    shape = block.attention
+    width = shape.num_query_heads * shape.value_dim
+    return width + (block.recurrence.inner_size if block.recurrence else 0)
+
+
+def state_bytes(block: Block) -> int:
+    """Return the bytes of a sequence's recurrent state in one layer."""
+    return row_bytes([block.recurrence.shape], torch.bfloat16) if block.recurrence else 0
 
 
 def kv_bytes(shape: AttentionShape, itemsize: int = ITEMSIZE) -> int:
@@ -70,10 +92,12 @@ def pair_flops(shape: AttentionShape) -> int:
     return 2 * shape.num_query_heads * (shape.key_dim + shape.value_dim)
 
 
-def pairs(first: float, last: float, window: int) -> float:
+def pairs(first: float, last: float, window: int, chunk: int = 0) -> float:
     """Return how many keys the queries from place `first` to `last` see, each what is before."""
 
     def before(place: float) -> float:
+        if chunk and place > chunk:
+            return place // chunk * chunk * chunk / 2 + before(place % chunk)
         if not window or place <= window:
             return place * place / 2
         return window * window / 2 + (place - window) * window
@@ -93,26 +117,40 @@ class Bound:
     tokens_per_second: float
 
 
-def serial(model: Architecture, card: Card, mix: Mix) -> Bound:
-    """Return the bound for endless requests of one mix, as many at once as memory holds."""
+def sequence_bytes(model: Architecture, num_tokens: float) -> float:
+    """Return the bytes that a sequence of so many tokens holds: what is still seen, and rows."""
+    return sum(
+        kv_bytes(block.attention) * min(num_tokens, block.attention.most_visible or num_tokens)
+        + state_bytes(block)
+        for block in model.blocks
+    )
+
+
+def serial(model: Architecture, card: Card, mix: Mix, itemsize: float = ITEMSIZE) -> Bound:
+    """Return the bound for endless requests of one mix, as many at once as memory holds.
+
+    `itemsize` is that of weights.
+    """
     weights = Weights.from_model(model)
     prompt, output, shared = mix.prompt, mix.output, mix.shared
     last = shared + prompt + output
-    a_token = sum(kv_bytes(block.attention) for block in model.blocks)
-    sequences = card.pool(weights.held * ITEMSIZE) / a_token / (prompt + output / 2)
+    a_sequence = sequence_bytes(model, prompt + output / 2)
+    sequences = card.pool(weights.held * itemsize) / a_sequence
     flops = 2.0 * weights.active * (prompt + output - 1) + 2.0 * weights.head * output
     moved = 0.0
     for block in model.blocks:
         shape = block.attention
-        of_prompt = pairs(shared, shared + prompt, shape.window)
-        of_output = pairs(shared + prompt, last, shape.window)
+        limits = shape.window, shape.chunk
+        of_prompt = pairs(shared, shared + prompt, *limits)
+        of_output = pairs(shared + prompt, last, *limits)
         of_output *= (output - 1) / output
         flops += pair_flops(shape) * (of_prompt + of_output)
         # What is shared is read once for all sequences of a step.
-        own = pairs(prompt, prompt + output, shape.window) * (output - 1) / output
+        own = pairs(prompt, prompt + output, *limits) * (output - 1) / output
         moved += kv_bytes(shape) * (own + shared * (output - 1) / sequences + prompt + output)
+        moved += 2 * output * state_bytes(block)
     products = flops / card.flops
-    read = (weights.read + weights.head) * ITEMSIZE / card.bandwidth
+    read = (weights.read + weights.head) * itemsize / card.bandwidth
     of_weights = (output - 1) * read / sequences
     keys = moved / card.bandwidth
     rate = 1 / (max(products, of_weights) + keys)
@@ -121,12 +159,14 @@ def serial(model: Architecture, card: Card, mix: Mix) -> Bound:
     )
 
 
-def table(model: Architecture, card: Card, mixes: tuple[Mix, ...]) -> Iterator[str]:
+def table(
+    model: Architecture, card: Card, mixes: tuple[Mix, ...], itemsize: float = ITEMSIZE
+) -> Iterator[str]:
     """Yield the lines of a table of bounds."""
     yield "| in/out | sequences | products, ms | weights, ms | keys, ms | out tok/s | all tok/s |"
     yield "|---|" + "---:|" * 6
     for mix in mixes:
-        bound = serial(model, card, mix)
+        bound = serial(model, card, mix, itemsize)
         times = (bound.products, bound.weights, bound.keys)
         cells = " | ".join(f"{each * 1e3:.2f}" for each in times)
         yield (
@@ -141,9 +181,11 @@ def main() -> None:
     parser.add_argument("--card", choices=CARDS, default="h200")
     parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
+    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
     arguments = parser.parse_args()
     mixes = tuple(map(Mix.read, arguments.mixes.split(",")))
-    for line in table(architecture(arguments.model), CARDS[arguments.card], mixes):
+    card, itemsize = CARDS[arguments.card], arguments.weight_itemsize
+    for line in table(architecture(arguments.model), card, mixes, itemsize):
         print(line)
 
 

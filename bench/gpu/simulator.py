@@ -23,18 +23,23 @@ from typing import NamedTuple
 from bench.gpu.cards import CARDS, Card
 from bench.gpu.counts import Form, Kernel, Kind, Spans, kernels_of
 from bench.gpu.mixes import MIXES, Mix
-from bench.gpu.roofline import ITEMSIZE, Weights, kv_bytes, serial
+from bench.gpu.roofline import ITEMSIZE, Weights, kv_bytes, serial, state_bytes
 from bench.gpu.shapes import architecture
 from bench.gpu.supply import Supply, land
+from tidemill.engine.kernels.layer_groups import LayerGroup, group_layers
+from tidemill.engine.loop.assembly import further_groups
 from tidemill.engine.loop.cuda_graphs import LAYER_SECONDS, buckets
 from tidemill.engine.model.architecture import Architecture
 from tidemill.engine.model.device import LIMITS_OF_GPU, StepLimits
+from tidemill.engine.model.kv_cache_size import ROWS_A_SNAPSHOT, TYPICAL_TOKENS, rows_of
 from tidemill.engine.scheduling.admission import ArrivalOrder
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sequence as OneSequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.groups import most_pages
 from tidemill.engine.state.pages import PagePool
+from tidemill.engine.state.rows import Rows
 
 PAGE_SIZE = 16
 NUM_STEPS = 2048
@@ -138,6 +143,14 @@ class Forecast:
         return self.outputs / self.seconds
 
 
+class Room(NamedTuple):
+    """Pages and rows of a card, and how many sequences, half way through, these hold."""
+
+    num_pages: int
+    num_rows: int
+    num_first: int
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """All that a forecast goes by, but the mix; limits that are None are those of the card."""
@@ -160,10 +173,36 @@ class Setting:
         )
 
     @property
-    def num_pages(self) -> int:
-        """Return how many pages the card has room for."""
-        a_page = sum(kv_bytes(block.attention) for block in self.model.blocks) * PAGE_SIZE
-        return int(self.card.pool(Weights.from_model(self.model).held * ITEMSIZE) / a_page)
+    def pool(self) -> float:
+        """Return the bytes that the card has for the state of sequences."""
+        weights = Weights.from_model(self.model)
+        return self.card.pool(weights.held * self.form.weight_itemsize)
+
+    def groups(self, mix: Mix) -> tuple[LayerGroup, ...]:
+        """Return the groups of attention layers."""
+        return group_layers(self.model.attention_shapes, sum(mix))
+
+    def room(self, mix: Mix) -> Room:
+        """Return the pages and rows that the card has room for, divided as the engine does."""
+        blocks = self.model.blocks
+        groups, shapes = self.groups(mix), self.model.attention_shapes
+        largest = max(groups, key=lambda group: len(group.layers)).layers
+        a_page = sum(kv_bytes(shapes[layer]) for layer in largest) * PAGE_SIZE
+        a_row = sum(map(state_bytes, blocks))
+        limits = self.limits
+        visible = [group.visible.most_visible if group.visible else 0 for group in groups]
+
+        def pages(tokens: int) -> int:
+            return sum(most_pages(tokens, PAGE_SIZE, most, limits[1]) for most in visible)
+
+        pool, max_num_seqs = int(self.pool), limits.max_num_seqs
+        num_rows = rows_of(pool, a_row, pages(TYPICAL_TOKENS) * a_page, max_num_seqs)
+        num_pages = (pool - num_rows * a_row) // a_page
+        own = num_pages - mix.shared // PAGE_SIZE
+        num_first = min(max_num_seqs, own // pages(mix.prompt + mix.output // 2))
+        if a_row:
+            num_first = min(num_first, num_rows * ROWS_A_SNAPSHOT // (ROWS_A_SNAPSHOT + 1))
+        return Room(num_pages, num_rows, max(1, num_first))
 
     @property
     def buckets(self) -> list[int]:
@@ -177,15 +216,19 @@ class Setting:
 
 def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast:
     """Return what so many steps come to, once as many requests as fit have started."""
-    num_pages, (max_num_seqs, max_tokens) = setting.num_pages, setting.limits
-    table = SequenceTable(max_num_seqs, mix.shared + mix.prompt + mix.output, PAGE_SIZE)
-    scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), max_tokens, keeps_ids=True)
+    room, (max_num_seqs, max_tokens) = setting.room(mix), setting.limits
+    table = SequenceTable(max_num_seqs, sum(mix), PAGE_SIZE)
+    pool = PagePool(room.num_pages)
+    groups = further_groups(setting.groups(mix)[1:], pool, table, max_tokens)
+    if room.num_rows:
+        groups.append(Rows(PagePool(room.num_rows), PAGE_SIZE, max_num_seqs))
+    scheduler = Scheduler(table, pool, ArrivalOrder(), max_tokens, keeps_ids=True, groups=groups)
     arrivals = count()
     supply = Supply(
         mix,
         scheduler,
         lambda request: scheduler.add(OneSequence(request, next(arrivals))),
-        mix.at_once(num_pages * PAGE_SIZE, max_num_seqs),
+        room.num_first,
         MANY_IDS,
     )
     supply.fill()
@@ -274,7 +317,8 @@ def table(
     for mix in mixes:
         for name, setting in ways:
             found = forecast(setting, mix, num_steps)
-            bound = serial(setting.model, setting.card, mix).outputs_per_second
+            itemsize = setting.form.weight_itemsize
+            bound = serial(setting.model, setting.card, mix, itemsize).outputs_per_second
             rate, steps = found.outputs_per_second, found.steps
             yield (
                 f"| {mix} | {name} | {found.seconds / steps * 1e3:.1f} "
@@ -292,12 +336,14 @@ def main() -> None:
     parser.add_argument("--mixes", default=",".join(map(str, MIXES)))
     parser.add_argument("--max-num-seqs", type=int, help="else the card's")
     parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
+    parser.add_argument("--weight-itemsize", type=float, default=ITEMSIZE, help="bytes a weight")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--levers", action="store_true", help="and without one thing at a time")
     arguments = parser.parse_args()
     setting = Setting(
         architecture(arguments.model),
         CARDS[arguments.card],
+        form=Form(weight_itemsize=arguments.weight_itemsize),
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
     )

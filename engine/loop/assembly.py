@@ -67,7 +67,7 @@ def make_core(
     )
     pool = PagePool(room.num_pages)
     budget = limits.max_num_batched_tokens
-    groups = _further_groups(layer_groups[1:], pool, table, budget)
+    groups = further_groups(layer_groups[1:], pool, table, budget)
     if model.recurrent_shapes:
         groups.append(Rows(PagePool(room.num_rows), table.page_size, limits.max_num_seqs))
     admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
@@ -84,7 +84,7 @@ def make_core(
     return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead)
 
 
-def _further_groups(
+def further_groups(
     layer_groups: Sequence[LayerGroup], pool: PagePool, table: SequenceTable, step_tokens: int
 ) -> list[StateGroup]:
     """Return the page groups of layers behind the first group."""

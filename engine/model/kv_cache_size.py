@@ -117,12 +117,8 @@ def divide_memory(
         free -= _activation_bytes(model, limits) if step_bytes is None else step_bytes
         budget = int(free * share)
     useful = limits.max_num_seqs * pages_of(model, limits, model.max_model_len)
-    num_rows = 0
-    if row_size:
-        typical = pages_of(model, limits, min(model.max_model_len, TYPICAL_TOKENS)) * size
-        fitting = budget // (row_size + typical)
-        num_rows = max(1, min(fitting, limits.max_num_seqs))
-        num_rows += num_rows // ROWS_A_SNAPSHOT
+    typical = pages_of(model, limits, min(model.max_model_len, TYPICAL_TOKENS)) * size
+    num_rows = rows_of(budget, row_size, typical, limits.max_num_seqs)
     budget -= num_rows * row_size
     pages = min(budget // size if size else useful, useful, MAX_SLOTS // page_size)
     if pages < 1 or budget < 0:
@@ -133,6 +129,15 @@ def divide_memory(
             "smaller model, or set --kv-cache-memory."
         )
     return pages, num_rows
+
+
+def rows_of(budget: int, row_size: int, typical: int, max_num_seqs: int) -> int:
+    """Return the rows of sequences whose pages typically take so many bytes, and of snapshots."""
+    if not row_size:
+        return 0
+    with_snapshots = row_size + -(-row_size // ROWS_A_SNAPSHOT)
+    num_rows = max(1, min(budget // (with_snapshots + typical), max_num_seqs))
+    return num_rows + num_rows // ROWS_A_SNAPSHOT
 
 
 def free_bytes(device: torch.device) -> int:

@@ -34,6 +34,9 @@ def test_weights_are_those_of_the_checkpoint() -> None:
     mixture = Weights.from_model(architecture("qwen3-30b-a3b"))
     assert mixture.held == pytest.approx(30.5e9, rel=1e-2)
     assert mixture.active + mixture.head == pytest.approx(3.0e9, rel=2e-2)
+    held = {"gpt-oss-20b": 20.9e9, "qwen3-next-80b-a3b": 79.7e9, "llama-4-scout": 107.8e9}
+    for name, count in held.items():
+        assert Weights.from_model(architecture(name)).held == pytest.approx(count, rel=2e-3)
 
 
 def test_what_is_shared_is_computed_and_read_once() -> None:

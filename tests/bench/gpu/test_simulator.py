@@ -10,7 +10,7 @@ import pytest
 from bench.gpu.cards import CARDS
 from bench.gpu.counts import Form, Spans, kernels_of
 from bench.gpu.mixes import Mix
-from bench.gpu.roofline import Weights, kv_bytes, serial
+from bench.gpu.roofline import Weights, kv_bytes, sequence_bytes, serial, state_bytes
 from bench.gpu.shapes import architecture
 from bench.gpu.simulator import Host, Reach, Setting, forecast, levers, table
 from tidemill.engine.model.architecture import Architecture
@@ -136,3 +136,22 @@ def test_a_table_has_a_line_for_each() -> None:
     assert len(lines) == 3
     assert lines[-1].startswith("| 64/32 | so |")
     assert lines[-1].endswith("% |")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen3-next-80b-a3b", "llama-4-scout"])
+def test_windows_chunks_and_rows_are_simulated(name: str) -> None:
+    """As many sequences as rows and the pages of all groups hold, below the roofline."""
+    model = architecture(name)
+    model = replace(model, blocks=model.blocks[:4])
+    weights = Weights.from_model(model).held
+    setting = Setting(model, replace(CARD, memory=2 * weights + 1e9), max_num_seqs=64)
+    room = setting.room(MIX)
+    assert bool(room.num_rows) == bool(model.recurrent_shapes)
+    found = forecast(setting, MIX, 64)
+    assert 0 < found.outputs_per_second < serial(model, setting.card, MIX).outputs_per_second
+    states = sum(map(state_bytes, model.blocks))
+    step = spans((999, 1000), num_rows=1)
+    seen = totals(model, step)[0] - totals(model, spans((9, 10), num_rows=1))[0]
+    more = sequence_bytes(model, 1000) - sequence_bytes(model, 10)
+    assert seen == pytest.approx(more, rel=0.02)
+    assert sequence_bytes(model, 10) > states

@@ -192,3 +192,13 @@ def test_this_machine_has_memory_free() -> None:
     """Measured for real: more than nothing, less than there is."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < kv_cache_size.free_bytes(CPU) <= total
+
+
+@pytest.mark.parametrize("typical", [0, 3, 1000])
+def test_rows_of_sequences_and_snapshots_fit_the_budget(typical: int) -> None:
+    """Also where pages take next to nothing; there is one row however little there is."""
+    for budget in (0, 99, 1000, 5050, 100_000):
+        rows = kv_cache_size.rows_of(budget, 100, typical, 512)
+        assert rows == 1 or rows * 100 <= budget
+    assert kv_cache_size.rows_of(10**9, 100, typical, 512) == 512 + 64
+    assert kv_cache_size.rows_of(10**9, 0, typical, 512) == 0
