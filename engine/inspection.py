@@ -182,7 +182,7 @@ def _plan_of(
     checkpoint, notes = find_weights(config.model)
     memory = None
     if checkpoint is not None:
-        memory = MemoryPlan(count_stored(checkpoint) * dtype.itemsize, 0, 0)
+        memory = MemoryPlan(count_stored(checkpoint) * dtype.itemsize, 0, 0, 0, 0)
     return ModelPlan(
         runs="native" if why is None else "transformers",
         why=why,

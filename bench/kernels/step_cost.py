@@ -202,13 +202,15 @@ def main() -> None:
     parser.add_argument("--contexts", default="32,1024")
     arguments = parser.parse_args()
     for dtype in arguments.dtype.split(","):
-        config = EngineConfig(str(arguments.model), dtype=dtype, max_model_len=2048)
+        contexts = list(map(int, arguments.contexts.split(",")))
+        longest = max(contexts) + MAX_TOKENS
+        config = EngineConfig(str(arguments.model), dtype=dtype, max_model_len=longest)
         model = load_model(config)
         core = make_core(model, compute_kv_cache_size(model, config), config)
         reader = WeightReader(arguments.model, model.dtype)
         costs = [
             measure(core, reader, model.vocab_size, num_sequences, context)
-            for context in map(int, arguments.contexts.split(","))
+            for context in contexts
             for num_sequences in map(int, arguments.sequences.split(","))
         ]
         by_sum, by_product = (

@@ -108,6 +108,8 @@ def fields_of(report: ModelReport) -> dict[str, Any]:
         "weight_bytes": memory and memory.weight_bytes,
         "kv_bytes_per_token": memory and memory.kv_bytes_per_token,
         "kv_cache_tokens": memory and memory.kv_cache_tokens,
+        "state_bytes_per_sequence": memory and memory.state_bytes_per_sequence,
+        "state_rows": memory and memory.state_rows,
         "tensor_parallel_sizes": list(plan.tensor_parallel_sizes) if plan else [],
         "takes_adapters": plan is not None and plan.takes_adapters,
         "takes_images": plan is not None and plan.takes_images,
@@ -150,8 +152,12 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     else:
         yield "weights", f"{_size(plan.memory.weight_bytes)} as {how} on {plan.device.type}"
         if plan.memory.kv_bytes_per_token:
-            room = _room(plan.memory.kv_cache_tokens)
+            room = _room(plan.memory.kv_cache_tokens, "tokens")
             yield "KV cache", f"{plan.memory.kv_bytes_per_token:,} bytes a token; {room}"
+        if plan.memory.state_bytes_per_sequence:
+            room = _room(plan.memory.state_rows, "sequences and snapshots")
+            size = _size(plan.memory.state_bytes_per_sequence)
+            yield "recurrent state", f"{size} a sequence; {room}"
     if report.gives != "text":
         return
     sizes = ", ".join(map(str, plan.tensor_parallel_sizes))
@@ -163,11 +169,11 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     yield "reasoning", report.reasoning_parser or "none by its template"
 
 
-def _room(tokens: int | None) -> str:
-    """Return how many tokens fit beside the weights."""
-    if tokens is None:
-        return "how many tokens fit depends on the GPU, and there is none here"
-    return f"{tokens:,} tokens fit here now" if tokens else "there is no room for it here now"
+def _room(count: int | None, what: str) -> str:
+    """Return how many fit beside the weights."""
+    if count is None:
+        return f"how many {what} fit depends on the GPU, and there is none here"
+    return f"{count:,} {what} fit here now" if count else "there is no room for it here now"
 
 
 def _size(num_bytes: int) -> str:

@@ -14,6 +14,7 @@ from ..errors import OutOfCacheMemory
 from ..kernels.attention import AttentionShape
 from ..kernels.backends import choose_backend
 from ..kernels.quantised import FP8
+from ..kernels.recurrence import RecurrentShape
 from ..kernels.reference import ReferenceAttention
 from ..storage.hub import find_file
 from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
@@ -28,15 +29,18 @@ Runs = Literal["native", "transformers"]
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Memory of one rank in bytes: its weights, and what keys and values of a token take.
+    """Memory of one rank in bytes: its weights, keys and values of a token, a sequence's state.
 
-    `kv_cache_tokens` fit beside the weights in what is free now; 0 where not even the weights do,
-    None on a GPU that is not here.
+    `kv_cache_tokens` fit beside the weights in what is free now, and the recurrent states of
+    `state_rows` sequences and snapshots; 0 where not even the weights do, None on a GPU that is not
+    here.
     """
 
     weight_bytes: int
     kv_bytes_per_token: int
     kv_cache_tokens: int | None
+    state_bytes_per_sequence: int
+    state_rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def plan_memory(
     shapes: Sequence[AttentionShape],
     weight_bytes: int,
     *,
+    recurrent_shapes: Sequence[RecurrentShape] = (),
     dtype: torch.dtype,
     device: torch.device,
     widths: tuple[int, int],
@@ -105,16 +110,18 @@ def plan_memory(
         max_model_len=max_model_len,
         hidden_size=widths[0],
         max_intermediate_size=widths[1],
+        recurrent_shapes=tuple(recurrent_shapes),
     )
     if not is_here:  # a token takes as much in any backend
         cache_dtype = dtype if settings.kv_cache_dtype == "auto" else FP8
         model = replace(model, cache_dtype=cache_dtype)
-        return MemoryPlan(weight_bytes, model.token_bytes, None)
+        return MemoryPlan(weight_bytes, model.token_bytes, None, model.row_bytes, None)
     if settings.kv_cache_dtype != "auto":
         model = model.with_kv_cache_dtype(FP8)
     try:
-        num_pages, _ = divide_memory(model, settings, free=free_bytes(device) - weight_bytes)
+        free = free_bytes(device) - weight_bytes
+        num_pages, num_rows = divide_memory(model, settings, free=free)
     except OutOfCacheMemory:
-        num_pages = 0
+        num_pages = num_rows = 0
     num_tokens = most_tokens(model, step_limits(settings, device), num_pages)
-    return MemoryPlan(weight_bytes, model.token_bytes, num_tokens)
+    return MemoryPlan(weight_bytes, model.token_bytes, num_tokens, model.row_bytes, num_rows)

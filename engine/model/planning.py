@@ -91,6 +91,7 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
             settings,
             share.attention_shapes,
             weight_bytes + tower_bytes,
+            recurrent_shapes=share.recurrent_shapes,
             dtype=dtype,
             device=device,
             widths=(architecture.hidden_size, share.max_intermediate_size),

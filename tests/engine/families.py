@@ -341,8 +341,8 @@ def told(kind: str, differs: dict[str, Any]) -> dict[str, Any]:
     return {key: said[key] for key in said.keys() - NOT_TOLD.get(kind, set())}
 
 
-def build(name: str) -> nn.Module:
-    """Make the tiny model of a family or variant with seeded weights.
+def build(name: str, **others: Any) -> nn.Module:
+    """Make the tiny model of a family or variant with seeded weights, and other sizes.
 
     They are spread enough that logits have margins, and norms need every digit.
     """
@@ -350,7 +350,7 @@ def build(name: str) -> nn.Module:
 
     torch.manual_seed(7)
     kind, differs = VARIANTS[name] if name in VARIANTS else (name, FAMILIES[name])
-    config = getattr(transformers, kind)(**told(kind, differs))
+    config = getattr(transformers, kind)(**told(kind, differs | others))
     network = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for key, parameter in network.named_parameters():
         if parameter.ndim > 1:

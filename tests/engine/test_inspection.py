@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 # One of each layout of weights: merged, biased, tied, by position, with experts or windows.
 LAYOUTS = (
     *("LlamaConfig", "Phi3Config", "Gemma3TextConfig", "GPT2Config", "GptOssConfig"),
-    *("Glm4MoeConfig", "MiMoV2FlashConfig"),
+    *("Glm4MoeConfig", "MiMoV2FlashConfig", "BambaConfig", "Mamba2Config"),
 )
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -85,6 +85,8 @@ def test_an_own_models_memory_is_what_it_takes_once_loaded(name: str, tmp_path: 
     loaded = native.load_shard(*parts, communicator=SINGLE_RANK)
     assert plan.memory.kv_bytes_per_token == loaded.token_bytes
     assert plan.memory.kv_cache_tokens > 0
+    assert plan.memory.state_bytes_per_sequence == loaded.row_bytes
+    assert bool(plan.memory.state_rows) == bool(loaded.row_bytes)
 
 
 def test_a_config_alone_tells_how_much_memory_its_weights_would_take(tmp_path: Path) -> None:
@@ -221,7 +223,7 @@ def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
     there = replace(here, device="cuda")
     on_cpu, on_gpu = plan_model(here).memory, plan_model(there).memory
     assert on_cpu is not None
-    assert on_gpu == replace(on_cpu, kv_cache_tokens=None)
+    assert on_gpu == replace(on_cpu, kv_cache_tokens=None, state_rows=None)
     plan = plan_model(replace(there, quantization="fp8", kv_cache_dtype="fp8"))
     assert (plan.device.type, plan.notes) == ("cuda", ())
     assert plan.memory is not None

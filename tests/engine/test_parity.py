@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.families import BY_TRANSFORMERS, FAMILIES, VARIANTS, VOCAB, build, judge
+from tests.engine.families import (
+    BY_TRANSFORMERS,
+    FAMILIES,
+    LATENTS,
+    RECURRENT,
+    VARIANTS,
+    VOCAB,
+    build,
+    judge,
+)
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
@@ -31,6 +40,8 @@ RUNS = [
     *(("ours", family) for family in (*FAMILIES, *VARIANTS)),
     *(("transformers", family) for family in (*BY_TRANSFORMERS, *VARIANTS)),
 ]
+# Whose layers have windows or chunks.
+SHORT_SIGHTED = {"Gemma3TextConfig", "GptOssConfig", "Llama4TextConfig"}
 # Whose rows are computed in turn, too, where all are computed ahead: in which order steps are made
 # does not depend on the family.
 IN_TURN = {*BY_TRANSFORMERS, *VARIANTS}
@@ -130,12 +141,35 @@ def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, f
         )
         assert stats.preemptions > 0
         assert stats.cached_tokens > 0
-        for prompt, got in zip(asked, results, strict=True):
-            assert len(got.token_ids) == NEW_TOKENS
-            ids, logprobs = judge(eager, prompt, got.token_ids)
-            assert got.token_ids == ids
-            assert got.logprobs is not None
-            assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-4)
+        check_greedy(eager, asked, results)
+
+
+def check_greedy(eager: Any, asked: list[list[int]], results: list[SequenceResult]) -> None:
+    """Hold tokens and log-probabilities to those of the eager model."""
+    for prompt, got in zip(asked, results, strict=True):
+        assert len(got.token_ids) == NEW_TOKENS
+        ids, logprobs = judge(eager, prompt, got.token_ids)
+        assert got.token_ids == ids
+        assert got.logprobs is not None
+        assert [entry.logprob for entry in got.logprobs] == pytest.approx(logprobs, abs=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted({*RECURRENT, *LATENTS, *SHORT_SIGHTED}))
+def test_greedy_tokens_are_those_of_eager_attention_at_8k_tokens(
+    tmp_path: Path, family: str
+) -> None:
+    """In chunks of 700; the second prompt shares half of it, the third is the first again."""
+    eager = build(family, max_position_embeddings=16_384)
+    eager.save_pretrained(tmp_path)
+    model = run_by_ours(tmp_path, torch.float32)
+    whole = random.Random(1).choices(range(3, VOCAB), k=8180)
+    asked = [whole, whole[:4000] + whole[100:200], whole]
+    sampling = Sampling(temperature=0, logprobs=0)
+    requests = [SequenceRequest(prompt, NEW_TOKENS, sampling) for prompt in asked]
+    results, stats = run_all(model, requests, num_pages=1600, budget=700, steps_ahead=1)
+    assert stats.cached_tokens > 4000
+    check_greedy(eager, asked, results)
 
 
 @pytest.mark.parametrize(("ready", "family"), RUNS, indirect=["ready"])
