@@ -118,10 +118,10 @@ reasoning        none by its template
 A model with recurrent layers also has a row `recurrent state`: bytes a sequence, and how many fit.
 The command reads `config.json`, the tokenizer and the headers of the weights; of a hub id whose
 weights are not here yet, it fetches the small files only. `config.json` alone is enough to tell the
-memory: the other files then count as missing. It takes the flags of the model and the engine that [`tidemill
-run`](running.md#flags) takes, such as `--device`, `--quantization`, `--max-model-len`, and
-`--tensor-parallel-size`, with which the memory is that of one rank. Tokens that fit are counted by
-the memory that is free at the moment, and no more than can be in use at once; a load on a GPU
+memory: the other files then count as missing. It takes the flags of the model and the engine that
+[`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`, `--max-model-len`,
+and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens that fit are counted
+by the memory that is free at the moment, and no more than can be in use at once; a load on a GPU
 measures its largest step and may fit more. `--device cuda` plans for a GPU (from Ampere on) on a
 machine without one, too: only the tokens that fit are not known then.
 
