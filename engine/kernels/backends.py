@@ -133,8 +133,14 @@ def choose_recurrence(
     shapes: Sequence[RecurrentShape], dtype: torch.dtype, device: torch.device
 ) -> RecurrentBackendType:
     """Return the device's recurrent backend if it supports all these layers, else the reference."""
-    del shapes
-    if not _IS_REFERENCE.get() and not has_triton(device) and device.type == "cpu":
+    if _IS_REFERENCE.get():
+        return ReferenceRecurrence
+    if has_triton(device):
+        from .triton.recurrence import TritonRecurrence
+
+        if TritonRecurrence.supports(shapes, dtype):
+            return TritonRecurrence
+    elif device.type == "cpu":
         from .cpu.recurrence import CpuRecurrence
 
         if CpuRecurrence.supports(dtype, device):
