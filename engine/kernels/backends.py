@@ -113,7 +113,7 @@ def choose_backend(
 ) -> AttentionBackendType:
     """Return the device's attention backend if it supports all these layers, else the reference."""
     if shapes and all(shape.has_latent_values for shape in shapes):
-        return LatentAttention
+        return _choose_latents(shapes, dtype, device)
     if _IS_REFERENCE.get():
         return ReferenceAttention
     if has_triton(device):
@@ -127,6 +127,17 @@ def choose_backend(
         if CpuAttention.supports(shapes, dtype, device):
             return CpuAttention
     return ReferenceAttention
+
+
+def _choose_latents(
+    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+) -> AttentionBackendType:
+    if has_triton(device) and not _IS_REFERENCE.get():
+        from .triton.latent import TritonLatentAttention
+
+        if TritonLatentAttention.supports(shapes, dtype):
+            return TritonLatentAttention
+    return LatentAttention
 
 
 def choose_recurrence(

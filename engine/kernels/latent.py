@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import AttentionShape, HeadNorms
+from .attention import AttentionBackend, AttentionShape, HeadNorms
 from .quantised import FP8
 from .reference import Span, step_spans, to_storage, zeros
 from .step import Step
@@ -37,6 +37,16 @@ class UpProjections(NamedTuple):
         nope, rank = self.key.shape[1:]
         width = self.value.shape[1]
         return num_tokens * (2 * rank - nope - width) > rank * (nope + width)
+
+
+@runtime_checkable
+class LatentBackend(AttentionBackend, Protocol):
+    """A backend of latents; `attend` takes absorbed queries, and `store` latents as keys."""
+
+    def attend_latents(
+        self, layer: int, query: Tensor, rotary: Tensor, projections: UpProjections
+    ) -> Tensor:
+        """Attend queries `[T, H, Dn]` and their rotary parts `[T, H, Dr]` → `[T, H, Dv]`."""
 
 
 class LatentAttention:

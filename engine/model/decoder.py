@@ -22,7 +22,7 @@ from ..kernels.backends import choose_elementwise, choose_linear
 from ..kernels.communicator import SINGLE_RANK, Communicator
 from ..kernels.elementwise import Norm, apply_rotary, rms_norm, rotary_cos_sin
 from ..kernels.hybrid import HybridBackend
-from ..kernels.latent import LatentAttention
+from ..kernels.latent import LatentBackend
 from ..kernels.linear import Embedding, Linear
 from ..kernels.quantised import Matrix, as_tensor
 from ..kernels.step import Step
@@ -190,7 +190,7 @@ class Decoder:
         State is stored in any case; where the last layer's rows are not wanted nothing is given.
         """
         if layer.latent is not None:
-            assert isinstance(attention, LatentAttention)
+            assert isinstance(attention, LatentBackend)
             return layer.latent.attend(attention, x, residual, cos_sin[layer.rope])
         if layer.recurrent is None:
             return self._attend(attention, layer, x, residual, cos_sin, step)

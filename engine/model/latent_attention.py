@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.elementwise import Norm, apply_rotary
-from ..kernels.latent import LatentAttention, UpProjections
+from ..kernels.latent import LatentBackend, UpProjections
 from ..kernels.linear import Linear, NormedLinear
 from .architecture import Latent
 
@@ -31,7 +31,7 @@ class LatentMixer:
     projections: UpProjections
 
     def attend(
-        self, backend: LatentAttention, x: Tensor | None, residual: Tensor, cos_sin: Tensor
+        self, backend: LatentBackend, x: Tensor | None, residual: Tensor, cos_sin: Tensor
     ) -> Tensor:
         """Store a step's latents and return what its tokens attend to: `[T, H · Dv]`."""
         sizes, rank = self.latent, self.latent.kv_rank

@@ -72,8 +72,7 @@ def attend_tiles(
     pages, keys, values = cache
     arch = arch_of(query.device)
     config = attention_config(shape, keys.dtype, arch, is_wide=is_wide)
-    if keys.dtype == FP8 and not _reads_fp8(arch):
-        keys, values = keys.view(torch.uint8), values.view(torch.uint8)
+    keys, values = readable(keys, arch), readable(values, arch)
     # A score is scaled, and in powers of 2; with a softcap, softcap · tanh(x), which is
     # softcap · (2 · sigmoid(2 · x) - 1).
     inner, outer = shape.scaling * LOG2_E.value, 0.0
@@ -97,9 +96,10 @@ def attend_tiles(
     )
 
 
-def _reads_fp8(arch: str) -> bool:
-    """Say whether a GPU converts fp8 in hardware; older ones do it bit by bit."""
-    return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= FIRST_WITH_FP8
+def readable(stored: Tensor, arch: str) -> Tensor:
+    """Return fp8 as bytes where a GPU is too old to convert it: `widened` does it bit by bit."""
+    reads_fp8 = arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= FIRST_WITH_FP8
+    return stored if stored.dtype != FP8 or reads_fp8 else stored.view(torch.uint8)
 
 
 def _block(width: int) -> int:
@@ -239,7 +239,7 @@ def _meet(
             key = tl.load(from_keys, is_place[None, :] & (dims < KEY_DIM)[:, None], other=0.0)
         else:
             key = tl.load(from_keys)
-        key = _widened(key, queries.dtype)
+        key = widened(key, queries.dtype)
         scores = tl.dot(queries, key, input_precision="ieee") * inner  # [ROWS, PLACES]
         if HAS_SOFTCAP:
             scores = outer * (2 * tl.sigmoid(scores) - 1)
@@ -261,14 +261,14 @@ def _meet(
             )
         else:
             value = tl.load(from_values)
-        value = _widened(value, queries.dtype)
+        value = widened(value, queries.dtype)
         total = total * shrink[:, None]
         total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
     return total, mass, peak
 
 
 @triton.jit
-def _widened(numbers, kind: tl.constexpr):
+def widened(numbers, kind: tl.constexpr):
     """Convert numbers to another dtype; uint8 holds the bits of float8_e4m3fn."""
     if numbers.dtype == tl.uint8:
         wide = halves_of_e4m3(numbers) * OF_HALVES

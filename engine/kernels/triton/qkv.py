@@ -7,6 +7,8 @@ can write it, too: larger numbers saturate, NaN stays NaN.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -69,6 +71,24 @@ def store_kv(
         *(_stored(keys), _stored(values), heads, *key.stride()[:2], *value.stride()[:2]),
         config=config, KEY_WIDTH=key_width, VALUE_WIDTH=value_width, PAGE_SIZE=keys.shape[2],
         BLOCK=next_power_of_2(max(key_width, value_width)),
+    )  # fmt: skip
+
+
+def store_latents(latents: Tensor, slots: Tensor, pages: Tensor) -> None:
+    """Write `latents [T, 1, W]` to their slots of `pages [pages, page_size, W]`.
+
+    Moves each number once in and once out, and 4·T bytes.
+    """
+    latents, pages = _with_whole_heads(latents), _stored(pages)
+    width, strides = latents.shape[2], latents.stride()[:2]
+    config = replace(
+        config_for("store", arch_of(latents.device), head_dim=width), sizes={"HEADS": 1}
+    )
+    # Programs of keys alone.
+    launch(
+        *(_store, (len(latents), 1), latents, latents, slots, pages, pages, 1, *strides, *strides),
+        config=config, KEY_WIDTH=width, VALUE_WIDTH=width, PAGE_SIZE=pages.shape[1],
+        BLOCK=next_power_of_2(width),
     )  # fmt: skip
 
 

@@ -109,8 +109,9 @@ def plan_tiles(
     It is padded to `num_tokens` with tokens that see nothing.
     """
     sees = _visible_ranges(step, num_tokens, spec)
-    # A window that begins within the shared prefix would leave some of a tile's rows empty.
-    if not spec.is_causal or sees[0][: step.num_decodes].any():
+    # A window that begins within the shared prefix would leave some of a tile's rows empty, and
+    # where a tile is one token's none would be read less.
+    if not spec.is_causal or spec.tokens[0] == 1 or sees[0][: step.num_decodes].any():
         shared = no_shared_prefixes(step.num_decodes)
     rows = _rows(step, num_tokens, page_size, shared)
     tiles = _cut(rows, shared.order, sees, spec, page_size)
