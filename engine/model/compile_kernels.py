@@ -31,7 +31,7 @@ from ..kernels.step import Step
 from ..kernels.triton import compile_all as of_kernels
 from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
-from .architecture import SANDWICH, Architecture, Block, Experts, Rope, WeightNames
+from .architecture import SANDWICH, Architecture, Block, Experts, Latent, Rope, WeightNames
 from .decoder import Decoder
 from .families.gemma import GEMMA4_NAMES
 from .weight_map import weights_of
@@ -124,6 +124,17 @@ def gemma4(
     return replace(made, blocks=(full, sliding))
 
 
+def latent_decoder(
+    hidden: int, inner: int, heads: int, vocabulary: int, *, latent: Latent, experts: Experts
+) -> Architecture:
+    """Return a decoder of one layer, which attends to latents (MLA)."""
+    made = decoder(hidden, inner, (heads, 1), latent.nope_dim, vocabulary, experts=experts)
+    rank = latent.kv_rank
+    shape = AttentionShape(heads, 1, rank + latent.rope_dim, rank, 0.1, has_latent_values=True)
+    rope = Rope((1.0,) * (latent.rope_dim // 2))
+    return replace(made, blocks=(Block(shape, rope, experts, latent=latent),))
+
+
 # Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
 USUAL_MODELS = {
     "Qwen3-0.6B": decoder(1024, 3072, (16, 8), 128, 151_936, has_qk_norm=True),
@@ -160,6 +171,48 @@ USUAL_MODELS = {
         Experts(128, 8, 704, shared_intermediate_size=2112, has_own_norms=True),
     ),
     "Gemma-4-31B": gemma4(5376, 21_504, (32, 16), (32, 4)),
+    "DeepSeek-V2-Lite": latent_decoder(
+        2048,
+        10_944,
+        16,
+        102_400,
+        latent=Latent(0, 512, 128, 64, 128),
+        experts=Experts(64, 6, 1408, norm_topk_prob=False, shared_intermediate_size=2816),
+    ),
+    "DeepSeek-V3": latent_decoder(
+        7168,
+        18_432,
+        128,
+        129_280,
+        latent=Latent(1536, 512, 128, 64, 128),
+        experts=Experts(
+            256,
+            8,
+            2048,
+            "sigmoid",
+            has_correction_bias=True,
+            num_groups=8,
+            topk_groups=4,
+            routed_scaling_factor=2.5,
+            shared_intermediate_size=2048,
+        ),
+    ),
+    "GLM-4.7-Flash": latent_decoder(
+        2048,
+        10_240,
+        20,
+        154_880,
+        latent=Latent(768, 512, 192, 64, 256),
+        experts=Experts(
+            64,
+            4,
+            1536,
+            "sigmoid",
+            has_correction_bias=True,
+            routed_scaling_factor=1.8,
+            shared_intermediate_size=1536,
+        ),
+    ),
     "gpt-oss-20b": decoder(
         2880,
         2880,

@@ -21,6 +21,7 @@ from ..step import Step
 from . import elementwise, experts, fp8, grouped_gemm, linear, pooling, sampling
 from . import qkv as qkv_kernels
 from .attention import TritonAttention
+from .latent import TritonLatentAttention
 from .launch import compile_only
 
 CPU = torch.device("cpu")
@@ -91,16 +92,35 @@ def attention(dtype: torch.dtype) -> None:
 
     The first variant is called with an fp8 KV cache, too.
     """
-    none = np.zeros(0, np.int32)
-    names = ("token_ids", "positions", "slots", "context_lengths", "pages", "logit_rows")
-    starts = {"query_starts": np.zeros(1, np.int32), "page_starts": np.zeros(1, np.int32)}
-    step = Step.pack(0, CPU, **dict.fromkeys(names, none), **starts)
+    step = _empty_step()
     for shape, kept in [*((shape, dtype) for shape in HEADS), (HEADS[0], FP8)]:
         backend = TritonAttention([shape], 0, kept, CPU)
         backend.prepare(step)
         sinks = torch.empty(shape.num_query_heads, dtype=dtype) if shape.has_sinks else None
         query = torch.empty(0, shape.num_query_heads, shape.key_dim, dtype=dtype)
         backend.attend(0, query, sinks)
+
+
+# Of DeepSeek V2 Lite, and of V3 on one of eight cards.
+LATENTS = AttentionShape(16, 1, 576, 512, 1.0, has_latent_values=True)
+
+
+def latents(dtype: torch.dtype) -> None:
+    """Call attention to latents (MLA) on a step of no tokens; those of fp8, too, beside bf16."""
+    shape = LATENTS
+    for kept in (dtype, FP8) if dtype == torch.bfloat16 else (dtype,):
+        backend = TritonLatentAttention([shape], 0, kept, CPU)
+        backend.prepare(_empty_step())
+        query = torch.empty(0, shape.num_query_heads, shape.key_dim, dtype=dtype)
+        backend.attend(0, query)
+        backend.store(0, query[:, :1], query[:, :1])
+
+
+def _empty_step() -> Step:
+    none = np.zeros(0, np.int32)
+    names = ("token_ids", "positions", "slots", "context_lengths", "pages", "logit_rows")
+    starts = {"query_starts": np.zeros(1, np.int32), "page_starts": np.zeros(1, np.int32)}
+    return Step.pack(0, CPU, **dict.fromkeys(names, none), **starts)
 
 
 def mixtures(dtype: torch.dtype) -> None:
@@ -189,6 +209,7 @@ CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     qkv_stores,
     sampling_calls,
     attention,
+    latents,
     mixtures,
     quantised,
     pooling_calls,

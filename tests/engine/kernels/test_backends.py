@@ -30,14 +30,17 @@ from tidemill.engine.kernels.backends import (
     choose_elementwise,
     choose_experts,
     limit_torch_threads,
+    reference_kernels,
 )
 from tidemill.engine.kernels.cpu import elementwise as cpu_blocks
 from tidemill.engine.kernels.cpu.attention import CpuAttention
+from tidemill.engine.kernels.latent import LatentAttention
 from tidemill.engine.kernels.quantised import FP8
 from tidemill.engine.kernels.reference import ReferenceAttention
 from tidemill.engine.kernels.triton import elementwise as triton_blocks
 from tidemill.engine.kernels.triton import experts as triton_experts
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 
 Makes = Callable[..., ReferenceAttention | RowsAttention | CpuAttention | TritonAttention]
 BACKENDS: dict[str, tuple[Makes, int]] = {
@@ -322,6 +325,30 @@ def test_a_gpu_has_its_own_kernels_where_they_fit_all_layers(
     """Heads too wide or too many, other dtypes, and old cards are left to the reference."""
     monkeypatch.setattr(backends, "_capability", lambda _: capability)
     assert choose_backend([GROUPED, shape], dtype, torch.device("cuda")) is expected
+
+
+@pytest.mark.parametrize(
+    ("device", "key_dim", "capability", "expected"),
+    [
+        ("cuda", 576, (8, 0), TritonLatentAttention),
+        ("cuda", 640, (8, 0), LatentAttention),
+        ("cuda", 576, (7, 5), LatentAttention),
+        ("cpu", 576, (8, 0), LatentAttention),
+    ],
+)
+def test_latents_have_a_gpus_kernels_where_they_fit(
+    device: str,
+    key_dim: int,
+    capability: tuple[int, int],
+    expected: AttentionBackendType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rotary parts too wide, old cards and CPUs are left to torch; so is a reference."""
+    monkeypatch.setattr(backends, "_capability", lambda _: capability)
+    shape = AttentionShape(16, 1, key_dim, 512, 1.0, has_latent_values=True)
+    assert choose_backend([shape], torch.bfloat16, torch.device(device)) is expected
+    with reference_kernels():
+        assert choose_backend([shape], torch.bfloat16, torch.device(device)) is LatentAttention
 
 
 @pytest.mark.parametrize(

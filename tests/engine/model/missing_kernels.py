@@ -40,8 +40,9 @@ from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 CPU = torch.device("cpu")
-# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts.
-FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig")
+# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts; and
+# latents.
+FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig", "DeepseekV3Config")
 SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
@@ -154,7 +155,10 @@ def main() -> int:
         assert of_run, "no kernel of the GPU's was asked for"
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
     of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
-    for name, quantise in (("Gemma-4-31B", None), ("gpt-oss-20b", None), *of_quantised):
+    for name, quantise in (
+        *((name, None) for name in ("Gemma-4-31B", "gpt-oss-20b", "DeepSeek-V3")),
+        *of_quantised,
+    ):
         run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)
         forms = asked(partial(run_usual, quantise=quantise))
         sys.stderr.write(f"{name} {quantise and quantise.__name__}: {len(forms)} forms\n")

@@ -18,6 +18,7 @@ from tidemill.engine.kernels.quantised import FP8
 from tidemill.engine.kernels.reference import ReferenceAttention
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.model import attention_parity, native, transformers_model
 from tidemill.engine.model.attention_parity import TOLERANCE_UNITS, attention_distance
 from tidemill.engine.model.loading import load_model
@@ -104,5 +105,9 @@ def test_a_gpus_kernels_split_and_share_here(monkeypatch: pytest.MonkeyPatch) ->
     """Interpreted, with the fewest pages that are split and shared."""
     monkeypatch.setattr(attention_parity, "LONGEST_PAGES", 18)
     monkeypatch.setattr(attention_parity, "SHARED_PAGES", 4)
-    shape = AttentionShape(2, 1, 16, 16, 0.25)
-    assert attention_distance(TritonAttention, shape, *[torch.float32] * 2, CPU) < 1e-5
+    of_latents = AttentionShape(2, 1, 32, 16, 0.2, has_latent_values=True)
+    for backend, shape in (
+        (TritonAttention, AttentionShape(2, 1, 16, 16, 0.25)),
+        (TritonLatentAttention, of_latents),
+    ):
+        assert attention_distance(backend, shape, *[torch.float32] * 2, CPU) < 1e-5

@@ -15,6 +15,7 @@ from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.linear import FP8_TOLERANCE
 from tidemill.engine.kernels.triton import fp8
 from tidemill.engine.kernels.triton.attention import TritonAttention
+from tidemill.engine.kernels.triton.latent import TritonLatentAttention
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
 from tidemill.engine.model.checkpoint import find_checkpoint
@@ -42,7 +43,7 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
     description, checkpoint = read_hf_config(str(folder)), find_checkpoint(str(folder))
     parts = checkpoint, description, architecture_of(description)
     model = native.load(*parts, torch.float32, CPU, num_layers=2)
-    assert (model.backend is TritonAttention) == bool(kinds)
+    assert (model.backend in {TritonAttention, TritonLatentAttention}) == bool(kinds)
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16)
     work = make_core(model, KVCacheSize(12, 128), config)
     items = [
@@ -58,6 +59,7 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
     "family",
     [
         "Qwen3Config",
+        "DeepseekV3Config",
         *(
             pytest.param(family, marks=pytest.mark.long)
             for family in ("Gemma2Config", "Gemma4TextConfig", "GptOssConfig", "Qwen3MoeConfig")
