@@ -8,7 +8,7 @@ are expanded to keys and values once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from typing import NamedTuple, Protocol, Self, runtime_checkable
 
@@ -20,6 +20,7 @@ from torch.nn import functional
 from .attention import AttentionBackend, AttentionShape, HeadNorms
 from .quantised import FP8
 from .reference import Span, step_spans, to_storage, zeros
+from .shared_prefixes import SharedPrefixes, find_shared_prefixes
 from .step import Step
 
 # Decodes of one padded product: those of like lengths, so that less than half of it is padding.
@@ -87,7 +88,13 @@ class LatentAttention:
         self._slots, self._num_decodes = step.slots.long(), step.num_decodes
         spans = step_spans(step)
         self._spans = spans[step.num_decodes :]
-        decodes = sorted(spans[: step.num_decodes], key=lambda span: span.length)
+        shared = find_shared_prefixes(step.host, self.page_size)
+        self._prefixes = list(_prefixes(shared, spans))
+        decodes = [
+            (span, int(first) * self.page_size)
+            for span, first in zip(spans, shared.alone_from, strict=False)
+        ]
+        decodes.sort(key=lambda decode: decode[0].length - decode[1])
         self._batches = [
             _Batch.of(decodes[start : start + DECODES_AT_ONCE])
             for start in range(0, len(decodes), DECODES_AT_ONCE)
@@ -163,15 +170,26 @@ class LatentAttention:
         return (weights.to(value.dtype) @ value).transpose(0, 1)
 
     def _attend_decodes(self, layer: int, query: Tensor, out: Tensor) -> None:
-        """Attend the step's decodes, batch by batch."""
-        shape = self.shapes[layer]
+        """Attend the step's decodes: to what some share together, then batch by batch."""
+        shape, sums = self.shapes[layer], _Sums.of(out[: self._num_decodes])
+        for prefix in self._prefixes:
+            key = self._read(layer, prefix.pages, query.dtype)  # [L, W]
+            for tokens in torch.split(prefix.tokens, DECODES_AT_ONCE):
+                scores = query[tokens].flatten(0, 1) @ key.T * shape.scaling  # [S · H, L]
+                scores = scores.view(len(tokens), -1, len(key))
+                sums.add(tokens, scores, key[:, : shape.value_dim])
         for batch in self._batches:
             key = self._read(layer, batch.pages.flatten(), query.dtype)
             key = key.view(len(batch.tokens), -1, shape.key_dim)  # [S, L, W]
             scores = query[batch.tokens] @ key.mT * shape.scaling  # [S, H, L]
             scores = scores.float().masked_fill_(batch.is_hidden[:, None], -torch.inf)
-            weights = scores.softmax(dim=-1).to(key.dtype)
-            out[batch.tokens] = weights @ key[..., : shape.value_dim]
+            if self._prefixes:
+                sums.add(batch.tokens, scores, key[..., : shape.value_dim])
+            else:
+                weights = scores.softmax(dim=-1).to(key.dtype)
+                out[batch.tokens] = weights @ key[..., : shape.value_dim]
+        if self._prefixes:
+            out[: self._num_decodes] = sums.total / sums.mass[..., None]
 
     def _read(self, layer: int, pages: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the latents and rotary keys `[L, W]` of pages."""
@@ -181,22 +199,75 @@ class LatentAttention:
         return stored[pages].flatten(0, 1)
 
 
+class _Sums(NamedTuple):
+    """Sums over what decodes have seen so far, in fp32 and relative to each head's highest score.
+
+    Values, weighted `[S, H, R]`, their weights and that score `[S, H]` (log-sum-exp).
+    """
+
+    total: Tensor
+    mass: Tensor
+    peak: Tensor
+
+    @classmethod
+    def of(cls, out: Tensor) -> Self:
+        """Return the sums of nothing, for an output `[S, H, R]`."""
+        total = torch.zeros_like(out, dtype=torch.float32)
+        return cls(total, total[..., 0].clone(), torch.full_like(total[..., 0], -torch.inf))
+
+    def add(self, tokens: Tensor, scores: Tensor, value: Tensor) -> None:
+        """Add what tokens `[s]` see by `scores [s, H, L]`: values `[L, R]`, or `[s, L, R]`."""
+        before = self.peak[tokens]
+        scores = scores.float()
+        peak = torch.maximum(before, scores.amax(dim=-1))
+        weights = scores.sub_(peak[..., None]).exp_()
+        shrink = (before - peak).exp_()
+        self.mass[tokens] = self.mass[tokens] * shrink + weights.sum(dim=-1)
+        weights = weights.to(value.dtype)
+        if value.ndim == 2:  # one product of all tokens
+            added = (weights.flatten(0, 1) @ value).view(*peak.shape, -1)
+        else:
+            added = weights @ value
+        self.total[tokens] = (self.total[tokens] * shrink[..., None]).add_(added)
+        self.peak[tokens] = peak
+
+
+class _Prefix(NamedTuple):
+    """Pages `[P]` that some decodes share, which are tokens `[S]`."""
+
+    tokens: Tensor
+    pages: Tensor
+
+
+def _prefixes(shared: SharedPrefixes, spans: Sequence[Span]) -> Iterator[_Prefix]:
+    """Yield the shared prefixes of a step's decodes, its first spans."""
+    for start, stop, first, last in zip(
+        shared.starts, shared.stops, shared.firsts, shared.lasts, strict=True
+    ):
+        members = shared.order[start:stop]
+        pages = spans[members[0]].pages
+        yield _Prefix(torch.from_numpy(members).to(pages.device), pages[first:last])
+
+
 class _Batch(NamedTuple):
-    """Decodes of a step: tokens `[S]`, pages `[S, P]` and which places are not theirs `[S, L]`."""
+    """Decodes of a step from where they share nothing on.
+
+    Tokens `[S]`, pages `[S, P]` and which of their places are not theirs `[S, L]`.
+    """
 
     tokens: Tensor
     pages: Tensor
     is_hidden: Tensor
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> Self:
-        """Return the batch of some decodes, padded to the longest."""
-        longest = max(len(span.pages) for span in spans)
-        device = spans[0].pages.device
-        pages = torch.stack(
-            [functional.pad(span.pages, (0, longest - len(span.pages))) for span in spans]
-        )
-        lengths = torch.from_numpy(np.array([span.length for span in spans])).to(device)
-        places = torch.arange(longest * LatentAttention.page_size, device=device)
-        tokens = torch.tensor([span.start for span in spans], device=device)
-        return cls(tokens, pages, places >= lengths[:, None])
+    def of(cls, decodes: Sequence[tuple[Span, int]]) -> Self:
+        """Return the batch of some decodes, each from a place on, padded to the longest."""
+        size = LatentAttention.page_size
+        own = [span.pages[first // size :] for span, first in decodes]
+        longest = max(map(len, own))
+        device = own[0].device
+        pages = torch.stack([functional.pad(part, (0, longest - len(part))) for part in own])
+        lengths = np.array([span.length - first for span, first in decodes])
+        places = torch.arange(longest * size, device=device)
+        tokens = torch.tensor([span.start for span, _ in decodes], device=device)
+        return cls(tokens, pages, places >= torch.from_numpy(lengths).to(device)[:, None])

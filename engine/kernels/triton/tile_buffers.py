@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..shared_prefixes import find_shared_prefixes
 from ..step import Step, host_buffer
-from .shared_prefixes import find_shared_prefixes
 from .tiles import (
     ENTRY_FIELDS,
     JOIN_FIELDS,

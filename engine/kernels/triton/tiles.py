@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ..shared_prefixes import SharedPrefixes, no_shared_prefixes
 from ..step import Step
-from .shared_prefixes import SharedPrefixes, no_shared_prefixes
 
 Ints = NDArray[np.int64]
 # Of a tile: its entries' begin and count, its page list, its first place and end, is it unsplit.

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
+from tidemill.engine.kernels.shared_prefixes import find_shared_prefixes, no_shared_prefixes
 from tidemill.engine.kernels.step import Step
 from tidemill.engine.kernels.triton import tiles
-from tidemill.engine.kernels.triton.shared_prefixes import find_shared_prefixes, no_shared_prefixes
 from tidemill.engine.kernels.triton.tiles import TileCounts, Tiles, TileSpec
 
 PAGE_SIZE = 4

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..step import Step
+from .step import Step
 
 Ints = NDArray[np.int64]
 # The fewest shared pages that are worth tiles of their own: combining a token's part costs about as
