@@ -62,12 +62,13 @@ class TileCounts(NamedTuple):
         """Return what suffices for any step of such a size that shares and splits nothing.
 
         And for `at_once` splits, and three parts a decode: splits add no more than `at_once` tiles,
-        which are parts of no more than twice as many, and only decodes share prefixes.
+        which are parts of no more than twice as many, and only decodes share prefixes, where a tile
+        has several of them.
         """
         wide, narrow = spec.tokens
         # A span of wide tiles has more tokens than a narrow one takes, and its last may be short.
         at_most = max(num_tokens // (narrow + 1), 2 * num_tokens // (wide + 1))
-        parts = 3 * num_decodes + 2 * spec.at_once * wide
+        parts = 3 * num_decodes * (wide > 1) + 2 * spec.at_once * wide
         return cls(at_most + spec.at_once, num_tokens + spec.at_once, num_tokens, parts)
 
 

@@ -119,7 +119,7 @@ KINDS = st.builds(
     st.sampled_from([(0, 0), (0, 0), (1, 0), (5, 0), (300, 0), (0, 1), (0, 7), (0, 256)]),
     group=st.sampled_from([1, 2, 3, 16]),
     is_causal=st.sampled_from([True, True, False]),
-    wide=st.sampled_from([32, 64]),
+    wide=st.sampled_from([16, 32, 64]),
     narrow=st.just(16),
     at_once=st.sampled_from([1, 3, 20]),
 )
@@ -186,6 +186,15 @@ def test_more_than_the_limits_is_neither_cut_nor_shared(monkeypatch: pytest.Monk
     plain = tiles.plan_tiles(step, 2, kind._replace(at_once=1), PAGE_SIZE, no_shared_prefixes(2))
     assert made.counts == (0, 2, 0, 0)
     assert np.array_equal(made.narrow, plain.narrow)
+
+
+@pytest.mark.parametrize(("group", "num_parts"), [(16, 4), (32, 0)])
+def test_nothing_is_shared_where_a_tile_is_one_token(group: int, num_parts: int) -> None:
+    """Parts would be combined, and no page be read less often."""
+    kind = TileSpec(group, 0, is_causal=True, wide=32, narrow=group, at_once=1)
+    step = step_of([(100, 1), (100, 1)], [20, 20])
+    shared = find_shared_prefixes(step, PAGE_SIZE)
+    assert tiles.plan_tiles(step, 2, kind, PAGE_SIZE, shared).num_parts == num_parts
 
 
 @pytest.mark.parametrize("at_once", [1, 8, 66])
