@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from tidemill.engine.kernels.backends import (
 )
 from tidemill.engine.kernels.elementwise import Gate, act_and_mul
 from tidemill.engine.kernels.experts import ExpertWeights
+from tidemill.engine.kernels.latent import LatentAttention, LatentBackend, UpProjections
 from tidemill.engine.kernels.pooling import Segments
 from tidemill.engine.kernels.quantised import (
     FP8,
@@ -53,9 +55,20 @@ SHAPES = {
     "gpt-oss": AttentionShape(64, 8, 64, 64, 0.125, window=128, has_sinks=True),
     "one key head": AttentionShape(16, 1, 64, 64, 0.125),
 }
+OF_LATENTS = AttentionShape(16, 1, 576, 512, 0.1, has_latent_values=True)
 TINY_SHAPES = {
     "grouped": AttentionShape(4, 2, 16, 16, 0.25),
     "window": AttentionShape(2, 1, 16, 16, 0.25, window=5, softcap=5.0, has_sinks=True),
+}
+# Attention to latents (MLA), and the widths of a head's key, without what is turned, and value.
+Latents = tuple[AttentionShape, int, int]
+LATENTS: dict[str, Latents] = {
+    "deepseek v2 lite": (OF_LATENTS, 128, 128),
+    "deepseek v3": (replace(OF_LATENTS, num_query_heads=128), 128, 128),
+    "glm 4.7 flash": (replace(OF_LATENTS, num_query_heads=20), 192, 256),
+}
+TINY_LATENTS: dict[str, Latents] = {
+    "tiny": (AttentionShape(4, 1, 48, 32, 0.2, has_latent_values=True), 8, 12)
 }
 VOCABULARY = 32_000
 # How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
@@ -75,6 +88,8 @@ def tasks(place: Place) -> Iterator[Task]:
         shapes = TINY_SHAPES if place.is_tiny else SHAPES
         for kind, shape in shapes.items():
             yield Task(f"attention {kind}, {name}", partial(attention, place, dtype, shape))
+        for kind, latents in (TINY_LATENTS if place.is_tiny else LATENTS).items():
+            yield Task(f"latents {kind}, {name}", partial(latent_attention, place, dtype, *latents))
         yield Task(f"choice, {name}", partial(choices, place, dtype))
         yield Task(f"log-probabilities, {name}", partial(scores, place, dtype))
         for width in (352, 353):
@@ -170,6 +185,46 @@ def attention(place: Place, dtype: torch.dtype, shape: AttentionShape) -> Number
             asked = sinks.to(to) if shape.has_sinks else None
             outs.append((query, backend.attend(0, query, asked)))
         pairs += list(zip(*outs, strict=True))
+    return held(pairs, dtype, FAR)
+
+
+def latent_attention(
+    place: Place, dtype: torch.dtype, shape: AttentionShape, nope: int, width: int
+) -> Numbers:
+    """Chunks that are expanded and others, then decodes beside such, some of a shared prefix."""
+    size = 1 if place.is_tiny else 20
+    long = 64 + 30 * size
+    sequences = PagedSequences([140, long, 97, 98], shared=64)
+    rounds = (
+        [Piece(0, 0, 139)],  # what is shared is stored once
+        [Piece(0, 139, 140), Piece(1, 64, long - 2), Piece(2, 64, 96), Piece(3, 64, 95)],
+        [Piece(1, long - 2, long - 1), Piece(2, 96, 97), Piece(3, 95, 98)],
+        [Piece(1, long - 1, long), Piece(0, 139, 140), Piece(2, 96, 97)],
+    )
+    backends = [
+        kind([shape], sequences.num_pages(kind.page_size), to, place.device)
+        for kind, to in (
+            (choose_backend([shape], dtype, place.device), dtype),
+            (LatentAttention, torch.float64),
+        )
+    ]
+    heads, rank = shape.num_query_heads, shape.value_dim
+    weights = [torch.randn(heads, wide, rank, device=place.device) for wide in (nope, width)]
+    weights = [(weight * rank**-0.5).to(dtype) for weight in weights]
+    pairs = []
+    for pieces in rounds:
+        count = sum(piece.stop - piece.start for piece in pieces)
+        query = torch.randn(count, heads, nope, device=place.device).to(dtype)
+        rotary = torch.randn(count, heads, shape.key_dim - rank, device=place.device).to(dtype)
+        stored = torch.randn(count, 1, shape.key_dim, device=place.device).to(dtype)
+        outs = []
+        for backend, to in zip(backends, (dtype, torch.float64), strict=True):
+            assert isinstance(backend, LatentBackend)
+            backend.prepare(sequences.step(pieces, backend.page_size, place.device))
+            backend.store(0, stored.to(to), stored.to(to))
+            projections = UpProjections(*(weight.to(to) for weight in weights))
+            outs.append(backend.attend_latents(0, query.to(to), rotary.to(to), projections))
+        pairs.append((outs[0], outs[1]))
     return held(pairs, dtype, FAR)
 
 

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..attention import AttentionShape
+from ..quantised import FP8
 from . import tile_buffers
 from .combine import PartialOutputs
 from .flash import readable, widened
@@ -78,6 +79,9 @@ def attend_latent_tiles(
         if is_wide
         else (tile_buffers.NUM_NARROW, tile_buffers.NARROW)
     )
+    if query[0].dtype == torch.float32 and latents.dtype == FP8:
+        # Widened they take more shared memory than the stored ones, by which the config goes.
+        config = replace(config, sizes={**config.sizes, "PLACES": 16}, num_stages=1)
     absorbed, rotary = (part if part.stride(2) == 1 else part.contiguous() for part in query)
     launch(
         _attend_latents,
