@@ -49,9 +49,10 @@ transformers' class. Such a model is refused where that class cannot run here: t
 {only_own}, and `…ForConditionalGeneration` below.
 
 `--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
-shared experts; its key heads must be a multiple of it, or it of them. GPT-OSS as published
+shared experts; its key heads must be a multiple of it, or it of them. Of recurrent layers it must
+divide the heads, and the groups of B and C where Mamba-2 has more than one. GPT-OSS as published
 (`mxfp4`), where 32 columns of an expert share a scale, can be shared by 2 GPUs only, and Gemma 4
-26B-A4B by none. `tidemill models` lists the sizes for one model, up to 8.
+26B-A4B and Falcon-H1 by none. `tidemill models` lists the sizes for one model, up to 8.
 
 | `model_type` | class in transformers | LoRA adapters | images |
 |---|---|---|---|

@@ -29,7 +29,7 @@ import torch
 import triton
 from triton import knobs
 
-from tidemill.engine.kernels.triton.compile_all import latents
+from tidemill.engine.kernels.triton.compile_all import latents, recurrences
 from tidemill.engine.kernels.triton.launch import compile_only
 from tidemill.engine.model.compile_kernels import (
     QUANTISATIONS,
@@ -50,9 +50,10 @@ PAGE = """# The GPU's kernels
 
 What each takes of a multiprocessor where it is hot: in bf16, for {models}, of
 which the first has quantised weights, too, and the last has none but mxfp4; and attention to
-latents of 512 numbers (MLA), with those of fp8, too. Registers are those of one thread (255 is the
-most), shared memory is in bytes of one program; bytes spilled are those of one thread, which live
-in slow memory, and there should be none. A slash stands between
+latents of 512 numbers (MLA), with those of fp8, too; and recurrences of Qwen3-Next, Granite 4 H and
+Falcon-H1. Registers are those of one thread (255 is the most), shared memory is in bytes of one
+program; bytes spilled are those of one thread, which live in slow memory, and there should be none.
+A slash stands between
 {architectures}, a dash where another tile is chosen.
 `python -m bench.gpu.kernel_table --write docs/kernels.md` makes this page, by Triton {version},
 without a card; what the kernels do on one is in [performance.md](performance.md).
@@ -122,6 +123,7 @@ def compiled(
                         run(USUAL_MODELS[model], dtype, quantise=quantise)
                 if models == HOT:
                     latents(dtype)
+                    recurrences(dtype)
     return table
 
 

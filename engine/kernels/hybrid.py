@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import Tensor
 
-from .attention import AttentionBackend, HeadNorms
-from .recurrence import RecurrentBackend
+from .attention import AttentionBackend, CapturableBackend, HeadNorms
+from .recurrence import CapturableRecurrence, RecurrentBackend
 from .step import Step
 
 
@@ -35,3 +38,47 @@ class HybridBackend:
     def attend(self, layer: int, query: Tensor, sinks: Tensor | None = None) -> Tensor:
         """See `AttentionBackend.attend`."""
         return self._attention.attend(layer, query, sinks)
+
+
+class CapturableHybrid(HybridBackend):
+    """A `CapturableBackend` of both; the recurrences' launches are the lowest `BITS`."""
+
+    BITS = 4
+
+    def __init__(self, attention: CapturableBackend, recurrence: CapturableRecurrence) -> None:
+        super().__init__(attention, recurrence)
+        self.trash_slot = attention.trash_slot
+        self._captured = attention, recurrence
+
+    @property
+    def launches(self) -> int:
+        """Return the launches that the prepared step needs, of both."""
+        attention, recurrence = self._captured
+        return attention.launches << self.BITS | recurrence.launches
+
+    @property
+    def all_launches(self) -> int:
+        """Return the launches that any step may need."""
+        attention, recurrence = self._captured
+        return attention.all_launches << self.BITS | recurrence.all_launches
+
+    def allocate_workspace(self, num_tokens: int, num_decodes: int) -> None:
+        """Allocate that of attention: recurrences have none."""
+        self._captured[0].allocate_workspace(num_tokens, num_decodes)
+
+    @contextmanager
+    def capturing(self, num_tokens: int, launches: int) -> Iterator[None]:
+        """Launch for any step of such a kind, in both."""
+        attention, recurrence = self._captured
+        with (
+            attention.capturing(num_tokens, launches >> self.BITS),
+            recurrence.capturing(launches & (1 << self.BITS) - 1),
+        ):
+            yield
+
+
+def make_hybrid(attention: AttentionBackend, recurrence: RecurrentBackend) -> HybridBackend:
+    """Return the backend of both, one that graphs capture where each can be."""
+    if isinstance(attention, CapturableBackend) and isinstance(recurrence, CapturableRecurrence):
+        return CapturableHybrid(attention, recurrence)
+    return HybridBackend(attention, recurrence)

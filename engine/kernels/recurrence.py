@@ -8,8 +8,9 @@ a row that nobody writes any more is a snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -134,6 +135,20 @@ class RecurrentBackend(Protocol):
         The gate comes before the norm unless `is_norm_first`; without groups there is no norm. The
         `weight` is `[W]`, or of one group.
         """
+
+
+@runtime_checkable
+class CapturableRecurrence(RecurrentBackend, Protocol):
+    """A backend whose launches a CUDA graph can replay; see `CapturableBackend`.
+
+    Padding has no tokens in its spans; what recurrences give of tokens of no span nobody reads.
+    """
+
+    launches: int
+    all_launches: int
+
+    def capturing(self, launches: int) -> AbstractContextManager[None]:
+        """Launch for any step of such `launches`, not only the prepared one."""
 
 
 class RecurrentBackendType(Protocol):

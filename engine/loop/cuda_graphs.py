@@ -131,11 +131,12 @@ def make_graphs(
 
 def max_graph_tokens(model: LoadedModel) -> int:
     """Return above how many tokens a device computes a layer for longer than it is launched."""
-    heads = max(
+    widths = [
         (shape.num_query_heads + shape.num_kv_heads) * (shape.key_dim + shape.value_dim)
         for shape in model.shapes
-    )
-    num_weights = model.hidden_size * (heads + 3 * model.max_intermediate_size)
+    ]
+    widths += [2 * shape.num_channels for shape in model.recurrent_shapes]
+    num_weights = model.hidden_size * (max(widths) + 3 * model.max_intermediate_size)
     return max(1, round(LAYER_SECONDS * matmul_flops(model.device) / (2 * num_weights)))
 
 
@@ -181,6 +182,7 @@ class CudaGraphs:
         self._views: dict[int, dict[str, Any]] = {}  # of buckets: where their arrays lie
         self._has_long_rope = model.original_positions is not None
         self._num_groups = len(model.layer_groups)
+        self._has_rows = bool(model.recurrent_shapes)
         attention.allocate_workspace(self._buckets[-1], num_slots)
         lengths = {**self._lengths(self._buckets[-1]), "pages": most_pages}
         most_numbers = buffer_slices(lengths)["pages"].stop
@@ -272,6 +274,8 @@ class CudaGraphs:
             "logit_rows": bucket,
             "sampled_slots": bucket,
         }
+        if self._has_rows:
+            lengths |= {"state_sources": bucket, "state_rows": bucket}
         if self._num_groups > 1:
             lengths["more_slots"] = (self._num_groups - 1) * slot_stride(bucket)
         return lengths | ({"long_rope": bucket} if self._has_long_rope else {})
@@ -297,12 +301,13 @@ class CudaGraphs:
     ) -> None:
         """Capture a step, and replay it once: its hidden states must be those `launched`.
 
-        Not with other ranks: if one of them captures nothing, the rest would wait for it.
+        Not with other ranks: if one of them captures nothing, the rest would wait for it. Nor with
+        recurrent layers, whose rows are behind the step already.
         """
         num_begun = self._network.num_layers_started
         try:
             graph, hidden = self._captures(lambda: self._compute(step, ids, kind))
-            if not self._has_ranks:
+            if not (self._has_ranks or self._has_rows):
                 graph.replay()
                 check_replay(hidden[: len(launched)], launched)
             self._captured[kind] = _Captured(graph, hidden)

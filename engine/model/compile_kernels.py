@@ -24,14 +24,27 @@ from torch import Tensor
 
 from ..kernels import backends
 from ..kernels.attention import AttentionBackend, AttentionShape
-from ..kernels.elementwise import Gate
+from ..kernels.elementwise import Activation, Gate
+from ..kernels.hybrid import make_hybrid
 from ..kernels.quantised import BLOCK, FP8, WORDS_A_BLOCK, Matrix, Quantised
+from ..kernels.recurrence import GatedDelta, RecurrentShape, StateSpace
 from ..kernels.sampling import SamplingMetadata
 from ..kernels.step import Step
 from ..kernels.triton import compile_all as of_kernels
 from ..kernels.triton.driver import compile_module
 from ..kernels.triton.launch import compile_only
-from .architecture import SANDWICH, Architecture, Block, Experts, Latent, Rope, WeightNames
+from .architecture import (
+    NO_ATTENTION,
+    NO_ROPE,
+    SANDWICH,
+    Architecture,
+    Block,
+    Experts,
+    Latent,
+    Recurrence,
+    Rope,
+    WeightNames,
+)
 from .decoder import Decoder
 from .families.gemma import GEMMA4_NAMES
 from .weight_map import weights_of
@@ -62,7 +75,7 @@ def decoder(
     width: int,
     vocabulary: int,
     *,
-    gate: Gate | None = None,
+    gate: Gate | Activation | None = None,
     window: int = 0,
     turned: int | None = None,
     softcap: float = 0.0,
@@ -135,6 +148,24 @@ def latent_decoder(
     return replace(made, blocks=(Block(shape, rope, experts, latent=latent),))
 
 
+def hybrid_decoder(made: Architecture, recurrence: Recurrence, *, has_mlp: bool) -> Architecture:
+    """Return a decoder with a recurrent layer before its own."""
+    (block,) = made.blocks
+    first = replace(block, attention=NO_ATTENTION, rope=NO_ROPE, recurrence=recurrence)
+    return replace(made, blocks=(replace(first, has_mlp=has_mlp), block))
+
+
+def mamba2(heads: int, width: int, groups: int, state: int) -> Recurrence:
+    """Return a layer of Mamba-2 behind a convolution of four taps."""
+    rule = StateSpace(heads, width, groups, state)
+    shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
+    return Recurrence(shape, groups, has_conv_bias=True)
+
+
+_DELTA = GatedDelta(16, 32, 128, 128)
+GATED_DELTA_NET = Recurrence(
+    RecurrentShape(sum(_DELTA.widths), 4, rule=_DELTA), 32, is_norm_first=True
+)
 # Of each, what kernels are compiled by; what others have of the same numbers is compiled with them.
 USUAL_MODELS = {
     "Qwen3-0.6B": decoder(1024, 3072, (16, 8), 128, 151_936, has_qk_norm=True),
@@ -212,6 +243,48 @@ USUAL_MODELS = {
             routed_scaling_factor=1.8,
             shared_intermediate_size=1536,
         ),
+    ),
+    "Qwen3-Next-80B-A3B": hybrid_decoder(
+        decoder(
+            2048,
+            5120,
+            (16, 2),
+            256,
+            151_936,
+            turned=64,
+            norm_offset=1.0,
+            has_qk_norm=True,
+            has_output_gate=True,
+            experts=Experts(512, 10, 512, shared_intermediate_size=512, has_shared_gate=True),
+        ),
+        GATED_DELTA_NET,
+        has_mlp=True,
+    ),
+    "Nemotron-Nano-9B-v2": hybrid_decoder(
+        decoder(
+            4480,
+            15_680,
+            (40, 8),
+            128,
+            131_072,
+            names=WeightNames(gate_up=("up_proj",), in_proj=("in_proj",)),
+            gate="relu2",
+        ),
+        mamba2(128, 80, 8, 128),
+        has_mlp=False,
+    ),
+    "Granite-4.0-H-Small": hybrid_decoder(
+        decoder(
+            4096,
+            1536,
+            (32, 8),
+            128,
+            100_352,
+            names=WeightNames(in_proj=("in_proj",)),
+            experts=Experts(72, 10, 768, shared_intermediate_size=1536),
+        ),
+        mamba2(128, 64, 1, 128),
+        has_mlp=True,
     ),
     "gpt-oss-20b": decoder(
         2880,
@@ -307,9 +380,12 @@ def make_meta_decoder(
         for role, weight in weights.items():
             if role.endswith("_proj") and isinstance(weight, Tensor):
                 weights[role] = quantise(weight)
-    shapes = architecture.attention_shapes
+    shapes, recurrent = architecture.attention_shapes, architecture.recurrent_shapes
     attention = backends.choose_backend(shapes, kept, META)(shapes, 1, kept, META)
-    return Decoder(architecture, weights), attention
+    if not recurrent:
+        return Decoder(architecture, weights), attention
+    recurrence = backends.choose_recurrence(recurrent, dtype, META)(recurrent, 1, dtype, META)
+    return Decoder(architecture, weights), make_hybrid(attention, recurrence)
 
 
 @torch.inference_mode()
@@ -353,6 +429,8 @@ def packed(spans: Iterable[tuple[int, int]], page_size: int) -> Step:
         page_starts=np.concatenate([[0], counts.cumsum()]),
         pages=np.zeros(counts.sum(), np.int64),
         logit_rows=query_starts[1:] - 1,
+        state_sources=np.zeros(len(lengths), np.int64),
+        state_rows=np.zeros(len(lengths), np.int64),
     )
 
 

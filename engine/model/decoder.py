@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -190,12 +191,12 @@ class Decoder:
         State is stored in any case; where the last layer's rows are not wanted nothing is given.
         """
         if layer.latent is not None:
-            assert isinstance(attention, LatentBackend)
-            return layer.latent.attend(attention, x, residual, cos_sin[layer.rope])
+            latents = cast("LatentBackend", attention)
+            return layer.latent.attend(latents, x, residual, cos_sin[layer.rope])
         if layer.recurrent is None:
             return self._attend(attention, layer, x, residual, cos_sin, step)
         assert isinstance(attention, HybridBackend)
-        mixed = layer.recurrent.mix(attention.recurrence, x, residual)
+        mixed = layer.recurrent.mix(attention.recurrence, x, residual, self._all_reduce)
         if layer.qkv_proj is None:
             return mixed
         assert layer.recurrent.norm is not None

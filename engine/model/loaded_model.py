@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.attention import AttentionBackend, AttentionBackendType, AttentionShape
 from ..kernels.backends import choose_backend, choose_recurrence
 from ..kernels.grouped import make_grouped
-from ..kernels.hybrid import HybridBackend
+from ..kernels.hybrid import make_hybrid
 from ..kernels.layer_groups import LayerGroup, group_layers
 from ..kernels.recurrence import RecurrentShape
 from ..kernels.step import Step
@@ -169,4 +169,4 @@ class LoadedModel:
             return attention
         recurrence = choose_recurrence(self.recurrent_shapes, self.dtype, self.device)
         own = recurrence(self.recurrent_shapes, num_rows, self.dtype, self.device)
-        return HybridBackend(attention, own)
+        return make_hybrid(attention, own)

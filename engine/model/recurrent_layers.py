@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +31,13 @@ class RecurrentMixer:
     gate_norm: Tensor | None
     norm_eps: float
 
-    def mix(self, backend: RecurrentBackend, x: Tensor | None, residual: Tensor) -> Tensor:
+    def mix(
+        self,
+        backend: RecurrentBackend,
+        x: Tensor | None,
+        residual: Tensor,
+        all_reduce: Callable[[Tensor], Tensor],
+    ) -> Tensor:
         """Return what the rule gives of a step's tokens, gated: `[T, inner]`."""
         projected = self.in_proj(x, residual)
         parts = torch.split(projected, list(self.recurrence.proj_sizes), dim=1)
@@ -47,14 +54,19 @@ class RecurrentMixer:
             gate, channels, dt = parts
             xbc = self._convolve(backend, channels)
             out = backend.scan(self.layer, xbc, dt, self.rule_weights)
-        return backend.gate_and_norm(
-            out.flatten(1),
-            gate,
-            self.gate_norm,
-            self.recurrence.norm_groups,
-            self.norm_eps,
-            is_norm_first=self.recurrence.is_norm_first,
+        of_norm, groups = self.gate_norm, self.recurrence.norm_groups
+        is_first, ranks = self.recurrence.is_norm_first, self.recurrence.norm_ranks
+        if ranks > 1:
+            of_norm, groups = None, 0
+        gated = backend.gate_and_norm(
+            out.flatten(1), gate, of_norm, groups, self.norm_eps, is_norm_first=is_first
         )
+        if ranks == 1:
+            return gated
+        assert self.gate_norm is not None
+        wide = gated.float()
+        mean = all_reduce(wide.square().mean(dim=1, keepdim=True) / ranks)  # [T, 1]
+        return (wide * torch.rsqrt(mean + self.norm_eps) * self.gate_norm.float()).to(gated.dtype)
 
     def _convolve(self, backend: RecurrentBackend, x: Tensor) -> Tensor:
         return backend.convolve(self.layer, x, self.conv_weight, self.conv_bias)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ..errors import ModelRefused
 from ..kernels.communicator import Shard
-from .architecture import Architecture, Block
+from ..kernels.recurrence import GatedDelta, StateSpace
+from .architecture import NO_ATTENTION, Architecture, Block, Recurrence
 from .quantised.quantization_config import QuantizationConfig
 
 
@@ -25,12 +26,14 @@ def check_tensor_parallel_size(
                 f"{name}: --tensor-parallel-size {size}: experts beside an MLP, each with norms of "
                 "its own, are not shared by several GPUs; leave the flag out."
             )
-        if size > 1 and block.recurrence is not None:
-            raise ModelRefused(
-                f"{name}: --tensor-parallel-size {size}: recurrent layers are not shared by "
-                "several GPUs; leave the flag out."
-            )
         counts = {"query heads": shape.num_query_heads}
+        if block.recurrence is not None:
+            counts |= _recurrent_counts(block.recurrence)
+        if size > 1 and any(one.first or one.num_rows for one in block.multipliers):
+            raise ModelRefused(
+                f"{name}: --tensor-parallel-size {size}: projections of which parts are multiplied "
+                "are not shared by several GPUs; leave the flag out."
+            )
         if block.experts is None:
             counts["columns of an MLP"] = architecture.intermediate_size
         else:
@@ -50,6 +53,22 @@ def check_tensor_parallel_size(
             )
 
 
+def _recurrent_counts(recurrence: Recurrence) -> dict[str, int]:
+    """Return what several ranks must have equal shares of."""
+    rule = recurrence.shape.rule
+    if rule is None:
+        return {"channels of a convolution": recurrence.shape.num_channels}
+    if isinstance(rule, GatedDelta):
+        counts = {"key heads of recurrent layers": rule.num_key_heads}
+        return counts | {"value heads of recurrent layers": rule.num_value_heads}
+    counts = {"heads of recurrent layers": rule.num_heads}
+    if rule.num_groups > 1:
+        counts["groups of B and C"] = rule.num_groups
+    if recurrence.norm_groups > 1 or (recurrence.norm_groups and recurrence.is_norm_first):
+        counts["groups of gated norms"] = recurrence.norm_groups
+    return counts
+
+
 def shard_architecture(architecture: Architecture, shard: Shard) -> Architecture:
     """Return what a rank computes of a decoder; its vocabulary is told as a whole."""
     if shard.size == 1:
@@ -63,15 +82,41 @@ def shard_architecture(architecture: Architecture, shard: Shard) -> Architecture
 
 def _shard_block(block: Block, shard: Shard) -> Block:
     shape, experts = block.attention, block.experts
-    attention = replace(
-        shape,
-        num_query_heads=len(shard.indices(shape.num_query_heads)),
-        num_kv_heads=len(shard.kv_head_indices(shape.num_kv_heads)),
-    )
+    attention = shape
+    if shape != NO_ATTENTION:
+        attention = replace(
+            shape,
+            num_query_heads=len(shard.indices(shape.num_query_heads)),
+            num_kv_heads=len(shard.kv_head_indices(shape.num_kv_heads)),
+        )
     if experts is not None:
         experts = replace(
             experts,
             intermediate_size=len(shard.indices(experts.intermediate_size)),
             shared_intermediate_size=len(shard.indices(experts.shared_intermediate_size)),
         )
-    return replace(block, attention=attention, experts=experts)
+    recurrence = block.recurrence and _shard_recurrence(block.recurrence, shard)
+    return replace(block, attention=attention, experts=experts, recurrence=recurrence)
+
+
+def _shard_recurrence(recurrence: Recurrence, shard: Shard) -> Recurrence:
+    shape, rule, size = recurrence.shape, recurrence.shape.rule, shard.size
+    if rule is None:
+        return replace(recurrence, shape=replace(shape, num_channels=shape.num_channels // size))
+    own: GatedDelta | StateSpace
+    if isinstance(rule, GatedDelta):
+        own = replace(
+            rule,
+            num_key_heads=rule.num_key_heads // size,
+            num_value_heads=rule.num_value_heads // size,
+        )
+    else:
+        groups = len(shard.kv_head_indices(rule.num_groups))
+        own = replace(rule, num_heads=rule.num_heads // size, num_groups=groups)
+    spans_ranks = recurrence.norm_groups == 1
+    return replace(
+        recurrence,
+        shape=replace(shape, num_channels=sum(own.widths), rule=own),
+        norm_groups=1 if spans_ranks else recurrence.norm_groups // size,
+        norm_ranks=size if spans_ranks else 1,
+    )

@@ -66,7 +66,8 @@ def weights_of(
         elif block.has_attention:
             yield from layer.attention()
         if block.recurrence is not None:
-            yield from recurrent_weights(architecture, block.recurrence, layer.role, layer.prefix)
+            named = layer.role, layer.prefix
+            yield from recurrent_weights(architecture, block.recurrence, *named, shard)
         if block.has_mlp:
             yield from layer.experts(block.experts) if block.experts else layer.mlp()
 

@@ -16,6 +16,7 @@ from ..attention import AttentionShape, HeadNorms
 from ..elementwise import Gate
 from ..pooling import Segments
 from ..quantised import FP8, Quantised
+from ..recurrence import GatedDelta, RecurrentShape, RuleWeights, StateSpace
 from ..sampling import greedy_metadata
 from ..step import Step
 from . import elementwise, experts, fp8, grouped_gemm, linear, pooling, sampling
@@ -23,6 +24,7 @@ from . import qkv as qkv_kernels
 from .attention import TritonAttention
 from .latent import TritonLatentAttention
 from .launch import compile_only
+from .recurrence import TritonRecurrence
 
 CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float16)
@@ -114,6 +116,31 @@ def latents(dtype: torch.dtype) -> None:
         query = torch.empty(0, shape.num_query_heads, shape.key_dim, dtype=dtype)
         backend.attend(0, query)
         backend.store(0, query[:, :1], query[:, :1])
+
+
+# Of Qwen3-Next, Granite 4 H and the largest Falcon-H1.
+RULES = (GatedDelta(16, 32, 128, 128), StateSpace(128, 64, 1, 128), StateSpace(32, 128, 1, 256))
+
+
+def recurrences(dtype: torch.dtype) -> None:
+    """Call convolution, rule and gated norm for a span of one token and one of two."""
+    rows, starts = torch.zeros(2).int(), torch.tensor([0, 1, 3]).int()
+    step = replace(_empty_step(), query_starts=starts, state_sources=rows, state_rows=rows)
+    for rule in RULES:
+        shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
+        backend, heads = TritonRecurrence([shape], 0, dtype, CPU), rule.state_shape[0]
+        backend.prepare(step)
+        x = torch.empty(3, shape.num_channels, dtype=dtype)
+        weights = RuleWeights(*torch.empty(3, heads).unbind())
+        gates = torch.empty(3, heads, dtype=dtype)
+        mixed = backend.convolve(0, x, torch.empty(shape.num_channels, 4, dtype=dtype), None)
+        if isinstance(rule, GatedDelta):
+            out, groups = backend.apply_delta_rule(0, mixed, gates, gates, weights), heads
+        else:
+            out, groups = backend.scan(0, mixed, gates, weights), rule.num_groups
+        flat, is_first = out.flatten(1), isinstance(rule, GatedDelta)
+        norm = torch.empty(flat.shape[1] // groups, dtype=dtype)
+        backend.gate_and_norm(flat, flat, norm, groups, 1e-6, is_norm_first=is_first)
 
 
 def _empty_step() -> Step:
@@ -210,6 +237,7 @@ CALLS: tuple[Callable[[torch.dtype], None], ...] = (
     sampling_calls,
     attention,
     latents,
+    recurrences,
     mixtures,
     quantised,
     pooling_calls,

@@ -40,13 +40,15 @@ def apply_delta_rule(
     values = min(config.sizes["VALUES"], max(16, next_power_of_2(rule.value_dim)))
     config = replace(config, sizes={**config.sizes, "VALUES": values})
     grid = (len(spans.rows), rule.num_value_heads, cdiv(rule.value_dim, values))
-    launch(
-        *(_decodes if kind == "decodes" else _chunks, grid, *spans, qkv, a, b),
-        *(weights.a_log, weights.dt_bias, states, out, a.stride(0), b.stride(0)),
+    arguments = (
+        *(*spans, qkv, a, b, weights.a_log, weights.dt_bias, states, out, a.stride(0), b.stride(0)),
         *(rule.num_key_heads, rule.num_value_heads, rule.key_dim**-0.5),
-        config=config,
-        KEY_DIM=rule.key_dim, KEY_BLOCK=block, VALUE_DIM=rule.value_dim,
-    )  # fmt: skip
+    )
+    dims = {"KEY_DIM": rule.key_dim, "KEY_BLOCK": block, "VALUE_DIM": rule.value_dim}
+    if kind == "decodes":
+        launch(_delta_decodes, grid, *arguments, config=config, **dims)
+    else:
+        launch(_delta_chunks, grid, *arguments, config=config, **dims)
 
 
 @triton.jit
@@ -68,7 +70,7 @@ def product(x, y, KIND: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_key_heads", "num_heads", "scaling"])
-def _decodes(
+def _delta_decodes(
     starts,
     sources,
     rows,
@@ -123,7 +125,7 @@ def _decodes(
 
 
 @triton.jit(do_not_specialize=["num_key_heads", "num_heads", "scaling"])
-def _chunks(
+def _delta_chunks(
     starts,
     sources,
     rows,

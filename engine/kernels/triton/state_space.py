@@ -35,18 +35,20 @@ def scan(
     inputs = min(config.sizes["INPUTS"], max(16, next_power_of_2(rule.head_dim)))
     config = replace(config, sizes={**config.sizes, "INPUTS": inputs})
     grid = (len(spans.rows), rule.num_heads, cdiv(rule.head_dim, inputs))
-    launch(
-        *(_decodes if kind == "decodes" else _chunks, grid, *spans, xbc, dt),
-        *(weights.a_log, weights.dt_bias, weights.d, states, out, dt.stride(0)),
+    arguments = (
+        *(*spans, xbc, dt, weights.a_log, weights.dt_bias, weights.d, states, out, dt.stride(0)),
         *(rule.num_heads, rule.num_groups, *rule.dt_limit),
-        config=config,
-        HEAD_DIM=rule.head_dim, STATE_DIM=rule.state_dim, STATE_BLOCK=block,
-        HAS_SKIP=weights.d is not None,
-    )  # fmt: skip
+    )
+    dims = {"HEAD_DIM": rule.head_dim, "STATE_DIM": rule.state_dim, "STATE_BLOCK": block}
+    has_skip = weights.d is not None
+    if kind == "decodes":
+        launch(_space_decodes, grid, *arguments, config=config, HAS_SKIP=has_skip, **dims)
+    else:
+        launch(_space_chunks, grid, *arguments, config=config, HAS_SKIP=has_skip, **dims)
 
 
 @triton.jit(do_not_specialize=["num_heads", "num_groups", "least", "most"])
-def _decodes(
+def _space_decodes(
     starts,
     sources,
     rows,
@@ -99,7 +101,7 @@ def _decodes(
 
 
 @triton.jit(do_not_specialize=["num_heads", "num_groups", "least", "most"])
-def _chunks(
+def _space_chunks(
     starts,
     sources,
     rows,

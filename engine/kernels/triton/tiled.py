@@ -104,8 +104,8 @@ class TiledAttention(ABC):
     def _grow_parts(self, counts: Mapping[TileSpec, TileCounts]) -> None:
         """Have room for the parts of any layer; a larger workspace takes the place of the last."""
         values, states = self._parts
-        num_values = max(counts[spec].parts * width for spec, width, _ in self._widths)
-        num_states = max(counts[spec].parts * width for spec, _, width in self._widths)
+        num_values = max((counts[spec].parts * width for spec, width, _ in self._widths), default=0)
+        num_states = max((counts[spec].parts * width for spec, _, width in self._widths), default=0)
         if num_values > len(values) or num_states > len(states):
             self._parts = PartialOutputs(values.new_empty(num_values), values.new_empty(num_states))
 

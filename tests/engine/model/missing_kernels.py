@@ -40,9 +40,13 @@ from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 
 CPU = torch.device("cpu")
-# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts; and
-# latents.
-FAMILIES = ("Qwen3Config", "Gemma2Config", "GptOssConfig", "DeepseekV3Config")
+# Norms of heads; a cap on scores, a window, norms with an offset; sinks, biases and experts;
+# latents; and recurrences.
+FAMILIES = (
+    *("Qwen3Config", "Gemma2Config", "GptOssConfig", "DeepseekV3Config"),
+    *("Qwen3NextConfig", "BambaConfig"),
+)
+USUAL = ("Gemma-4-31B", "gpt-oss-20b", "DeepSeek-V3", "Qwen3-Next-80B-A3B", "Nemotron-Nano-9B-v2")
 SAMPLINGS = (
     Sampling(temperature=0),
     Sampling(temperature=0, repetition_penalty=1.1, logit_bias={5: 2.0}, logprobs=2),
@@ -114,7 +118,9 @@ def run(model: LoadedModel) -> tuple[Kept, Kept]:
     for module in (sampler, logprobs):
         module.choose_sampling = lambda *_: functions  # type: ignore[attr-defined]
     config = EngineConfig("tiny", max_num_seqs=8, max_num_batched_tokens=64)
-    work = make_core(replace(model, network=network), KVCacheSize(64, model.max_model_len), config)
+    work = make_core(
+        replace(model, network=network), KVCacheSize(64, model.max_model_len, 16), config
+    )
     for number, sampling in enumerate(SAMPLINGS):
         for ids in ([*[7] * 100, 10 + number], [30 + number, 31]):
             work.add(SequenceRequest(ids, 4, sampling, prompt_logprobs=number % 2))
@@ -156,7 +162,7 @@ def main() -> int:
         sys.stderr.write(f"{family}: {len(kept[0].steps)} steps, {len(compiled)} forms\n")
     of_quantised = (("Llama-3-8B", quantise) for quantise in compile_kernels.QUANTISATIONS)
     for name, quantise in (
-        *((name, None) for name in ("Gemma-4-31B", "gpt-oss-20b", "DeepSeek-V3")),
+        *((name, None) for name in USUAL),
         *of_quantised,
     ):
         run_usual = partial(compile_kernels.run, USUAL_MODELS[name], torch.bfloat16)

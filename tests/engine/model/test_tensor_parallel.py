@@ -30,7 +30,7 @@ from tidemill.engine.model.weights import read_weights
 CPU = torch.device("cpu")
 # Of both kinds of experts, of one tensor for queries, keys and values, tied and biased, of norms
 # after products, of soft caps, sinks and windows, of shared experts, transposed matrices, groups of
-# heads and norms over all heads: what differs where ranks meet.
+# heads and norms over all heads, of latents and recurrent layers: what differs where ranks meet.
 MET = [
     "LlamaConfig",
     "Qwen3Config",
@@ -45,7 +45,13 @@ MET = [
     "GPT2Config",
     "FalconConfig",
     "Olmo2Config",
+    "DeepseekV2Config",
+    "DeepseekV3Config",
+    "Lfm2Config",
+    "GraniteMoeHybridConfig",
 ]
+# Whose tiny models have two key heads, or two groups of B and C.
+BY_TWO = ["Qwen3NextConfig", "Qwen3_5TextConfig", "BambaConfig", "Mamba2Config", "NemotronHConfig"]
 
 
 def saved(name: str, folder: Path) -> tuple[Checkpoint, Any, Any]:
@@ -63,8 +69,10 @@ def logits_of(
     return chunked_logits(loaded, parity_tokens(loaded.vocab_size, ()))
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", MET)
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [*((name, size) for name in MET for size in (2, 4)), *((n, 2) for n in BY_TWO)],
+)
 def test_shares_come_to_the_logits_of_the_whole(tmp_path: Path, name: str, size: int) -> None:
     """Through chunks, a decode, and whatever a family does where ranks meet."""
     model = saved(name, tmp_path)
@@ -140,6 +148,9 @@ def test_a_vocabulary_that_is_odd_ends_in_zeros(tmp_path: Path) -> None:
         ("LlamaConfig", 8, "4 query heads cannot"),
         ("GptOssConfig", 5, "96 columns of an expert"),
         ("Gemma4, MoE beside an MLP", 2, "experts beside an MLP"),
+        ("FalconH1Config", 2, "parts are multiplied"),
+        ("Qwen3NextConfig", 4, "2 key heads of recurrent layers"),
+        ("Mamba2Config", 4, "2 groups of B and C and 2 groups of gated norms"),
     ],
 )
 def test_what_is_uneven_is_refused(tmp_path: Path, name: str, size: int, words: str) -> None:

@@ -45,7 +45,7 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
     model = native.load(*parts, torch.float32, CPU, num_layers=2)
     assert (model.backend in {TritonAttention, TritonLatentAttention}) == bool(kinds)
     config = EngineConfig("tiny", max_num_seqs=4, max_num_batched_tokens=16)
-    work = make_core(model, KVCacheSize(12, 128), config)
+    work = make_core(model, KVCacheSize(12, 128, 6), config)
     items = [
         work.add(SequenceRequest(prompt, 4, sampling))
         for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)
@@ -60,6 +60,8 @@ def rows(folder: Path, kinds: set[str], monkeypatch: pytest.MonkeyPatch) -> list
     [
         "Qwen3Config",
         "DeepseekV3Config",
+        "Qwen3NextConfig",
+        "Mamba2Config",
         *(
             pytest.param(family, marks=pytest.mark.long)
             for family in ("Gemma2Config", "Gemma4TextConfig", "GptOssConfig", "Qwen3MoeConfig")
