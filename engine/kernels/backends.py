@@ -15,7 +15,7 @@ from tidemill.protocol.contract import EngineError
 
 from . import elementwise, experts, pooling, sampling
 from .attention import AttentionBackendType, AttentionShape
-from .elementwise import ElementwiseOps, Gate
+from .elementwise import Activation, ElementwiseOps, Gate
 from .experts import ApplyExperts, ExpertOps, ExpertWeights
 from .latent import LatentAttention
 from .linear import Linear, LinearFactory, prepack
@@ -192,7 +192,11 @@ def choose_experts(dtype: torch.dtype, device: torch.device) -> ExpertOps:
 
 
 def make_experts(
-    weights: ExpertWeights, count: int, gate: Gate, ops: ElementwiseOps, factory: LinearFactory
+    weights: ExpertWeights,
+    count: int,
+    gate: Gate | Activation,
+    ops: ElementwiseOps,
+    factory: LinearFactory,
 ) -> ApplyExperts:
     """Return the device's function of tokens, the `count` experts of each, and shares."""
     dtype, device = weights.down.dtype, weights.down.device

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .elementwise import ElementwiseOps, Gate
+from .elementwise import Activation, ElementwiseOps, Gate, activate
 from .quantised import Matrix, Quantised, as_tensor
 
 # torch.grouped_mm requires rows to be a multiple of it.
@@ -53,11 +53,11 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Weights of the MLPs of `E` experts, gate and up merged, and their biases."""
+    """Weights of the MLPs of `E` experts, gate and up merged or up alone, and their biases."""
 
-    gate_up: Matrix  # [E, 2·I, H]
+    gate_up: Matrix  # [E, 2·I, H], without a gate [E, I, H]
     down: Matrix  # [E, H, I]
-    gate_up_bias: Tensor | None  # [E, 2·I]
+    gate_up_bias: Tensor | None  # as gate_up but for the last axis
     down_bias: Tensor | None  # [E, H]
 
     def first(self, count: int) -> ExpertWeights:
@@ -90,12 +90,13 @@ class ExpertOps(Protocol):
         experts: Tensor,
         shares: Tensor,
         weights: ExpertWeights,
-        gate: Gate,
+        gate: Gate | Activation,
         ops: ElementwiseOps,
     ) -> Tensor:
         """Return the weighted sum of each token's experts' outputs: `x [T, H]` → `[T, H]`.
 
-        Tokens are sorted by expert, so that those of one expert are one matrix product.
+        Experts without a gate have an activation instead. Tokens are sorted by expert, so that
+        those of one expert are one matrix product.
         """
 
 
@@ -151,7 +152,7 @@ def apply_experts(
     experts: Tensor,
     shares: Tensor,
     weights: ExpertWeights,
-    gate: Gate,
+    gate: Gate | Activation,
     ops: ElementwiseOps,
     round_activations: Callable[[Tensor, Matrix], Tensor] = lambda x, _: x,
 ) -> Tensor:
@@ -168,7 +169,8 @@ def apply_experts(
     )
     if weights.gate_up_bias is not None:
         both += weights.gate_up_bias[sorted_experts]
-    inner = round_activations(ops.act_and_mul(both, gate), weights.down)
+    inner = ops.act_and_mul(both, gate) if isinstance(gate, Gate) else activate(both, gate)
+    inner = round_activations(inner, weights.down)
     out = _grouped(inner, as_tensor(weights.down), stops)
     if weights.down_bias is not None:
         out += weights.down_bias[sorted_experts]

@@ -191,7 +191,8 @@ class WeightNames:
     together, with `is_transposed` matrices are `[I, O]`. An expert's are gate, up and down; with
     `stacked_experts` all experts lie in one tensor each, by transposed matrices, gate and up as
     halves of one or interleaved; as "rows" not transposed, the first and last of `expert`.
-    Shared experts lie below `experts`, or beside them where their name begins with a dot.
+    Shared experts lie below `experts`, or beside them where their name begins with a dot. Experts
+    without a gate have no name for it.
     A recurrent mixer's projections `in_proj` are tensors of one part each, or one of all, or by key
     heads (`has_in_proj_groups`) of the first two and the last two.
     Tensors whose names begin with one of `mtp` predict more than one token; transformers' class

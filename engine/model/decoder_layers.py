@@ -319,10 +319,9 @@ class LayerMaker:
             gate_up_bias=self.vector(f"{role}gate_up_proj_bias"),
             down_bias=self.vector(f"{role}down_proj_bias"),
         )
-        gate = self._model.gate
-        assert isinstance(gate, Gate)
         own = choose_experts(weights.down.dtype, weights.down.device)
-        apply = make_experts(weights, routing.count, gate, self._ops, self._linear_factory)
+        parts = self._model.gate, self._ops, self._linear_factory
+        apply = make_experts(weights, routing.count, *parts)
         del weights  # a CPU's are packed
 
         def routed(x: Tensor, seen: Tensor) -> Tensor:

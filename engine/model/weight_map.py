@@ -327,6 +327,7 @@ class _Layer:
             self.model.hidden_size,
         )
         gate, up, down = self.model.names.expert
+        above = [(gate, 0), (up, len(own))] if gate else [(up, 0)]
         gates, downs = [], []
         for index in range(count):
             key = f"{prefix}{index}."
@@ -337,11 +338,12 @@ class _Layer:
                     rows_of_one(index, start, start + len(own)),
                     (own,),
                 )
-                for name, start in ((gate, 0), (up, len(own)))
+                for name, start in above
             ]
             place, taken = rows_of_one(index, 0, hidden), (range(hidden), own)
             downs.append(Part(f"{key}{down}.weight", (hidden, width), place, taken))
-        yield Weight(f"{self.role}gate_up_proj", (count, 2 * len(own), hidden), tuple(gates))
+        height = len(above) * len(own)
+        yield Weight(f"{self.role}gate_up_proj", (count, height, hidden), tuple(gates))
         yield Weight(f"{self.role}down_proj", (count, hidden, len(own)), tuple(downs))
 
     def _stacked_experts(self, prefix: str, experts: Experts, own: range) -> Iterator[Weight]:

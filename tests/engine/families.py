@@ -182,12 +182,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
     },
     "NemotronHConfig": {
-        "layers_block_type": ["mamba", "mlp", "attention", "mlp", "mamba", "attention"],
+        "layers_block_type": ["mamba", "moe", "attention", "mlp", "mamba", "attention"],
         "num_hidden_layers": 6,
         "mamba_num_heads": 8,
         "mamba_head_dim": 16,
         "ssm_state_size": 12,
         "n_groups": 2,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "moe_shared_expert_intermediate_size": 80,
+        "n_group": 2,
+        "routed_scaling_factor": 1.5,
     },
     "DeepseekV2Config": SIGMOID_EXPERTS | LATENT | {"norm_topk_prob": False, "q_lora_rank": None},
     "DeepseekV3Config": SIGMOID_EXPERTS | LATENT | {"n_group": 2, "topk_group": 1},
@@ -367,6 +373,8 @@ def build(name: str, **others: Any) -> nn.Module:
     for key, buffer in network.named_buffers():
         if key.endswith("layer_scalar"):
             nn.init.normal_(buffer, 1.0, 0.2)
+        elif key.endswith("correction_bias"):
+            nn.init.normal_(buffer, std=0.5)
     eager: nn.Module = network.eval().requires_grad_(requires_grad=False)
     return eager
 

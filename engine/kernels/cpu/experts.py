@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..elementwise import Gate
+from ..elementwise import Activation, Gate
 from ..experts import ExpertWeights, combine_experts
 from ..linear import LinearFactory
 from ..quantised import as_tensor
@@ -14,11 +14,15 @@ from ..quantised import as_tensor
 class PackedExperts:
     """The MLPs of `E` experts; the weights that they were made of are not kept."""
 
-    def __init__(self, factory: LinearFactory, weights: ExpertWeights, gate: Gate) -> None:
+    def __init__(
+        self, factory: LinearFactory, weights: ExpertWeights, gate: Gate | Activation
+    ) -> None:
         gate_up, down = as_tensor(weights.gate_up), as_tensor(weights.down)
         biases = _each(weights.gate_up_bias, len(down))
         self._gate_up = [
             factory.make_gated(weight, bias, gate)
+            if isinstance(gate, Gate)
+            else factory.make_activated(weight, bias, gate)
             for weight, bias in zip(gate_up, biases, strict=True)
         ]
         biases = _each(weights.down_bias, len(down))

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..elementwise import ElementwiseOps, Gate
+from ..elementwise import Activation, ElementwiseOps, Gate, activate
 from ..experts import ExpertWeights
 from ..quantised import Matrix, Quantised
 from . import linear, tuned_tiles
@@ -58,14 +58,17 @@ def apply_experts(
     experts: Tensor,
     shares: Tensor,
     weights: ExpertWeights,
-    gate: Gate,
+    gate: Gate | Activation,
     ops: ElementwiseOps,  # noqa: ARG001 - gates are joined within the product
 ) -> Tensor:
     """See `ExpertOps.apply_experts`."""
     rows = sort_by_expert(experts, weights.down.shape[0])
+    joined = gate if isinstance(gate, Gate) else None
     inner = _products(
-        x, rows.tokens, weights.gate_up, weights.gate_up_bias, rows.stops, gate
+        x, rows.tokens, weights.gate_up, weights.gate_up_bias, rows.stops, joined
     )  # [T · count, I]
+    if not isinstance(gate, Gate):
+        inner = activate(inner, gate)
     out = _products(inner, None, weights.down, weights.down_bias, rows.stops)
     return combine_experts(out, rows.places, shares)
 

@@ -255,8 +255,7 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     said = fields.get("layers_block_type") or fields.get("layer_types")
     pattern = fields.get("hybrid_override_pattern")
     kinds = _kinds(fields, sizes, said or list(pattern or ""))
-    if "moe" in kinds:
-        raise UnsupportedConfig("its experts have no gate")
+    experts = _nemotron_experts(fields) if "moe" in kinds else None
     for key in _NEMOTRON_WITHOUT_EFFECT:
         fields.get(key)
     fields.allow("mlp_hidden_act", "relu2")
@@ -280,18 +279,40 @@ def _nemotron_h(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
             attention="mixer",
             mlp="mixer",
             gate_up=("up_proj",),
+            experts="mixer",
+            expert=("", "up_proj", "down_proj"),
             recurrence="mixer",
             in_proj=("in_proj",),
         ),
     )
     made = with_recurrence(made, kinds, LINEAR, mixer)
+    of_kinds: dict[str, dict[str, Any]] = {
+        "mlp": {"attention": NO_ATTENTION},
+        "moe": {"attention": NO_ATTENTION, "experts": experts},
+    }
     blocks = [
-        replace(block, has_mlp=kind == "mlp")
-        if kind != "mlp"
-        else replace(block, attention=NO_ATTENTION)
+        replace(block, **of_kinds.get(kind, {"has_mlp": False}))
         for block, kind in zip(made.blocks, kinds, strict=True)
     ]
     return replace(made, blocks=tuple(blocks), max_positions=sizes.positions)
+
+
+def _nemotron_experts(fields: ConfigFields) -> Experts:
+    """Return the experts of Nemotron 3, which have no gate."""
+    if fields.get("moe_latent_size"):
+        raise UnsupportedConfig("its experts read latents (moe_latent_size)")
+    return Experts(
+        num_experts=fields.count("n_routed_experts"),
+        num_experts_per_tok=fields.count("num_experts_per_tok"),
+        intermediate_size=fields.count("moe_intermediate_size"),
+        scoring="sigmoid",
+        norm_topk_prob=fields.flag("norm_topk_prob", default=True),
+        has_correction_bias=True,
+        num_groups=fields.count("n_group", 1),
+        topk_groups=fields.count("topk_group", 1),
+        routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
+        shared_intermediate_size=fields.count("moe_shared_expert_intermediate_size"),
+    )
 
 
 _NAMES = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")

@@ -95,6 +95,22 @@ def test_each_token_goes_through_its_own_experts(dtype: torch.dtype, *, has_bias
     assert_near(got, wanted)
 
 
+def test_experts_without_a_gate_are_activated() -> None:
+    """Up, squared where it is positive, and down."""
+    up, down = torch.randn(3, 24, 40) / 5, torch.randn(3, 40, 24) / 5
+    weights = ExpertWeights(up, down, None, None)
+    x, chosen, shares = torch.randn(9, 40), torch.randint(0, 3, (9, 2)), torch.rand(9, 2)
+    got = experts.apply_experts(x, chosen, shares, weights, "relu2", elementwise)
+    expected = sum(
+        shares[:, place, None]
+        * (
+            (x[:, None] @ up[chosen[:, place]].mT).relu().square() @ down[chosen[:, place]].mT
+        ).squeeze(1)
+        for place in range(2)
+    )
+    assert_near(got, torch.as_tensor(expected))
+
+
 def test_experts_are_chosen_as_torch_chooses_them() -> None:
     """By a softmax of all or of the chosen."""
     check_choice(experts)
