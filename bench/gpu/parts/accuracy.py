@@ -22,6 +22,7 @@ from tidemill.engine.kernels.backends import (
     choose_experts,
     choose_linear,
     choose_pooling,
+    choose_recurrence,
     choose_sampling,
 )
 from tidemill.engine.kernels.elementwise import Gate, act_and_mul
@@ -36,6 +37,13 @@ from tidemill.engine.kernels.quantised import (
     as_tensor,
     pack_int4,
     quantise_fp8,
+)
+from tidemill.engine.kernels.recurrence import (
+    GatedDelta,
+    RecurrentShape,
+    ReferenceRecurrence,
+    RuleWeights,
+    StateSpace,
 )
 from tidemill.engine.kernels.reference import ReferenceAttention
 
@@ -70,6 +78,16 @@ LATENTS: dict[str, Latents] = {
 TINY_LATENTS: dict[str, Latents] = {
     "tiny": (AttentionShape(4, 1, 48, 32, 0.2, has_latent_values=True), 8, 12)
 }
+RULES: dict[str, GatedDelta | StateSpace] = {
+    "qwen3-next": GatedDelta(16, 32, 128, 128),
+    "granite 4 h": StateSpace(128, 64, 1, 128),
+    "nemotron nano": StateSpace(128, 80, 8, 128),
+    "falcon-h1": StateSpace(32, 128, 1, 256),
+}
+TINY_RULES: dict[str, GatedDelta | StateSpace] = {
+    "delta": GatedDelta(1, 2, 12, 20),
+    "space": StateSpace(4, 12, 2, 10),
+}
 VOCABULARY = 32_000
 # How far what is rounded once, and what is made of sums of rounded numbers, may be off, in units of
 # the dtype's precision.
@@ -90,6 +108,8 @@ def tasks(place: Place) -> Iterator[Task]:
             yield Task(f"attention {kind}, {name}", partial(attention, place, dtype, shape))
         for kind, latents in (TINY_LATENTS if place.is_tiny else LATENTS).items():
             yield Task(f"latents {kind}, {name}", partial(latent_attention, place, dtype, *latents))
+        for kind, rule in (TINY_RULES if place.is_tiny else RULES).items():
+            yield Task(f"recurrence {kind}, {name}", partial(recurrence, place, dtype, rule))
         yield Task(f"choice, {name}", partial(choices, place, dtype))
         yield Task(f"log-probabilities, {name}", partial(scores, place, dtype))
         for width in (352, 353):
@@ -226,6 +246,46 @@ def latent_attention(
             outs.append(backend.attend_latents(0, query.to(to), rotary.to(to), projections))
         pairs.append((outs[0], outs[1]))
     return held(pairs, dtype, FAR)
+
+
+def recurrence(place: Place, dtype: torch.dtype, rule: GatedDelta | StateSpace) -> Numbers:
+    """Chunks from zeros, then decodes beside chunks, from rows: convolution, rule, gated norm.
+
+    What a layer's later kernels are given is what the reference made of the earlier ones. Its own
+    sums are fp32, so that four times as much may be off in fp32.
+    """
+    size, device, heads = 1 if place.is_tiny else 8, place.device, rule.state_shape[0]
+    shape = RecurrentShape(sum(rule.widths), 4, rule=rule)
+    sequences = PagedSequences([64 * size + 1, 34, 5])
+    rounds = (
+        [Piece(0, 0, 64 * size), Piece(1, 0, 31)],
+        [Piece(0, 64 * size, 64 * size + 1), Piece(1, 31, 34), Piece(2, 0, 5)],
+    )
+    kinds = choose_recurrence([shape], dtype, device), ReferenceRecurrence
+    own, plain = (kind([shape], len(sequences.lengths), dtype, device) for kind in kinds)
+    taps = torch.randn(shape.num_channels, 4, device=device).to(dtype)
+    weights = RuleWeights(*torch.randn(3, heads, device=device).unbind())
+    width = rule.value_dim if isinstance(rule, GatedDelta) else rule.head_dim
+    norm = torch.randn(width, device=device).to(dtype)
+    pairs = []
+    for pieces in rounds:
+        count = sum(piece.stop - piece.start for piece in pieces)
+        x = torch.randn(count, shape.num_channels, device=device).to(dtype)
+        a, b = torch.randn(2, count, heads, device=device).to(dtype).unbind()
+        for backend in (own, plain):
+            backend.prepare(sequences.step(pieces, 16, device))
+        convolved = [each.convolve(0, x, taps, taps[:, 0].contiguous()) for each in (own, plain)]
+        if isinstance(rule, GatedDelta):
+            mixed = [each.apply_delta_rule(0, convolved[1], a, b, weights) for each in (own, plain)]
+        else:
+            mixed = [each.scan(0, convolved[1], a, weights) for each in (own, plain)]
+        flat = mixed[1].flatten(1)
+        gated = [
+            each.gate_and_norm(flat, flat, norm, heads, 1e-6, is_norm_first=True)
+            for each in (own, plain)
+        ]
+        pairs += [(one, other.double()) for one, other in (convolved, mixed, gated)]
+    return held(pairs, dtype, 4 * FAR if dtype == torch.float32 else FAR)
 
 
 def choices(place: Place, dtype: torch.dtype) -> Numbers:

@@ -23,7 +23,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PagedSequences:
-    """Sequences of these lengths that share a prefix: the pages of their first `shared` tokens."""
+    """Sequences of these lengths that share a prefix: the pages of their first `shared` tokens.
+
+    The state of each is in the row of its number.
+    """
 
     lengths: Sequence[int]
     shared: int = 0
@@ -59,6 +62,8 @@ class PagedSequences:
             page_starts=np.cumsum([0, *map(len, held)]),
             pages=np.concatenate(held),
             logit_rows=stops[1:] - 1,
+            state_sources=np.array([one.sequence if one.start else -1 for one in pieces]),
+            state_rows=np.array([one.sequence for one in pieces]),
         )
 
 

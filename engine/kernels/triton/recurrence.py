@@ -92,6 +92,7 @@ class TritonRecurrence:
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve each span behind the inputs that its row has kept; see `RecurrentBackend`."""
         shape, tails = self.shapes[layer], self.tails[layer]
+        assert weight.is_contiguous()
         out = self._empty(x, x.shape)
         arch, channels = arch_of(x.device), shape.num_channels
         for kind in self._kinds():
