@@ -36,7 +36,7 @@ def apply_delta_rule(
 ) -> None:
     """Apply the rule to a step's "decodes", spans of one token, or to its "chunks", the others."""
     block = max(16, next_power_of_2(rule.key_dim))
-    config = config_for(f"delta_{kind}", arch_of(qkv.device), block=block)
+    config = config_for("delta_rule", arch_of(qkv.device), kind=kind, block=block)
     values = min(config.sizes["VALUES"], max(16, next_power_of_2(rule.value_dim)))
     config = replace(config, sizes={**config.sizes, "VALUES": values})
     grid = (len(spans.rows), rule.num_value_heads, cdiv(rule.value_dim, values))

@@ -96,7 +96,7 @@ class TritonRecurrence:
         out = self._empty(x, x.shape)
         arch, channels = arch_of(x.device), shape.num_channels
         for kind in self._kinds():
-            config = config_for(f"convolution_{kind}", arch)
+            config = config_for("convolution", arch, kind=kind)
             grid = (len(self._rows.rows), cdiv(channels, config.sizes["CHANNELS"]))
             launch(
                 *(_convolve, grid, *self._rows, x, weight, bias, tails, out),

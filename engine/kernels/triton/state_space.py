@@ -31,7 +31,7 @@ def scan(
 ) -> None:
     """Scan a step's "decodes", spans of one token, or its "chunks", the others."""
     block = max(16, next_power_of_2(rule.state_dim))
-    config = config_for(f"space_{kind}", arch_of(xbc.device), block=block)
+    config = config_for("state_space", arch_of(xbc.device), kind=kind, block=block)
     inputs = min(config.sizes["INPUTS"], max(16, next_power_of_2(rule.head_dim)))
     config = replace(config, sizes={**config.sizes, "INPUTS": inputs})
     grid = (len(spans.rows), rule.num_heads, cdiv(rule.head_dim, inputs))
