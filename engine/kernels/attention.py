@@ -54,8 +54,14 @@ class AttentionShape:
 
 
 def kv_width(shapes: Sequence[AttentionShape]) -> int:
-    """Return the number of key and value elements of a token over all layers."""
-    return sum(shape.num_kv_heads * (shape.key_dim + shape.value_dim) for shape in shapes)
+    """Return the number of elements that pages have of a token over all layers.
+
+    Those of keys and values, or of keys alone where values are part of them (latents).
+    """
+    return sum(
+        shape.num_kv_heads * (shape.key_dim + shape.value_dim * (not shape.has_latent_values))
+        for shape in shapes
+    )
 
 
 class HeadNorms(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import AttentionBackend, AttentionShape, HeadNorms
+from .attention import AttentionBackend, AttentionShape, HeadNorms, kv_width
 from .quantised import FP8
 from .reference import Span, step_spans, to_storage, zeros
 from .shared_prefixes import SharedPrefixes, find_shared_prefixes
@@ -75,7 +75,7 @@ class LatentAttention:
     @classmethod
     def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
         """Return the bytes that one page takes over all layers."""
-        return sum(shape.key_dim for shape in shapes) * cls.page_size * dtype.itemsize
+        return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
         """Return a backend of other layers over the same pages."""

@@ -90,14 +90,14 @@ class Recurrence:
     By its rule a token's projection gives, in this order: for a gated DeltaNet channels, gate, b
     and a; for a state space gate, channels and dt; without a rule B, C and x, of which B · x is
     convolved and multiplied by C. The rule's output is normed in `norm_groups` (0: not at all)
-    and multiplied by SiLU(gate), before the norm unless `is_norm_first`. Of one group of all ranks
-    a rank has one of `norm_ranks` equal shares.
+    and multiplied by SiLU(gate), before the norm unless `is_norm_first`. A group of which all
+    ranks have a share (`is_norm_shared`) is normed apart, and counts as none.
     """
 
     shape: RecurrentShape
     norm_groups: int = 0
-    norm_ranks: int = 1
     is_norm_first: bool = False
+    is_norm_shared: bool = False
     has_conv_bias: bool = False
     has_proj_bias: bool = False
 

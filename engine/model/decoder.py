@@ -196,7 +196,7 @@ class Decoder:
         if layer.recurrent is None:
             return self._attend(attention, layer, x, residual, cos_sin, step)
         assert isinstance(attention, HybridBackend)
-        mixed = layer.recurrent.mix(attention.recurrence, x, residual, self._all_reduce)
+        mixed = layer.recurrent.mix(attention.recurrence, x, residual, self._wide_norm)
         if layer.qkv_proj is None:
             return mixed
         assert layer.recurrent.norm is not None
@@ -299,7 +299,10 @@ class Decoder:
         return qkv
 
     def _wide_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the RMS norm of all heads together: `[T, H · D]`, of which ranks have a share."""
+        """Return the RMS norm of all heads together: `[T, H · D]`, of which ranks have a share.
+
+        A single rank's `weight` is one that `norm_weight` gives.
+        """
         if self._communicator is None:
             return self._ops.rms_norm(x.contiguous(), weight, eps)
         wide = x.float()

@@ -36,9 +36,12 @@ class RecurrentMixer:
         backend: RecurrentBackend,
         x: Tensor | None,
         residual: Tensor,
-        all_reduce: Callable[[Tensor], Tensor],
+        norm_over_ranks: Callable[[Tensor, Tensor, float], Tensor],
     ) -> Tensor:
-        """Return what the rule gives of a step's tokens, gated: `[T, inner]`."""
+        """Return what the rule gives of a step's tokens, gated: `[T, inner]`.
+
+        `norm_over_ranks` is the RMS norm of numbers of which each rank has a share.
+        """
         projected = self.in_proj(x, residual)
         parts = torch.split(projected, list(self.recurrence.proj_sizes), dim=1)
         rule = self.recurrence.shape.rule
@@ -54,19 +57,18 @@ class RecurrentMixer:
             gate, channels, dt = parts
             xbc = self._convolve(backend, channels)
             out = backend.scan(self.layer, xbc, dt, self.rule_weights)
-        of_norm, groups = self.gate_norm, self.recurrence.norm_groups
-        is_first, ranks = self.recurrence.is_norm_first, self.recurrence.norm_ranks
-        if ranks > 1:
-            of_norm, groups = None, 0
         gated = backend.gate_and_norm(
-            out.flatten(1), gate, of_norm, groups, self.norm_eps, is_norm_first=is_first
+            out.flatten(1),
+            gate,
+            self.gate_norm,
+            self.recurrence.norm_groups,
+            self.norm_eps,
+            is_norm_first=self.recurrence.is_norm_first,
         )
-        if ranks == 1:
+        if not self.recurrence.is_norm_shared:
             return gated
         assert self.gate_norm is not None
-        wide = gated.float()
-        mean = all_reduce(wide.square().mean(dim=1, keepdim=True) / ranks)  # [T, 1]
-        return (wide * torch.rsqrt(mean + self.norm_eps) * self.gate_norm.float()).to(gated.dtype)
+        return norm_over_ranks(gated, self.gate_norm, self.norm_eps)
 
     def _convolve(self, backend: RecurrentBackend, x: Tensor) -> Tensor:
         return backend.convolve(self.layer, x, self.conv_weight, self.conv_bias)

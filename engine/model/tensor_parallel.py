@@ -113,10 +113,9 @@ def _shard_recurrence(recurrence: Recurrence, shard: Shard) -> Recurrence:
     else:
         groups = len(shard.kv_head_indices(rule.num_groups))
         own = replace(rule, num_heads=rule.num_heads // size, num_groups=groups)
-    spans_ranks = recurrence.norm_groups == 1
     return replace(
         recurrence,
         shape=replace(shape, num_channels=sum(own.widths), rule=own),
-        norm_groups=1 if spans_ranks else recurrence.norm_groups // size,
-        norm_ranks=size if spans_ranks else 1,
+        norm_groups=recurrence.norm_groups // size,
+        is_norm_shared=recurrence.norm_groups == 1,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..attention import AttentionShape, HeadNorms, kv_width
+from ..attention import AttentionShape, HeadNorms
 from ..quantised import FP8
 from . import qkv as qkv_kernels
 from .combine import combine
@@ -48,11 +48,6 @@ class TritonAttention(TiledAttention):
             self.keys.append(torch.zeros(*rows, shape.key_dim, dtype=dtype, device=device))
             self.values.append(torch.zeros(*rows, shape.value_dim, dtype=dtype, device=device))
         self._set_layers(shapes, dtype, device)
-
-    @classmethod
-    def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
-        """Return the bytes that one page takes over all layers."""
-        return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:

@@ -212,11 +212,9 @@ def _l2_normed(x, scaling):
 def _inverse(met, order, KIND: tl.constexpr):
     """Return the inverse of I + `met`, which is not 0 below its diagonal only.
 
-    Sums of powers: of a block's own rows up to the seventh, of what lies between blocks, 4 at most,
-    up to the third.
+    Of either block by the sum of its powers, up to the seventh; what lies between meets both.
     """
-    BLOCKS: tl.constexpr = met.shape[0] // NEAR
-    tl.static_assert(BLOCKS <= 4)
+    tl.static_assert(met.shape[0] == 2 * NEAR)
     PRECISION: tl.constexpr = "ieee" if tl.float32 == KIND else "tf32"
     is_near = (order[:, None] // NEAR) == (order[None, :] // NEAR)
     one = tl.where(order[:, None] == order[None, :], 1.0, 0.0)
@@ -225,9 +223,5 @@ def _inverse(met, order, KIND: tl.constexpr):
     for _ in tl.static_range(2):
         power = tl.dot(power, power, input_precision=PRECISION)
         near += tl.dot(near, power, input_precision=PRECISION)
-    power = -tl.dot(near, tl.where(is_near, 0.0, met), input_precision=PRECISION)
-    far = one + power
-    if BLOCKS > 2:
-        power = tl.dot(power, power, input_precision=PRECISION)
-        far += tl.dot(far, power, input_precision=PRECISION)
-    return tl.dot(far, near, input_precision=PRECISION)
+    between = tl.dot(near, tl.where(is_near, 0.0, met), input_precision=PRECISION)
+    return near - tl.dot(between, near, input_precision=PRECISION)

@@ -65,11 +65,6 @@ class TritonLatentAttention(TiledAttention):
         ]
         self._set_layers(shapes, dtype, device)
 
-    @classmethod
-    def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
-        """Return the bytes that one page takes over all layers."""
-        return sum(shape.key_dim for shape in shapes) * cls.page_size * dtype.itemsize
-
     @staticmethod
     def supports(shapes: Sequence[AttentionShape], dtype: torch.dtype) -> bool:
         """Say whether the kernels can do all these layers in this dtype."""
@@ -84,7 +79,7 @@ class TritonLatentAttention(TiledAttention):
     def prepare(self, step: Step) -> None:
         """Plan the tiles of the next forward pass; valid until the next call."""
         super().prepare(step)
-        self._host, self._num_tokens = step.host, step.num_tokens
+        self._host = step.host
         self._divisions: dict[tuple[AttentionShape | int, ...], _Division] = {}
 
     def store_qkv(

@@ -1,4 +1,4 @@
-"""What attention backends of tiles have in common: a step's tile plan and the parts' workspace.
+"""Tiled attention: a step's tile plan and the workspace of split-KV parts, for any kind of pages.
 
 A step's tiles (`tiles`) are copied to the device once and shared by layers of the same spec.
 """
@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..attention import AttentionShape
+from ..attention import AttentionShape, kv_width
 from ..step import Step
 from .combine import PartialOutputs
 from .tile_buffers import TileBuffers
@@ -42,6 +42,11 @@ class TiledAttention(ABC):
     @abstractmethod
     def _tile_spec(shape: AttentionShape, dtype: torch.dtype, device: torch.device) -> TileSpec:
         """Return the tile spec of a layer."""
+
+    @classmethod
+    def page_bytes(cls, shapes: Sequence[AttentionShape], dtype: torch.dtype) -> int:
+        """Return the bytes that one page takes over all layers."""
+        return kv_width(shapes) * cls.page_size * dtype.itemsize
 
     def with_layers(self, shapes: Sequence[AttentionShape]) -> Self:
         """Return a backend of other layers over the same pages, with a workspace of its own."""
