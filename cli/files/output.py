@@ -15,7 +15,7 @@ from ..console.errors import OutputLost, Refused, TransferFailed
 from ..console.terminal import amount
 from .http_transfer import RETRY_DELAYS_SECONDS, upload
 from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
-from .spill import spill_path
+from .spool import spool_path
 
 _OPEN_TRIES = 10
 _START_OF_ROWS = b'{"id":"batch_req_'
@@ -41,8 +41,8 @@ class Output(Protocol):
         """Return where the rows are after a stop, and how to resume."""
 
     @property
-    def spill_path(self) -> Path | None:
-        """Path of the spill file for rows out of order; None when there can be none."""
+    def spool_path(self) -> Path | None:
+        """Path of the spool of rows out of order; None where nothing can be resumed."""
 
     def close(self) -> None:
         """Release all resources."""
@@ -89,9 +89,9 @@ class LocalFile:
         return os.pread(self._fd, len(_START_OF_ROWS), 0) == _START_OF_ROWS
 
     @property
-    def spill_path(self) -> Path:
-        """Path of the spill file, beside the output."""
-        return spill_path(self.path)
+    def spool_path(self) -> Path:
+        """Path of the spool, beside the output."""
+        return spool_path(self.path)
 
     def start(self, keep_bytes: int) -> None:
         """Truncate the file to `keep_bytes`; the next row goes there."""
@@ -224,7 +224,7 @@ class StandardOutput:
     def finish(self) -> None:
         """Do nothing: all rows are written."""
 
-    spill_path = None
+    spool_path = None
 
     def resume_hint(self) -> str:
         """Return that only a file can be resumed."""
@@ -257,7 +257,7 @@ class Device:
     def finish(self) -> None:
         """Do nothing: all rows are written."""
 
-    spill_path = None
+    spool_path = None
 
     def resume_hint(self) -> str:
         """Return that only a file can be resumed."""
@@ -293,9 +293,9 @@ class UploadOutput:
             raise Refused(f"no temporary file can be made: {exc.strerror}") from exc
 
     @property
-    def spill_path(self) -> Path:
-        """Path of the spill file, beside the temporary file, which can be resumed."""
-        return spill_path(Path(self._file.name))
+    def spool_path(self) -> Path:
+        """Path of the spool, beside the temporary file, which can be resumed."""
+        return spool_path(Path(self._file.name))
 
     def start(self, keep_bytes: int) -> None:
         """Do nothing: there is no existing content."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from tidemill.batch.file.rows import parse_row_head
 
 from .kept_rows import KeptRows, find_kept_rows
 from .output import LocalFile
-from .row_writer import FinishedRows, OutputFiles, Row, RowMerger, SpilledRows
-from .spill import Spill, spill_path
+from .row_writer import OrderedRows, OutputFiles
+from .spool import Row, Spool, spool_path
 
 _GROWING, _COMPLETE = ".retry", ".retried"
 _BUFFER_BYTES = 2**20
@@ -43,14 +43,14 @@ def retry_files(output: Path, errors: Path | None) -> list[Path]:
     """Return the files of an earlier retry, which a run that starts over removes."""
     paths = [path for path in (output, errors) if path is not None]
     growing = [_beside(path, suffix) for path in paths for suffix in (_GROWING, _COMPLETE)]
-    return [*growing, spill_path(_beside(output))]
+    return [*growing, spool_path(_beside(output))]
 
 
-class RetryWriter:
+class RetryWriter(OrderedRows):
     """Runs lines with a failed row or none; a `ResumableWriter`.
 
-    `old` are the kept rows in `output` and `errors`, which the caller has locked. `spilled` holds
-    rows of later lines that an earlier run has spilled.
+    `old` are the kept rows in `output` and `errors`, which the caller has locked. `earlier` holds
+    rows of later lines that an earlier run has spooled.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RetryWriter:
         output: Path,
         errors: Path | None,
         old: KeptRows,
-        spilled: Spill,
+        earlier: Spool,
         lines: Callable[[], Iterator[RawLine]],
         *,
         stack: ExitStack,
@@ -68,47 +68,32 @@ class RetryWriter:
         opened = [_RetryFile(path) for path in self._paths]
         for file in opened:
             stack.callback(file.close)
-        self._files = OutputFiles(*opened)
-        self._spilled = spilled
-        self.spill = Spill(spill_path(_beside(output)))
-        self.spill.load(lines(), self._new.num_rows)
-        self._finished: list[FinishedRows] = [
-            _OldRows(output, old, self._new.num_rows, stack),
-            SpilledRows(self.spill),
-            SpilledRows(spilled),
-        ]
-        self._merger = RowMerger(self._files, self._new.num_rows, self._finished)
-        own = self.spill.spilled
-        written = self._new.num_rows
-        earlier = [place for place in spilled.spilled if place >= written and place not in own]
-        num_copied = old.ok.count(1, self._new.num_rows) + len(earlier)
-        self.num_kept = self._new.num_rows + num_copied + len(own)
-        self.num_kept_ok = (
-            self._new.num_ok + num_copied + sum(row.is_success for row in own.values())
-        )
-        self._places = frozenset((*own, *earlier))
+        spool = Spool(spool_path(_beside(output)), earlier.num_rows)
+        stack.callback(spool.close)
+        spool.load(lines(), self._new.num_rows)
+        self._old_rows = _OldRows(output, old, self._new.num_rows, stack)
+        files, written = OutputFiles(*opened), self._new.num_rows
+        super().__init__(files, written, spool, (self._old_rows, earlier))
+        self._earlier = earlier
+        later = [place for place in earlier.places if place >= written and place not in spool]
+        num_copied = old.ok.count(1, written) + len(later)
+        self.num_kept = written + num_copied + spool.num_waiting
+        self.num_kept_ok = self._new.num_ok + num_copied + spool.num_ok
+        self._places = frozenset((*spool.places, *later))
         self.created = old.created if self._new.created is None else self._new.created
 
-    def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
-        """Return the lines without a successful row."""
-        old_rows = self._finished[0]
-        for place, raw in enumerate(lines):
-            is_finished = place in self._places or place in old_rows
-            if place >= self._new.num_rows and not is_finished:
-                yield raw
+    def has_row(self, place: int) -> bool:
+        """Say whether the line has a successful row, or a new one."""
+        return place < self._new.num_rows or place in self._places or place in self._old_rows
 
     def start(self) -> None:
         """Truncate the new files after their kept rows."""
         self._files.start(self._new.cuts)
-        self._merger.copy()
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write new rows, each after the old rows of the lines before it."""
-        self._merger.write(rows)
 
     def finish(self) -> None:
         """Copy the remaining old rows, then replace the old files by the new."""
-        self._merger.copy()
+        while self.drain():
+            pass
         self._files.finish()
         output, *errors = self._paths
         # `finish_retry` relies on this order: the last rename marks all files as complete.
@@ -117,12 +102,12 @@ class RetryWriter:
         _replace(_beside(output), output)
         for path in errors:
             _replace(_beside(path, _COMPLETE), path, only_if_rows=True)
-        self.spill.remove()
-        self._spilled.remove()
+        self._spool.remove()
+        self._earlier.remove()
 
     def resume_hint(self) -> str:
         """Return how to resume; nothing old is lost."""
-        return self._files.output.resume_hint() + self.spill.words()
+        return self._files.output.resume_hint() + self._spool.words()
 
 
 class _OldRows:
@@ -138,7 +123,7 @@ class _OldRows:
     def pop(self, place: int) -> Row:
         """Return the next row, which is that of the line at this place."""
         del place
-        return next(self._rows), True
+        return Row(next(self._rows), is_success=True)
 
     @staticmethod
     def _read(path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> Iterator[bytes]:

@@ -1,30 +1,30 @@
-"""Row writers: choose the lines to run, and append their rows after the kept ones."""
+"""Row writers: put rows into line order, and append them after the kept ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from tidemill.batch.file.lines import RawLine
-
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
-from .spill import Spill
+from .spool import PlacedLine, Row, Spool
 
 _MAX_HELD_BYTES = 2**20
 
-Row = tuple[bytes, bool]
-"""A printed row, newline included, and whether it is a success."""
-
 
 class RowWriter(Protocol):
-    """Writes finished rows in line order."""
+    """Writes finished rows in line order, whatever the order they come in."""
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write rows, at most `ROWS_PER_WRITE` at once; raises OutputLost."""
+    def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Write rows, or keep them until those before them have come; raises OutputLost."""
+
+    def drain(self) -> bool:
+        """Write some of the kept rows that are next in order; say whether more of them are."""
+
+    def flush(self) -> None:
+        """Make all rows outlive this process that a resume can find."""
 
 
 class ResumableWriter(RowWriter, Protocol):
@@ -43,11 +43,15 @@ class ResumableWriter(RowWriter, Protocol):
         """Timestamp of the kept replies, None without any."""
 
     @property
-    def spill(self) -> Spill | None:
-        """Spill file for rows out of order; None when there can be none."""
+    def num_written(self) -> int:
+        """Number of rows in the output."""
 
-    def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
-        """Return the input lines to run."""
+    @property
+    def is_resumable(self) -> bool:
+        """Say whether finished rows outlive this process, in whatever order they came."""
+
+    def has_row(self, place: int) -> bool:
+        """Say whether the line at this place is not run again."""
 
     def start(self) -> None:
         """Prepare the files; before that they are unchanged."""
@@ -100,122 +104,118 @@ class FinishedRows(Protocol):
         """Remove and return the row of a line; called in line order, once each."""
 
 
-class RowMerger:
-    """Merges new rows with the finished rows of the lines before them.
+class OrderedRows:
+    """Puts new and finished rows into line order; a `RowWriter`.
 
-    `place` is the line of the next row to write.
+    `place` is the line of the next row to write. New rows that wait go into the `spool`; `finished`
+    ones of earlier runs may lie elsewhere, too.
     """
 
-    def __init__(self, files: OutputFiles, place: int, finished: Sequence[FinishedRows]) -> None:
-        self._files = files
+    def __init__(
+        self, files: OutputFiles, place: int, spool: Spool, finished: Sequence[FinishedRows] = ()
+    ) -> None:
         self._place = place
-        self._finished = finished
+        self._files = files
+        self._spool = spool
+        self._finished = (spool, *finished)
         self._held: list[Row] = []
         self._held_bytes = 0
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write new rows, and the finished ones before and after them."""
-        for row in rows:
-            self._copy()
-            self._hold(row)
-        self.copy()
+    @property
+    def num_written(self) -> int:
+        """Number of rows in the output."""
+        return self._place
 
-    def copy(self) -> None:
-        """Write the finished rows that are next in order."""
-        self._copy()
-        self._flush()
+    @property
+    def is_resumable(self) -> bool:
+        """Say whether finished rows outlive this process, in whatever order they came."""
+        return self._spool.is_durable
 
-    def _copy(self) -> None:
-        while there := next((rows for rows in self._finished if self._place in rows), None):
-            self._hold(there.pop(self._place))
+    def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Write rows that are next in order, and spool the others."""
+        for line, row in sorted(rows, key=_place_of):
+            if line.place == self._place:
+                self._hold(row)
+                self._copy(ROWS_PER_WRITE)
+            else:
+                self._spool.add(line, row)
+        self._write_held()
+
+    def drain(self) -> bool:
+        """Write finished rows that are next in order, `ROWS_PER_WRITE` at most.
+
+        Returns whether more of them are.
+        """
+        self._copy(ROWS_PER_WRITE)
+        self._write_held()
+        self._spool.reclaim()
+        return self._next() is not None
+
+    def flush(self) -> None:
+        """Make the spooled rows outlive this process."""
+        self._spool.flush()
+
+    def _copy(self, most: int) -> None:
+        for _ in range(most):
+            if (finished := self._next()) is None:
+                return
+            self._hold(finished.pop(self._place))
+
+    def _next(self) -> FinishedRows | None:
+        return next((rows for rows in self._finished if self._place in rows), None)
 
     def _hold(self, row: Row) -> None:
         self._place += 1
         self._held.append(row)
-        self._held_bytes += len(row[0])
+        self._held_bytes += len(row.data)
         if len(self._held) == ROWS_PER_WRITE or self._held_bytes >= _MAX_HELD_BYTES:
-            self._flush()
+            self._write_held()
 
-    def _flush(self) -> None:
+    def _write_held(self) -> None:
         if self._held:
             self._files.write(self._held)
         self._held, self._held_bytes = [], 0
 
 
-class SpilledRows:
-    """Rows of an earlier run's spill file, as `FinishedRows`."""
-
-    def __init__(self, spill: Spill) -> None:
-        self._rows = spill.spilled
-
-    def __contains__(self, place: object) -> bool:
-        return place in self._rows
-
-    def pop(self, place: int) -> Row:
-        """Remove and return the row of a line."""
-        spilled = self._rows.pop(place)
-        return spilled.row, spilled.is_success
+def _place_of(finished: tuple[PlacedLine, Row]) -> int:
+    return finished[0].place
 
 
-class AppendWriter:
+class AppendWriter(OrderedRows):
     """Runs the lines after the kept rows; a `ResumableWriter`.
 
-    `spill` keeps rows out of order, and those that it has loaded of an earlier run. `stale` are
-    files of an older run, removed by `start`.
+    `spool` holds rows out of order, those of an earlier run among them. `stale` are files of an
+    older run, removed by `start`.
     """
 
     def __init__(
-        self,
-        files: OutputFiles,
-        kept: KeptRows,
-        spill: Spill | None = None,
-        *,
-        stale: Sequence[Path] = (),
+        self, files: OutputFiles, kept: KeptRows, spool: Spool, *, stale: Sequence[Path] = ()
     ) -> None:
-        self._files = files
+        super().__init__(files, kept.num_rows, spool)
         self._kept = kept
         self._stale = stale
-        self.spill = spill
-        spilled = {} if spill is None else spill.spilled
-        self.num_kept = kept.num_rows + len(spilled)
-        self.num_kept_ok = kept.num_ok + sum(row.is_success for row in spilled.values())
-        self.created = kept.created
-        if kept.created is None and spill is not None:
-            self.created = spill.created
-        self._places = frozenset(spilled)
-        finished = [SpilledRows(spill)] if spill is not None and spilled else []
-        self._merger = RowMerger(files, kept.num_rows, finished)
+        self.num_kept = kept.num_rows + spool.num_waiting
+        self.num_kept_ok = kept.num_ok + spool.num_ok
+        self.created = spool.created if kept.created is None else kept.created
+        self._earlier = frozenset(spool.places)
 
-    def lines(self, lines: Iterable[RawLine]) -> Iterator[RawLine]:
-        """Return the lines without a row."""
-        behind = islice(lines, self._kept.num_rows, None)
-        if not self._places:
-            return behind
-        numbered = enumerate(behind, start=self._kept.num_rows)
-        return (raw for place, raw in numbered if place not in self._places)
+    def has_row(self, place: int) -> bool:
+        """Say whether the line has a row from an earlier run."""
+        return place < self._kept.num_rows or place in self._earlier
 
     def start(self) -> None:
         """Truncate the files after the kept rows."""
         for path in self._stale:
             path.unlink(missing_ok=True)
         self._files.start(self._kept.cuts)
-        self._merger.copy()
-
-    def write(self, rows: Sequence[Row]) -> None:
-        """Write the rows."""
-        if self._places:
-            self._merger.write(rows)
-        else:
-            self._files.write(rows)
 
     def finish(self) -> None:
         """Make sure that all rows have arrived."""
-        self._merger.copy()
-        if self.spill is not None:
-            self.spill.remove()
+        while self.drain():
+            pass
+        self._spool.remove()
         self._files.finish()
 
     def resume_hint(self) -> str:
-        """Return the output's hint and the number of spilled rows."""
-        words = self._files.output.resume_hint()
-        return words if self.spill is None else words + self.spill.words()
+        """Return the output's hint and the number of spooled rows."""
+        return self._files.output.resume_hint() + self._spool.words()

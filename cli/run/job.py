@@ -40,6 +40,7 @@ from ..files.input_file import InputFile
 from ..files.paths import check_folder, check_paths, check_resumable
 from ..files.row_writer import ResumableWriter
 from ..files.source import open_source
+from ..files.spool import PlacedLine
 from .feed import Feed, InFlightLimits
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, open_files
@@ -76,7 +77,7 @@ def run_job(
         )
         requests = InputFile.from_source(source, options.max_line_bytes or MAX_LINE_BYTES)
         tally.num_rows = _check(requests, names, config, options)
-        writer = make_writer(options, files, requests.lines, stack)
+        writer = make_writer(options, files, requests.lines, tally.num_rows, stack)
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
         run = _Run(options, config, requests, writer, metrics, signals)
         if tally.kept < tally.num_rows:
@@ -178,9 +179,9 @@ class _Run:
 
     def _progress(self) -> str:
         tally = self.metrics.tally
-        if self.writer.spill is None:
-            return f"{tally.kept + tally.written:,} of {tally.num_rows:,} rows written"
-        return f"{tally.rows_done:,} of {tally.num_rows:,} rows finished"
+        if self.writer.is_resumable:
+            return f"{tally.rows_done:,} of {tally.num_rows:,} rows finished"
+        return f"{self.writer.num_written:,} of {tally.num_rows:,} rows written"
 
     async def _feed(self, served: Served, reporter: Reporter) -> bool:
         tally = self.metrics.tally
@@ -196,17 +197,22 @@ class _Run:
             else self.writer.created,
             limits=InFlightLimits(max_inflight),
             dialect=self.options.dialect,
-            spill=self.writer.spill,
         )
         with self.signals.on_signal(feed.stop):
             reporting = asyncio.create_task(_report(reporter, tally, served))
             try:
                 async with self.metrics.loop_lag.measured():
-                    return await feed.run(self.writer.lines(self.requests.lines()))
+                    return await feed.run(self._lines())
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
+
+    def _lines(self) -> Iterator[PlacedLine]:
+        """Yield the lines without a row."""
+        for place, raw in enumerate(self.requests.lines()):
+            if not self.writer.has_row(place):
+                yield PlacedLine(place, raw)
 
 
 async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:

@@ -14,7 +14,7 @@ from ..files.kept_rows import KeptRows, find_kept_rows
 from ..files.output import LocalFile, Output, open_output
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
 from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
-from ..files.spill import Spill, spill_path
+from ..files.spool import Spool, spool_path
 from .run_options import RunOptions
 
 Lines = Callable[[], Iterator[RawLine]]
@@ -38,29 +38,31 @@ def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack)
 
 
 def make_writer(
-    options: RunOptions, files: OutputFiles, lines: Lines, stack: ExitStack
+    options: RunOptions, files: OutputFiles, lines: Lines, num_rows: int, stack: ExitStack
 ) -> ResumableWriter:
     """Return the row writer for a fresh, resumed or retried run; logs the kept rows."""
     paths = _paths(options)
     if not options.resume:
         nothing = KeptRows(b"", (0,) * (1 if files.errors is None else 2))
-        path = files.output.spill_path
-        spill = None if path is None else Spill(path)
+        path = files.output.spool_path
+        spool = Spool(path, num_rows, tmp_dir=options.output_tmp_dir)
+        stack.callback(spool.close)
         is_file = isinstance(files.output, LocalFile)
         stale = [*retry_files(*paths), *([path] if path else [])] if is_file else ()
-        return AppendWriter(files, nothing, spill, stale=stale)
+        return AppendWriter(files, nothing, spool, stale=stale)
     kept = find_kept_rows(lines(), [path for path in paths if path is not None])
-    spill = Spill(spill_path(paths[0]))
+    spool = Spool(spool_path(paths[0]), num_rows, tmp_dir=options.output_tmp_dir)
+    stack.callback(spool.close)
     num_failed = kept.num_rows - kept.num_ok
     if is_retry_started(paths[0]):
         log("a retry of failed rows was cut off: it goes on")
     elif not (options.retry_failed and num_failed):
-        spill.load(lines(), kept.num_rows, only_successes=options.retry_failed)
-        appending = AppendWriter(files, kept, spill)
+        spool.load(lines(), kept.num_rows, only_successes=options.retry_failed)
+        appending = AppendWriter(files, kept, spool)
         log(f"resuming: {amount(appending.num_kept, 'row')} kept")
         return appending
-    spill.load(lines(), kept.num_rows, only_successes=True)
-    retrying = RetryWriter(*paths, kept, spill, lines, stack=stack)
+    spool.load(lines(), kept.num_rows, only_successes=True)
+    retrying = RetryWriter(*paths, kept, spool, lines, stack=stack)
     log(f"resuming: {amount(retrying.num_kept, 'row')} kept, failed ones run again")
     return retrying
 
@@ -71,9 +73,9 @@ def _paths(options: RunOptions) -> tuple[Path, Path | None]:
 
 
 def _refuse_rows(output: Output, errors: LocalFile | None) -> None:
-    if isinstance(output, LocalFile) and output.spill_path.exists():
+    if isinstance(output, LocalFile) and output.spool_path.exists():
         raise Refused(
-            f"{output.spill_path} holds finished rows of a run that was stopped: --resume keeps "
+            f"{output.spool_path} holds finished rows of a run that was stopped: --resume keeps "
             "them and runs what is missing, --force starts over"
         )
     for file in (output, errors):

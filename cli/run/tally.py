@@ -22,7 +22,6 @@ class Tally:
     kept_ok: int = 0
     answered: int = 0
     failed: int = 0
-    written: int = 0
     usage: Usage = field(default_factory=Usage)
     failures: ErrorSummary = field(default_factory=ErrorSummary)
     started: float = field(default_factory=time.monotonic)

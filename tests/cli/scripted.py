@@ -2,7 +2,7 @@
 
 What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
 `--load-seconds N` makes loading slow, `--close-seconds N` closing; `--file-bytes N` lets no file
-grow longer, as on a full disk, and `--spill-seconds N` is how often rows that wait are spilled.
+grow longer, as on a full disk, and `--flush-seconds N` is how often rows that wait are flushed.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def main() -> int:
     own.add_argument("--load-seconds", type=float, default=0)
     own.add_argument("--close-seconds", type=float, default=0)
     own.add_argument("--file-bytes", type=int)
-    own.add_argument("--spill-seconds", type=float, default=feed.SPILL_SECONDS)
+    own.add_argument("--flush-seconds", type=float, default=feed.FLUSH_SECONDS)
     script, arguments = own.parse_known_args()
-    feed.SPILL_SECONDS = script.spill_seconds
+    feed.FLUSH_SECONDS = script.flush_seconds
     if script.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
 

@@ -227,7 +227,7 @@ def test_a_retry_that_is_stopped_keeps_rows_that_wait_for_their_order(scene: Sce
     assert scene.is_whole()
 
 
-def test_what_a_stopped_run_has_spilled_is_part_of_its_retry(scene: Scene) -> None:
+def test_what_a_stopped_run_has_spooled_is_part_of_its_retry(scene: Scene) -> None:
     """Good rows are not run again, failed ones are, wherever they lay."""
     for path in scene.paths:
         path.unlink()
@@ -240,10 +240,10 @@ def test_what_a_stopped_run_has_spilled_is_part_of_its_retry(scene: Scene) -> No
     assert scene.is_whole()
 
 
-def test_a_row_that_was_spilled_and_then_written_counts_once(
+def test_a_row_that_was_spooled_and_then_written_counts_once(
     run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What lies in the spill file of the run, and in the files of a retry that was cut off."""
+    """What lies in the spool file of the run, and in the files of a retry that was cut off."""
     source = write_input(*(line(str(n), name=str(n)) for n in range(20)))
     flags = ["-i", source, "-o", tmp_path / "out"]
     run.fails_at, run.dies_at = {"3", "15"}, "10"

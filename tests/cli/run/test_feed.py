@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.cli.console.errors import OutputLost
-from tidemill.cli.files.row_writer import OutputFiles
+from tidemill.cli.files.row_writer import OrderedRows, OutputFiles
+from tidemill.cli.files.spool import PlacedLine, Spool
 from tidemill.cli.run.feed import Feed, InFlightLimits
 from tidemill.cli.run.tally import Tally
 from tidemill.protocol.contract import Reply
@@ -71,11 +73,18 @@ async def cancelled() -> None:
     await future
 
 
-def lines(bodies: list[dict[str, Any]]) -> Iterator[RawLine]:
+@contextmanager
+def writer_to(output: MemoryOutput, num_rows: int) -> Iterator[OrderedRows]:
+    """Yield what puts rows into order before the output."""
+    with closing(Spool(None, num_rows)) as spool:
+        yield OrderedRows(OutputFiles(output), 0, spool)
+
+
+def lines(bodies: list[dict[str, Any]]) -> Iterator[PlacedLine]:
     """Yield a line for each body."""
     for number, body in enumerate(bodies, start=1):
         fields = {"custom_id": str(number), "url": "/x", "body": {"turns": 0} | body}
-        yield RawLine(number, json.dumps(fields).encode())
+        yield PlacedLine(number - 1, RawLine(number, json.dumps(fields).encode()))
 
 
 def feed(
@@ -88,10 +97,9 @@ def feed(
     """Run the bodies and return the ids in the output, the engine and whether all were done."""
     output = MemoryOutput(room)
     engine = Turns()
-    tally = Tally()
 
-    async def run() -> bool:
-        one = Feed(engine, OutputFiles(output), tally, created=0, limits=limits)
+    async def run(writer: OrderedRows) -> bool:
+        one = Feed(engine, writer, Tally(), created=0, limits=limits)
         if stop_after is not None:
             stopping = asyncio.create_task(stop(one))
             done = await one.run(lines(bodies))
@@ -104,8 +112,9 @@ def feed(
             await asyncio.sleep(0)
         one.stop()
 
-    is_done = asyncio.run(run())
-    assert tally.written == len(output.rows)
+    with writer_to(output, len(bodies)) as writer:
+        is_done = asyncio.run(run(writer))
+    assert writer.num_written == len(output.rows)
     return [json.loads(row)["custom_id"] for row in output.rows], engine, is_done
 
 
@@ -144,16 +153,7 @@ def test_a_stop_ends_requests_that_never_would() -> None:
 
 
 def test_rows_behind_a_slow_line_do_not_keep_the_engine_idle() -> None:
-    """Finished rows that wait do not count as requests: all others run meanwhile."""
-    bodies = [{"turns": 3_000}, *[{"turns": 1}] * 500]
-    ids, engine, _ = feed(bodies, limits=InFlightLimits(2))
-    assert len(ids) == 501
-    assert engine.most_running == 2
-
-
-def test_bytes_of_requests_and_waiting_rows_are_bounded() -> None:
-    """While the first line runs, no more is admitted than fits; it all comes out in the end."""
-    held: list[int] = []
+    """Finished rows that wait count neither as requests nor as bytes in memory: others run."""
 
     class Watching(Turns):
         async def respond(
@@ -162,21 +162,23 @@ def test_bytes_of_requests_and_waiting_rows_are_bounded() -> None:
             held.append(one._in_flight._num_bytes)
             return await super().respond(url, body, request_id, created)
 
-    bodies = [{"turns": 300}, *[{"turns": 1, "size": 900}] * 100]
-    output = MemoryOutput()
+    held: list[int] = []
+    bodies = [{"turns": 3_000}, *[{"turns": 2, "size": 900}] * 500]
+    output, engine = MemoryOutput(), Watching()
 
-    async def run() -> bool:
+    async def run(writer: OrderedRows) -> bool:
         nonlocal one
-        one = Feed(
-            Watching(), OutputFiles(output), Tally(), created=0, limits=InFlightLimits(3, 10_000)
-        )
+        limits = InFlightLimits(3, 10_000)
+        one = Feed(engine, writer, Tally(), created=0, limits=limits)
         return await one.run(lines(bodies))
 
     one: Any = None
-    assert asyncio.run(run())
-    assert len(output.rows) == 101
-    # Rows may be longer than their requests: by those in flight, no more.
-    assert 8_000 < max(held) <= 10_000 + 3 * 1_200
+    with writer_to(output, len(bodies)) as writer:
+        assert asyncio.run(run(writer))
+    assert len(output.rows) == 501
+    assert engine.most_running == 3
+    # Rows outgrow their requests, but none of them waits in memory.
+    assert max(held) <= 3 * 1_200
 
 
 def test_a_line_wider_than_the_window_runs_alone() -> None:

@@ -43,7 +43,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     assert process.returncode == status
     assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
     assert "--resume keeps them" in err
-    assert f"2 finished rows that wait for rows before them are kept in {out}.spill" in err
+    assert f"2 finished rows that wait for rows before them are kept in {out}.spool" in err
     assert "Traceback" not in err
     assert [row["custom_id"] for row in rows(out)] == ["0", "1", "2"]
     run.speed = 1_000
@@ -156,18 +156,18 @@ def test_rows_of_a_stream_are_whole_after_a_signal(spawn: Spawn, write_input: Wr
 def test_rows_behind_a_slow_line_outlive_a_kill(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
-    """They are spilled while the run goes on, through one kill after another, and run once."""
+    """They are spooled while the run goes on, through one kill after another, and run once."""
     bodies: list[dict[str, Any]] = [{} for _ in range(12)]
     for place in (0, 5, 9):
         bodies[place] = {"wait": 60}
     bodies[3] = {"status": 400}
     source, out = write_input(*(line(str(n), **body) for n, body in enumerate(bodies))), "out"
     flags = ["-i", source, "-o", tmp_path / out, "-e", tmp_path / "errors"]
-    for num_spilled, inflight in ((2, 2), (9, 8)):
+    for num_spooled, inflight in ((2, 2), (9, 8)):
         process = spawn(
-            *flags, "--resume", "--max-inflight", inflight, options=["--spill-seconds", "0.02"]
+            *flags, "--resume", "--max-inflight", inflight, options=["--flush-seconds", "0.02"]
         )
-        wait_for_rows(tmp_path / "out.spill", num_spilled)
+        wait_for_rows(tmp_path / "out.spool", num_spooled)
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert (tmp_path / out).read_bytes() == b""
@@ -179,24 +179,24 @@ def test_rows_behind_a_slow_line_outlive_a_kill(
     assert [(tmp_path / name).read_bytes() for name in (out, "errors")] == [
         path.read_bytes() for path in whole
     ]
-    assert not (tmp_path / "out.spill").exists()
+    assert not (tmp_path / "out.spool").exists()
 
 
-def test_rows_that_are_spilled_are_not_written_over(
+def test_rows_that_are_spooled_are_not_written_over(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path
 ) -> None:
     """A run that would start over is refused, unless it is told to."""
     source, out = write_input(line("a", wait=60), line("b")), tmp_path / "out"
-    process = spawn("-i", source, "-o", out, options=["--spill-seconds", "0.02"])
-    wait_for_rows(tmp_path / "out.spill", 1)
+    process = spawn("-i", source, "-o", out, options=["--flush-seconds", "0.02"])
+    wait_for_rows(tmp_path / "out.spool", 1)
     process.kill()
     process.wait()
     run.speed = 1_000
-    with pytest.raises(Refused, match=r"out\.spill holds finished rows .* --resume keeps them"):
+    with pytest.raises(Refused, match=r"out\.spool holds finished rows .* --resume keeps them"):
         run("-i", source, "-o", out)
     assert run("-i", source, "-o", out, "--force") == 0
     assert run.engine.asked == 2
-    assert not (tmp_path / "out.spill").exists()
+    assert not (tmp_path / "out.spool").exists()
 
 
 def test_an_engine_that_dies_leaves_what_it_has_answered(

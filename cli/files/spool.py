@@ -1,0 +1,314 @@
+"""Spool: finished rows that wait for the rows of earlier lines, on disk, with an index in memory.
+
+Lines run in any order and the output is in input order, so a row may have to wait for many others.
+The spool beside the output bounds the memory for that to 12 bytes a line and makes such rows
+outlive the process: each record is the number of an input line, a tab and its row. A resume reads
+it, and a completed run removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+import numpy as np
+
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_of
+
+from ..console.errors import BadInput, OutputLost
+from ..console.terminal import amount, log
+
+SUFFIX: Final = ".spool"
+_NEW: Final = ".new"
+_BUFFER_BYTES: Final = 2**20
+# Beyond this much the file is compacted: records of rows that the output has by now go.
+_MAX_STALE_BYTES: Final = 2**26
+_MAX_DIGITS: Final = 19
+
+
+class Row(NamedTuple):
+    """A printed row, newline included, and whether it is a success."""
+
+    data: bytes
+    is_success: bool
+
+
+class PlacedLine(NamedTuple):
+    """A line and its place among all lines that get a row, from 0."""
+
+    place: int
+    raw: RawLine
+
+
+class Spool:
+    """Spool of one output of `num_rows` rows.
+
+    Without a `path`, or where no file can be made there, it is an unnamed temporary file, which
+    ends with the process.
+    """
+
+    def __init__(self, path: Path | None, num_rows: int, *, tmp_dir: Path | None = None) -> None:
+        self.num_rows = num_rows
+        self._path = path
+        self._tmp_dir = tmp_dir
+        self._file: IO[bytes] | None = None
+        self._offsets = np.full(num_rows, -1, np.int64)  # by place; -1 where no row waits
+        self._lengths = np.zeros(num_rows, np.int32)  # negative for an error row
+        self._unflushed: dict[int, bytes] = {}  # by place
+        self._buffer: list[bytes] = []
+        self._buffered_bytes = 0
+        self._end = 0  # of the file once the buffer is flushed
+        self._live_bytes = 0
+        self.num_waiting = 0
+        self.num_ok = 0
+        self.created: int | None = None
+
+    def load(
+        self, lines: Iterable[RawLine], num_done: int, *, only_successes: bool = False
+    ) -> None:
+        """Index the rows of an earlier run that belong to lines after the first `num_done`.
+
+        Rows of other or changed lines are skipped, as is a torn end. Raises BadInput for an
+        unreadable file.
+        """
+        if self._path is None or not self._path.exists():
+            return
+        try:
+            self._file = self._path.open("r+b", buffering=0)
+            records = _Records(self._path)
+        except OSError as exc:
+            raise BadInput(
+                f"{self._path} holds finished rows and cannot be read ({exc.strerror}): mend that, "
+                "or remove it and its lines run again"
+            ) from exc
+        self._end = records.num_bytes
+        for place, raw in enumerate(lines):
+            for record in records.of(raw):
+                if place >= num_done and (record.is_success or not only_successes):
+                    self._index(place, record.offset, record.length, is_success=record.is_success)
+                    self.created = record.created if self.created is None else self.created
+
+    def __contains__(self, place: object) -> bool:
+        return isinstance(place, int) and place < self.num_rows and self._offsets[place] >= 0
+
+    @property
+    def is_durable(self) -> bool:
+        """Say whether its rows outlive the process."""
+        return self._path is not None
+
+    @property
+    def places(self) -> list[int]:
+        """The places of the waiting rows, in order."""
+        found: list[int] = np.flatnonzero(self._offsets >= 0).tolist()
+        return found
+
+    def add(self, line: PlacedLine, row: Row) -> None:
+        """Add the row of a line; raises OutputLost when the disk takes no more."""
+        head = b"%d\t" % line.raw.number
+        offset = self._end + len(head)
+        self._index(line.place, offset, len(row.data), is_success=row.is_success)
+        self._end = offset + len(row.data)
+        self._unflushed[line.place] = row.data
+        self._buffer += (head, row.data)
+        self._buffered_bytes += len(head) + len(row.data)
+        if self._buffered_bytes >= _BUFFER_BYTES:
+            self.flush()
+
+    def pop(self, place: int) -> Row:
+        """Remove a row from the index and return it."""
+        offset, length = int(self._offsets[place]), int(self._lengths[place])
+        data = self._unflushed.pop(place, None) or self._read(offset, abs(length))
+        self._offsets[place] = -1
+        self._live_bytes -= abs(length)
+        self.num_waiting -= 1
+        self.num_ok -= length > 0
+        return Row(data, length > 0)
+
+    def flush(self) -> None:
+        """Write buffered rows to the file; raises OutputLost when the disk takes no more."""
+        if not self._buffer:
+            return
+        data = memoryview(b"".join(self._buffer))
+        file = self._opened()
+        try:
+            file.seek(self._end - len(data))
+            while data:
+                data = data[file.write(data) :]
+        except OSError as exc:
+            raise OutputLost(self._failure(exc)) from exc
+        self._buffer, self._buffered_bytes = [], 0
+        self._unflushed = {}
+
+    def reclaim(self) -> None:
+        """Free the space of rows that were popped; called once these are in the output."""
+        if not self.num_waiting and self._end:
+            self._buffer, self._buffered_bytes, self._end = [], 0, 0
+            if self._file is not None:
+                self._file.truncate(0)
+        num_stale = self._end - self._live_bytes
+        if self._live_bytes < _MAX_STALE_BYTES < num_stale - self._live_bytes:
+            self._compact()
+
+    def remove(self) -> None:
+        """Remove the file: its rows are in the output, or nobody wants them."""
+        self.close()
+        if self._path is not None:
+            for path in (self._path, self._path.with_name(self._path.name + _NEW)):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file; its rows stay for a resume."""
+        if self._file is not None:
+            self._file.close()
+
+    def words(self) -> str:
+        """Say how many finished rows are kept for a resume; nothing where there are none."""
+        if not self.num_waiting or self._path is None:
+            return ""
+        waiting = amount(self.num_waiting, "finished row")
+        return f". {waiting} that wait for rows before them are kept in {self._path}"
+
+    def _index(self, place: int, offset: int, length: int, *, is_success: bool) -> None:
+        if place in self:
+            self.num_waiting -= 1
+            self.num_ok -= bool(self._lengths[place] > 0)
+            self._live_bytes -= abs(int(self._lengths[place]))
+        self._offsets[place] = offset
+        self._lengths[place] = length if is_success else -length
+        self._live_bytes += length
+        self.num_waiting += 1
+        self.num_ok += is_success
+
+    def _read(self, offset: int, length: int) -> bytes:
+        assert self._file is not None
+        try:
+            data = os.pread(self._file.fileno(), length, offset)
+        except OSError as exc:
+            raise OutputLost(f"{self._path or 'the spool'} cannot be read ({exc})") from exc
+        if len(data) < length or not data.endswith(b"\n"):
+            raise OutputLost(f"{self._path or 'the spool'} was changed while the job ran")
+        return data
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None and self._path is not None:
+            try:
+                self._file = self._path.open("w+b", buffering=0)
+            except OSError as exc:
+                log(
+                    f"note: {self._path} cannot be made ({exc.strerror}): finished rows that wait "
+                    "for rows before them are lost if this run is stopped"
+                )
+                self._path = None
+        if self._file is None:
+            try:
+                self._file = self._temporary()
+            except OSError as exc:
+                raise OutputLost(self._failure(exc)) from exc
+        return self._file
+
+    def _temporary(self) -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=self._tmp_dir, buffering=0)
+
+    def _failure(self, exc: OSError) -> str:
+        name = self._path or f"a temporary file in {self._tmp_dir or tempfile.gettempdir()}"
+        return f"{name}, where rows wait for those before them, cannot be written ({exc.strerror})"
+
+    def _compact(self) -> None:
+        """Copy the waiting rows to a new file; the old one stays where the disk has no room."""
+        self.flush()
+        old, offsets = self._opened(), self._offsets.copy()
+        with suppress(OSError):
+            if self._path is None:
+                new = self._temporary()
+            else:
+                new = self._path.with_name(self._path.name + _NEW).open("w+b", buffering=0)
+            end = 0
+            for place in self.places:
+                offset, length = int(offsets[place]), abs(int(self._lengths[place]))
+                # The number of the line stands before its row.
+                start = max(0, offset - _MAX_DIGITS - 1)
+                data = os.pread(old.fileno(), offset - start + length, start)
+                head = data[: offset - start].rpartition(b"\n")[2]
+                offsets[place] = end + len(head)
+                end += new.write(head + data[offset - start :])
+            if self._path is not None:
+                Path(new.name).replace(self._path)
+            self._file, self._offsets, self._end = new, offsets, end
+            old.close()
+
+
+class _Record(NamedTuple):
+    """A row in the file: where it stands, and the head that it was read with."""
+
+    offset: int
+    length: int
+    is_success: bool
+    created: int | None
+
+
+class _Records:
+    """Index of the complete records of a file, asked for by its lines in their order."""
+
+    def __init__(self, path: Path) -> None:
+        self.num_bytes = 0
+        self._numbers, self._offsets, self._lengths = array("q"), array("q"), array("q")
+        self._ids, self._created = bytearray(), array("q")
+        with path.open("rb") as file:
+            for data in file:
+                if data.endswith(b"\n"):
+                    self._add(data)
+                    self.num_bytes += len(data)
+        self._order = np.argsort(np.asarray(self._numbers), kind="stable")
+        self._next = 0
+
+    def of(self, raw: RawLine) -> Iterator[_Record]:
+        """Yield the records of a line as it is now, oldest first."""
+        while self._next < len(self._order):
+            index = int(self._order[self._next])
+            if self._numbers[index] > raw.number:
+                return
+            self._next += 1
+            row_id = row_id_of(raw.digest).encode()
+            if self._numbers[index] == raw.number and self._id(index, len(row_id)) == row_id:
+                length, created = self._lengths[index], self._created[index]
+                yield _Record(
+                    self._offsets[index], abs(length), length > 0, created if created >= 0 else None
+                )
+
+    def _id(self, index: int, size: int) -> bytes:
+        return bytes(self._ids[index * size : (index + 1) * size])
+
+    def _add(self, data: bytes) -> None:
+        number, _, row = data.partition(b"\t")
+        if not (len(number) < _MAX_DIGITS and number.isdigit()):
+            return
+        try:
+            head = parse_row_head(row)
+        except RowError:
+            return
+        if len(head.row_id) != _ID_CHARS or not head.row_id.isascii():
+            return
+        self._numbers.append(int(number))
+        self._offsets.append(self.num_bytes + len(number) + 1)
+        self._lengths.append(len(row) if head.status_code == 200 else -len(row))
+        self._ids += head.row_id.encode()
+        self._created.append(_created_of(head))
+
+
+def _created_of(head: RowHead) -> int:
+    return head.created if isinstance(head.created, int) and head.created >= 0 else -1
+
+
+_ID_CHARS: Final = len(row_id_of(RawLine(1, b"").digest))
+
+
+def spool_path(output: Path) -> Path:
+    """Return the path of an output's spool."""
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + SUFFIX)
