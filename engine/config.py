@@ -99,6 +99,7 @@ class EngineConfig:
     seed: int = 0
     steps_ahead: int | None = None
     admission: AdmissionName = "arrival"
+    deduplication: bool = True
     runner: RunnerName = "auto"
     convert: ConvertName = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -141,7 +141,7 @@ class BinaryFile(BytesByLine, Protocol):
         """Return at most `size` bytes, none only at the end."""
 
 
-def open_lines(form: FileFormat, file: BinaryFile) -> BytesByLine:
+def open_lines(form: FileFormat, file: BinaryFile) -> BinaryFile:
     """Return a file of this form as a stream of JSONL from its start on; what is, as it is."""
     file.seek(0)
     if form.is_plain:

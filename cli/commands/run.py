@@ -99,6 +99,12 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         help="requests in the engine at once (default: 4 times --max-num-seqs)",
     )
     add(
+        "--no-plan",
+        action="store_true",
+        help="start lines in the order of the file, each computed by itself (default: lines that "
+        "begin alike together, the longest outputs first)",
+    )
+    add(
         "--max-line-bytes",
         type=size_in_bytes,
         metavar="SIZE",

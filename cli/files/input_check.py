@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
 from tidemill.batch.file.lines import EXAMPLE_LINE, LineError, parse_line
+from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import own_names
 from tidemill.protocol.requests import check_request
@@ -72,8 +73,9 @@ def check_lines(
     endpoints: Sequence[str] = ENDPOINTS,
     defaults: Defaults = _NO_DEFAULTS,
     tmp_dir: Path | None,
+    index: LineIndex | None = None,
 ) -> InputReport:
-    """Read the whole input once and return the findings; memory stays flat.
+    """Read the whole input once, fill its index and return the findings; memory stays flat.
 
     Lines may also ask for `adapters`; the model serves `endpoints`.
     """
@@ -82,11 +84,13 @@ def check_lines(
     report = InputReport(requests, served_names, tuple(adapters))
     next_word = time.monotonic() + _SECONDS_PER_WORD
     with DuplicateFinder(tmp_dir) as finder:
-        for raw in requests.lines():
+        for raw, span in requests.spans():
             report.num_rows += 1
             try:
                 line = parse_line(raw)
             except LineError as exc:
+                if index is not None:
+                    index.add(*span)
                 report.num_bad += 1
                 report.lacks_parts |= exc.code == "missing_required_parameter"
                 if len(report.bad) < MAX_NAMED:
@@ -98,6 +102,8 @@ def check_lines(
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
+            if index is not None:
+                index.add(*span, body)
             try:
                 check_request(line.url, body, served_names, endpoints)
             except RequestError as exc:

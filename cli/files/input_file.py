@@ -1,25 +1,47 @@
-"""Input file: the request lines of a source, in any supported format."""
+"""Input file: the request lines of a source, in any supported format, in any order."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Self
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, NamedTuple, Self
 
-from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
-from tidemill.batch.file.lines import FormatError, RawLine, read_lines
+from tidemill.batch.file.formats import (
+    HEAD_BYTES,
+    BinaryFile,
+    FileFormat,
+    detect_format,
+    open_lines,
+)
+from tidemill.batch.file.lines import BytesByLine, FormatError, RawLine, read_lines
 
 from ..console.errors import BadInput
+from ..console.terminal import log
 from .source import Source
+
+_COPIED_BYTES = 2**20
+
+
+class LineSpan(NamedTuple):
+    """Where a line lies among the bytes of the plain JSONL, and its number."""
+
+    start: int
+    num_bytes: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input whose lines can be read repeatedly."""
+    """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none."""
 
     source: Source
     form: FileFormat
     max_line_bytes: int
+    unpacked: IO[bytes] | None = None
 
     @classmethod
     def from_source(cls, source: Source, max_line_bytes: int) -> Self:
@@ -31,10 +53,84 @@ class InputFile:
             raise BadInput(f"{source.name} cannot be run. {exc.message}") from exc
         return cls(source, form, max_line_bytes)
 
+    def unpack(self, tmp_dir: Path | None, stack: ExitStack) -> InputFile:
+        """Return the input with a plain temporary copy if it is compressed or an array.
+
+        Where the disk has no room for one, a note says so, and the input stays as it is.
+        """
+        if self.form.is_plain:
+            return self
+        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
+        stack.callback(copy.close)
+        try:
+            stream = self._stream()
+            while data := stream.read(_COPIED_BYTES):
+                copy.write(data)
+            copy.flush()
+        except FormatError as exc:
+            raise self._damaged(exc) from exc
+        except OSError as exc:
+            folder = tmp_dir or tempfile.gettempdir()
+            log(
+                f"note: {self.source.name} cannot be unpacked to {folder} ({exc.strerror}): its "
+                "lines run in the order of the file; --output-tmp-dir names another folder"
+            )
+            return self
+        return replace(self, unpacked=copy)
+
+    @property
+    def is_seekable(self) -> bool:
+        """Say whether lines can be read in any order."""
+        return self.form.is_plain or self.unpacked is not None
+
     def lines(self) -> Iterator[RawLine]:
         """Yield the non-blank lines; raises BadInput for a damaged file."""
+        for raw, _ in self.spans():
+            yield raw
+
+    def spans(self) -> Iterator[tuple[RawLine, LineSpan]]:
+        """Yield the non-blank lines with their spans; raises BadInput for a damaged file."""
         try:
-            stream = open_lines(self.form, self.source.file)
-            yield from read_lines(stream, max_line_bytes=self.max_line_bytes)
+            stream = _Counted(self._stream())
+            for raw in read_lines(stream, max_line_bytes=self.max_line_bytes):
+                num_bytes = len(raw.data) if raw.overlong is None else raw.overlong.num_bytes
+                start = stream.num_bytes - stream.ends_line - num_bytes
+                yield raw, LineSpan(start, num_bytes, raw.number)
         except FormatError as exc:
-            raise BadInput(f"{self.source.name} cannot be run. {exc.message}") from exc
+            raise self._damaged(exc) from exc
+
+    def read(self, span: LineSpan) -> RawLine:
+        """Return the line of a span; raises InputChanged for a file that was modified."""
+        file = self.source.file if self.unpacked is None else self.unpacked
+        if self.unpacked is None and self.source.steady is not None:
+            self.source.steady.check()
+        if span.num_bytes <= self.max_line_bytes:
+            return RawLine(span.number, os.pread(file.fileno(), span.num_bytes, span.start))
+        file.seek(span.start)
+        return next(read_lines(file, max_line_bytes=self.max_line_bytes, first_number=span.number))
+
+    def _stream(self) -> BinaryFile:
+        if self.unpacked is None:
+            return open_lines(self.form, self.source.file)
+        self.unpacked.seek(0)
+        return self.unpacked
+
+    def _damaged(self, exc: FormatError) -> BadInput:
+        return BadInput(f"{self.source.name} cannot be run. {exc.message}")
+
+
+class _Counted:
+    """A stream by lines that counts its bytes."""
+
+    def __init__(self, stream: BytesByLine) -> None:
+        self._stream = stream
+        self.num_bytes = 0
+        self.ends_line = False
+
+    def readline(self, size: int) -> bytes:
+        """Return the next bytes up to a newline."""
+        data = self._stream.readline(size)
+        if data:
+            self.num_bytes += len(data)
+            self.ends_line = data.endswith(b"\n")
+        return data

@@ -53,9 +53,13 @@ class SteadyFile(io.FileIO):
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]
         """Read a block; raises InputChanged when the file was modified since it was opened."""
         count = super().readinto(buffer)
+        self.check()
+        return count
+
+    def check(self) -> None:
+        """Raise InputChanged when the file was modified since it was opened."""
         if words := self._written_to():
             raise InputChanged(f"{words} while it was read: run it when nothing writes to it")
-        return count
 
     def changed(self) -> str | None:
         """Return how the file was changed: modified, or replaced."""

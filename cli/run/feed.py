@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import run_line
-from tidemill.protocol.contract import EngineError, Responder
+from tidemill.protocol.contract import EngineError, Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
 
 from ..console.errors import OutputLost
@@ -36,7 +36,8 @@ class Feed:
     """Runs lines through a responder. Made for one run, inside the event loop.
 
     Every reply carries `created` (seconds since the epoch). An exception of one request becomes its
-    500 row; EngineError and errors of the output end the run.
+    500 row; EngineError and errors of the output end the run. `note_row` is called with the place
+    and the usage of each finished line.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Feed:
         created: int,
         limits: InFlightLimits,
         dialect: Dialect = "openai",
+        note_row: Callable[[int, Usage], None] = lambda _place, _usage: None,
     ) -> None:
         self._responder = responder
         self._writer = writer
@@ -55,6 +57,7 @@ class Feed:
         self._created = created
         self._in_flight = InFlightLimiter(limits.max_held_bytes, limits.max_inflight)
         self._dialect = dialect
+        self._note_row = note_row
         self._loop = asyncio.get_running_loop()
         self._requests: set[asyncio.Task[None]] = set()
         self._finished: list[tuple[PlacedLine, Row]] = []  # and not given to the writer
@@ -135,6 +138,7 @@ class Feed:
             self._in_flight.release(num_bytes - len(answered.row))
             self._finished.append((line, Row(answered.row, answered.is_success)))
             self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
+            self._note_row(line.place, answered.usage or Usage())
 
     def _end(self, request: asyncio.Task[None]) -> None:
         self._requests.discard(request)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.model.endpoint_names import endpoints_of
+from tidemill.engine.plan.forecast import Forecast, TokensDone
+from tidemill.engine.plan.line_index import LineIndex
+from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import EngineError, Served, Usage
 from tidemill.protocol.routes import ENDPOINTS
 
@@ -36,7 +39,7 @@ from ..files.input_check import (
     warn_of_duplicates,
     warn_of_failing,
 )
-from ..files.input_file import InputFile
+from ..files.input_file import InputFile, LineSpan
 from ..files.paths import check_folder, check_paths, check_resumable
 from ..files.row_writer import ResumableWriter
 from ..files.source import open_source
@@ -76,10 +79,27 @@ def run_job(
             open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
         )
         requests = InputFile.from_source(source, options.max_line_bytes or MAX_LINE_BYTES)
-        tally.num_rows = _check(requests, names, config, options)
+        requests = requests.unpack(options.output_tmp_dir, stack)
+        is_planned = requests.is_seekable and not options.no_plan
+        config = replace(
+            config,
+            # The plan says who starts next; where there can be none, the engine does.
+            admission="arrival" if is_planned or options.no_plan else "prefix",
+            deduplication=not options.no_plan,
+        )
+        index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
+        tally.num_rows = _check(requests, names, config, options, index)
         writer = make_writer(options, files, requests.lines, tally.num_rows, stack)
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
-        run = _Run(options, config, requests, writer, metrics, signals)
+        run = _Run(
+            options,
+            requests,
+            index,
+            Plan(index, writer.has_row, is_ordered=is_planned),
+            writer,
+            metrics,
+            signals,
+        )
         if tally.kept < tally.num_rows:
             with loaded_engine(load, config, names, template) as served:
                 metrics.served = served
@@ -119,7 +139,11 @@ def _check_names(options: RunOptions) -> None:
 
 
 def _check(
-    requests: InputFile, names: Sequence[str], config: EngineConfig, options: RunOptions
+    requests: InputFile,
+    names: Sequence[str],
+    config: EngineConfig,
+    options: RunOptions,
+    index: LineIndex,
 ) -> int:
     """Return the number of lines that get a row; raises BadInput when none can run."""
     report = check_lines(
@@ -129,6 +153,7 @@ def _check(
         endpoints=endpoints_of(config) or ENDPOINTS,
         defaults=options.defaults,
         tmp_dir=options.output_tmp_dir,
+        index=index,
     )
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
@@ -144,8 +169,9 @@ class _Run:
     """The part of the run from the loaded engine to the last row."""
 
     options: RunOptions
-    config: EngineConfig
     requests: InputFile
+    index: LineIndex
+    plan: Plan
     writer: ResumableWriter
     metrics: RunMetrics
     signals: StopSignals
@@ -197,9 +223,10 @@ class _Run:
             else self.writer.created,
             limits=InFlightLimits(max_inflight),
             dialect=self.options.dialect,
+            note_row=self._note_row,
         )
         with self.signals.on_signal(feed.stop):
-            reporting = asyncio.create_task(_report(reporter, tally, served))
+            reporting = asyncio.create_task(_report(reporter, tally, served, self.plan))
             try:
                 async with self.metrics.loop_lag.measured():
                     return await feed.run(self._lines())
@@ -208,16 +235,27 @@ class _Run:
                 with suppress(asyncio.CancelledError):
                     await reporting
 
+    def _note_row(self, place: int, usage: Usage) -> None:
+        self.plan.finish(place, usage.completion_tokens)
+        if not self.plan.is_repeat[place]:
+            self.metrics.tally.computed_output_tokens += usage.completion_tokens
+
     def _lines(self) -> Iterator[PlacedLine]:
-        """Yield the lines without a row."""
-        for place, raw in enumerate(self.requests.lines()):
-            if not self.writer.has_row(place):
-                yield PlacedLine(place, raw)
+        """Yield the lines without a row, in the order of the plan."""
+        if not self.requests.is_seekable:
+            for place, raw in enumerate(self.requests.lines()):
+                if not self.writer.has_row(place):
+                    yield PlacedLine(place, raw)
+            return
+        records = self.index.records
+        for place in self.plan:
+            start, num_bytes, number, *_ = records[place].item()
+            yield PlacedLine(place, self.requests.read(LineSpan(start, num_bytes, number)))
 
 
-async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:
-    """Show progress with the row and token rates of the last minute."""
-    pace = RateWindow(time.monotonic)
+async def _report(reporter: Reporter, tally: Tally, served: Served, plan: Plan) -> None:
+    """Show progress with the row and token rates of the last minute, and the time left."""
+    pace, forecast = RateWindow(time.monotonic), Forecast(plan)
     num_rows, seen = 0, Usage()
     while True:
         await asyncio.sleep(reporter.seconds)
@@ -229,4 +267,12 @@ async def _report(reporter: Reporter, tally: Tally, served: Served) -> None:
         )
         pace.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
-        reporter.show(tally, pace.rates)
+        done = TokensDone(
+            stats.prompt_tokens - stats.cached_tokens,
+            stats.output_tokens,
+            tally.usage.prompt_tokens,
+            tally.computed_output_tokens,
+        )
+        forecast.update(tally.seconds, done)
+        left = None if tally.usage.audio_seconds else forecast.seconds_left()
+        reporter.show(tally, pace.rates, left)

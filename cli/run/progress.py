@@ -33,8 +33,8 @@ class Reporter(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
-    def show(self, tally: Tally, rates: Rates) -> None:
-        """Show the current counts and rates."""
+    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+        """Show the current counts and rates, and the seconds that are forecast to be left."""
 
 
 def make_reporter(num_rows: int, kept: int) -> Reporter:
@@ -60,9 +60,9 @@ class LineReporter:
     ) -> None:
         """Do nothing."""
 
-    def show(self, tally: Tally, rates: Rates) -> None:
+    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
         """Print the line."""
-        log(progress_line(tally, rates))
+        log(progress_line(tally, rates, forecast))
 
 
 class BarReporter:
@@ -98,27 +98,35 @@ class BarReporter:
     ) -> None:
         self._progress.stop()
 
-    def show(self, tally: Tally, rates: Rates) -> None:
+    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
         """Update the bar."""
         columns = self._progress.console.width
         self._bar.bar_width = bar_width(columns)
         count = f"{tally.rows_done}/{tally.num_rows}"
-        words, room = _words(tally, rates), columns - bar_width(columns) - len(count) - 2
+        words, room = (
+            _words(tally, rates, forecast),
+            columns - bar_width(columns) - len(count) - 2,
+        )
         parts = fit_words(words, room, (rates.main_rate, rows_rate(rates)))
         self._progress.update(self._task, description=count, completed=tally.rows_done, words=parts)
 
 
-def progress_line(tally: Tally, rates: Rates) -> str:
-    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
-    return ", ".join([f"{tally.rows_done:,} of {tally.num_rows:,} rows", *_words(tally, rates)])
+def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> str:
+    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`.
+
+    Where nothing is forecast the time left is that of the rows at their rate.
+    """
+    count = f"{tally.rows_done:,} of {tally.num_rows:,} rows"
+    return ", ".join([count, *_words(tally, rates, forecast)])
 
 
-def _words(tally: Tally, rates: Rates) -> list[str]:
+def _words(tally: Tally, rates: Rates, forecast: float | None) -> list[str]:
     words = [rows_rate(rates), rates.main_rate]
     if tally.rows_failed:
         words.insert(0, f"{tally.rows_failed:,} failed")
-    num_rows = tally.num_rows - tally.kept
-    left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
+    num_rows, left = tally.num_rows - tally.kept, forecast
+    if left is None:
+        left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
     return words if left is None else [*words, f"{duration(left)} left"]
 
 

@@ -26,6 +26,7 @@ class RunOptions(EngineOptions):
     fail_on_error: bool = False
     max_inflight: int | None = None
     max_line_bytes: int | None = None
+    no_plan: bool = False
     defaults: Defaults = field(default_factory=Defaults)
     enable_metrics: bool = False
     host: str = "127.0.0.1"

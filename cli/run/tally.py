@@ -14,7 +14,8 @@ from ..console.error_summary import ErrorSummary
 class Tally:
     """Counts of one run; `kept` rows are those that a resumed output already had.
 
-    `usage` is that of answered requests; `started` is on the monotonic clock.
+    `usage` is that of answered requests, `computed_output_tokens` without those of repeats;
+    `started` is on the monotonic clock.
     """
 
     num_rows: int = 0
@@ -23,6 +24,7 @@ class Tally:
     answered: int = 0
     failed: int = 0
     usage: Usage = field(default_factory=Usage)
+    computed_output_tokens: int = 0
     failures: ErrorSummary = field(default_factory=ErrorSummary)
     started: float = field(default_factory=time.monotonic)
 

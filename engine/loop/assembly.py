@@ -19,6 +19,7 @@ from ..state.groups import Pages, StateGroup, Visibility
 from ..state.pages import PagePool
 from ..state.rows import Rows
 from .cuda_graphs import Capture, capture_on, make_graphs
+from .deduplication import Deduplicator
 from .generation import GenerationCore
 from .memory_profile import peak_memory_on, step_bytes
 from .runner import Runner
@@ -81,7 +82,8 @@ def make_core(
     steps_ahead = config.steps_ahead
     if steps_ahead is None:
         steps_ahead = int(model.device.type == "cuda")
-    return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead)
+    duplicates = Deduplicator(is_on=config.deduplication)
+    return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead, duplicates)
 
 
 def further_groups(

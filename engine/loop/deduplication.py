@@ -19,7 +19,8 @@ class Deduplicator:
     and the seed too where there is a choice to make. Whoever is told token by token runs alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_on: bool = True) -> None:
+        self._is_on = is_on
         self._first_of: dict[Hashable, Sequence] = {}
         self._key_of: dict[Sequence, Hashable] = {}  # of those that are computed
         self._repeats_of: dict[Sequence, list[Sequence]] = {}
@@ -30,7 +31,7 @@ class Deduplicator:
 
     def join(self, sequence: Sequence) -> bool:
         """Take a new sequence in; say whether it waits for another, and must not be computed."""
-        key = _key(sequence)
+        key = _key(sequence) if self._is_on else None
         if key is None:
             return False
         first = self._first_of.setdefault(key, sequence)

@@ -63,14 +63,19 @@ class GenerationCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, vocab_size: int, steps_ahead: int = 0
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        vocab_size: int,
+        steps_ahead: int = 0,
+        duplicates: Deduplicator | None = None,
     ) -> None:
         self._table = scheduler.table
         self._pool = scheduler.pool
         self._runner = runner
         self._scheduler = scheduler
         self._failures = StepFailures(scheduler)
-        self._duplicates = Deduplicator()
+        self._duplicates = Deduplicator() if duplicates is None else duplicates
         self._sampler = Sampler(scheduler.table, runner.kept_ids)
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead

@@ -356,7 +356,6 @@ def test_the_engine_gets_what_was_asked_for(
             max_num_batched_tokens=50,
             kv_cache_memory=2**20,
             seed=3,
-            admission="prefix",
         )
     ]
     assert run.loaded_with["served_names"] == ("x", "y")
@@ -364,6 +363,8 @@ def test_the_engine_gets_what_was_asked_for(
     run("-i", write_input(line("a")), "-o", out, "--force", "--chat-template", "{{ x }}")
     assert run.loaded_with["chat_template"] == "{{ x }}"
     assert run.loaded_with["served_names"] == ("m",)
+    run("-i", write_input(line("a")), "-o", out, "--force", "--no-plan")
+    assert not run.configs[-1].deduplication
 
 
 def test_without_a_model_the_demo_model_runs_and_says_so(

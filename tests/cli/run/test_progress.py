@@ -9,6 +9,7 @@ import struct
 import termios
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from tidemill.batch.file.throughput import Rates
 from tidemill.cli.run import job, progress
 from tidemill.cli.run.progress import progress_line, summary
 from tidemill.cli.run.tally import Tally
+from tidemill.engine.plan.line_index import LineIndex
+from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import EngineStats, Usage
 
 Write = Callable[..., Path]
@@ -73,16 +76,19 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
     class Watching(progress.LineReporter):
         seconds = 0.0
 
-        def show(self, tally: Tally, rates: Rates) -> None:
+        def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+            assert forecast is None
             shown.append(rates)
             if len(shown) == 1:
                 tally.count()
             else:
                 seen.set()
 
-    reporting = asyncio.create_task(job._report(Watching(), tally, served))
-    await seen.wait()
-    reporting.cancel()
+    with closing(LineIndex()) as index:
+        plan = Plan(index, lambda _: False)
+        reporting = asyncio.create_task(job._report(Watching(), tally, served, plan))
+        await seen.wait()
+        reporting.cancel()
     assert shown[:2] == [Rates(0.0, 40.0), Rates(1.0, 100.0)]
 
 

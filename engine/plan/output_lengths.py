@@ -1,0 +1,62 @@
+"""Output lengths: tokens that answers are expected to have, learned as rows finish."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .line_index import UNKNOWN
+
+_UNTOLD_TOKENS: Final = 512
+"""Expected of a line without `max_tokens` before any row has finished."""
+
+_MIN_FINISHED: Final = 4
+_GROUP_LEVEL: Final = 1
+"""Lines whose prompts begin alike for 256 bytes are one group."""
+
+
+class OutputLengths:
+    """Expected output tokens by place: `max_tokens` at first, then the mean of a line's group.
+
+    A group are the lines of one `max_tokens` whose prompts begin alike. Of a group that too little
+    is known of, as large a share of `max_tokens` is expected as all others came to.
+    """
+
+    def __init__(self, records: NDArray[Any]) -> None:
+        self._most = records["max_tokens"].astype(np.float64)
+        self._most[records["max_tokens"] == UNKNOWN] = np.inf
+        kinds = records["prefixes"][:, _GROUP_LEVEL].astype(np.int64) << 32
+        kinds ^= records["max_tokens"]
+        _, self._group_of = np.unique(kinds, return_inverse=True)
+        num_groups = int(self._group_of.max(initial=-1)) + 1
+        self._finished = np.zeros(num_groups, np.int64)
+        self._tokens = np.zeros(num_groups)
+        self._known_most = self._known_tokens = 0.0  # of finished lines that name a most
+        self._num_untold = self._untold_tokens = 0
+
+    def add(self, place: int, output_tokens: int) -> None:
+        """Learn from a finished row."""
+        group = self._group_of[place]
+        self._finished[group] += 1
+        self._tokens[group] += output_tokens
+        if np.isinf(self._most[place]):
+            self._num_untold += 1
+            self._untold_tokens += output_tokens
+        else:
+            self._known_most += self._most[place]
+            self._known_tokens += output_tokens
+
+    def expected(self) -> NDArray[np.float64]:
+        """Return the expected output tokens of each line."""
+        share = self._known_tokens / self._known_most if self._known_most else 1.0
+        untold = float(_UNTOLD_TOKENS)
+        if self._num_untold >= _MIN_FINISHED:
+            untold = self._untold_tokens / self._num_untold
+        expected = np.where(np.isinf(self._most), untold, np.minimum(1.0, share) * self._most)
+        is_known = self._finished >= _MIN_FINISHED
+        means = self._tokens / np.maximum(1, self._finished)
+        known = is_known[self._group_of]
+        expected[known] = np.minimum(means[self._group_of][known], self._most[known])
+        return expected
