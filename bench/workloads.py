@@ -1,4 +1,4 @@
-"""The files of the benchmarks, base, a to g and the anchors': the same bytes for the same name.
+"""The files of the benchmarks, base, a to i and the anchors': the same bytes for the same name.
 
     python -m bench.workloads base out/bench/base.jsonl
 
@@ -30,11 +30,15 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One line: what the model reads, and how many tokens it answers with."""
+    """One line: what the model reads, and how many tokens it answers with.
+
+    `before` are earlier messages, of the user and the assistant in turns.
+    """
 
     user: str
     max_tokens: int = 64
     system: str = ""
+    before: tuple[str, ...] = ()
 
 
 class Texts:
@@ -98,6 +102,32 @@ def documents(texts: Texts) -> list[Request]:
     return [Request(f"{found[number // 16]}\n{texts(20)}") for number in range(192)]
 
 
+def table_rows(texts: Texts) -> list[Request]:
+    """2,000 rows of a table in one template: eight columns, values of four of them repeat."""
+    template = texts(60)
+    repeating = [[texts(words) for _ in range(count)] for count, words in TABLE_COLUMNS]
+    rows = []
+    for _ in range(2_000):
+        columns = [texts.rng.choice(values) for values in repeating]
+        columns += [texts(8) for _ in range(4)]
+        named = "\n".join(f"{name}: {value}" for name, value in enumerate(columns))
+        rows.append(Request(f"{template}\n{named}", 16))
+    return rows
+
+
+# Values of each repeating column, and the words of one.
+TABLE_COLUMNS = ((4, 40), (12, 60), (40, 30), (200, 20))
+
+
+def nested_chats(texts: Texts) -> list[Request]:
+    """20 chats of ten turns under one system prompt; each turn is a line, with all before it."""
+    system, lines = texts(150), []
+    for _ in range(20):
+        said = tuple(texts(40) for _ in range(19))
+        lines += [Request(said[at], 32, system, said[:at]) for at in range(0, 19, 2)]
+    return lines
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Numbers of tokens by a log-normal distribution of this mean, cut at `most`."""
@@ -155,6 +185,8 @@ WORKLOADS = {
     "e": Workload(documents),
     "f": Workload(nothing_shared(192, 150, 64)),
     "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
+    "h": Workload(table_rows),
+    "i": Workload(nested_chats),
     "datatrove": Workload(DATATROVE, model="470m"),
     "mlperf": Workload(MLPERF, model="470m"),
 }
@@ -166,7 +198,9 @@ def lines(name: str) -> Iterator[str]:
     requests = workload.requests(texts)
     texts.rng.shuffle(requests)
     for number, request in enumerate(requests):
-        messages = [{"role": "user", "content": request.user}]
+        said = (*request.before, request.user)
+        roles = ("user", "assistant")
+        messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(said)]
         if request.system:
             messages.insert(0, {"role": "system", "content": request.system})
         body: dict[str, Any] = {

@@ -268,7 +268,8 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, plan: Plan) 
         pace.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
         done = TokensDone(
-            stats.prompt_tokens - stats.cached_tokens,
+            stats.prompt_tokens,
+            stats.cached_tokens,
             stats.output_tokens,
             tally.usage.prompt_tokens,
             tally.computed_output_tokens,

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from .plan import Plan
+from .token_costs import TokenCosts
 
 _PREFILL_SHARE: Final = 1 / 8
 """Cost of a prefilled token in decoded ones, while too little has been measured."""
@@ -14,18 +15,26 @@ _PREFILL_SHARE: Final = 1 / 8
 _PRIOR_WEIGHT: Final = 0.05
 _HALF_LIFE_SECONDS: Final = 60.0
 _TELLING_SECONDS: Final = 5.0
+_TOKENS_A_BYTE: Final = 0.25
+"""Of prompts, while no row has finished."""
 
 
 class TokensDone(NamedTuple):
-    """Totals of a run: tokens prefilled (cached ones are not) and decoded, and those of rows.
+    """Totals of a run: tokens of prompts that have started, cached ones among them, and of answers.
 
     `row_prompt_tokens` are of all finished rows, `row_output_tokens` of those that are no repeats.
     """
 
-    prefilled: int = 0
-    decoded: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
     row_prompt_tokens: int = 0
     row_output_tokens: int = 0
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens of prompts that were computed."""
+        return self.prompt_tokens - self.cached_tokens
 
 
 class Forecast:
@@ -44,42 +53,48 @@ class Forecast:
 
     def update(self, seconds: float, done: TokensDone) -> None:
         """Note how far the run is after so many seconds."""
-        elapsed = seconds - self._seconds
+        elapsed, before = seconds - self._seconds, self._done
         if elapsed <= 0:
             return
-        tokens = np.array(
-            [done.prefilled - self._done.prefilled, done.decoded - self._done.decoded], np.float64
-        )
+        prefilled = done.prefilled - before.prefilled
+        tokens = np.array([prefilled, done.output_tokens - before.output_tokens], np.float64)
         decay = 0.5 ** (elapsed / _HALF_LIFE_SECONDS)
-        # By the second: a long interval weighs as many short ones do.
+        # By the second: a long interval weighs as much as many short ones.
         self._products = decay * self._products + np.outer(tokens, tokens) / elapsed
         self._times = decay * self._times + tokens
         self._seconds, self._done = seconds, done
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the last row; None while too little is done to know."""
-        plan, done = self._plan, self._done
-        if self._seconds < _TELLING_SECONDS or not plan.finished_prompt_bytes:
+        if self._seconds < _TELLING_SECONDS:
             return None
-        tokens_a_byte = done.row_prompt_tokens / plan.finished_prompt_bytes
-        prefills = max(0.0, plan.own_bytes.sum() * tokens_a_byte - done.prefilled)
+        costs, done = self.costs(), self._done
         # Of the lines that run, some tokens are there.
-        begun = done.decoded - done.row_output_tokens
-        decodes = max(0.0, plan.output_tokens_left() - begun)
-        prefill_cost, decode_cost = self._costs()
-        return float(prefill_cost * prefills + decode_cost * decodes)
+        begun = done.output_tokens - done.row_output_tokens
+        decodes = max(0.0, self._plan.output_tokens_left() - begun)
+        return None if costs is None else costs.seconds(self._prefills_left(), decodes)
 
-    def _costs(self) -> tuple[float, float]:
-        """Return the seconds a prefilled and a decoded token take: least squares, none negative."""
+    def costs(self) -> TokenCosts | None:
+        """Return what tokens take by least squares, none below 0; None while none were computed."""
         scale = float(np.trace(self._products))
         if scale <= 0:
-            return 0.0, 0.0
+            return None
         # Where both kinds grew alike nothing tells them apart: their costs are then as usual.
         prior = np.array([1.0, -_PREFILL_SHARE])
         products = self._products + _PRIOR_WEIGHT * scale * np.outer(prior, prior)
         costs, *_ = np.linalg.lstsq(products, self._times, rcond=None)
-        if costs.min() >= 0:
-            return float(costs[0]), float(costs[1])
-        kind = int(costs.argmax())
-        alone = float(self._times[kind] / max(1e-9, self._products[kind, kind]))
-        return (alone, 0.0) if kind == 0 else (0.0, alone)
+        if costs.min() < 0:
+            kind = int(costs.argmax())
+            costs[1 - kind] = 0.0
+            costs[kind] = self._times[kind] / max(1e-9, self._products[kind, kind])
+        return TokenCosts(*costs.tolist())
+
+    def _prefills_left(self) -> float:
+        plan, done, tokens_a_byte = self._plan, self._done, _TOKENS_A_BYTE
+        if done.row_prompt_tokens:
+            tokens_a_byte = done.row_prompt_tokens / plan.finished_prompt_bytes
+        left = plan.own_bytes.sum() * tokens_a_byte - done.prefilled
+        if left < 0:  # the prefix cache is too small: it goes on as before
+            share = done.prefilled / done.prompt_tokens
+            left = share * (plan.num_prompt_bytes * tokens_a_byte - done.prompt_tokens)
+        return float(max(0.0, left))

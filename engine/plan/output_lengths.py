@@ -13,6 +13,11 @@ _UNTOLD_TOKENS: Final = 512
 """Expected of a line without `max_tokens` before any row has finished."""
 
 _MIN_FINISHED: Final = 4
+_NUM_PROBES: Final = 8
+_MIN_PROBED: Final = 200
+_MAX_PROBED: Final = 64
+"""So many groups, of at least so many lines, have `_NUM_PROBES` of them run first."""
+
 _GROUP_LEVEL: Final = 1
 """Lines whose prompts begin alike for 256 bytes are one group."""
 
@@ -47,6 +52,21 @@ class OutputLengths:
         else:
             self._known_most += self._most[place]
             self._known_tokens += output_tokens
+
+    def probes(self, is_left: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return a few lines of each large group, to learn from before its turn comes."""
+        places = np.flatnonzero(is_left)
+        places = places[np.argsort(self._group_of[places], kind="stable")]
+        groups, starts, counts = np.unique(
+            self._group_of[places], return_index=True, return_counts=True
+        )
+        if len(groups) < 2:
+            return places[:0]
+        is_large = counts >= _MIN_PROBED
+        starts, counts = starts[is_large][:_MAX_PROBED], counts[is_large][:_MAX_PROBED]
+        steps = np.arange(_NUM_PROBES)
+        chosen = starts[:, None] + steps * counts[:, None] // _NUM_PROBES
+        return places[chosen.ravel()]
 
     def expected(self) -> NDArray[np.float64]:
         """Return the expected output tokens of each line."""

@@ -41,6 +41,7 @@ class Plan:
         own[self._tree.places] -= self._tree.shared
         own[self.is_repeat | ~is_left] = 0
         self.own_bytes = np.maximum(own, 0)
+        self.num_prompt_bytes = int(self._prompt_bytes[is_left & ~self.is_repeat].sum())
         self.finished_prompt_bytes = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -48,6 +49,9 @@ class Plan:
         if not self._is_ordered:
             yield from np.flatnonzero(self._is_waiting).tolist()
             return
+        for place in self.lengths.probes(self._is_waiting).tolist():
+            self._is_waiting[place] = False
+            yield place
         num_left = int(self._is_waiting.sum())
         order, expected = self._tree.places, None
         while num_left:
@@ -58,7 +62,7 @@ class Plan:
             # Of a long file the order is made again once few lines are left.
             num_next = num_left - _MAX_REORDERED
             if num_next < _MAX_REORDERED:
-                num_next = num_left if num_left <= _MIN_REORDERED else num_left // 2
+                num_next = min(num_left, max(_MIN_REORDERED, num_left // 8))
             for place in order[:num_next].tolist():
                 self._is_waiting[place] = False
                 yield place

@@ -1,0 +1,130 @@
+"""The end of a run is forecast from a tenth of its work on, whatever its lines are like."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+
+from tests.engine.plan.test_order import chat, index_of
+from tidemill.engine.plan.forecast import Forecast, TokensDone
+from tidemill.engine.plan.plan import Plan
+from tidemill.engine.plan.token_costs import TokenCosts
+
+NUM_SEQUENCES = 32
+BYTES_A_TOKEN = 5
+
+
+class Request(NamedTuple):
+    """A line: its prompt, the most tokens of its answer and those it comes to."""
+
+    prompt: str
+    max_tokens: int
+    output_tokens: int
+
+
+def words(rng: random.Random, num_tokens: int) -> str:
+    """Return a text of so many tokens that is like no other."""
+    return "".join(rng.choices("abcdefgh", k=BYTES_A_TOKEN * num_tokens))
+
+
+def alike(rng: random.Random) -> list[Request]:
+    """Prompts and answers as long as any other."""
+    return [Request(words(rng, 150), 64, 64) for _ in range(600)]
+
+
+def heavy_tail(rng: random.Random) -> list[Request]:
+    """A few answers that are many times as long as most."""
+    lengths = [min(512, int(8 * rng.paretovariate(0.9))) for _ in range(900)]
+    return [Request(words(rng, 60), length, length) for length in lengths]
+
+
+def prompts_first(rng: random.Random) -> list[Request]:
+    """Half of the lines read much and write little, the other half the other way."""
+    reading = [Request(words(rng, 800), 8, 8) for _ in range(300)]
+    return reading + [Request(words(rng, 20), 128, 128) for _ in range(300)]
+
+
+def ends_early(rng: random.Random) -> list[Request]:
+    """Answers that end long before their limit, of two kinds of prompts."""
+    kinds = [(words(rng, 100), 10), (words(rng, 100), 100)]
+    return [
+        Request(head + words(rng, 30), 2048, rng.randint(mean // 2, mean * 3 // 2))
+        for head, mean in (rng.choice(kinds) for _ in range(1_600))
+    ]
+
+
+def documents(rng: random.Random) -> list[Request]:
+    """Questions to documents that are computed once."""
+    texts = [words(rng, 600) for _ in range(30)]
+    return [Request(rng.choice(texts) + words(rng, 20), 64, 64) for _ in range(600)]
+
+
+def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float, float | None]]:
+    """Run a file through steps of a known cost; return seconds, and what was forecast then."""
+    told: list[tuple[float, float | None]] = []
+    with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
+        plan = Plan(index, lambda _: False, is_ordered=is_ordered)
+        forecast, places, running = Forecast(plan), iter(plan), dict[int, int]()
+        done, seconds, cached = TokensDone(), 0.0, set[str]()
+        while True:
+            prefilled = 0
+            while len(running) < NUM_SEQUENCES and (place := next(places, None)) is not None:
+                prompt = requests[place].prompt
+                num_tokens, head = len(prompt) // BYTES_A_TOKEN, prompt[:500]
+                own = num_tokens
+                if head in cached:
+                    own = 20 if num_tokens > 500 else 30
+                cached.add(head)
+                prefilled += own
+                running[place] = 0
+                done = done._replace(
+                    prompt_tokens=done.prompt_tokens + num_tokens,
+                    cached_tokens=done.cached_tokens + num_tokens - own,
+                )
+            if not running:
+                return [*told, (seconds, 0.0)]
+            seconds += 0.05 + 0.0005 * prefilled + 0.004 * len(running)
+            done = done._replace(output_tokens=done.output_tokens + len(running))
+            for place in [*running]:
+                running[place] += 1
+                if running[place] == requests[place].output_tokens:
+                    del running[place]
+                    plan.finish(place, requests[place].output_tokens)
+                    done = done._replace(
+                        row_prompt_tokens=done.row_prompt_tokens
+                        + len(requests[place].prompt) // BYTES_A_TOKEN,
+                        row_output_tokens=done.row_output_tokens + requests[place].output_tokens,
+                    )
+            if seconds - forecast._seconds >= 1:
+                forecast.update(seconds, done)
+                told.append((seconds, forecast.seconds_left()))
+
+
+@pytest.mark.parametrize("is_ordered", [True, False], ids=["plan", "no plan"])
+@pytest.mark.parametrize("make", [alike, heavy_tail, prompts_first, ends_early, documents])
+def test_the_end_is_forecast(
+    make: Callable[[random.Random], list[Request]], *, is_ordered: bool
+) -> None:
+    """Within 20 % of the whole after a tenth of it, and within 10 % from half on."""
+    told = forecasts(make(random.Random(2)), is_ordered=is_ordered)
+    whole = told[-1][0]
+    for seconds, left in told:
+        if seconds >= 0.1 * whole:
+            assert left is not None
+            bound = 0.1 if seconds >= 0.5 * whole else 0.2
+            assert abs(seconds + left - whole) <= bound * whole, (seconds, left, whole)
+
+
+def test_costs_are_kept_for_a_model_and_a_device(
+    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the last run."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path))
+    assert TokenCosts.recall("m", "cpu") is None
+    for decode in (0.5, 0.25):
+        TokenCosts(0.125, decode, 3.0).save("m", "cpu")
+    assert TokenCosts.recall("m", "cpu") == (0.125, 0.25, 3.0)
+    assert TokenCosts.recall("m", "another") is None
