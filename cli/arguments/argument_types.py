@@ -25,6 +25,17 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def positive_number(text: str) -> float:
+    """Return the number, which must be above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
 def port_number(text: str) -> int:
     """Return the port, which may be 0 for any free one."""
     if not re.fullmatch(r"\d{1,5}", text) or int(text) > 65_535:

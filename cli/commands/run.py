@@ -11,10 +11,11 @@ from ..arguments.argument_types import (
     nonblank_text,
     port_number,
     positive_int,
+    positive_number,
     size_in_bytes,
     temperature,
 )
-from ..console.errors import ROWS_FAILED
+from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
@@ -37,6 +38,7 @@ exit status:
   2  arguments or paths that cannot work; nothing was read or written
   3  every line has its row, but none is ok; with --fail-on-error: not all are ok
   4  the engine ended amid the lines, as its device or machine failed; --resume goes on
+  5  --max-seconds or --max-cost was reached; --resume --retry-failed runs the lines left
   128 + n  stopped by signal n (130: Ctrl-C); --resume goes on
 """
 
@@ -54,6 +56,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     _add_file_flags(parser.add_argument_group("files"))
+    _add_limit_flags(parser.add_argument_group("limits of the whole run"))
     _add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
@@ -131,6 +134,23 @@ def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
     add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
 
 
+def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--max-seconds",
+        type=positive_number,
+        metavar="N",
+        help="end after so long, loading included, with an error row for lines that have not run",
+    )
+    add(
+        "--max-cost",
+        type=positive_number,
+        metavar="COST",
+        help="end likewise once the machine has cost so much (needs --price-per-hour)",
+    )
+    add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
+
+
 def _add_default_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
@@ -170,6 +190,10 @@ def command(arguments: argparse.Namespace) -> int:
     from ..run.job import run_job
 
     status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
-    if status in {0, ROWS_FAILED} and not is_output_named and is_path(options.output_file):
+    if (
+        status in {0, ROWS_FAILED, OVER_LIMIT}
+        and not is_output_named
+        and is_path(options.output_file)
+    ):
         log(f"the rows are in {options.output_file}")
     return status

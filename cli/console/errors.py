@@ -7,6 +7,9 @@ import signal
 ROWS_FAILED = 3
 """Exit status of a completed run or batch with error rows."""
 
+OVER_LIMIT = 5
+"""Exit status of a run that reached its limit of time or cost."""
+
 
 class CliError(Exception):
     """The command cannot go on; the message says what is wrong and what to do."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
 
@@ -27,7 +28,23 @@ class RunOptions(EngineOptions):
     max_inflight: int | None = None
     max_line_bytes: int | None = None
     no_plan: bool = False
+    max_seconds: float | None = None
+    max_cost: float | None = None
+    price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+
+    @property
+    def seconds_limit(self) -> float | None:
+        """The seconds after which the run ends with what is done; None without a limit.
+
+        Raises Refused for a cost without a price.
+        """
+        limits = [] if self.max_seconds is None else [self.max_seconds]
+        if self.max_cost is not None:
+            if self.price_per_hour is None:
+                raise Refused("--max-cost needs --price-per-hour, the price of this machine")
+            limits.append(3600 * self.max_cost / self.price_per_hour)
+        return min(limits, default=None)

@@ -23,6 +23,7 @@ class Tally:
     kept_ok: int = 0
     answered: int = 0
     failed: int = 0
+    num_not_run: int = 0
     usage: Usage = field(default_factory=Usage)
     computed_output_tokens: int = 0
     failures: ErrorSummary = field(default_factory=ErrorSummary)

@@ -46,14 +46,14 @@ class Forecast:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._seconds = 0.0
+        self.num_seconds = 0.0
         self._done = TokensDone()
         self._products = np.zeros((2, 2))
         self._times = np.zeros(2)
 
     def update(self, seconds: float, done: TokensDone) -> None:
         """Note how far the run is after so many seconds."""
-        elapsed, before = seconds - self._seconds, self._done
+        elapsed, before = seconds - self.num_seconds, self._done
         if elapsed <= 0:
             return
         prefilled = done.prefilled - before.prefilled
@@ -62,11 +62,11 @@ class Forecast:
         # By the second: a long interval weighs as much as many short ones.
         self._products = decay * self._products + np.outer(tokens, tokens) / elapsed
         self._times = decay * self._times + tokens
-        self._seconds, self._done = seconds, done
+        self.num_seconds, self._done = seconds, done
 
     def seconds_left(self) -> float | None:
         """Return the seconds until the last row; None while too little is done to know."""
-        if self._seconds < _TELLING_SECONDS:
+        if self.num_seconds < _TELLING_SECONDS:
             return None
         costs, done = self.costs(), self._done
         # Of the lines that run, some tokens are there.

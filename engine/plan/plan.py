@@ -76,6 +76,11 @@ class Plan:
         if not self.is_repeat[place]:
             self.lengths.add(place, output_tokens)
 
+    def unfinished(self) -> list[int]:
+        """Return the places of the lines without a row, in the order of the file."""
+        places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
+        return places
+
     def output_tokens_left(self) -> float:
         """Return the expected tokens of all lines without a row, as if none of them had begun."""
         is_counted = self._is_unfinished & ~self.is_repeat

@@ -18,9 +18,11 @@ import pytest
 from tests.cli.given import CHAT, line
 from tests.cli.scripted import ScriptedEngine
 from tidemill.batch.file.throughput import Rates
-from tidemill.cli.run import job, progress
+from tidemill.cli.run import progress
+from tidemill.cli.run import run as run_module
 from tidemill.cli.run.progress import progress_line, summary
 from tidemill.cli.run.tally import Tally
+from tidemill.engine.plan.forecast import Forecast
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import EngineStats, Usage
@@ -85,8 +87,8 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
                 seen.set()
 
     with closing(LineIndex()) as index:
-        plan = Plan(index, lambda _: False)
-        reporting = asyncio.create_task(job._report(Watching(), tally, served, plan))
+        forecast = Forecast(Plan(index, lambda _: False))
+        reporting = asyncio.create_task(run_module._report(Watching(), tally, served, forecast))
         await seen.wait()
         reporting.cancel()
     assert shown[:2] == [Rates(0.0, 40.0), Rates(1.0, 100.0)]

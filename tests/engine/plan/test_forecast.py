@@ -98,7 +98,7 @@ def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float,
                         + len(requests[place].prompt) // BYTES_A_TOKEN,
                         row_output_tokens=done.row_output_tokens + requests[place].output_tokens,
                     )
-            if seconds - forecast._seconds >= 1:
+            if seconds - forecast.num_seconds >= 1:
                 forecast.update(seconds, done)
                 told.append((seconds, forecast.seconds_left()))
 

@@ -1,0 +1,187 @@
+"""The part of a run from the loaded engine to the last row."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.parts import NotRun, row_not_run
+from tidemill.engine.plan.forecast import Forecast, TokensDone
+from tidemill.engine.plan.line_index import LineIndex
+from tidemill.engine.plan.plan import Plan
+from tidemill.protocol.contract import EngineError, EngineInfo, Served, Usage
+
+from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
+from ..console.signals import StopSignals
+from ..console.terminal import log
+from ..files.defaults import DefaultingResponder
+from ..files.input_file import InputFile, LineSpan
+from ..files.kept_rows import ROWS_PER_WRITE
+from ..files.row_writer import ResumableWriter
+from ..files.spool import PlacedLine, Row
+from .feed import Feed, InFlightLimits
+from .metrics import RunMetrics
+from .progress import Reporter, make_reporter
+from .run_options import RunOptions
+from .tally import Tally
+
+_INFLIGHT_PER_SEQUENCE = 4
+_MIN_MEASURED_SECONDS = 10.0
+_OVER_LIMIT = NotRun(
+    "batch_expired",
+    "This line was not run: the run reached --max-seconds or --max-cost.",
+    is_failure=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The part of the run from the loaded engine to the last row."""
+
+    options: RunOptions
+    requests: InputFile
+    index: LineIndex
+    plan: Plan
+    writer: ResumableWriter
+    metrics: RunMetrics
+    signals: StopSignals
+    deadline: float | None = None  # on the monotonic clock
+
+    def run_lines(self, served: Served) -> bool:
+        """Run all lines without a row; False when a signal or the deadline stopped it."""
+        tally = self.metrics.tally
+        tally.started = time.monotonic()
+        with self.adding_resume_hint():
+            self.writer.start()
+            with make_reporter(tally.num_rows, tally.kept) as reporter:
+                is_done = asyncio.run(self._feed(served, reporter))
+        if not is_done:
+            hint = f". {self.writer.resume_hint()}" if self.signals.received else ""
+            log(f"stopped with {self._progress()}{hint}")
+        return is_done
+
+    def write_rows_not_run(self) -> None:
+        """Write an error row for each line that the deadline has left without a row."""
+        tally = self.metrics.tally
+        with self.adding_resume_hint():
+            lines = self._lines_at(self.plan.unfinished())
+            while some := [*islice(lines, ROWS_PER_WRITE)]:
+                rows = [(line, row_not_run(line.raw, _OVER_LIMIT)[0]) for line in some]
+                self.writer.write([(line, Row(row.row, is_success=False)) for line, row in rows])
+                for line, _ in rows:
+                    tally.num_not_run += 1
+                    tally.count(failure=_OVER_LIMIT.message, line=line.raw.number)
+                while self.writer.drain():
+                    pass
+
+    @contextmanager
+    def adding_resume_hint(self) -> Iterator[None]:
+        """Add how to resume to errors that end the run."""
+        try:
+            yield
+        except EngineError as exc:
+            words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
+            raise EngineLost(words) from exc
+        except InputChanged as exc:
+            raise InputChanged(f"{exc}. {self.writer.resume_hint()}") from exc
+        except OSError as exc:
+            raise BadInput(f"failed: {exc}. {self.writer.resume_hint()}") from exc
+        except Stopped as stop:
+            raise Stopped(stop.signum, self.writer.resume_hint()) from None
+
+    def _progress(self) -> str:
+        tally = self.metrics.tally
+        if self.writer.is_resumable:
+            return f"{tally.rows_done:,} of {tally.num_rows:,} rows finished"
+        return f"{self.writer.num_written:,} of {tally.num_rows:,} rows written"
+
+    async def _feed(self, served: Served, reporter: Reporter) -> bool:
+        tally = self.metrics.tally
+        most = served.info().max_num_seqs
+        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * most
+        defaults = self.options.defaults
+        feed = Feed(
+            DefaultingResponder(served, defaults) if defaults.flags else served,
+            self.writer,
+            tally,
+            created=self.requests.source.created
+            if self.writer.created is None
+            else self.writer.created,
+            limits=InFlightLimits(max_inflight),
+            dialect=self.options.dialect,
+            note_row=self._note_row,
+        )
+        forecast = Forecast(self.plan)
+        with self.signals.on_signal(feed.stop):
+            if self.deadline is not None:
+                left = max(0.0, self.deadline - time.monotonic())
+                asyncio.get_running_loop().call_later(left, feed.stop)
+            reporting = asyncio.create_task(_report(reporter, tally, served, forecast))
+            try:
+                async with self.metrics.loop_lag.measured():
+                    return await feed.run(self._lines())
+            finally:
+                reporting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reporting
+                _save_costs(forecast, served.info())
+
+    def _note_row(self, place: int, usage: Usage) -> None:
+        self.plan.finish(place, usage.completion_tokens)
+        if not self.plan.is_repeat[place]:
+            self.metrics.tally.computed_output_tokens += usage.completion_tokens
+
+    def _lines(self) -> Iterator[PlacedLine]:
+        """Yield the lines without a row, in the order of the plan."""
+        return self._lines_at(self.plan)
+
+    def _lines_at(self, places: Iterable[int]) -> Iterator[PlacedLine]:
+        if not self.requests.is_seekable:  # the plan is the order of the file
+            numbered = enumerate(self.requests.lines())
+            for wanted in places:
+                raw = next(raw for place, raw in numbered if place == wanted)
+                yield PlacedLine(wanted, raw)
+            return
+        records = self.index.records
+        for place in places:
+            start, num_bytes, number, *_ = records[place].item()
+            yield PlacedLine(place, self.requests.read(LineSpan(start, num_bytes, number)))
+
+
+async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Forecast) -> None:
+    """Show progress with the row and token rates of the last minute, and the time left."""
+    pace = RateWindow(time.monotonic)
+    num_rows, seen = 0, Usage()
+    while True:
+        await asyncio.sleep(reporter.seconds)
+        stats = served.stats()
+        now = Usage(
+            prompt_tokens=stats.prompt_tokens,
+            completion_tokens=stats.output_tokens,
+            audio_seconds=tally.usage.audio_seconds,
+        )
+        pace.add(tally.answered - num_rows, now - seen)
+        num_rows, seen = tally.answered, now
+        done = TokensDone(
+            stats.prompt_tokens,
+            stats.cached_tokens,
+            stats.output_tokens,
+            tally.usage.prompt_tokens,
+            tally.computed_output_tokens,
+        )
+        forecast.update(tally.seconds, done)
+        left = None if tally.usage.audio_seconds else forecast.seconds_left()
+        reporter.show(tally, pace.rates, left)
+
+
+def _save_costs(forecast: Forecast, info: EngineInfo) -> None:
+    """Keep what tokens took, where there were enough of them to tell."""
+    costs = forecast.costs()
+    if costs is not None and forecast.num_seconds >= _MIN_MEASURED_SECONDS:
+        load = sum(info.load_seconds.values())
+        costs._replace(load=load).save(info.model, info.device)
