@@ -100,6 +100,7 @@ class EngineConfig:
     steps_ahead: int | None = None
     admission: AdmissionName = "arrival"
     deduplication: bool = True
+    kv_forecast: bool = False
     runner: RunnerName = "auto"
     convert: ConvertName = "auto"
     hf_overrides: Mapping[str, Any] = field(default_factory=dict, hash=False)

@@ -83,7 +83,8 @@ class EngineStats:
     """Sequences running and waiting, KV cache usage, and totals since the start.
 
     `layers` increases within a step, which may take minutes on a CPU. `failures` are steps that
-    failed for a reason other than memory, recovered or not.
+    failed for a reason other than memory, recovered or not. `prompt_tokens` and `cached_tokens` are
+    of finished sequences; `prefilled_tokens` are all that steps computed but for decodes.
     """
 
     running: int = 0
@@ -96,6 +97,7 @@ class EngineStats:
     steps: int = 0
     layers: int = 0
     failures: int = 0
+    prefilled_tokens: int = 0
 
 
 class Responder(Protocol):

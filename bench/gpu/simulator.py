@@ -244,7 +244,7 @@ def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast
             land(scheduler, in_flight)
             in_flight, plan = None, scheduler.plan()
             assert plan is not None
-        store_cross_attention(found, setting, supply.spans(plan), machine, sizes, waits=waits)
+        add_step(found, setting, supply.spans(plan), machine, sizes, waits=waits)
         found.outputs += len(plan.sampled)
         scheduler.launch(plan)
         if in_flight is not None:
@@ -257,7 +257,7 @@ def forecast(setting: Setting, mix: Mix, num_steps: int = NUM_STEPS) -> Forecast
     return found
 
 
-def store_cross_attention(
+def add_step(
     found: Forecast,
     setting: Setting,
     spans: Spans,

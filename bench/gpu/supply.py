@@ -11,6 +11,7 @@ from bench.gpu.mixes import Mix
 from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
 from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
 
 NUM_WAITING = 64
 GREEDY = Sampling(temperature=0)
@@ -62,13 +63,7 @@ class Supply:
 
     def spans(self, plan: StepPlan) -> Spans:
         """Return what a step computes, and what of it is shared."""
-        table, shared = self._scheduler.table, 0
-        if self._mix.shared:
-            counts = -(-plan.stops // table.page_size)
-            rows = table.pages[plan.slots]
-            met = rows[np.arange(rows.shape[1]) < counts[:, None]]
-            shared = (len(met) - len(np.unique(met))) * table.page_size
-        return Spans(plan.starts, plan.stops, int(plan.num_logits.sum()), shared)
+        return spans_of(self._scheduler.table, plan, is_shared=bool(self._mix.shared))
 
     def _add(self, done: int) -> None:
         prompt = [*self._beginning, *self._ids(self._mix.prompt + done)]
@@ -77,6 +72,17 @@ class Supply:
     def _ids(self, count: int) -> list[int]:
         ids: list[int] = self._rng.integers(1, self._vocabulary, count).tolist()
         return ids
+
+
+def spans_of(table: SequenceTable, plan: StepPlan, *, is_shared: bool = True) -> Spans:
+    """Return what a step computes, and how many tokens of pages it meets more than once."""
+    shared = 0
+    if is_shared:
+        counts = -(-plan.stops // table.page_size)
+        rows = table.pages[plan.slots]
+        met = rows[np.arange(rows.shape[1]) < counts[:, None]]
+        shared = (len(met) - len(np.unique(met))) * table.page_size
+    return Spans(plan.starts, plan.stops, int(plan.num_logits.sum()), shared)
 
 
 def land(scheduler: Scheduler, plan: StepPlan) -> None:

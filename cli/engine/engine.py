@@ -199,6 +199,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
             admission="prefix",  # all commands run files
+            kv_forecast=True,
             fetching=_fetch_limits(options),
             lora_modules=lora_modules(options, served_names(options)),
             images=_image_limits(options),

@@ -80,6 +80,7 @@ def run_job(
             # The plan says who starts next; where there can be none, the engine does.
             admission="arrival" if is_planned or options.no_plan else "prefix",
             deduplication=not options.no_plan,
+            kv_forecast=not options.no_plan,
         )
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
         tally.num_rows = _check(requests, names, config, options, index)

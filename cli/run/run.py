@@ -168,8 +168,7 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Fo
         pace.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
         done = TokensDone(
-            stats.prompt_tokens,
-            stats.cached_tokens,
+            stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens,
             stats.output_tokens,
             tally.usage.prompt_tokens,
             tally.computed_output_tokens,

@@ -13,6 +13,7 @@ from ..model.device import step_limits
 from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
+from ..scheduling.kv_forecast import KVForecast
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.table import SequenceTable
 from ..state.groups import Pages, StateGroup, Visibility
@@ -74,7 +75,12 @@ def make_core(
     admission = UrgentFirst(ADMISSIONS[config.admission](), table.num_running_of)
     if keeps_ids is None:
         keeps_ids = model.device.type == "cuda"
-    scheduler = Scheduler(table, pool, admission, budget, keeps_ids=keeps_ids, groups=groups)
+    forecast = None
+    if config.kv_forecast:
+        forecast = KVForecast(table, pool, 1 + sum(_grows(group, pool, room) for group in groups))
+    scheduler = Scheduler(
+        table, pool, admission, budget, keeps_ids=keeps_ids, groups=groups, forecast=forecast
+    )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)
     num_kept_pages = room.num_pages if keeps_ids else None
@@ -84,6 +90,12 @@ def make_core(
         steps_ahead = int(model.device.type == "cuda")
     duplicates = Deduplicator(is_on=config.deduplication)
     return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead, duplicates)
+
+
+def _grows(group: StateGroup, pool: PagePool, room: KVCacheSize) -> bool:
+    """Say whether a group takes pages of the pool for every token."""
+    most = room.max_model_len
+    return group.pool is pool and group.most_pages(most) > group.most_pages(most // 2)
 
 
 def further_groups(

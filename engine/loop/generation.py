@@ -87,7 +87,7 @@ class GenerationCore:
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
         self._num_added = 0
-        self._num_steps = self._num_failures = 0
+        self._num_steps = self._num_failures = self._prefilled_tokens = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -130,6 +130,7 @@ class GenerationCore:
         if plan is None:
             return self._collect_oldest() if self._flights else None
         self._num_steps += 1
+        self._prefilled_tokens += int((plan.stops - plan.starts).sum()) - plan.num_decodes
         flight = attempt(partial(self._launch, plan))
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # which have nothing to do with it
@@ -168,6 +169,7 @@ class GenerationCore:
             cached_tokens=self._cached_tokens,
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
+            prefilled_tokens=self._prefilled_tokens,
             steps=self._num_steps,
             layers=self._runner.num_layers,
             failures=self._num_failures,
@@ -296,6 +298,7 @@ class GenerationCore:
 
     def _ended(self, sequence: Sequence) -> list[StepOutput[SequenceResult]]:
         """Return the last events of a sequence and of those that repeat it."""
+        self._scheduler.note_end(sequence)
         repeats, left_alone = self._duplicates.settle(sequence)
         for repeat in repeats:
             self._prompt_tokens += len(repeat.request.prompt_ids)

@@ -20,21 +20,15 @@ _TOKENS_A_BYTE: Final = 0.25
 
 
 class TokensDone(NamedTuple):
-    """Totals of a run: tokens of prompts that have started, cached ones among them, and of answers.
+    """Totals of a run: tokens prefilled and decoded, and those of finished rows.
 
-    `row_prompt_tokens` are of all finished rows, `row_output_tokens` of those that are no repeats.
+    `row_prompt_tokens` are of all rows, `row_output_tokens` of those that are no repeats.
     """
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
+    prefilled: int = 0
+    decoded: int = 0
     row_prompt_tokens: int = 0
     row_output_tokens: int = 0
-
-    @property
-    def prefilled(self) -> int:
-        """Tokens of prompts that were computed."""
-        return self.prompt_tokens - self.cached_tokens
 
 
 class Forecast:
@@ -57,7 +51,7 @@ class Forecast:
         if elapsed <= 0:
             return
         prefilled = done.prefilled - before.prefilled
-        tokens = np.array([prefilled, done.output_tokens - before.output_tokens], np.float64)
+        tokens = np.array([prefilled, done.decoded - before.decoded], np.float64)
         decay = 0.5 ** (elapsed / _HALF_LIFE_SECONDS)
         # By the second: a long interval weighs as much as many short ones.
         self._products = decay * self._products + np.outer(tokens, tokens) / elapsed
@@ -70,7 +64,7 @@ class Forecast:
             return None
         costs, done = self.costs(), self._done
         # Of the lines that run, some tokens are there.
-        begun = done.output_tokens - done.row_output_tokens
+        begun = done.decoded - done.row_output_tokens
         decodes = max(0.0, self._plan.output_tokens_left() - begun)
         return None if costs is None else costs.seconds(self._prefills_left(), decodes)
 
@@ -95,6 +89,6 @@ class Forecast:
             tokens_a_byte = done.row_prompt_tokens / plan.finished_prompt_bytes
         left = plan.own_bytes.sum() * tokens_a_byte - done.prefilled
         if left < 0:  # the prefix cache is too small: it goes on as before
-            share = done.prefilled / done.prompt_tokens
-            left = share * (plan.num_prompt_bytes * tokens_a_byte - done.prompt_tokens)
+            finished = max(1, done.row_prompt_tokens)
+            left = done.prefilled / finished * (plan.num_prompt_bytes * tokens_a_byte - finished)
         return float(max(0.0, left))

@@ -28,6 +28,7 @@ from ..state.pages import PagePool
 from .admission import Admission, ArrivalOrder
 from .fairness import preemptible_slot, prompt_shares
 from .images import whole_stop
+from .kv_forecast import KVForecast
 from .sequence import Sequence
 from .state_cache import Placement, StateCache
 from .step_budget import LineTokenLimit, StepTokenLimit
@@ -63,7 +64,8 @@ class Scheduler:
 
     `admission` says who starts next, but suspects of a failed step come before all others. Where
     the device `keeps_ids`, no step waits for those that penalties are reckoned from. `groups` are
-    of layers whose state is not the full pages of the table.
+    of layers whose state is not the full pages of the table. With a `forecast` lines start where
+    the KV cache holds all that run to their ends.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Scheduler:
         *,
         keeps_ids: bool = False,
         groups: Iterable[StateGroup] = (),
+        forecast: KVForecast | None = None,
     ) -> None:
         self.table = table
         self.pool = pool
@@ -84,6 +87,7 @@ class Scheduler:
         self.line_limit = LineTokenLimit() if line_limit is None else line_limit
         self._admission = admission
         self._keeps_ids = keeps_ids
+        self._forecast = forecast
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
@@ -198,6 +202,11 @@ class Scheduler:
                 stops |= {slot: reached} if reached > start else {}
                 left -= reached - start
         return self._laid_out(np.empty(0, np.int64), stops) if stops else None
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Learn from a sequence that has ended by itself."""
+        if self._forecast is not None:
+            self._forecast.note_end(sequence)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
@@ -437,7 +446,7 @@ class Scheduler:
         if not placement.fits:
             self._refused = placement
             return None
-        if self._states.is_worth_waiting(placement):
+        if self._states.is_worth_waiting(placement) or not self._lasts_to_its_end(placement):
             return None
         self._refused = None
         queue.pop()
@@ -449,7 +458,18 @@ class Scheduler:
         slot = self.table.place(sequence, num_cached)
         following = queue.peek() if len(self._states.groups) > 1 else None
         self._states.enter(slot, placement, following)
+        if self._forecast is not None:
+            self._forecast.enter(slot, num_cached)
         return slot
+
+    def _lasts_to_its_end(self, placement: Placement) -> bool:
+        """Say whether no line has to give way for a line, by what all of them come to."""
+        sequence = placement.sequence
+        if self._forecast is None or sequence.is_urgent:
+            return True
+        num_needed = next((count for pool, count in placement.needed if pool is self.pool), 0)
+        num_cached = placement.num_cached * self.table.page_size
+        return self._forecast.fits(sequence, num_cached, num_needed)
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""

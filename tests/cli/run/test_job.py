@@ -356,6 +356,7 @@ def test_the_engine_gets_what_was_asked_for(
             max_num_batched_tokens=50,
             kv_cache_memory=2**20,
             seed=3,
+            kv_forecast=True,
         )
     ]
     assert run.loaded_with["served_names"] == ("x", "y")

@@ -80,14 +80,12 @@ def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float,
                 cached.add(head)
                 prefilled += own
                 running[place] = 0
-                done = done._replace(
-                    prompt_tokens=done.prompt_tokens + num_tokens,
-                    cached_tokens=done.cached_tokens + num_tokens - own,
-                )
             if not running:
                 return [*told, (seconds, 0.0)]
             seconds += 0.05 + 0.0005 * prefilled + 0.004 * len(running)
-            done = done._replace(output_tokens=done.output_tokens + len(running))
+            done = done._replace(
+                prefilled=done.prefilled + prefilled, decoded=done.decoded + len(running)
+            )
             for place in [*running]:
                 running[place] += 1
                 if running[place] == requests[place].output_tokens:

@@ -1,0 +1,221 @@
+"""Whole files on a simulated GPU: in the order of the plan and in that of arrival.
+
+    python -m bench.gpu.files [--card h100] [--model llama-3-8b] [--files documents,tail,…]
+        [--kv-cache-tokens N] [--max-num-seqs N]
+
+Each file runs to its end through the engine's own plan and scheduler; steps take the time that
+`bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is what
+the engine does by itself for what waits; *plan* is the order of `engine/plan`. *Full* is the mean
+use of the KV cache, *prefilled* the tokens of prompts that were computed, over the least there are.
+Nothing here was measured on a card.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.gpu.cards import CARDS
+from bench.gpu.mixes import Mix
+from bench.gpu.shapes import architecture
+from bench.gpu.simulator import PAGE_SIZE, Forecast, Setting, add_step
+from bench.gpu.supply import land, spans_of
+from tidemill.engine.plan.line_index import LineIndex
+from tidemill.engine.plan.plan import Plan
+from tidemill.engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
+from tidemill.engine.scheduling.kv_forecast import KVForecast
+from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
+from tidemill.engine.scheduling.sequence import Sequence as OneSequence
+from tidemill.engine.scheduling.step_plan import StepPlan
+from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.state.pages import PagePool
+
+GREEDY = Sampling(temperature=0)
+WAITING_A_SEQUENCE = 4
+MAX_MODEL_LEN = 4096
+
+
+class Line(NamedTuple):
+    """A request: its prompt's tokens, and those of its answer."""
+
+    prompt: list[int]
+    output: int
+
+
+class Tokens:
+    """Texts of random tokens from one seed."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(1)
+
+    def __call__(self, num_tokens: int) -> list[int]:
+        """Return a new text."""
+        ids: list[int] = self.rng.integers(1, 100_000, num_tokens).tolist()
+        return ids
+
+
+def documents(texts: Tokens) -> list[Line]:
+    """500 documents of 1,500 tokens, 16 questions to each."""
+    found = [texts(1500) for _ in range(500)]
+    return [Line(found[number // 16] + texts(20), 64) for number in range(8_000)]
+
+
+def heavy_tail(texts: Tokens) -> list[Line]:
+    """Prompts of 60 tokens; answers of 8 to 2,048, by a Pareto distribution that is cut."""
+    lengths = np.minimum(2048, 8 * (1 + texts.rng.pareto(0.6, 16_000)))
+    return [Line(texts(60), int(length)) for length in lengths]
+
+
+def two_kinds(texts: Tokens) -> list[Line]:
+    """Long prompts with short answers, and short prompts with long ones."""
+    reading = [Line(texts(1500), 16) for _ in range(4_000)]
+    return reading + [Line(texts(60), 512) for _ in range(4_000)]
+
+
+def alike(texts: Tokens) -> list[Line]:
+    """Prompts of 165 tokens and answers of 128: nothing that a plan could use."""
+    return [Line(texts(165), 128) for _ in range(8_000)]
+
+
+FILES: dict[str, Callable[[Tokens], list[Line]]] = {
+    "documents": documents,
+    "tail": heavy_tail,
+    "kinds": two_kinds,
+    "alike": alike,
+}
+
+
+class Way(NamedTuple):
+    """A way to run a file."""
+
+    name: str
+    is_planned: bool
+    admission: Callable[[], Admission]
+    has_forecast: bool
+
+
+WAYS = (
+    Way("arrival", is_planned=False, admission=ArrivalOrder, has_forecast=False),
+    Way("prefix order", is_planned=False, admission=PrefixOrder, has_forecast=False),
+    Way("plan, no forecast", is_planned=True, admission=ArrivalOrder, has_forecast=False),
+    Way("plan", is_planned=True, admission=ArrivalOrder, has_forecast=True),
+)
+
+
+class Result(NamedTuple):
+    """What a file came to."""
+
+    found: Forecast
+    prefilled: int
+    usage: float
+    occupancy: float
+
+
+def planned(lines: list[Line], *, is_ordered: bool) -> list[int]:
+    """Return the places of lines in the order to run."""
+    with closing(LineIndex()) as index:
+        for number, line in enumerate(lines):
+            body = {"prompt": line.prompt, "max_tokens": line.output, "temperature": 0}
+            index.add(0, 0, number, body)
+        return [*Plan(index, lambda _: False, is_ordered=is_ordered)]
+
+
+def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result:
+    """Run a file to its end."""
+    max_num_seqs, max_tokens = setting.limits
+    table = SequenceTable(max_num_seqs, MAX_MODEL_LEN, PAGE_SIZE)
+    pool = PagePool(num_pages)
+    forecast = KVForecast(table, pool) if way.has_forecast else None
+    scheduler = Scheduler(
+        table, pool, way.admission(), max_tokens, keeps_ids=True, forecast=forecast
+    )
+    order, arrivals = iter(planned(lines, is_ordered=way.is_planned)), count()
+    machine, sizes = setting.reach.limits(setting.card), setting.buckets
+    found, in_flight, prefilled = Forecast(), list[StepPlan](), 0
+    used, running = list[float](), list[int]()
+    while True:
+        while scheduler.num_waiting < WAITING_A_SEQUENCE * max_num_seqs:
+            if (place := next(order, None)) is None:
+                break
+            request = SequenceRequest(lines[place].prompt, lines[place].output, GREEDY)
+            scheduler.add(OneSequence(request, next(arrivals)))
+        plan = scheduler.plan()
+        if waits := plan is None:
+            if not in_flight:
+                found.preemptions = scheduler.num_preemptions
+                usage, occupancy = float(np.mean(used)), float(np.mean(running))
+                return Result(found, prefilled, usage, occupancy / max_num_seqs)
+            land(scheduler, in_flight.pop())
+            continue
+        add_step(found, setting, spans_of(table, plan), machine, sizes, waits=waits)
+        prefilled += int((plan.stops - plan.starts).sum()) - plan.num_decodes
+        found.outputs += len(plan.sampled)
+        used.append(1 - pool.num_free / pool.num_pages)
+        running.append(len(table.running))
+        scheduler.launch(plan)
+        if in_flight:
+            land(scheduler, in_flight.pop())
+        in_flight.append(plan)
+
+
+def rows(setting: Setting, names: list[str], num_pages: int) -> Iterator[str]:
+    """Yield the lines of a table, each when it is known."""
+    yield (
+        "| file | way | steps | gave way | prefilled | full | seconds | of arrival |\n"
+        "|---|---|---:|---:|---:|---:|---:|---:|"
+    )
+    for name in names:
+        texts = Tokens()
+        lines = FILES[name](texts)
+        shuffled = [lines[place] for place in texts.rng.permutation(len(lines))]
+        least = sum(least_tokens(lines))
+        seconds = 0.0
+        for way in WAYS:
+            result = run(setting, shuffled, way, num_pages)
+            seconds = seconds or result.found.seconds
+            yield (
+                f"| {name} | {way.name} | {result.found.steps:,} | {result.found.preemptions:,} "
+                f"| {result.prefilled / least:.2f} | {result.usage:.0%} "
+                f"| {result.found.seconds:.1f} | {seconds / result.found.seconds:.2f} × |"
+            )
+
+
+def least_tokens(lines: list[Line]) -> Iterator[int]:
+    """Yield what each prompt adds to the prefix tree of all."""
+    before: list[int] = []
+    for prompt in sorted(line.prompt for line in lines):
+        pairs = zip(before, prompt, strict=False)
+        common = next((at for at, (a, b) in enumerate(pairs) if a != b), len(before))
+        yield len(prompt) - common
+        before = prompt
+
+
+def main() -> None:
+    """Print what the files would take."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--card", choices=CARDS, default="h100")
+    parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
+    parser.add_argument("--files", default=",".join(FILES))
+    parser.add_argument("--kv-cache-tokens", type=int, help="else what the card has")
+    parser.add_argument("--max-num-seqs", type=int, help="else the card's")
+    arguments = parser.parse_args()
+    setting = Setting(
+        architecture(arguments.model),
+        CARDS[arguments.card],
+        max_num_seqs=arguments.max_num_seqs,
+    )
+    num_pages = setting.room(Mix(1024, 128)).num_pages
+    if arguments.kv_cache_tokens:
+        num_pages = arguments.kv_cache_tokens // PAGE_SIZE
+    for line in rows(setting, arguments.files.split(","), num_pages):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
