@@ -13,6 +13,7 @@ from .commands import (
     completion,
     drop,
     erase,
+    estimate,
     keys,
     local,
     models,
@@ -58,6 +59,7 @@ def make_parser() -> argparse.ArgumentParser:
     to_batches = (submit, resume, status, results, cancel, erase, drop)
     for command in (
         run,
+        estimate,
         serve,
         models,
         *to_batches,

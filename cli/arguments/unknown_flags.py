@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from ..console.errors import Refused
 from ..console.terminal import log
 
-_TAKES_FILES = "tidemill run"
-_TAKE_VLLM_FLAGS = ("tidemill run", "tidemill serve")
+_TAKE_FILES = ("tidemill run", "tidemill estimate")
+_TAKE_VLLM_FLAGS = (*_TAKE_FILES, "tidemill serve")
 _LIKENESS = 0.7
 
 
@@ -27,7 +27,7 @@ def sort_unknown(
     files, ignored = [], []
     for flag, value in _pairs(unknown):
         if not _is_flag(flag):
-            if command.prog != _TAKES_FILES:
+            if command.prog not in _TAKE_FILES:
                 raise Refused(f"{flag!r} belongs to no flag: see `{command.prog} --help`")
             files.append(flag)
             continue

@@ -57,7 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the whole run"))
-    _add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
+    add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
     parser.set_defaults(command=command, files=())
@@ -151,7 +151,8 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
 
 
-def _add_default_flags(group: argparse._ArgumentGroup) -> None:
+def add_default_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of default parameters."""
     add = group.add_argument
     add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
     add("--max-tokens", type=positive_int, metavar="N", help="the most tokens of an answer")

@@ -31,7 +31,7 @@ from .run_options import RunOptions
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
-_MIN_MEASURED_SECONDS = 10.0
+_MIN_MEASURED_SECONDS = 5.0
 _OVER_LIMIT = NotRun(
     "batch_expired",
     "This line was not run: the run reached --max-seconds or --max-cost.",

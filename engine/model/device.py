@@ -102,6 +102,12 @@ def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) ->
     return stored
 
 
+def device_name(config: EngineConfig) -> str:
+    """Return what the device of an engine is called: `cpu`, or the name of a GPU."""
+    device = choose_planned_device(config.device)
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def context_length(settings: EngineConfig, positions: int | None) -> int:
     """Return the longest sequence to serve; refuse one that the positions cannot tell apart."""
     if settings.max_model_len is None:

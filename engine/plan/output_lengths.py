@@ -72,7 +72,7 @@ class OutputLengths:
         """Return the expected output tokens of each line."""
         share = self._known_tokens / self._known_most if self._known_most else 1.0
         untold = float(_UNTOLD_TOKENS)
-        if self._num_untold >= _MIN_FINISHED:
+        if self._num_untold:
             untold = self._untold_tokens / self._num_untold
         expected = np.where(np.isinf(self._most), untold, np.minimum(1.0, share) * self._most)
         is_known = self._finished >= _MIN_FINISHED

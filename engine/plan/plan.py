@@ -42,6 +42,7 @@ class Plan:
         own[self.is_repeat | ~is_left] = 0
         self.own_bytes = np.maximum(own, 0)
         self.num_prompt_bytes = int(self._prompt_bytes[is_left & ~self.is_repeat].sum())
+        self.total_prompt_bytes = int(self._prompt_bytes[is_left].sum())
         self.finished_prompt_bytes = 0
 
     def __iter__(self) -> Iterator[int]:

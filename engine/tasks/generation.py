@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -13,22 +13,26 @@ from tidemill.protocol.contract import EngineError
 
 from ..config import EngineConfig
 from ..endpoints import text_endpoints, token_endpoints
+from ..endpoints.endpoint import Endpoint
 from ..endpoints.image_inputs import ImageSupport
 from ..endpoints.media_fetch import MediaFetcher
 from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
+from ..model.hf_config import read_hf_config
 from ..model.kv_cache_size import KVCacheSize
 from ..model.load_timing import timed
 from ..model.loaded_model import LoadedModel
 from ..model.loading import load_model
+from ..model.planning import plan_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import check_parser_names, select_parsers
 from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..storage.hub import find_folder
 from ..structured_output.grammar_backend import GrammarBackend
 from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from ..text.tokenizer import load_tokenizer
-from ..text.vocabulary import Vocabulary
+from ..text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 from .task import LoadedTask, start_engine
 
 
@@ -76,7 +80,8 @@ class GenerationTask:
                 vocabulary,
                 template=template,
                 generation=generation,
-                model=model,
+                vocab_size=model.vocab_size,
+                eos_token_ids=model.eos_token_ids,
                 max_model_len=room.max_model_len,
             )
         parsers = select_parsers(
@@ -133,24 +138,55 @@ def load_text_model(
     *,
     template: str | None,
     generation: GenerationConfig,
-    model: LoadedModel,
+    vocab_size: int,
+    eos_token_ids: object,
     max_model_len: int,
 ) -> TextModel:
-    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens."""
-    tokenizer = load_tokenizer(name, vocabulary, model.vocab_size)
+    """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens.
+
+    `eos_token_ids` are as the model's config has them.
+    """
+    tokenizer = load_tokenizer(name, vocabulary, vocab_size)
     chat_template = None
     if template is not None or vocabulary.chat_template:
         chat_template = load_chat_template(name, vocabulary, template)
-    ends = eos_ids(name, generation, model.eos_token_ids, tokenizer)
+    ends = eos_ids(name, generation, eos_token_ids, tokenizer)
     return TextModel(
         tokenizer=tokenizer,
         chat_template=chat_template,
         max_model_len=max_model_len,
-        vocab_size=model.vocab_size,
+        vocab_size=vocab_size,
         eos_token_ids=ends,
-        grammars=GrammarBackend(tokenizer, model.vocab_size, ends),
+        grammars=GrammarBackend(tokenizer, vocab_size, ends),
         defaults=generation.defaults,
     )
+
+
+def endpoints_without_weights(
+    config: EngineConfig, chat_template: str | None
+) -> Sequence[Endpoint[SequenceRequest, SequenceResult, Any]]:
+    """Return the endpoints of a model of which nothing but its config and vocabulary is read.
+
+    They prepare requests. Raises `EngineError` as a load would.
+    """
+    source = None if chat_template is None else read_chat_template(chat_template)
+    folder, hf_config = find_folder(config.model), read_hf_config(config.model)
+    vocabulary = recall_vocabulary(config.model, folder)
+    text = load_text_model(
+        config.model,
+        vocabulary or load_vocabulary(config.model, folder),
+        template=source,
+        generation=read_generation_config(config.model),
+        vocab_size=int(hf_config.fields["vocab_size"]),
+        eos_token_ids=hf_config.fields.get("eos_token_id"),
+        max_model_len=plan_model(config).max_model_len,
+    )
+    parsers = select_parsers(
+        None if text.chat_template is None else text.chat_template.source_text,
+        tool_calls=config.tool_call_parser,
+        reasoning=config.reasoning_parser,
+    )
+    return text_endpoints(text, seed=config.seed, parsers=parsers)
 
 
 def load_chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:

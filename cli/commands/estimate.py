@@ -1,0 +1,118 @@
+"""`tidemill estimate`: what a file would take, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..arguments.argument_types import positive_int, positive_number, size_in_bytes
+from ..console.tables import columns
+from ..console.terminal import amount, duration, print_output
+from ..engine.engine import require_engine
+from ..engine.options import add_engine_flags, engine_fields
+from ..files.defaults import Defaults
+from ..files.paths import STANDARD_STREAM, name_files
+from .run import add_default_flags
+
+if TYPE_CHECKING:
+    from ..estimate.estimate import Estimate
+
+_EPILOG = """\
+examples:
+  tidemill estimate requests.jsonl --model ./model
+  tidemill estimate requests.jsonl --model ./model --sample 256 --price-per-hour 3.5
+
+exit status:
+  0  lines of it would run
+  1  a bad input, or none of its lines would run
+  2  arguments or paths that cannot work
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `estimate` to the command line."""
+    parser = commands.add_parser(
+        "estimate",
+        usage="tidemill estimate [FILE | -i FILE] [--model MODEL] [--sample N] [flags]",
+        help="estimate what a batch file would take on this machine",
+        description="Counts the lines and tokens of a batch file, the work that they share, and\n"
+        "the lines that would fail, and estimates time and cost. No weights are loaded.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "-i", "--input-file", metavar="FILE", help="a path, - or an http(s) URL; -i may be left out"
+    )
+    add(
+        "--sample",
+        type=positive_int,
+        default=0,
+        metavar="N",
+        help="run N lines first, spread evenly, and estimate by them (their rows are discarded)",
+    )
+    add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
+    add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
+    add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
+    add_engine_flags(parser)
+    parser.set_defaults(command=command, files=())
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print the estimate and return the exit status: 1 when no line would run."""
+    source, _ = name_files(arguments.input_file, STANDARD_STREAM, arguments.files)
+    require_engine("an estimate", arguments.model)
+    # Late imports: torch would slow down `--help`.
+    from ..estimate.estimate import estimate
+    from ..run.run_options import RunOptions
+
+    options = RunOptions(
+        **engine_fields(arguments),
+        input_file=source,
+        output_file=STANDARD_STREAM,
+        output_tmp_dir=arguments.output_tmp_dir,
+        max_line_bytes=arguments.max_line_bytes,
+        price_per_hour=arguments.price_per_hour,
+        defaults=Defaults(arguments.temperature, arguments.max_tokens, arguments.system_prompt),
+    )
+    found = estimate(options, arguments.sample)
+    if arguments.json:
+        print_output(json.dumps(found.fields(), ensure_ascii=False, indent=2))
+    else:
+        lines = [*columns([*rows_of(found)])]
+        print_output("\n".join((*lines, *found.reasons)))
+    return int(0 < found.num_lines == found.num_failing)
+
+
+def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
+    """Yield what is estimated in words."""
+    yield "lines", f"{found.num_lines:,}"
+    if found.num_repeats:
+        yield "repeats", f"{amount(found.num_repeats, 'line')}, computed once"
+    for kind in found.kinds:
+        yield "of these", f"{kind.num_lines:,} to {kind.url}, model {kind.model or '-'}"
+    if found.prompt_tokens is None or found.quantiles is None:
+        yield "tokens", "not counted: the model writes no text, or no line can run"
+    else:
+        spread = found.quantiles
+        yield "prompt tokens", f"{found.prompt_tokens:,}"
+        yield "of a line, least", f"{spread.least:,}"
+        yield "median, p99, most", f"{spread.median:,}, {spread.p99:,}, {spread.most:,}"
+        if found.num_tokenized is not None and found.num_tokenized < found.num_lines:
+            yield "tokenized", f"{found.num_tokenized:,} lines, which stand for all"
+        share = (found.shared_tokens or 0) / max(1, found.prompt_tokens)
+        yield "shared", f"{found.shared_tokens:,} of them ({share:.0%}) are prefixes of others"
+        yield "output tokens", f"{found.output_tokens:,}, at most {found.most_output_tokens:,}"
+        if found.seconds is None:
+            yield "time", "not known: run a file of this model here first, or give --sample N"
+        else:
+            yield "time", f"{duration(found.seconds)} on this machine"
+        if found.cost is not None:
+            yield "cost", f"{found.cost:,.2f}"
+    yield "would fail", amount(found.num_failing, "line")

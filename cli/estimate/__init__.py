@@ -1,0 +1,1 @@
+"""Estimate of a file before anything runs."""

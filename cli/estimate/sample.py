@@ -1,0 +1,52 @@
+"""Sample of a file: some of its lines run, spread evenly, to measure the others by."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from pydantic_core import from_json
+
+from tidemill.engine.plan.line_index import LineIndex
+
+from ..engine.engine import load_engine
+from ..files.input_file import InputFile, LineSpan
+from ..files.spool import PlacedLine
+from ..run.job import run_job
+from ..run.run_options import RunOptions
+
+
+def spread_lines(requests: InputFile, index: LineIndex, most: int) -> Iterator[PlacedLine]:
+    """Yield lines spread evenly over the file, all of a short one."""
+    records, num_lines = index.records, len(index)
+    for place in np.linspace(0, num_lines - 1, min(num_lines, most)).astype(int).tolist():
+        start, num_bytes, number, *_ = records[place].item()
+        yield PlacedLine(place, requests.read(LineSpan(start, num_bytes, number)))
+
+
+def run_sample(
+    options: RunOptions, requests: InputFile, index: LineIndex, num_lines: int
+) -> list[tuple[int, int]]:
+    """Run lines of a file, whose rows are thrown away; return places and output tokens.
+
+    What tokens cost is kept as that of any run. Raises CliError as a run does.
+    """
+    with tempfile.TemporaryDirectory(dir=options.output_tmp_dir) as folder:
+        source, output = Path(folder) / "sample.jsonl", Path(folder) / "rows.jsonl"
+        lines = [*spread_lines(requests, index, num_lines)]
+        source.write_bytes(b"".join(line.raw.data + b"\n" for line in lines))
+        sampled = replace(
+            options, input_file=str(source), output_file=str(output), on_invalid_line="skip"
+        )
+        run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
+        rows = [from_json(row) for row in output.read_bytes().splitlines()]
+    return [
+        (line.place, int((body.get("usage") or {}).get("completion_tokens") or 0))
+        for line, row in zip(lines, rows, strict=True)
+        if row["response"] and (body := row["response"]["body"])
+        if row["response"]["status_code"] == 200
+    ]

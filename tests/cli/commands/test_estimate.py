@@ -1,0 +1,113 @@
+"""An estimate counts lines and tokens as a run would, without weights or with a sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.given import line, rows
+from tidemill.cli.main import main
+from tidemill.demo import MODEL_PATH, NAME
+from tidemill.engine.plan.token_costs import TokenCosts
+
+Write = Callable[..., Path]
+
+
+def chat(number: int, text: str, **more: Any) -> str:
+    """Return a line of the demo model."""
+    body = {"messages": [{"role": "user", "content": text}], "temperature": 0, "max_tokens": 8}
+    return line(str(number), model=NAME, **body | more)
+
+
+@pytest.fixture(name="source")
+def fixture_source(write_input: Write) -> Path:
+    """Return a file with a repeat, a prefix that lines share, and lines that would fail."""
+    shared = "Count the words of this text. " * 20
+    return write_input(
+        *(chat(number, f"{shared}{number}?") for number in range(8)),
+        chat(8, f"{shared}0?"),
+        chat(9, "a", max_tokens=16, n=2),
+        chat(10, "a " * 10_000),
+        chat(11, "a", temperature=-1),
+        chat(12, "a", max_tokens=None),
+    )
+
+
+def estimated(capsys: pytest.CaptureFixture[str], source: Path, *flags: str) -> dict[str, Any]:
+    """Return the estimate of a file."""
+    assert main(["estimate", str(source), "--json", *flags]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_tokens_are_those_of_a_run(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line that can run counts, those that cannot are named, nothing is written."""
+    found = estimated(capsys, source)
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]
+    assert (found["num_lines"], found["num_failing"], found["num_repeats"]) == (13, 2, 1)
+    kind = {"url": "/v1/chat/completions", "model": NAME, "num_lines": 13}
+    assert found["kinds"] == [kind]
+    assert any("maximum context length" in reason for reason in found["reasons"])
+    assert any("temperature" in reason for reason in found["reasons"])
+    out = tmp_path / "rows.jsonl"
+    assert main(["run", "-i", str(source), "-o", str(out)]) == 0
+    usages = [row["response"]["body"].get("usage") for row in rows(out)]
+    ran = [usage for usage in usages if usage is not None]
+    counts = sorted(usage["prompt_tokens"] for usage in ran)
+    assert found["prompt_tokens"] == sum(counts)
+    assert (found["quantiles"]["least"], found["quantiles"]["most"]) == (counts[0], counts[-1])
+    assert found["shared_tokens"] > found["prompt_tokens"] / 2
+    assert found["most_output_tokens"] >= sum(usage["completion_tokens"] for usage in ran)
+
+
+def test_time_and_cost_come_from_what_tokens_have_cost(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are not known before any run, and no number stands in for them."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
+    flags = ["--device", "cpu", "--price-per-hour", "7.2"]
+    found = estimated(capsys, source, *flags)
+    assert (found["seconds"], found["cost"]) == (None, None)
+    assert main(["estimate", str(source)]) == 0
+    assert "not known: run a file of this model here first" in capsys.readouterr().out
+    TokenCosts(0.001, 0.1, 5.0).save(str(MODEL_PATH), "cpu")
+    found = estimated(capsys, source, *flags)
+    computed = found["prompt_tokens"] - found["shared_tokens"]
+    expected = 5 + 0.001 * computed + 0.1 * found["output_tokens"]
+    assert found["seconds"] == pytest.approx(expected, rel=0.01)
+    assert found["cost"] == pytest.approx(expected * 0.002, rel=0.01)
+
+
+def test_a_sample_tells_how_long_answers_are(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows are thrown away; lines of it that fail teach nothing."""
+    found = estimated(capsys, source, "--sample", "13")
+    out = tmp_path / "rows.jsonl"
+    assert main(["run", "-i", str(source), "-o", str(out)]) == 0
+    usages = [row["response"]["body"].get("usage") for row in rows(out)]
+    total = sum(usage["completion_tokens"] for usage in usages if usage is not None)
+    assert found["output_tokens"] < 512
+    assert abs(found["output_tokens"] - total) <= 0.5 * total
+    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "rows.jsonl"]
+
+
+def test_a_file_of_which_nothing_can_run_says_so(
+    write_input: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the reasons, and status 1; a file that is not there is refused."""
+    source = write_input('{"custom_id": "a"}', chat(1, "a", temperature=-1))
+    assert main(["estimate", str(source)]) == 1
+    words = capsys.readouterr().out
+    assert "would fail" in words
+    assert "1 × not a request" in words
+    assert main(["estimate", str(source.with_name("gone"))]) == 2
