@@ -23,8 +23,9 @@ MAX_TOKENIZED: Final = 20_000
 class PromptTokens:
     """Tokens of prompts, one count a line, and what the endpoints refuse.
 
-    `kinds` counts lines by url and model. `most_output_tokens` are of all answers, as long as they may be. `refused` are the places of
-    lines without a count; those of the `failing` passed the check before.
+    `kinds` counts lines by url and model. `most_output_tokens` are of all answers, as long as they
+    may be. `refused` are the places of lines without a count; those of the `failing` passed the
+    check before.
     """
 
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
