@@ -182,5 +182,5 @@ def _save_costs(forecast: Forecast, info: EngineInfo) -> None:
     """Keep what tokens took, where there were enough of them to tell."""
     costs = forecast.costs()
     if costs is not None and forecast.num_seconds >= _MIN_MEASURED_SECONDS:
-        load = sum(info.load_seconds.values())
+        load = info.load_seconds.get("load", 0.0)
         costs._replace(load=load).save(info.model, info.device)
