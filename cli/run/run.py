@@ -32,6 +32,7 @@ from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_MEASURED_SECONDS = 5.0
+_FORECAST_SECONDS = 2.0
 _OVER_LIMIT = NotRun(
     "batch_expired",
     "This line was not run: the run reached --max-seconds or --max-cost.",
@@ -155,7 +156,7 @@ class Run:
 
 async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Forecast) -> None:
     """Show progress with the row and token rates of the last minute, and the time left."""
-    pace = RateWindow(time.monotonic)
+    pace, left = RateWindow(time.monotonic), None
     num_rows, seen = 0, Usage()
     while True:
         await asyncio.sleep(reporter.seconds)
@@ -173,8 +174,9 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Fo
             tally.usage.prompt_tokens,
             tally.computed_output_tokens,
         )
-        forecast.update(tally.seconds, done)
-        left = None if tally.usage.audio_seconds else forecast.seconds_left()
+        if tally.seconds - forecast.num_seconds >= _FORECAST_SECONDS:
+            forecast.update(tally.seconds, done)
+            left = None if tally.usage.audio_seconds else forecast.seconds_left()
         reporter.show(tally, pace.rates, left)
 
 

@@ -53,7 +53,7 @@ class OutputLengths:
             self._known_most += self._most[place]
             self._known_tokens += output_tokens
 
-    def probes(self, is_left: NDArray[np.bool_]) -> NDArray[np.int64]:
+    def probes(self, is_left: NDArray[np.bool_]) -> list[int]:
         """Return a few lines of each large group, to learn from before its turn comes."""
         places = np.flatnonzero(is_left)
         places = places[np.argsort(self._group_of[places], kind="stable")]
@@ -61,12 +61,13 @@ class OutputLengths:
             self._group_of[places], return_index=True, return_counts=True
         )
         if len(groups) < 2:
-            return places[:0]
+            return []
         is_large = counts >= _MIN_PROBED
         starts, counts = starts[is_large][:_MAX_PROBED], counts[is_large][:_MAX_PROBED]
         steps = np.arange(_NUM_PROBES)
         chosen = starts[:, None] + steps * counts[:, None] // _NUM_PROBES
-        return places[chosen.ravel()]
+        probes: list[int] = places[chosen.ravel()].tolist()
+        return probes
 
     def expected(self) -> NDArray[np.float64]:
         """Return the expected output tokens of each line."""

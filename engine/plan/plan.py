@@ -35,7 +35,7 @@ class Plan:
         is_left = np.array([not has_row(place) for place in range(len(records))], np.bool_)
         self._tree = PrefixTree.from_index(index, places[is_left])
         self._is_waiting, self._is_unfinished = is_left.copy(), is_left.copy()
-        self.is_repeat = _repeats(records["body_hash"], is_left)
+        self.is_repeat = _repeats(records["body_hash"], is_left & is_ordered)
         self._prompt_bytes = records["prompt_bytes"]
         own = self._prompt_bytes.astype(np.float64)
         own[self._tree.places] -= self._tree.shared
@@ -44,37 +44,28 @@ class Plan:
         self.num_prompt_bytes = int(self._prompt_bytes[is_left & ~self.is_repeat].sum())
         self.total_prompt_bytes = int(self._prompt_bytes[is_left].sum())
         self.finished_prompt_bytes = 0
+        self._expected = self.lengths.expected()
+        self._order = self._tree.ordered(self._expected) if is_ordered else places[is_left]
 
     def __iter__(self) -> Iterator[int]:
         """Yield the places of the lines to run, each once, when it is to start."""
-        if not self._is_ordered:
-            yield from np.flatnonzero(self._is_waiting).tolist()
-            return
-        for place in self.lengths.probes(self._is_waiting).tolist():
-            self._is_waiting[place] = False
-            yield place
-        num_left = int(self._is_waiting.sum())
-        order, expected = self._tree.places, None
-        while num_left:
-            now = self.lengths.expected()
-            if expected is None or _have_changed(expected, now):
-                expected = now
-                order = self._tree.only(self._is_waiting).ordered(expected)
+        for place in self.lengths.probes(self._is_waiting) if self._is_ordered else ():
+            yield self._start(place)
+        order = self._order[self._is_waiting[self._order]]
+        while len(order):
             # Of a long file the order is made again once few lines are left.
-            num_next = num_left - _MAX_REORDERED
+            num_next = len(order) - _MAX_REORDERED
             if num_next < _MAX_REORDERED:
-                num_next = min(num_left, max(_MIN_REORDERED, num_left // 8))
+                num_next = max(_MIN_REORDERED, len(order) // 8)
             for place in order[:num_next].tolist():
-                self._is_waiting[place] = False
-                yield place
-            order = order[num_next:]
-            num_left -= num_next
+                yield self._start(place)
+            order = self._renewed(order[num_next:])
 
     def finish(self, place: int, output_tokens: int) -> None:
-        """Learn from a finished row."""
+        """Learn from a finished row; one without output tokens has failed, or has none."""
         self._is_unfinished[place] = False
         self.finished_prompt_bytes += int(self._prompt_bytes[place])
-        if not self.is_repeat[place]:
+        if output_tokens and not self.is_repeat[place]:
             self.lengths.add(place, output_tokens)
 
     def unfinished(self) -> list[int]:
@@ -86,6 +77,20 @@ class Plan:
         """Return the expected tokens of all lines without a row, as if none of them had begun."""
         is_counted = self._is_unfinished & ~self.is_repeat
         return float(self.lengths.expected()[is_counted].sum())
+
+    def _start(self, place: int) -> int:
+        self._is_waiting[place] = False
+        return place
+
+    def _renewed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the order of the lines that are left, another one if lengths turned out others."""
+        if not self._is_ordered or len(order) > _MAX_REORDERED:
+            return order
+        expected = self.lengths.expected()
+        if not _have_changed(self._expected[order], expected[order]):
+            return order
+        self._expected = expected
+        return self._tree.only(self._is_waiting).ordered(expected)
 
 
 def _have_changed(expected: NDArray[np.float64], now: NDArray[np.float64]) -> bool:
