@@ -13,9 +13,8 @@ from ..console.tables import columns
 from ..console.terminal import amount, duration, print_output
 from ..engine.engine import require_engine
 from ..engine.options import add_engine_flags, engine_fields
-from ..files.defaults import Defaults
+from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import STANDARD_STREAM, name_files
-from .run import add_default_flags
 
 if TYPE_CHECKING:
     from ..estimate.estimate import Estimate
@@ -79,7 +78,7 @@ def command(arguments: argparse.Namespace) -> int:
         output_tmp_dir=arguments.output_tmp_dir,
         max_line_bytes=arguments.max_line_bytes,
         price_per_hour=arguments.price_per_hour,
-        defaults=Defaults(arguments.temperature, arguments.max_tokens, arguments.system_prompt),
+        defaults=defaults_of(arguments),
     )
     found = estimate(options, arguments.sample)
     if arguments.json:

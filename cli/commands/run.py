@@ -8,18 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import (
-    nonblank_text,
     port_number,
     positive_int,
     positive_number,
     size_in_bytes,
-    temperature,
 )
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
-from ..files.defaults import Defaults
+from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files
 from ..run.run_options import RunOptions
 
@@ -151,19 +149,6 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
 
 
-def add_default_flags(group: argparse._ArgumentGroup) -> None:
-    """Add the flags of default parameters."""
-    add = group.add_argument
-    add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
-    add("--max-tokens", type=positive_int, metavar="N", help="the most tokens of an answer")
-    add(
-        "--system-prompt",
-        type=nonblank_text,
-        metavar="TEXT",
-        help="put before conversations that have no system or developer message",
-    )
-
-
 def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--enable-metrics", action="store_true", help="serve Prometheus metrics at /metrics")
@@ -175,9 +160,7 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
     names = name_files(arguments.input_file, arguments.output_file, arguments.files)
     arguments.input_file, arguments.output_file = names
-    arguments.defaults = Defaults(
-        arguments.temperature, arguments.max_tokens, arguments.system_prompt
-    )
+    arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))
 

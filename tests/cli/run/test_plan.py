@@ -29,7 +29,7 @@ def durable_ids(out: Path) -> set[str]:
     return {json.loads(record.rpartition(b"\t")[2])["id"] for record in whole}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_killed_run_goes_on_under_another_plan(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path, seed: int
 ) -> None:
@@ -44,15 +44,15 @@ def test_a_killed_run_goes_on_under_another_plan(
             messages=[{"role": "user", "content": rng.choice(texts) + str(n)}],
             **({"status": 400} if n % 6 == 1 else {}),
         )
-        for n in range(120)
+        for n in range(60)
     ]
-    lines[50] = "{"
+    lines[25] = "{"
     source = write_input(*lines)
     flags = ["-i", source, "--on-invalid-line", "skip", "--max-inflight", "4"]
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert run(*flags, "-o", whole, "--no-plan") == 0
-    plans = [[], ["--no-plan"], []]
-    for plan, num_rows in zip(plans, sorted(rng.sample(range(5, 100), 3)), strict=True):
+    plans = [[], ["--no-plan"]]
+    for plan, num_rows in zip(plans, sorted(rng.sample(range(5, 50), 2)), strict=True):
         options = ["--flush-seconds", "0.01"]
         process = spawn(*flags, "-o", out, "--resume", *plan, options=options)
         deadline = time.monotonic() + 20
@@ -63,7 +63,7 @@ def test_a_killed_run_goes_on_under_another_plan(
         assert process.wait() in {-signal.SIGKILL, 0}
     run.engine, num_durable = None, len(durable_ids(out))
     assert run(*flags, "-o", out, "--resume") == 0
-    assert run.engine is None or run.engine.asked <= 121 - num_durable
+    assert run.engine is None or run.engine.asked <= 60 - num_durable
     assert out.read_bytes() == whole.read_bytes()
     assert not spool_path(out).exists()
 
