@@ -3,10 +3,10 @@
     python -m bench.workloads base out/bench/base.jsonl
 
 Chat lines, shuffled, so that what is shared does not lie together; greedy but for g, the end token
-ignored. `datatrove` and `mlperf` are for GPUs: shapes of work that others have published a
-throughput for (`bench.gpu.anchors`), under whatever name `--served-model-name` gives a model. Texts
-are sentences of seven made-up words, each word and each full stop one token of the tokenizers of
-`bench.models`.
+ignored. The rest are for GPUs: `documents` is e 40 times, and `datatrove` and `mlperf` are shapes
+of work that others have published a throughput for (`bench.gpu.anchors`), under whatever name
+`--served-model-name` gives a model. Texts are sentences of seven made-up words, each word and each
+full stop one token of the tokenizers of `bench.models`.
 """
 
 from __future__ import annotations
@@ -96,10 +96,14 @@ def heavy_tail(texts: Texts) -> list[Request]:
     return [Request(texts(60), length) for length in lengths]
 
 
-def documents(texts: Texts) -> list[Request]:
-    """12 documents of 1,500 words, and 16 questions to each."""
-    found = [texts(1500) for _ in range(12)]
-    return [Request(f"{found[number // 16]}\n{texts(20)}") for number in range(192)]
+def documents(count: int) -> Callable[[Texts], list[Request]]:
+    """So many documents of 1,500 words, and 16 questions to each."""
+
+    def requests(texts: Texts) -> list[Request]:
+        found = [texts(1500) for _ in range(count)]
+        return [Request(f"{text}\n{texts(20)}") for text in found for _ in range(16)]
+
+    return requests
 
 
 def table_rows(texts: Texts) -> list[Request]:
@@ -182,11 +186,12 @@ WORKLOADS = {
     "b": Workload(few_shot_templates),
     "c": Workload(exact_repeats),
     "d": Workload(heavy_tail),
-    "e": Workload(documents),
+    "e": Workload(documents(12)),
     "f": Workload(nothing_shared(192, 150, 64)),
     "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
     "h": Workload(table_rows),
     "i": Workload(nested_chats),
+    "documents": Workload(documents(500), model="470m"),
     "datatrove": Workload(DATATROVE, model="470m"),
     "mlperf": Workload(MLPERF, model="470m"),
 }

@@ -66,6 +66,7 @@ PARTS = (
     Part("speed", 15),
     Part("step", 55),
     Part("generation", 170),
+    Part("files", 120),
     Part("experts", 70),
     Part("memcheck", 55, processes=8),
 )
