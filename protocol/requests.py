@@ -41,6 +41,12 @@ from .unsupported import (
 )
 from .validation import parse
 
+PROMPT_FIELDS = (
+    *("messages", "prompt", "input"),
+    *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
+)
+"""Fields of bodies that hold what the model reads, recordings apart."""
+
 _Request = TypeVar("_Request", bound=BaseModel)
 
 _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(

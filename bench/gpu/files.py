@@ -114,7 +114,6 @@ class Result(NamedTuple):
     found: Forecast
     prefilled: int
     usage: float
-    occupancy: float
 
 
 def planned(lines: list[Line], *, is_ordered: bool) -> list[int]:
@@ -138,7 +137,7 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
     order, arrivals = iter(planned(lines, is_ordered=way.is_planned)), count()
     machine, sizes = setting.reach.limits(setting.card), setting.buckets
     found, in_flight, prefilled = Forecast(), list[StepPlan](), 0
-    used, running = list[float](), list[int]()
+    used = list[float]()
     while True:
         while scheduler.num_waiting < WAITING_A_SEQUENCE * max_num_seqs:
             if (place := next(order, None)) is None:
@@ -149,15 +148,13 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
         if waits := plan is None:
             if not in_flight:
                 found.preemptions = scheduler.num_preemptions
-                usage, occupancy = float(np.mean(used)), float(np.mean(running))
-                return Result(found, prefilled, usage, occupancy / max_num_seqs)
+                return Result(found, prefilled, float(np.mean(used)))
             land(scheduler, in_flight.pop())
             continue
         add_step(found, setting, spans_of(table, plan), machine, sizes, waits=waits)
         prefilled += int((plan.stops - plan.starts).sum()) - plan.num_decodes
         found.outputs += len(plan.sampled)
         used.append(1 - pool.num_free / pool.num_pages)
-        running.append(len(table.running))
         scheduler.launch(plan)
         if in_flight:
             land(scheduler, in_flight.pop())

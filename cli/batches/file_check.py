@@ -21,17 +21,13 @@ from tidemill.batch.validation import (
     refuse,
 )
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request
+from tidemill.protocol.requests import PROMPT_FIELDS, check_request
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 
 from ..console.error_summary import ErrorSummary
 
 _SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4
-_PROMPTS = (
-    *("messages", "prompt", "input"),
-    *("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2"),
-)
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 _LIMITS = ("max_completion_tokens", "max_tokens")
 
@@ -71,7 +67,7 @@ class FileReport:
         route = find_route(line.url)
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1
-        size = sum(_size_of(line.body.get(name)) for name in _PROMPTS)
+        size = sum(_size_of(line.body.get(name)) for name in PROMPT_FIELDS)
         self.input_tokens += -(-size // _BYTES_PER_TOKEN)
         if route in _WRITING:
             self._count_output(line)

@@ -137,7 +137,7 @@ def _made(
         return found
     counts, num_tokenized = np.array(tokens.counts), len(tokens.counts) + len(tokens.refused)
     scale = report.num_rows / num_tokenized
-    own = plan.own_bytes.sum() / max(1, plan.total_prompt_bytes)
+    own = plan.num_own_bytes / max(1, plan.total_prompt_bytes)
     output = min(plan.output_tokens_left(), tokens.most_output_tokens * scale)
     prompt = float(counts.sum() * scale)
     seconds = None if costs is None else costs.load + costs.seconds(own * prompt, output)

@@ -14,7 +14,7 @@ from tidemill.protocol.parts import has_images
 
 from ..console.error_summary import ErrorSummary
 from ..files.defaults import Defaults
-from ..files.spool import PlacedLine
+from ..files.input_file import PlacedLine
 
 MAX_TOKENIZED: Final = 20_000
 """Of a longer file so many lines are tokenised, evenly spread."""

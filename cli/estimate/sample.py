@@ -14,18 +14,15 @@ from pydantic_core import from_json
 from tidemill.engine.plan.line_index import LineIndex
 
 from ..engine.engine import load_engine
-from ..files.input_file import InputFile, LineSpan
-from ..files.spool import PlacedLine
+from ..files.input_file import InputFile, PlacedLine
 from ..run.job import run_job
 from ..run.run_options import RunOptions
 
 
 def spread_lines(requests: InputFile, index: LineIndex, most: int) -> Iterator[PlacedLine]:
     """Yield lines spread evenly over the file, all of a short one."""
-    records, num_lines = index.records, len(index)
-    for place in np.linspace(0, num_lines - 1, min(num_lines, most)).astype(int).tolist():
-        start, num_bytes, number, *_ = records[place].item()
-        yield PlacedLine(place, requests.read(LineSpan(start, num_bytes, number)))
+    places = np.linspace(0, len(index) - 1, min(len(index), most)).astype(int)
+    return requests.read(index, places.tolist())
 
 
 def run_sample(

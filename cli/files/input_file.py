@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,12 +18,20 @@ from tidemill.batch.file.formats import (
     open_lines,
 )
 from tidemill.batch.file.lines import BytesByLine, FormatError, RawLine, read_lines
+from tidemill.engine.plan.line_index import LineIndex
 
 from ..console.errors import BadInput
 from ..console.terminal import log
 from .source import Source
 
 _COPIED_BYTES = 2**20
+
+
+class PlacedLine(NamedTuple):
+    """A line and its place among all lines that get a row, from 0."""
+
+    place: int
+    raw: RawLine
 
 
 class LineSpan(NamedTuple):
@@ -99,8 +107,20 @@ class InputFile:
         except FormatError as exc:
             raise self._damaged(exc) from exc
 
-    def read(self, span: LineSpan) -> RawLine:
-        """Return the line of a span; raises InputChanged for a file that was modified."""
+    def read(self, index: LineIndex, places: Iterable[int]) -> Iterator[PlacedLine]:
+        """Yield the lines at these places; raises InputChanged for a file that was modified.
+
+        Where the input is not seekable, the places must be in the order of the file.
+        """
+        if self.is_seekable:
+            for place in places:
+                yield PlacedLine(place, self._read(LineSpan(*index.span(place))))
+            return
+        numbered = enumerate(self.lines())
+        for wanted in places:
+            yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
+
+    def _read(self, span: LineSpan) -> RawLine:
         file = self.source.file if self.unpacked is None else self.unpacked
         if self.unpacked is None and self.source.steady is not None:
             self.source.steady.check()

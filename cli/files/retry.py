@@ -71,20 +71,15 @@ class RetryWriter(OrderedRows):
         spool = Spool(spool_path(_beside(output)), earlier.num_rows)
         stack.callback(spool.close)
         spool.load(lines(), self._new.num_rows)
-        self._old_rows = _OldRows(output, old, self._new.num_rows, stack)
         files, written = OutputFiles(*opened), self._new.num_rows
-        super().__init__(files, written, spool, (self._old_rows, earlier))
+        old_rows = _OldRows(output, old, written, stack)
+        super().__init__(files, written, spool, (old_rows, earlier))
         self._earlier = earlier
         later = [place for place in earlier.places if place >= written and place not in spool]
         num_copied = old.ok.count(1, written) + len(later)
         self.num_kept = written + num_copied + spool.num_waiting
         self.num_kept_ok = self._new.num_ok + num_copied + spool.num_ok
-        self._places = frozenset((*spool.places, *later))
         self.created = old.created if self._new.created is None else self._new.created
-
-    def has_row(self, place: int) -> bool:
-        """Say whether the line has a successful row, or a new one."""
-        return place < self._new.num_rows or place in self._places or place in self._old_rows
 
     def start(self) -> None:
         """Truncate the new files after their kept rows."""
@@ -104,10 +99,6 @@ class RetryWriter(OrderedRows):
             _replace(_beside(path, _COMPLETE), path, only_if_rows=True)
         self._spool.remove()
         self._earlier.remove()
-
-    def resume_hint(self) -> str:
-        """Return how to resume; nothing old is lost."""
-        return self._files.output.resume_hint() + self._spool.words()
 
 
 class _OldRows:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from .input_file import PlacedLine
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
-from .spool import PlacedLine, Row, Spool
+from .spool import Row, Spool
 
 _MAX_HELD_BYTES = 2**20
 
@@ -51,7 +52,7 @@ class ResumableWriter(RowWriter, Protocol):
         """Say whether finished rows outlive this process, in whatever order they came."""
 
     def has_row(self, place: int) -> bool:
-        """Say whether the line at this place is not run again."""
+        """Say whether the line at this place is not run again; asked before `start`."""
 
     def start(self) -> None:
         """Prepare the files; before that they are unchanged."""
@@ -131,6 +132,14 @@ class OrderedRows:
         """Say whether finished rows outlive this process, in whatever order they came."""
         return self._spool.is_durable
 
+    def has_row(self, place: int) -> bool:
+        """Say whether the line at this place is not run again; asked before `start`."""
+        return place < self._place or any(place in rows for rows in self._finished)
+
+    def resume_hint(self) -> str:
+        """Return the output's hint and the number of spooled rows."""
+        return self._files.output.resume_hint() + self._spool.words()
+
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
         """Write rows that are next in order, and spool the others."""
         for line, row in sorted(rows, key=_place_of):
@@ -197,11 +206,6 @@ class AppendWriter(OrderedRows):
         self.num_kept = kept.num_rows + spool.num_waiting
         self.num_kept_ok = kept.num_ok + spool.num_ok
         self.created = spool.created if kept.created is None else kept.created
-        self._earlier = frozenset(spool.places)
-
-    def has_row(self, place: int) -> bool:
-        """Say whether the line has a row from an earlier run."""
-        return place < self._kept.num_rows or place in self._earlier
 
     def start(self) -> None:
         """Truncate the files after the kept rows."""
@@ -215,7 +219,3 @@ class AppendWriter(OrderedRows):
             pass
         self._spool.remove()
         self._files.finish()
-
-    def resume_hint(self) -> str:
-        """Return the output's hint and the number of spooled rows."""
-        return self._files.output.resume_hint() + self._spool.words()

@@ -23,6 +23,7 @@ from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_o
 
 from ..console.errors import BadInput, OutputLost
 from ..console.terminal import amount, log
+from .input_file import PlacedLine
 
 SUFFIX: Final = ".spool"
 _NEW: Final = ".new"
@@ -37,13 +38,6 @@ class Row(NamedTuple):
 
     data: bytes
     is_success: bool
-
-
-class PlacedLine(NamedTuple):
-    """A line and its place among all lines that get a row, from 0."""
-
-    place: int
-    raw: RawLine
 
 
 class Spool:
@@ -124,10 +118,7 @@ class Spool:
         """Remove a row from the index and return it."""
         offset, length = int(self._offsets[place]), int(self._lengths[place])
         data = self._unflushed.pop(place, None) or self._read(offset, abs(length))
-        self._offsets[place] = -1
-        self._live_bytes -= abs(length)
-        self.num_waiting -= 1
-        self.num_ok -= length > 0
+        self._forget(place)
         return Row(data, length > 0)
 
     def flush(self) -> None:
@@ -176,14 +167,19 @@ class Spool:
 
     def _index(self, place: int, offset: int, length: int, *, is_success: bool) -> None:
         if place in self:
-            self.num_waiting -= 1
-            self.num_ok -= bool(self._lengths[place] > 0)
-            self._live_bytes -= abs(int(self._lengths[place]))
+            self._forget(place)
         self._offsets[place] = offset
         self._lengths[place] = length if is_success else -length
         self._live_bytes += length
         self.num_waiting += 1
         self.num_ok += is_success
+
+    def _forget(self, place: int) -> None:
+        length = int(self._lengths[place])
+        self._offsets[place] = -1
+        self._live_bytes -= abs(length)
+        self.num_waiting -= 1
+        self.num_ok -= length > 0
 
     def _read(self, offset: int, length: int) -> bytes:
         assert self._file is not None

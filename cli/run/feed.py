@@ -12,8 +12,9 @@ from tidemill.protocol.contract import EngineError, Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
 
 from ..console.errors import OutputLost
+from ..files.input_file import PlacedLine
 from ..files.row_writer import RowWriter
-from ..files.spool import PlacedLine, Row
+from ..files.spool import Row
 from .tally import Tally
 
 MAX_HELD_BYTES = 64 * 2**20

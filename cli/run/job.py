@@ -45,8 +45,6 @@ from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
 
-_INFLIGHT_PER_SEQUENCE = 4
-
 
 def run_job(
     options: RunOptions,

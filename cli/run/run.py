@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -20,10 +20,10 @@ from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
 from ..console.terminal import log
 from ..files.defaults import DefaultingResponder
-from ..files.input_file import InputFile, LineSpan
+from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
-from ..files.spool import PlacedLine, Row
+from ..files.spool import Row
 from .feed import Feed, InFlightLimits
 from .metrics import RunMetrics
 from .progress import Reporter, make_reporter
@@ -70,15 +70,13 @@ class Run:
         """Write an error row for each line that the deadline has left without a row."""
         tally = self.metrics.tally
         with self.adding_resume_hint():
-            lines = self._lines_at(self.plan.unfinished())
+            lines = self.requests.read(self.index, self.plan.unfinished())
             while some := [*islice(lines, ROWS_PER_WRITE)]:
                 rows = [(line, row_not_run(line.raw, _OVER_LIMIT)[0]) for line in some]
                 self.writer.write([(line, Row(row.row, is_success=False)) for line, row in rows])
                 for line, _ in rows:
                     tally.num_not_run += 1
                     tally.count(failure=_OVER_LIMIT.message, line=line.raw.number)
-                while self.writer.drain():
-                    pass
 
     @contextmanager
     def adding_resume_hint(self) -> Iterator[None]:
@@ -125,7 +123,7 @@ class Run:
             reporting = asyncio.create_task(_report(reporter, tally, served, forecast))
             try:
                 async with self.metrics.loop_lag.measured():
-                    return await feed.run(self._lines())
+                    return await feed.run(self.requests.read(self.index, self.plan))
             finally:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
@@ -136,22 +134,6 @@ class Run:
         self.plan.finish(place, usage.completion_tokens)
         if not self.plan.is_repeat[place]:
             self.metrics.tally.computed_output_tokens += usage.completion_tokens
-
-    def _lines(self) -> Iterator[PlacedLine]:
-        """Yield the lines without a row, in the order of the plan."""
-        return self._lines_at(self.plan)
-
-    def _lines_at(self, places: Iterable[int]) -> Iterator[PlacedLine]:
-        if not self.requests.is_seekable:  # the plan is the order of the file
-            numbered = enumerate(self.requests.lines())
-            for wanted in places:
-                raw = next(raw for place, raw in numbered if place == wanted)
-                yield PlacedLine(wanted, raw)
-            return
-        records = self.index.records
-        for place in places:
-            start, num_bytes, number, *_ = records[place].item()
-            yield PlacedLine(place, self.requests.read(LineSpan(start, num_bytes, number)))
 
 
 async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Forecast) -> None:
@@ -168,13 +150,13 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Fo
         )
         pace.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
-        done = TokensDone(
-            stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens,
-            stats.output_tokens,
-            tally.usage.prompt_tokens,
-            tally.computed_output_tokens,
-        )
         if tally.seconds - forecast.num_seconds >= _FORECAST_SECONDS:
+            done = TokensDone(
+                stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens,
+                stats.output_tokens,
+                tally.usage.prompt_tokens,
+                tally.computed_output_tokens,
+            )
             forecast.update(tally.seconds, done)
             left = None if tally.usage.audio_seconds else forecast.seconds_left()
         reporter.show(tally, pace.rates, left)

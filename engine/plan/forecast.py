@@ -87,7 +87,7 @@ class Forecast:
         plan, done, tokens_a_byte = self._plan, self._done, _TOKENS_A_BYTE
         if done.row_prompt_tokens:
             tokens_a_byte = done.row_prompt_tokens / plan.finished_prompt_bytes
-        left = plan.own_bytes.sum() * tokens_a_byte - done.prefilled
+        left = plan.num_own_bytes * tokens_a_byte - done.prefilled
         if left < 0:  # the prefix cache is too small: it goes on as before
             finished = max(1, done.row_prompt_tokens)
             left = done.prefilled / finished * (plan.num_prompt_bytes * tokens_a_byte - finished)

@@ -19,12 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from tidemill.protocol.requests import PROMPT_FIELDS
+
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prefixes of a prompt that have a fingerprint each."""
 
 MAX_KEY_BYTES: Final = PREFIX_BYTES[-1]
 
-_RECORD = Struct("<qIIIiQ8I")
+_RECORD, _SPAN = Struct("<qIIIiQ8I"), Struct("<qII")
 _DTYPE = np.dtype(
     [
         ("start", "<i8"),
@@ -37,8 +39,8 @@ _DTYPE = np.dtype(
     ]
 )
 _MAX_COUNT = 2**31 - 1
-_PROMPTS = ("messages", "prompt", "input", "query", "documents", "text_1", "text_2", "file")
-_WITHOUT_OUTPUT = frozenset({"input", "query", "text_1"})
+_PROMPTS = (*PROMPT_FIELDS, "file")
+_WRITING = frozenset({"messages", "prompt", "file"})
 
 UNKNOWN: Final = -1
 """The `max_tokens` of a line that names none, and may fill the context."""
@@ -75,6 +77,11 @@ class LineIndex:
         self._records += _RECORD.pack(
             start, num_bytes, number, min(len(key), _MAX_COUNT), max_tokens, body_hash, *prefixes
         )
+
+    def span(self, place: int) -> tuple[int, int, int]:
+        """Return `start`, `num_bytes` and `number` of the line at a place."""
+        start, num_bytes, number = _SPAN.unpack_from(self._records, place * _RECORD.size)
+        return start, num_bytes, number
 
     @property
     def records(self) -> NDArray[Any]:
@@ -113,7 +120,7 @@ def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
 
 
 def _max_tokens(body: Mapping[str, Any], names: list[str]) -> int:
-    if not names or not _WITHOUT_OUTPUT.isdisjoint(names):
+    if _WRITING.isdisjoint(names):
         return 0
     most = body.get("max_completion_tokens")
     most = body.get("max_tokens") if most is None else most

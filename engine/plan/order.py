@@ -67,7 +67,7 @@ class PrefixTree:
             order = np.argsort(keys, kind="stable")
             places[:], keys = places[order], keys[order]
             lengths = lengths[order]
-            seen = depth + np.minimum(keys.itemsize, width)
+            seen = depth + keys.itemsize
             shared[1:] = depth + _num_common(keys)
             np.minimum(shared[1:], np.minimum(lengths[1:], lengths[:-1]), out=shared[1:])
             is_open = np.append(False, (shared[1:] >= seen) & (lengths[1:] > seen))

@@ -37,12 +37,11 @@ class Plan:
         self._is_waiting, self._is_unfinished = is_left.copy(), is_left.copy()
         self.is_repeat = _repeats(records["body_hash"], is_left & is_ordered)
         self._prompt_bytes = records["prompt_bytes"]
-        own = self._prompt_bytes.astype(np.float64)
-        own[self._tree.places] -= self._tree.shared
-        own[self.is_repeat | ~is_left] = 0
-        self.own_bytes = np.maximum(own, 0)
-        self.num_prompt_bytes = int(self._prompt_bytes[is_left & ~self.is_repeat].sum())
-        self.total_prompt_bytes = int(self._prompt_bytes[is_left].sum())
+        is_computed = ~self.is_repeat[self._tree.places]
+        lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
+        self.num_prompt_bytes = int(lengths[is_computed].sum())
+        self.num_own_bytes = int((lengths - self._tree.shared)[is_computed].sum())
+        self.total_prompt_bytes = int(lengths.sum())
         self.finished_prompt_bytes = 0
         self._expected = self.lengths.expected()
         self._order = self._tree.ordered(self._expected) if is_ordered else places[is_left]

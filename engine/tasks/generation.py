@@ -25,7 +25,7 @@ from ..model.loaded_model import LoadedModel
 from ..model.loading import load_model
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
-from ..parsers.registry import check_parser_names, select_parsers
+from ..parsers.registry import ParserSet, check_parser_names, select_parsers
 from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..storage.hub import find_folder
 from ..structured_output.grammar_backend import GrammarBackend
@@ -84,11 +84,7 @@ class GenerationTask:
                 eos_token_ids=model.eos_token_ids,
                 max_model_len=room.max_model_len,
             )
-        parsers = select_parsers(
-            None if text.chat_template is None else text.chat_template.source_text,
-            tool_calls=config.tool_call_parser,
-            reasoning=config.reasoning_parser,
-        )
+        parsers = _parsers_of(text, config)
         image_support, blind = _image_support(model, vocabulary, config)
         endpoints = text_endpoints(
             text,
@@ -181,12 +177,16 @@ def endpoints_without_weights(
         eos_token_ids=hf_config.fields.get("eos_token_id"),
         max_model_len=plan_model(config).max_model_len,
     )
-    parsers = select_parsers(
+    return text_endpoints(text, seed=config.seed, parsers=_parsers_of(text, config))
+
+
+def _parsers_of(text: TextModel, config: EngineConfig) -> ParserSet:
+    """Return the parsers that are named, or those that a model's template shows."""
+    return select_parsers(
         None if text.chat_template is None else text.chat_template.source_text,
         tool_calls=config.tool_call_parser,
         reasoning=config.reasoning_parser,
     )
-    return text_endpoints(text, seed=config.seed, parsers=parsers)
 
 
 def load_chat_template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.cli.console.errors import OutputLost
+from tidemill.cli.files.input_file import PlacedLine
 from tidemill.cli.files.row_writer import OrderedRows, OutputFiles
-from tidemill.cli.files.spool import PlacedLine, Spool
+from tidemill.cli.files.spool import Spool
 from tidemill.cli.run.feed import Feed, InFlightLimits
 from tidemill.cli.run.tally import Tally
 from tidemill.protocol.contract import Reply
