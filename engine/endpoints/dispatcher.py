@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -88,7 +89,12 @@ class Dispatcher:
         self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
         self._engine: Engine[Any, Any] = engine
         # By priority: interactive requests never queue behind lines of files.
-        self._preparing = (BoundedExecutor(), BoundedExecutor(alternate=True))
+        # A tokenizer leaves the interpreter to others: half of the cores are for the model's step.
+        num_threads = max(1, (os.cpu_count() or 1) // 2)
+        self._preparing = (
+            BoundedExecutor(num_threads=num_threads),
+            BoundedExecutor(num_threads=num_threads, alternate=True),
+        )
         self._compiling = (_compile_executor(), _compile_executor())
         self._finishing = (
             BoundedExecutor(short_bytes=_SHORT_VALUES),

@@ -7,6 +7,7 @@ half of the documents.
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import time
@@ -58,6 +59,7 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
     told = tidemill(command, path)
     whole = time.perf_counter() - started
     [(read, cached, written)] = SAID.findall(told)
+    said, load = told.strip().splitlines()[-2:]
     [loaded], [ran] = LOADED.findall(told), RAN.findall(told)
     counts = [int(number.replace(",", "") or 0) for number in (read, cached, written)]
     return {
@@ -68,5 +70,6 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
         "prefilled": counts[0] - counts[1],
         "prompt_tokens": counts[0],
         "outputs_per_second": counts[2] / float(ran),
-        "said": told.strip().splitlines()[-1],
+        "said": said,
+        "load": json.loads(load),
     }

@@ -41,6 +41,16 @@ GREEDY = Sampling(temperature=0)
 TIMES_THEIRS, SPARE = 1.25, 1e-3
 EXPECTED = Path(__file__).with_name("greedy_rows.json")
 MODEL = Path(__file__).parents[3] / "demo" / "model"
+# The command, and on a last line the seconds of each step of its load.
+RUN = """
+import json, sys
+from tidemill.cli.console.signals import end_process
+from tidemill.cli.main import main
+status = main()
+from tidemill.engine.model.load_timing import step_seconds
+print(json.dumps(step_seconds()), file=sys.stderr)
+end_process(status)
+"""
 NUM_LINES, MOST_NUMBERS, MAX_TOKENS = 160, 60, 24
 KV_CACHE = "1G"
 
@@ -92,7 +102,7 @@ def tidemill(arguments: list[str], folder: Path) -> str:
     # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(stand_ins(folder)), *sys.path[1:]])
-    command = [sys.executable, "-m", "tidemill", *arguments]
+    command = [sys.executable, "-c", RUN, *arguments]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise RuntimeError(f"it ended with {ran.returncode}: {' '.join(ran.stderr.split())[-500:]}")
