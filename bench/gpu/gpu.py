@@ -57,18 +57,18 @@ class Part:
 
 
 PARTS = (
-    Part("versions", 20),
+    Part("versions", 10),
     # Kernels compile on as many cores as there are; what is compiled is found in Triton's cache.
-    Part("accuracy", 100, processes=12),
-    Part("rows", 100, beside=True),
-    Part("ceilings", 18),
-    Part("attention", 65),
-    Part("speed", 15),
-    Part("step", 55),
-    Part("generation", 170),
-    Part("files", 120),
-    Part("experts", 70),
-    Part("memcheck", 55, processes=8),
+    Part("accuracy", 75, processes=12),
+    Part("rows", 75, beside=True),
+    Part("ceilings", 12),
+    Part("attention", 50),
+    Part("speed", 10),
+    Part("step", 40),
+    Part("generation", 150),
+    Part("files", 125),
+    Part("experts", 60),
+    Part("memcheck", 30, processes=8),
 )
 
 

@@ -27,7 +27,7 @@ CHECKS = (
 )
 ELSEWHERE = Path("/usr/local/cuda/bin/compute-sanitizer")
 SUMMARY = re.compile(r"ERROR SUMMARY: (\d+)")
-USUAL_SECONDS = 40.0
+USUAL_SECONDS = 20.0
 SPARE_SECONDS = 1.0
 # Each tensor has memory of its own, so that what lies behind it is out of bounds.
 ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
