@@ -59,7 +59,7 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
     told = tidemill(command, path)
     whole = time.perf_counter() - started
     [(read, cached, written)] = SAID.findall(told)
-    said, load = told.strip().splitlines()[-2:]
+    said, ending = told.strip().splitlines()[-2:]
     [loaded], [ran] = LOADED.findall(told), RAN.findall(told)
     counts = [int(number.replace(",", "") or 0) for number in (read, cached, written)]
     return {
@@ -71,5 +71,5 @@ def run(place: Place, flags: tuple[str, ...]) -> Numbers:
         "prompt_tokens": counts[0],
         "outputs_per_second": counts[2] / float(ran),
         "said": said,
-        "load": json.loads(load),
+        **json.loads(ending),
     }

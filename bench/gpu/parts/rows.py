@@ -41,14 +41,24 @@ GREEDY = Sampling(temperature=0)
 TIMES_THEIRS, SPARE = 1.25, 1e-3
 EXPECTED = Path(__file__).with_name("greedy_rows.json")
 MODEL = Path(__file__).parents[3] / "demo" / "model"
-# The command, and on a last line the seconds of each step of its load.
+# The command, and on a last line: seconds of each step of its load, processor time, graphs.
 RUN = """
-import json, sys
+import json, sys, time
 from tidemill.cli.console.signals import end_process
 from tidemill.cli.main import main
-status = main()
+from tidemill.engine.loop.cuda_graphs import CudaCapture
 from tidemill.engine.model.load_timing import step_seconds
-print(json.dumps(step_seconds()), file=sys.stderr)
+taken, capture = [], CudaCapture.__call__
+def timed(*arguments):
+    began = time.perf_counter()
+    captured = capture(*arguments)
+    taken.append(time.perf_counter() - began)
+    return captured
+CudaCapture.__call__ = timed
+status = main()
+told = {"load": step_seconds(), "processor_seconds": time.process_time()}
+told |= {"captures": len(taken), "capture_seconds": sum(taken)}
+print(json.dumps(told), file=sys.stderr)
 end_process(status)
 """
 NUM_LINES, MOST_NUMBERS, MAX_TOKENS = 160, 60, 24
