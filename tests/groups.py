@@ -15,6 +15,7 @@ from typing import Final
 from xdist.scheduler import LoadScopeScheduling
 
 GROUPS: Final = (
+    ("tests/engine/kernels/triton/test_compile_all.py",),
     ("tests/localstack/test_local.py", "tests/localstack/test_clients.py"),
     ("tests/handler/worker/test_worker.py",),
     ("tests/handler/worker/test_processes.py",),
@@ -27,6 +28,11 @@ GROUPS: Final = (
     ("tests/handler/worker/test_faults.py",),
     ("tests/handler/api/test_schemathesis.py",),
     ("tests/cli/engine/test_weights.py",),
+    ("tests/bench/gpu/test_gpu.py",),
+    ("tests/cli/engine/test_process.py",),
+    ("tests/cli/engine/test_warm_start.py",),
+    ("tests/engine/model/test_compile_kernels.py",),
+    ("tests/engine/kernels/cpu/test_compile_all.py",),
     ("tests/serve",),
     ("tests/infra/test_bundle.py",),
     ("tests/infra",),

@@ -343,19 +343,19 @@ sys.stdin.read()
 """
 
 
-def test_a_rank_that_fails_ends_when_the_first_wants_it_to() -> None:
+def test_a_rank_that_fails_ends_when_the_first_wants_it_to(tmp_path: Path) -> None:
     """Before that it says why: others shall not feel its end sooner than the first knows of it."""
     ours, theirs = socketpair()
     with theirs:
         command = [sys.executable, "-m", "tidemill.engine.parallel.rank_main", str(theirs.fileno())]
         process = Popen(command, pass_fds=[theirs.fileno()])
     with Connection(ours.detach()) as connection:
-        begin = Init(EngineConfig("any"), Shard(1, 2), "cpu", 1.0)
+        begin = Init(EngineConfig(str(tmp_path)), Shard(1, 2), "cpu", 1.0)
         for message in (begin, Load(1, torch.float32, None, has_adapters=False)):
             connection.send(Command(message))
         failed = connection.recv()
         assert isinstance(failed, Failed)
-        assert "any" in failed.words
+        assert str(tmp_path) in failed.words
     assert process.wait() == 0  # by itself, as the socket is closed
 
 
