@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from tidemill.batch.file.lines import MAX_LINE_BYTES
-from tidemill.engine.config import EngineConfig
-from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import Served
-from tidemill.protocol.routes import ENDPOINTS
 
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, InputChanged, Refused
 from ..console.signals import StopSignals
@@ -28,16 +23,15 @@ from ..engine.engine import (
 )
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import (
-    check_lines,
+    InputReport,
     refuse_bad_lines,
     refuse_hopeless,
     warn_of_defaults,
     warn_of_duplicates,
     warn_of_failing,
 )
-from ..files.input_file import InputFile
-from ..files.paths import check_folder, check_paths, check_resumable
-from ..files.source import open_source
+from ..files.paths import check_resumable
+from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, open_files
 from .progress import summary
@@ -67,11 +61,7 @@ def run_job(
         metrics = RunMetrics(tally)
         if options.enable_metrics:
             stack.enter_context(serve_metrics(metrics, options.host, options.port))
-        source = stack.enter_context(
-            open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=retry_delays)
-        )
-        requests = InputFile.from_source(source, options.max_line_bytes or MAX_LINE_BYTES)
-        requests = requests.unpack(options.output_tmp_dir, stack)
+        requests = open_input(options, stack, retry_delays)
         is_planned = requests.is_seekable and not options.no_plan
         config = replace(
             config,
@@ -81,7 +71,9 @@ def run_job(
             kv_forecast=not options.no_plan,
         )
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        tally.num_rows = _check(requests, names, config, options, index)
+        report = check_input(options, requests, names, config, index)
+        _refuse_or_warn(report, options)
+        tally.num_rows = report.num_rows
         writer = make_writer(options, files, requests.lines, tally.num_rows, stack)
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
@@ -99,7 +91,7 @@ def run_job(
             writer.start()
         with run.adding_resume_hint():
             writer.finish()
-        changed = source.changed()
+        changed = requests.source.changed()
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
     if changed:
         raise InputChanged(changed)
@@ -118,36 +110,18 @@ def _nothing_to_run(tally: Tally) -> str:
 
 
 def _check_names(options: RunOptions) -> None:
-    check_paths(options.input_file, options.output_file, options.error_file)
-    if options.output_tmp_dir is not None:
-        check_folder(options.output_tmp_dir, "--output-tmp-dir")
+    check_names(options)
     if options.resume:
         check_resumable(options.output_file)
     elif options.retry_failed:
         raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
 
 
-def _check(
-    requests: InputFile,
-    names: Sequence[str],
-    config: EngineConfig,
-    options: RunOptions,
-    index: LineIndex,
-) -> int:
-    """Return the number of lines that get a row; raises BadInput when none can run."""
-    report = check_lines(
-        requests,
-        names,
-        adapters=[module.name for module in config.lora_modules],
-        endpoints=endpoints_of(config) or ENDPOINTS,
-        defaults=options.defaults,
-        tmp_dir=options.output_tmp_dir,
-        index=index,
-    )
+def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
+    """Say which lines get an error row; raises BadInput when none can run."""
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
     refuse_hopeless(report)
     warn_of_failing(report)
     warn_of_defaults(report)
     warn_of_duplicates(report.duplicates)
-    return report.num_rows

@@ -1,0 +1,56 @@
+"""Input of a run, or of its estimate: paths checked, the file opened, and read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from tidemill.batch.file.lines import MAX_LINE_BYTES
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.model.endpoint_names import endpoints_of
+from tidemill.engine.plan.line_index import LineIndex
+from tidemill.protocol.routes import ENDPOINTS
+
+from ..files.http_transfer import RETRY_DELAYS_SECONDS
+from ..files.input_check import InputReport, check_lines
+from ..files.input_file import InputFile
+from ..files.paths import check_folder, check_paths
+from ..files.source import open_source
+from .run_options import RunOptions
+
+
+def check_names(options: RunOptions) -> None:
+    """Raise Refused for paths that cannot work, before anything is opened."""
+    check_paths(options.input_file, options.output_file, options.error_file)
+    if options.output_tmp_dir is not None:
+        check_folder(options.output_tmp_dir, "--output-tmp-dir")
+
+
+def open_input(
+    options: RunOptions, stack: ExitStack, delays: Sequence[float] = RETRY_DELAYS_SECONDS
+) -> InputFile:
+    """Open the input, unpacked where it is packed."""
+    source = open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=tuple(delays))
+    requests = InputFile.from_source(
+        stack.enter_context(source), options.max_line_bytes or MAX_LINE_BYTES
+    )
+    return requests.unpack(options.output_tmp_dir, stack)
+
+
+def check_input(
+    options: RunOptions,
+    requests: InputFile,
+    names: Sequence[str],
+    config: EngineConfig,
+    index: LineIndex,
+) -> InputReport:
+    """Read all lines, fill their index, and return what was found."""
+    return check_lines(
+        requests,
+        names,
+        adapters=[module.name for module in config.lora_modules],
+        endpoints=endpoints_of(config) or ENDPOINTS,
+        defaults=options.defaults,
+        tmp_dir=options.output_tmp_dir,
+        index=index,
+    )
