@@ -96,6 +96,9 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "repeats", f"{amount(found.num_repeats, 'line')}, computed once"
     for kind in found.kinds:
         yield "of these", f"{kind.num_lines:,} to {kind.url}, model {kind.model or '-'}"
+    if found.num_unlimited:
+        lines = amount(found.num_unlimited, "line")
+        yield "max_tokens", f"none in {lines}, whose answers may fill the context"
     if found.prompt_tokens is None or found.quantiles is None:
         yield "tokens", "not counted: the model writes no text, or no line can run"
     else:
@@ -109,9 +112,15 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
         yield "shared", f"{found.shared_tokens:,} of them ({share:.0%}) are prefixes of others"
         yield "output tokens", f"{found.output_tokens:,}, at most {found.most_output_tokens:,}"
         if found.seconds is None:
-            yield "time", "not known: run a file of this model here first, or give --sample N"
+            yield "time", f"not known: {_way_to_know(found)}"
         else:
             yield "time", f"{duration(found.seconds)} on this machine"
         if found.cost is not None:
             yield "cost", f"{found.cost:,.2f}"
     yield "would fail", amount(found.num_failing, "line")
+
+
+def _way_to_know(found: Estimate) -> str:
+    if found.num_sampled:
+        return "the sample took less than 5 s: give a larger --sample N"
+    return "run a file of this model here first, or give --sample N"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.engine.model.device import device_name
 from tidemill.engine.model.endpoint_names import endpoints_of
-from tidemill.engine.plan.line_index import LineIndex
+from tidemill.engine.plan.line_index import UNKNOWN, LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.engine.plan.token_costs import TokenCosts
 from tidemill.engine.storage.hub import find_folder
@@ -22,10 +21,10 @@ from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..console.errors import Refused
+from ..console.terminal import amount
 from ..engine.engine import chat_template, engine_config, served_names
-from ..files.input_check import InputReport, check_lines
-from ..files.input_file import InputFile
-from ..files.source import open_source
+from ..files.input_check import InputReport
+from ..run.inputs import check_input, check_names, open_input
 from ..run.run_options import RunOptions
 from .prompts import MAX_TOKENIZED, PromptTokens, count_prompt_tokens
 from .sample import run_sample, spread_lines
@@ -54,15 +53,18 @@ class Kind:
 class Estimate:
     """Estimate of a run; None for what is not known.
 
-    `num_failing` lines get an error row, for `reasons`. Of `prompt_tokens` some are `shared` with
-    other prompts, which the prefix cache finds. `num_tokenized` lines stand for all.
+    `num_failing` lines get an error row, for `reasons`; `num_unlimited` name no `max_tokens`. Of
+    `prompt_tokens` some are `shared` with other prompts, which the prefix cache finds.
+    `num_tokenized` lines stand for all, `num_sampled` were run.
     """
 
     num_lines: int
     num_failing: int
     reasons: tuple[str, ...]
     num_repeats: int
-    kinds: tuple[Kind, ...] = ()
+    num_unlimited: int
+    kinds: tuple[Kind, ...]
+    num_sampled: int = 0
     num_tokenized: int | None = None
     prompt_tokens: int | None = None
     quantiles: Quantiles | None = None
@@ -82,82 +84,80 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
 
     So many lines are run first, to learn what tokens cost and how long answers are.
     """
+    check_names(options)
     config, template = engine_config(options), chat_template(options)
     with ExitStack() as stack:
-        source = stack.enter_context(
-            open_source(options.input_file, tmp_dir=options.output_tmp_dir)
-        )
-        requests = InputFile.from_source(source, options.max_line_bytes or MAX_LINE_BYTES)
-        requests = requests.unpack(options.output_tmp_dir, stack)
+        requests = open_input(options, stack)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        adapters = [module.name for module in config.lora_modules]
-        names, routes = served_names(options), endpoints_of(config) or ENDPOINTS
-        report = check_lines(
-            requests,
-            names,
-            adapters=adapters,
-            endpoints=routes,
-            defaults=options.defaults,
-            tmp_dir=options.output_tmp_dir,
-            index=index,
-        )
+        names = served_names(options)
+        report = check_input(options, requests, names, config, index)
+        names = (*names, *report.adapters)
+        routes = endpoints_of(config) or ENDPOINTS
         tokens = PromptTokens()
         try:
+            device = device_name(config)
             if isinstance(find_task(find_folder(config.model), config), GenerationTask):
                 tokens = count_prompt_tokens(
                     spread_lines(requests, index, MAX_TOKENIZED),
                     endpoints_without_weights(config, template),
-                    lambda url, body: check_request(url, body, (*names, *adapters), routes),
+                    lambda url, body: check_request(url, body, names, routes),
                     options.defaults,
                 )
         except EngineError as exc:
             raise Refused(str(exc)) from exc
         plan = Plan(index, tokens.refused.__contains__)
+        sample = []
         if num_sampled and tokens.counts:
-            for place, output_tokens in run_sample(options, requests, index, num_sampled):
-                plan.lengths.add(place, output_tokens)
-        costs = TokenCosts.recall(config.model, device_name(config))
-        return _made(report, plan, tokens, costs, options.price_per_hour)
+            sample = run_sample(options, requests, index, num_sampled, tokens.refused)
+        for place, output_tokens in sample:
+            plan.lengths.add(place, output_tokens)
+        found = _counted(report, plan, tokens, index)
+        if not tokens.counts:
+            return found
+        costs = TokenCosts.recall(config.model, device)
+        found = replace(found, num_sampled=len(sample))
+        return _with_tokens(found, plan, tokens, costs, options.price_per_hour)
 
 
-def _made(
-    report: InputReport,
+def _counted(report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex) -> Estimate:
+    """Return what is known of the lines alone."""
+    num_failing = report.num_bad + report.failing.count
+    num_failing += round(tokens.failing.count * report.num_rows / max(1, tokens.num_lines))
+    reasons = [*report.failing.sentences(report.unit), *tokens.failing.sentences(report.unit)]
+    if report.num_bad:
+        reasons.insert(0, f"  {amount(report.num_bad, f'malformed {report.unit}')}")
+    return Estimate(
+        num_lines=report.num_rows,
+        num_failing=min(num_failing, report.num_rows),
+        reasons=tuple(reasons),
+        num_repeats=int(plan.is_repeat.sum()),
+        num_unlimited=int((index.records["max_tokens"] == UNKNOWN).sum()),
+        kinds=tuple(Kind(*kind, count) for kind, count in report.kinds.most_common()),
+    )
+
+
+def _with_tokens(
+    found: Estimate,
     plan: Plan,
     tokens: PromptTokens,
     costs: TokenCosts | None,
     price_per_hour: float | None,
 ) -> Estimate:
-    num_repeats = int(plan.is_repeat.sum())
-    num_failing = report.num_bad + report.failing.count
-    reasons = [*report.failing.sentences(report.unit)]
-    if report.num_bad:
-        reasons.insert(0, f"  {report.num_bad:,} × not a request")
-    found = Estimate(report.num_rows, num_failing, tuple(reasons), num_repeats)
-    if not tokens.counts:
-        return found
-    counts, num_tokenized = np.array(tokens.counts), len(tokens.counts) + len(tokens.refused)
-    scale = report.num_rows / num_tokenized
+    """Return an estimate with its tokens, and what they cost."""
+    counts, scale = np.array(tokens.counts), found.num_lines / tokens.num_lines
     own = plan.num_own_bytes / max(1, plan.total_prompt_bytes)
     output = min(plan.output_tokens_left(), tokens.most_output_tokens * scale)
     prompt = float(counts.sum() * scale)
     seconds = None if costs is None else costs.load + costs.seconds(own * prompt, output)
-    cost = None if seconds is None or price_per_hour is None else seconds / 3600 * price_per_hour
-    quantiles = np.quantile(counts, (0, 0.5, 0.99, 1)).round().astype(int).tolist()
-    return Estimate(
-        report.num_rows,
-        num_failing + round(tokens.failing.count * scale),
-        (*reasons, *tokens.failing.sentences(report.unit)),
-        num_repeats,
-        tuple(
-            Kind(url, model, round(count * scale))
-            for (url, model), count in tokens.kinds.most_common()
-        ),
-        num_tokenized,
-        round(prompt),
-        Quantiles(*quantiles),
-        round((1 - own) * prompt),
-        round(tokens.most_output_tokens * scale),
-        round(output),
-        seconds,
-        cost,
+    quantiles = np.quantile(counts, (0, 0.5, 0.99, 1), method="inverted_cdf").tolist()
+    return replace(
+        found,
+        num_tokenized=tokens.num_lines,
+        prompt_tokens=round(prompt),
+        quantiles=Quantiles(*quantiles),
+        shared_tokens=round((1 - own) * prompt),
+        most_output_tokens=round(tokens.most_output_tokens * scale),
+        output_tokens=round(output),
+        seconds=seconds,
+        cost=None if seconds is None or price_per_hour is None else seconds / 3600 * price_per_hour,
     )

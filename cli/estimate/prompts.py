@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tidemill.batch.file.lines import LineError, parse_line
+from tidemill.engine.endpoints.dispatcher import find_endpoint
 from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.parts import has_images
@@ -22,14 +22,13 @@ MAX_TOKENIZED: Final = 20_000
 
 @dataclass(slots=True)
 class PromptTokens:
-    """Tokens of prompts, one count a line, and what the endpoints refuse.
+    """Tokens of prompts, one count a line, and what the endpoints refuse, of so many lines.
 
-    `kinds` counts lines by url and model. `most_output_tokens` are of all answers, as long as they
-    may be. `refused` are the places of lines without a count; those of the `failing` passed the
-    check before.
+    `most_output_tokens` are of all answers, as long as they may be. `refused` are the places of
+    lines without a count; those of the `failing` passed the check before.
     """
 
-    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    num_lines: int = 0
     counts: list[int] = field(default_factory=list)
     most_output_tokens: int = 0
     refused: set[int] = field(default_factory=set)
@@ -48,9 +47,9 @@ def count_prompt_tokens(
     """
     found = PromptTokens()
     for place, raw in lines:
+        found.num_lines += 1
         try:
             line = parse_line(raw)
-            found.kinds[line.url, str(line.body.get("model") or "")] += 1
             body = defaults.apply(line.url, line.body)
             check(line.url, body)
         except (LineError, RequestError):
@@ -58,8 +57,8 @@ def count_prompt_tokens(
             continue
         if has_images(body):  # whose tokens depend on sizes that nobody has looked at
             continue
-        endpoint = next(one for one in endpoints if one.route.matches(line.url))
         try:
+            endpoint = find_endpoint(line.url, endpoints)
             prepared = endpoint.prepare(body, RequestMetadata("", line.request_id, 0))
         except RequestError as exc:
             found.failing.add(exc.message, line.number)

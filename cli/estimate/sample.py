@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,33 +13,45 @@ from pydantic_core import from_json
 
 from tidemill.engine.plan.line_index import LineIndex
 
+from ..console.errors import Stopped
 from ..engine.engine import load_engine
 from ..files.input_file import InputFile, PlacedLine
 from ..run.job import run_job
 from ..run.run_options import RunOptions
 
+_SIGNALS = 128  # a run that a signal has stopped ends with more by the signal's number
 
-def spread_lines(requests: InputFile, index: LineIndex, most: int) -> Iterator[PlacedLine]:
-    """Yield lines spread evenly over the file, all of a short one."""
-    places = np.linspace(0, len(index) - 1, min(len(index), most)).astype(int)
-    return requests.read(index, places.tolist())
+
+def spread_lines(
+    requests: InputFile, index: LineIndex, most: int, refused: Collection[int] = ()
+) -> Iterator[PlacedLine]:
+    """Yield lines spread evenly over the file, all of a short one, but for those at some places."""
+    places = np.setdiff1d(np.arange(len(index)), [*refused])
+    chosen = np.linspace(0, len(places) - 1, min(len(places), most)).astype(int)
+    return requests.read(index, places[chosen].tolist())
 
 
 def run_sample(
-    options: RunOptions, requests: InputFile, index: LineIndex, num_lines: int
+    options: RunOptions,
+    requests: InputFile,
+    index: LineIndex,
+    num_lines: int,
+    refused: Collection[int],
 ) -> list[tuple[int, int]]:
-    """Run lines of a file, whose rows are thrown away; return places and output tokens.
+    """Run lines of a file but the refused, whose rows are thrown away; return places and tokens.
 
     What tokens cost is kept as that of any run. Raises CliError as a run does.
     """
     with tempfile.TemporaryDirectory(dir=options.output_tmp_dir) as folder:
         source, output = Path(folder) / "sample.jsonl", Path(folder) / "rows.jsonl"
-        lines = [*spread_lines(requests, index, num_lines)]
+        lines = [*spread_lines(requests, index, num_lines, refused)]
         source.write_bytes(b"".join(line.raw.data + b"\n" for line in lines))
         sampled = replace(
             options, input_file=str(source), output_file=str(output), on_invalid_line="skip"
         )
-        run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
+        status = run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
+        if status > _SIGNALS:
+            raise Stopped(status - _SIGNALS)
         rows = [from_json(row) for row in output.read_bytes().splitlines()]
     return [
         (line.place, int((body.get("usage") or {}).get("completion_tokens") or 0))

@@ -39,7 +39,8 @@ class InputReport:
 
     `num_bad` lines are malformed; the first of them are in `bad`, by number and message. `failing`
     are requests that the engine will refuse; `models` counts the unserved model names that they ask
-    for. `without_effect` counts, for each default flag, the lines without such a parameter.
+    for. `without_effect` counts, for each default flag, the lines without such a parameter, and
+    `kinds` requests by url and model.
     """
 
     requests: InputFile
@@ -53,6 +54,7 @@ class InputReport:
     models: Counter[str] = field(default_factory=Counter)
     duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
     without_effect: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def name(self) -> str:
@@ -63,6 +65,12 @@ class InputReport:
     def unit(self) -> str:
         """The unit of its numbers, such as `line`."""
         return self.requests.form.unit
+
+    def count_kind(self, url: str, model: str) -> None:
+        """Count a request; of very many names the last are left out."""
+        kind = url, model[:_MAX_NAME_CHARS]
+        if kind in self.kinds or len(self.kinds) < _MAX_MODELS:
+            self.kinds[kind] += 1
 
 
 def check_lines(
@@ -99,6 +107,7 @@ def check_lines(
                 continue
             finder.add(line.custom_id, line.number)
             body = line.body
+            report.count_kind(line.url, str(body.get("model") or ""))
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)

@@ -125,14 +125,14 @@ class Dispatcher:
         )
 
     async def _reply(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        endpoint = _find_endpoint(url, self._endpoints)
+        endpoint = find_endpoint(url, self._endpoints)
         refuse_stream(body)
         return await self._run(endpoint, body, self._heading(body, request_id, created))
 
     async def _reply_or_stream(
         self, url: str, body: dict[str, Any], request_id: str, created: int
     ) -> Reply | StreamedReply:
-        endpoint, options = _find_endpoint(url, self._online), stream_options(body)
+        endpoint, options = find_endpoint(url, self._online), stream_options(body)
         metadata = replace(self._heading(body, request_id, created), priority=_INTERACTIVE)
         if options is None:
             return await self._run(endpoint, body, metadata)
@@ -244,9 +244,10 @@ def _compile_executor() -> BoundedExecutor:
     return BoundedExecutor(short_bytes=-1, num_threads=_MAX_COMPILING)
 
 
-def _find_endpoint(
+def find_endpoint(
     url: str, endpoints: Sequence[Endpoint[Any, Any, Any]]
 ) -> Endpoint[Any, Any, Any]:
+    """Return the endpoint of a url; raises `RequestError` where none of them serves it."""
     for endpoint in endpoints:
         if endpoint.route.matches(url):
             return endpoint

@@ -104,7 +104,7 @@ def choose_dtype(name: str, stored: torch.dtype | None, device: torch.device) ->
 
 def device_name(config: EngineConfig) -> str:
     """Return what the device of an engine is called: `cpu`, or the name of a GPU."""
-    device = choose_planned_device(config.device)
+    device = choose_device(config.device)
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

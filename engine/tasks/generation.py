@@ -18,11 +18,11 @@ from ..endpoints.image_inputs import ImageSupport
 from ..endpoints.media_fetch import MediaFetcher
 from ..loop.assembly import make_core, measured_room
 from ..loop.generation import GenerationCore
-from ..model.hf_config import read_hf_config
 from ..model.kv_cache_size import KVCacheSize
 from ..model.load_timing import timed
 from ..model.loaded_model import LoadedModel
 from ..model.loading import load_model
+from ..model.overrides import read_overridden_config
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import ParserSet, check_parser_names, select_parsers
@@ -166,7 +166,7 @@ def endpoints_without_weights(
     They prepare requests. Raises `EngineError` as a load would.
     """
     source = None if chat_template is None else read_chat_template(chat_template)
-    folder, hf_config = find_folder(config.model), read_hf_config(config.model)
+    folder, hf_config = find_folder(config.model), read_overridden_config(config)
     vocabulary = recall_vocabulary(config.model, folder)
     text = load_text_model(
         config.model,

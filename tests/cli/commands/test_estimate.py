@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tests.cli.given import line, rows
+from tidemill.cli.estimate import sample
 from tidemill.cli.main import main
+from tidemill.cli.run.run_options import RunOptions
 from tidemill.demo import MODEL_PATH, NAME
 from tidemill.engine.plan.token_costs import TokenCosts
 
@@ -53,6 +55,7 @@ def test_tokens_are_those_of_a_run(
     assert (found["num_lines"], found["num_failing"], found["num_repeats"]) == (13, 2, 1)
     kind = {"url": "/v1/chat/completions", "model": NAME, "num_lines": 13}
     assert found["kinds"] == [kind]
+    assert found["num_unlimited"] == 1
     assert any("maximum context length" in reason for reason in found["reasons"])
     assert any("temperature" in reason for reason in found["reasons"])
     out = tmp_path / "rows.jsonl"
@@ -97,6 +100,7 @@ def test_a_sample_tells_how_long_answers_are(
     usages = [row["response"]["body"].get("usage") for row in rows(out)]
     total = sum(usage["completion_tokens"] for usage in usages if usage is not None)
     assert found["output_tokens"] < 512
+    assert found["num_sampled"] == 11
     assert abs(found["output_tokens"] - total) <= 0.5 * total
     assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "rows.jsonl"]
 
@@ -109,5 +113,40 @@ def test_a_file_of_which_nothing_can_run_says_so(
     assert main(["estimate", str(source)]) == 1
     words = capsys.readouterr().out
     assert "would fail" in words
-    assert "1 × not a request" in words
+    assert "1 malformed line" in words
     assert main(["estimate", str(source.with_name("gone"))]) == 2
+    too_long = write_input(*(chat(number, "a " * 10_000) for number in range(3)))
+    assert main(["estimate", str(too_long)]) == 1
+    assert "would fail  3 lines" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--device", "cuda"], "torch sees no CUDA device here"),
+        (["--output-tmp-dir", "gone"], "the folder gone of --output-tmp-dir does not exist"),
+    ],
+)
+def test_what_a_run_refuses_is_refused(
+    source: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
+) -> None:
+    """In the same words, and a folder as its input, too."""
+    assert main(["estimate", str(source), *flags]) == 2
+    assert words in capsys.readouterr().err
+    assert main(["estimate", str(source.parent)]) == 2
+
+
+def test_a_sample_that_is_stopped_ends_the_estimate(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a run that a signal stops; a line that would fail is in no sample."""
+    sampled = []
+
+    def stopped(options: RunOptions, **_: object) -> int:
+        sampled.append(Path(options.input_file).read_text(encoding="utf-8"))
+        return 130
+
+    monkeypatch.setattr(sample, "run_job", stopped)
+    assert main(["estimate", str(source), "--sample", "11"]) == 130
+    assert len(sampled[0].splitlines()) == 11
+    assert "a a a" not in sampled[0]
