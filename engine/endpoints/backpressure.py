@@ -15,8 +15,8 @@ from tidemill.protocol.in_flight import InFlightLimiter
 
 from ..heap_trim import schedule_trim
 
-SHORT_BYTES = 500
-"""Below this the work takes a tenth of a millisecond, about what a thread costs."""
+SHORT_BYTES = 20_000
+"""Below this the work takes a few milliseconds at most, less than to wait behind longer work."""
 
 MAX_BYTES_AT_ONCE = 2 * 2**20
 

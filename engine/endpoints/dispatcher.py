@@ -51,6 +51,8 @@ _INTERACTIVE = 1  # the priority of an interactive request; that of a line is 0
 _MAX_DECODING = 4
 _MAX_FETCHED_BYTES = 64 * 2**20
 _MAX_HELD_BYTES = 512 * 2**20
+# A line of a file that is no longer is prepared sooner than a thread could be asked.
+_SHORT_LINE_BYTES = 500
 # Threads that compile constraints, for each priority, whatever a body's size.
 _MAX_COMPILING = 2
 # Of a result's values each becomes about 400 bytes of a body, and takes some microseconds.
@@ -89,11 +91,11 @@ class Dispatcher:
         self._online: list[Endpoint[Any, Any, Any]] = [*self._endpoints, *online]
         self._engine: Engine[Any, Any] = engine
         # By priority: interactive requests never queue behind lines of files.
-        # A tokenizer leaves the interpreter to others: half of the cores are for the model's step.
+        # Threads leave the loop to others, and half of the cores to the model's step.
         num_threads = max(1, (os.cpu_count() or 1) // 2)
         self._preparing = (
-            BoundedExecutor(num_threads=num_threads),
-            BoundedExecutor(num_threads=num_threads, alternate=True),
+            BoundedExecutor(short_bytes=_SHORT_LINE_BYTES, num_threads=num_threads),
+            BoundedExecutor(alternate=True),
         )
         self._compiling = (_compile_executor(), _compile_executor())
         self._finishing = (
