@@ -111,15 +111,17 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
             sample = run_sample(options, requests, index, num_sampled, tokens.refused)
         for place, output_tokens in sample:
             plan.lengths.add(place, output_tokens)
-        found = _counted(report, plan, tokens, index)
+        found = _estimate_lines(report, plan, tokens, index)
         if not tokens.counts:
             return found
         costs = TokenCosts.recall(config.model, device)
         found = replace(found, num_sampled=len(sample))
-        return _with_tokens(found, plan, tokens, costs, options.price_per_hour)
+        return _estimate_tokens(found, plan, tokens, costs, options.price_per_hour)
 
 
-def _counted(report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex) -> Estimate:
+def _estimate_lines(
+    report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex
+) -> Estimate:
     """Return what is known of the lines alone."""
     num_failing = report.num_bad + report.failing.count
     num_failing += round(tokens.failing.count * report.num_rows / max(1, tokens.num_lines))
@@ -136,7 +138,7 @@ def _counted(report: InputReport, plan: Plan, tokens: PromptTokens, index: LineI
     )
 
 
-def _with_tokens(
+def _estimate_tokens(
     found: Estimate,
     plan: Plan,
     tokens: PromptTokens,

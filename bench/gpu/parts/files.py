@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 
-from bench.gpu.parts.rows import MODEL, tidemill
+from bench.gpu.parts.rows import MODEL, run_tidemill
 from bench.gpu.parts.task import Numbers, Place, Task
 from bench.models import make_model
 from bench.workloads import WORKLOADS, Workload, lines, nothing_shared
@@ -33,7 +33,7 @@ def tasks(place: Place) -> Iterator[Task]:
 
 
 @cache
-def prepared(*, is_tiny: bool) -> tuple[tempfile.TemporaryDirectory[str], Path]:
+def make_inputs(*, is_tiny: bool) -> tuple[tempfile.TemporaryDirectory[str], Path]:
     """Write the file of requests and the model, once; return the folder and the model's."""
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name)
@@ -49,14 +49,14 @@ def prepared(*, is_tiny: bool) -> tuple[tempfile.TemporaryDirectory[str], Path]:
 
 def run(place: Place, flags: tuple[str, ...]) -> Numbers:
     """Run the file, and read off what the run says at its end."""
-    folder, model = prepared(is_tiny=place.is_tiny)
+    folder, model = make_inputs(is_tiny=place.is_tiny)
     path = Path(folder.name)
     rows = path / f"rows{len(flags)}.jsonl"
     command = ["run", str(path / "requests.jsonl"), "-o", str(rows), "--any-model", *flags]
     command += ["--model", str(model), "--device", place.device.type]
     command += ["--kv-cache-memory", "100M" if place.is_tiny else KV_CACHE]
     started = time.perf_counter()
-    told = tidemill(command, path)
+    told = run_tidemill(command, path)
     whole = time.perf_counter() - started
     [(read, cached, written)] = SAID.findall(told)
     said, ending = told.strip().splitlines()[-2:]

@@ -102,12 +102,12 @@ def run(device: str, folder: Path) -> list[str]:
     command = ["run", str(source), "-o", str(target)]
     command += ["--model", str(MODEL), "--served-model-name", "tidemill-demo"]
     command += ["--device", device, "--dtype", "float32", "--kv-cache-memory", KV_CACHE]
-    tidemill(command, folder)
+    run_tidemill(command, folder)
     answered = map(json.loads, target.read_text(encoding="utf-8").splitlines())
     return [row["response"]["body"]["choices"][0]["message"]["content"] for row in answered]
 
 
-def tidemill(arguments: list[str], folder: Path) -> str:
+def run_tidemill(arguments: list[str], folder: Path) -> str:
     """Run a command of Tidemill's in a process of its own; return what it says."""
     # Its kernels are compiled or, on a CPU, numba's: nothing is interpreted.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -177,7 +177,10 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     for pair, other in zip(pairs, said, strict=True):
         logits = logits_after(theirs, *pair)
         own = torch.tensor(pair[1], device=place.device)
-        own_gap, their_gap = max(own_gap, gap(logits, own)), max(their_gap, gap(logits, other))
+        own_gap, their_gap = (
+            max(own_gap, logit_gap(logits, own)),
+            max(their_gap, logit_gap(logits, other)),
+        )
     bound = TIMES_THEIRS * their_gap + SPARE
     return {
         "rows": count,
@@ -196,7 +199,7 @@ def logits_after(model: Any, before: list[int], after: list[int]) -> torch.Tenso
     return logits
 
 
-def gap(logits: torch.Tensor, tokens: torch.Tensor) -> float:
+def logit_gap(logits: torch.Tensor, tokens: torch.Tensor) -> float:
     """Return how far tokens are below the likeliest, in standard deviations of their logits."""
     below = logits.amax(1) - logits.gather(1, tokens[:, None]).squeeze(1)
     return float((below / logits.std(1)).max())
