@@ -156,6 +156,7 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Fo
                 stats.output_tokens,
                 tally.usage.prompt_tokens,
                 tally.computed_output_tokens,
+                forecast.plan.num_waiting + stats.waiting,
             )
             forecast.update(tally.seconds, done)
             left = None if tally.usage.audio_seconds else forecast.seconds_left()

@@ -22,13 +22,15 @@ _TOKENS_A_BYTE: Final = 0.25
 class TokensDone(NamedTuple):
     """Totals of a run: tokens prefilled and decoded, and those of finished rows.
 
-    `row_prompt_tokens` are of all rows, `row_output_tokens` of those that are no repeats.
+    `row_prompt_tokens` are of all rows, `row_output_tokens` of those that are no repeats;
+    `num_waiting` lines have not begun.
     """
 
     prefilled: int = 0
     decoded: int = 0
     row_prompt_tokens: int = 0
     row_output_tokens: int = 0
+    num_waiting: int = 0
 
 
 class Forecast:
@@ -39,7 +41,7 @@ class Forecast:
     """
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+        self.plan = plan
         self.num_seconds = 0.0
         self._done = TokensDone()
         self._products = np.zeros((2, 2))
@@ -65,7 +67,7 @@ class Forecast:
         costs, done = self.costs(), self._done
         # Of the lines that run, some tokens are there.
         begun = done.decoded - done.row_output_tokens
-        decodes = max(0.0, self._plan.output_tokens_left() - begun)
+        decodes = max(0.0, self.plan.output_tokens_left() - begun)
         return None if costs is None else costs.seconds(self._prefills_left(), decodes)
 
     def costs(self) -> TokenCosts | None:
@@ -84,11 +86,11 @@ class Forecast:
         return TokenCosts(*costs.tolist())
 
     def _prefills_left(self) -> float:
-        plan, done, tokens_a_byte = self._plan, self._done, _TOKENS_A_BYTE
+        plan, done, tokens_a_byte = self.plan, self._done, _TOKENS_A_BYTE
         if done.row_prompt_tokens:
             tokens_a_byte = done.row_prompt_tokens / plan.finished_prompt_bytes
         left = plan.num_own_bytes * tokens_a_byte - done.prefilled
-        if left < 0:  # the prefix cache is too small: it goes on as before
-            finished = max(1, done.row_prompt_tokens)
-            left = done.prefilled / finished * (plan.num_prompt_bytes * tokens_a_byte - finished)
-        return float(max(0.0, left))
+        if left < 0:  # what lines share is evicted, and will be
+            num_begun = max(1, plan.num_lines - done.num_waiting)
+            left = done.prefilled * done.num_waiting / num_begun
+        return float(left)

@@ -36,10 +36,10 @@ class Plan:
         self._tree = PrefixTree.from_index(index, places[is_left])
         self._is_waiting, self._is_unfinished = is_left.copy(), is_left.copy()
         self.is_repeat = _repeats(records["body_hash"], is_left & is_ordered)
+        self.num_lines = len(self._tree.places)
         self._prompt_bytes = records["prompt_bytes"]
         is_computed = ~self.is_repeat[self._tree.places]
         lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
-        self.num_prompt_bytes = int(lengths[is_computed].sum())
         self.num_own_bytes = int((lengths - self._tree.shared)[is_computed].sum())
         self.total_prompt_bytes = int(lengths.sum())
         self.finished_prompt_bytes = 0
@@ -71,6 +71,11 @@ class Plan:
         """Return the places of the lines without a row, in the order of the file."""
         places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
         return places
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of lines that were not yielded yet."""
+        return int(self._is_waiting.sum())
 
     def output_tokens_left(self) -> float:
         """Return the expected tokens of all lines without a row, as if none of them had begun."""

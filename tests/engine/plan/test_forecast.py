@@ -96,6 +96,7 @@ def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float,
                         + len(requests[place].prompt) // BYTES_A_TOKEN,
                         row_output_tokens=done.row_output_tokens + requests[place].output_tokens,
                     )
+            done = done._replace(num_waiting=plan.num_waiting)
             if seconds - forecast.num_seconds >= 1:
                 forecast.update(seconds, done)
                 told.append((seconds, forecast.seconds_left()))
@@ -114,6 +115,18 @@ def test_the_end_is_forecast(
             assert left is not None
             bound = 0.1 if seconds >= 0.5 * whole else 0.2
             assert abs(seconds + left - whole) <= bound * whole, (seconds, left, whole)
+
+
+def test_prompts_that_are_computed_again_are_forecast_by_the_lines_that_wait() -> None:
+    """A little more than lines have of their own is none; once all have begun none is left."""
+    with index_of([chat("a" * 500 + str(number)) for number in range(40)]) as index:
+        plan = Plan(index, lambda _: False)
+        forecast = Forecast(plan)
+        begun = TokensDone(prefilled=900, decoded=200, row_prompt_tokens=0, num_waiting=0)
+        forecast.update(10.0, begun)
+        assert forecast._prefills_left() == 0
+        forecast.update(20.0, begun._replace(prefilled=1800, num_waiting=30))
+        assert forecast._prefills_left() == 5400
 
 
 def test_costs_are_kept_for_a_model_and_a_device(
