@@ -43,14 +43,14 @@ class OutputLengths:
 
     def add(self, place: int, output_tokens: int) -> None:
         """Learn from a finished row."""
-        group = self._group_of[place]
+        group, most = self._group_of.item(place), self._most.item(place)
         self._finished[group] += 1
         self._tokens[group] += output_tokens
-        if np.isinf(self._most[place]):
+        if most == np.inf:
             self._num_untold += 1
             self._untold_tokens += output_tokens
         else:
-            self._known_most += self._most[place]
+            self._known_most += most
             self._known_tokens += output_tokens
 
     def probes(self, is_left: NDArray[np.bool_]) -> list[int]:
