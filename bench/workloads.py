@@ -199,7 +199,12 @@ WORKLOADS = {
 
 def lines(name: str) -> Iterator[str]:
     """Yield the lines of a file."""
-    workload, texts = WORKLOADS[name], Texts()
+    return lines_of(WORKLOADS[name])
+
+
+def lines_of(workload: Workload) -> Iterator[str]:
+    """Yield the lines of a workload."""
+    texts = Texts()
     requests = workload.requests(texts)
     texts.rng.shuffle(requests)
     for number, request in enumerate(requests):

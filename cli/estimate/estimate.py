@@ -89,9 +89,7 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
     with ExitStack() as stack:
         requests = open_input(options, stack)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        names = served_names(options)
-        report = check_input(options, requests, names, config, index)
-        names = (*names, *report.adapters)
+        report = check_input(options, requests, served_names(options), config, index)
         routes = endpoints_of(config) or ENDPOINTS
         tokens = PromptTokens()
         try:
@@ -100,7 +98,7 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
                 tokens = count_prompt_tokens(
                     spread_lines(requests, index, MAX_TOKENIZED),
                     endpoints_without_weights(config, template),
-                    lambda url, body: check_request(url, body, names, routes),
+                    lambda url, body: check_request(url, body, report.served_names, routes),
                     options.defaults,
                 )
         except EngineError as exc:

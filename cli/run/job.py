@@ -51,7 +51,8 @@ def run_job(
     Raises CliError for errors that users can fix, Stopped for a signal before the first row. The
     output is unchanged until the input has been checked and the model loaded.
     """
-    _check_names(options)
+    check_names(options)
+    _check_resume(options)
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
     tally, launched, limit = Tally(), time.monotonic(), options.seconds_limit
@@ -109,8 +110,7 @@ def _nothing_to_run(tally: Tally) -> str:
     return f"every line has its row already ({tally.num_rows:,}): nothing to run"
 
 
-def _check_names(options: RunOptions) -> None:
-    check_names(options)
+def _check_resume(options: RunOptions) -> None:
     if options.resume:
         check_resumable(options.output_file)
     elif options.retry_failed:

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.gpu.parts.rows import MODEL, run_tidemill
 from bench.gpu.parts.task import Numbers, Place, Task
 from bench.models import make_model
-from bench.workloads import WORKLOADS, Workload, lines, nothing_shared
+from bench.workloads import WORKLOADS, Workload, lines_of, nothing_shared
 
 SHAPE, KV_CACHE = "470m", "47G"
 USUAL_SECONDS = 60.0
@@ -37,10 +37,9 @@ def make_inputs(*, is_tiny: bool) -> tuple[tempfile.TemporaryDirectory[str], Pat
     """Write the file of requests and the model, once; return the folder and the model's."""
     folder = tempfile.TemporaryDirectory()
     path = Path(folder.name)
-    if is_tiny:
-        WORKLOADS["documents"] = Workload(nothing_shared(3, 20, 4))
+    workload = Workload(nothing_shared(3, 20, 4)) if is_tiny else WORKLOADS["documents"]
     with (path / "requests.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in lines("documents"))
+        file.writelines(line + "\n" for line in lines_of(workload))
     if is_tiny:
         return folder, MODEL
     make_model(SHAPE, path / "model")

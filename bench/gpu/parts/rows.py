@@ -177,10 +177,8 @@ def rows(place: Place, captures: Capture | None) -> Numbers:
     for pair, other in zip(pairs, said, strict=True):
         logits = logits_after(theirs, *pair)
         own = torch.tensor(pair[1], device=place.device)
-        own_gap, their_gap = (
-            max(own_gap, logit_gap(logits, own)),
-            max(their_gap, logit_gap(logits, other)),
-        )
+        own_gap = max(own_gap, logit_gap(logits, own))
+        their_gap = max(their_gap, logit_gap(logits, other))
     bound = TIMES_THEIRS * their_gap + SPARE
     return {
         "rows": count,
