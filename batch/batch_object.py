@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from .file.throughput import Rates, seconds_left
-from .fleet import WaitingReason
+from .file.throughput import Rates
+from .fleet import WaitingReason, WorkerRate
+from .forecast import batch_seconds_left, estimate_gpu_seconds
 from .model import Batch, Progress
 from .states import Status
 
@@ -96,7 +97,8 @@ class TidemillObject(BaseModel):
     `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to. `cost` is
-    in the currency of the deployment's price for a GPU-hour, null without one. `has_worker` says
+    in the currency of the deployment's price for a GPU-hour, null without one. What is estimated is
+    of the whole batch, null where nobody can know and once it ends. `has_worker` says
     whether a worker runs lines of it now. A batch that is erased is so from `erasing_at` on, and
     all its bytes are gone at `erased_at`.
     """
@@ -110,6 +112,8 @@ class TidemillObject(BaseModel):
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
+    estimated_gpu_seconds: float | None
+    estimated_cost: float | None
     model_revision: str | None
     engine_version: str | None
     num_errors: int
@@ -159,10 +163,12 @@ def batch_object(
     max_errors: int = MAX_LISTED_ERRORS,
     has_worker: bool = False,
     waiting: WaitingReason | None = None,
+    rate: WorkerRate | None = None,
 ) -> BatchObject:
     """Return the Batch object; `progress` is what the shards say, until the final sums are known.
 
-    Of an ended batch `now` counts for nothing. The cost is null unless a price is given.
+    `rate` is what workers of its model have measured. Of an ended batch `now` counts for nothing.
+    The cost is null unless a price is given.
     """
     if batch.erasing_at is not None:
         batch = batch.tombstone
@@ -198,24 +204,23 @@ def batch_object(
         ),
         metadata=batch.options.metadata or None,
         tidemill=_tidemill_object(
-            batch, done, now, price_per_gpu_hour, waiting, has_worker=has_worker
+            batch, done, now, price_per_gpu_hour, waiting, rate=rate, has_worker=has_worker
         ),
     )
 
 
-def cost_of(progress: Progress, price_per_gpu_hour: float | None) -> float | None:
-    """Return the cost of the GPU time so far, in the currency of the price."""
-    if price_per_gpu_hour is None:
+def cost_of(gpu_seconds: float | None, price_per_gpu_hour: float | None) -> float | None:
+    """Return the cost of GPU time, in the currency of the price."""
+    if price_per_gpu_hour is None or gpu_seconds is None:
         return None
-    return round(progress.gpu_seconds / 3600 * price_per_gpu_hour, 6)
+    return round(gpu_seconds / 3600 * price_per_gpu_hour, 6)
 
 
 def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
     """Return when all rows would be there at the present rate; None while nobody can know."""
     if batch.status is not Status.IN_PROGRESS or batch.in_progress_at is None:
         return None
-    seconds = now - batch.in_progress_at
-    left = seconds_left(progress.num_rows, batch.num_rows, seconds, progress.rows_per_second)
+    left = batch_seconds_left(batch, progress, now - batch.in_progress_at)
     return None if left is None else math.ceil(now + left)
 
 
@@ -226,9 +231,11 @@ def _tidemill_object(
     price_per_gpu_hour: float | None,
     waiting: WaitingReason | None,
     *,
+    rate: WorkerRate | None,
     has_worker: bool,
 ) -> TidemillObject:
     is_running = batch.status is Status.IN_PROGRESS
+    estimated = estimate_gpu_seconds(batch, done, rate or WorkerRate()) if is_running else None
     until = _end_of(batch) or now
     return TidemillObject(
         seconds=max(0, int(until - (batch.in_progress_at or batch.created_at))),
@@ -236,7 +243,9 @@ def _tidemill_object(
         audio_seconds=round(done.audio_seconds, 3),
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
-        cost=cost_of(done, price_per_gpu_hour),
+        cost=cost_of(done.gpu_seconds, price_per_gpu_hour),
+        estimated_gpu_seconds=None if estimated is None else round(estimated, 3),
+        estimated_cost=cost_of(estimated, price_per_gpu_hour),
         model_revision=batch.engine.model_revision,
         engine_version=batch.engine.engine_version,
         num_errors=max(batch.num_errors, len(batch.errors)),

@@ -52,7 +52,8 @@ class OpenWork:
 
     Rows are those without a result, shards those that a worker has (`num_running` of them) or must
     get. It began at `since`, and no row is run any more from `expires_at` (Unix seconds) on.
-    `tokens_per_row`, read and written, is what its rows have taken so far; 0 before the first.
+    `tokens_left`, read and written, are foretold by what its rows have taken so far, 0 before the
+    first; `expected_work` is left of what intake expected (`ExpectedTokens.work`).
     """
 
     batch_id: str
@@ -64,7 +65,8 @@ class OpenWork:
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
     since: int = 0
-    tokens_per_row: float = 0.0
+    tokens_left: int = 0
+    expected_work: float = 0.0
 
 
 class WorkerStatus(StrEnum):
@@ -170,10 +172,13 @@ class FleetState:
 class WorkerRate:
     """Rates that workers of a model measured lately: of one worker, a second at full load.
 
-    Tokens are those read and those written. `rows_at` (Unix seconds) is when a row of this model
-    was last made durable, by any of them.
+    It has `num_gpus`, 0 where nobody has told. Tokens are those read and those written, work is
+    what intake expected of them. `rows_at` (Unix seconds) is when a row of this model was last made
+    durable, by any of them.
     """
 
     rows_at: int = 0
     rows_per_second: float = 0.0
     tokens_per_second: float = 0.0
+    expected_work_per_second: float = 0.0
+    num_gpus: int = 0

@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Literal
 
+from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
 from .file.throughput import Rates
 from .states import TERMINAL, Status, check_move
@@ -67,8 +68,8 @@ class Outputs:
 class Progress:
     """Rows, what they cost, and time, as absolute counts: of a shard, or summed over shards.
 
-    Rows are durable ones only. The rates are recent ones, of tokens the generated ones unless they
-    are named otherwise; a sum adds them up.
+    Rows are durable ones only, and expected tokens what intake expected of them. The rates are
+    recent ones, of tokens the generated ones unless they are named otherwise; a sum adds them up.
     """
 
     completed: int = 0
@@ -83,6 +84,8 @@ class Progress:
     input_tokens_per_second: float = 0.0
     audio_seconds_per_second: float = 0.0
     reasoning_tokens: int = 0
+    expected_input_tokens: int = 0
+    expected_output_tokens: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
@@ -102,6 +105,11 @@ class Progress:
     def without_rates(self) -> Progress:
         """The same counts of what nobody runs: without rates."""
         return replace(self, **Rates()._asdict())
+
+    @property
+    def expected(self) -> ExpectedTokens:
+        """Tokens that intake expected of these rows."""
+        return ExpectedTokens(self.expected_input_tokens, self.expected_output_tokens)
 
     @property
     def num_rows(self) -> int:
@@ -198,6 +206,7 @@ class Batch:
     errors: tuple[BatchError, ...] = ()
     num_errors: int = 0
     num_rows: int = 0
+    expected: ExpectedTokens = NO_TOKENS
     num_shards: int = 0
     shards_left: int = 0
     shards_rung: int = 0
@@ -296,10 +305,10 @@ class Shard:
     """A contiguous range of lines, bytes `start` to `end` (exclusive) of the input.
 
     `first_line` is the number of the line at `start`, blank ones counted; `num_rows` of the lines
-    are not blank. `attempts` counts claims since rows were last made durable. `suspects` are groups
-    of lines that ran when an engine died, `quarantined` those that killed it once more alone.
-    `output_sizes` and `error_sizes` are the bytes of the segments sealed under `fence`.
-    `abandoned` is why the rest of the lines is given up.
+    are not blank, of which so many tokens are `expected`. `attempts` counts claims since rows were
+    last made durable. `suspects` are groups of lines that ran when an engine died, `quarantined`
+    those that killed it once more alone. `output_sizes` and `error_sizes` are the bytes of the
+    segments sealed under `fence`. `abandoned` is why the rest of the lines is given up.
     """
 
     batch_id: str
@@ -320,6 +329,7 @@ class Shard:
     error_sizes: tuple[int, ...] = ()
     abandoned: str | None = None
     expires: int | None = None
+    expected: ExpectedTokens = NO_TOKENS
 
     def is_leased(self, now: float) -> bool:
         """Say whether somebody has the right to run it."""

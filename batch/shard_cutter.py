@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .model import Shard
 
 MAX_SHARD_LINES = 4096
@@ -44,8 +45,11 @@ class ShardCutter:
     start: int = 0
     end: int = 0
     num_rows: int = 0
+    expected: ExpectedTokens = NO_TOKENS
 
-    def add(self, line: int, start: int, end: int) -> Shard | None:
+    def add(
+        self, line: int, start: int, end: int, expected: ExpectedTokens = NO_TOKENS
+    ) -> Shard | None:
         """Take the line in bytes `start` to `end`; return the shard that ended before it."""
         is_full = self.num_rows > 0 and (
             line - self.first_line >= self.limits.max_lines
@@ -55,6 +59,7 @@ class ShardCutter:
         if self.num_rows == 0:
             self.first_line, self.start = line, start
         self.num_rows += 1
+        self.expected += expected
         self.end = end
         return shard
 
@@ -65,8 +70,14 @@ class ShardCutter:
     def _close(self) -> Shard:
         """Return the lines so far, without the blank ones that follow them."""
         shard = Shard(
-            self.batch_id, self.number, self.first_line, self.num_rows, self.start, self.end
+            self.batch_id,
+            self.number,
+            self.first_line,
+            self.num_rows,
+            self.start,
+            self.end,
+            expected=self.expected,
         )
         self.number += 1
-        self.num_rows = 0
+        self.num_rows, self.expected = 0, NO_TOKENS
         return shard

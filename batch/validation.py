@@ -18,6 +18,7 @@ from tidemill.protocol.validation import printable
 
 from .batch_object import MAX_LISTED_ERRORS
 from .file.duplicate_ids import Duplicates
+from .file.expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
 from .file.lines import Line, LineError, RawLine, parse_line
 from .model import BatchError, OnInvalidLine
 
@@ -35,7 +36,7 @@ class Findings:
     """Findings of the lines so far: rows to come, the file's model, and errors.
 
     `model` and `endpoint` are those of the first line that has one which is served. `errors` are
-    the first ones; all are counted.
+    the first ones; all are counted. Tokens are `expected` of all lines that have a body.
     """
 
     num_rows: int = 0
@@ -43,6 +44,7 @@ class Findings:
     endpoint: str | None = None
     num_errors: int = 0
     errors: list[BatchError] = field(default_factory=list)
+    expected: ExpectedTokens = NO_TOKENS
 
 
 class LineChecker:
@@ -75,6 +77,7 @@ class LineChecker:
         try:
             line = parse_line(raw)
             custom_id: str | None = line.custom_id
+            self._findings.expected += expected_tokens(line.body, len(raw.data))
             self._check_url(line)
             self._check_model(line)
             if is_stream(line.body):

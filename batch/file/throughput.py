@@ -10,9 +10,9 @@ from tidemill.protocol.contract import Usage
 
 WINDOW_SECONDS = 60.0
 # Of a run that has just begun: its first rows say little, and less of when it will end.
+TELLING_SHARE = 0.02
 _MIN_SECONDS = 1.0
 _TELLING_SECONDS = 20.0
-_TELLING_SHARE = 0.02
 
 
 class Rates(NamedTuple):
@@ -83,15 +83,12 @@ def format_rate(tokens: float, input_tokens: float, audio_seconds: float) -> str
     return f"{tokens:,.0f} tokens/s"
 
 
-def seconds_left(
-    num_done: int, num_rows: int, seconds: float, rows_per_second: float
-) -> float | None:
-    """Return when the rest of the rows would be there at this rate.
+def seconds_left(share: float, seconds: float, share_per_second: float) -> float | None:
+    """Return when all would be done at this rate, after so many seconds and this share of it.
 
-    None while nobody can know: at no rate, and before 2 % of the rows or 20 seconds.
+    None while nobody can know: at no rate, and before 2 % or 20 seconds; and once all is done.
     """
-    left = num_rows - num_done
-    is_told = num_done >= _TELLING_SHARE * num_rows or seconds >= _TELLING_SECONDS
-    if left <= 0 or rows_per_second <= 0 or not is_told:
+    is_told = share >= TELLING_SHARE or seconds >= _TELLING_SECONDS
+    if share >= 1 or share_per_second <= 0 or not is_told:
         return None
-    return left / rows_per_second
+    return (1 - share) / share_per_second

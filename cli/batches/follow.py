@@ -13,6 +13,7 @@ from tidemill.batch.file.throughput import Rates
 from ..api import backoff
 from ..api.backoff import LONG_SECONDS
 from ..console.terminal import amount, bar_width, duration, fit_words, log, without_control_chars
+from .outcome import cost_words
 
 if TYPE_CHECKING:
     from ..api.client import Client
@@ -151,6 +152,6 @@ def rates(fields: Any) -> list[str]:
     words += filter(None, (row_rate(fields), token_rate(fields)))
     if extension.get("eta_at"):
         words.append(f"{duration(max(0, extension['eta_at'] - time.time()))} left")
-    if extension.get("cost"):
-        words.append(f"cost {extension['cost']:,.4g}")
+    if cost := cost_words(extension):
+        words.append(f"cost {cost}")
     return words

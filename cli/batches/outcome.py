@@ -60,8 +60,8 @@ def _figures(batch: Batch) -> list[str]:
         figures.append(tokens_of(usage, " tokens"))
     if extension.get("seconds"):
         figures.append(duration(extension["seconds"]))
-    if extension.get("cost"):
-        figures.append(f"cost {extension['cost']:,.4g}")
+    if cost := cost_words(extension):
+        figures.append(f"cost {cost}")
     return figures
 
 
@@ -78,3 +78,11 @@ def print_json(value: Mapping[str, Any]) -> None:
     import json
 
     print_output(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def cost_words(extension: Mapping[str, Any]) -> str:
+    """Return `1.2`, or `1.2 of about 14` of a batch that runs; nothing where there is no price."""
+    cost, estimated = extension.get("cost"), extension.get("estimated_cost")
+    if estimated:
+        return f"{cost or 0:,.4g} of about {estimated:,.4g}"
+    return f"{cost:,.4g}" if cost else ""

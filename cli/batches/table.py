@@ -21,7 +21,7 @@ from ..console.terminal import (
     without_control_chars,
 )
 from .follow import rates
-from .outcome import errors_of, tokens_of
+from .outcome import cost_words, errors_of, tokens_of
 
 if TYPE_CHECKING:
     from ..api.client import Client
@@ -123,7 +123,7 @@ def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
         ("audio", duration(extension["audio_seconds"]) if extension.get("audio_seconds") else None),
         ("tokens", tokens_of(usage)),
-        ("cost", extension.get("cost")),
+        ("cost", cost_words(extension)),
         *((words, _time(fields[name])) for words, name in _TIMES if fields.get(name)),
         ("window", f"{fields.get('completion_window')}, until {_time(fields.get('expires_at'))}"),
         ("took", duration(extension["seconds"]) if extension.get("seconds") else None),

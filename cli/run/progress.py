@@ -124,9 +124,10 @@ def _words(tally: Tally, rates: Rates, forecast: float | None) -> list[str]:
     words = [rows_rate(rates), rates.main_rate]
     if tally.rows_failed:
         words.insert(0, f"{tally.rows_failed:,} failed")
-    num_rows, left = tally.num_rows - tally.kept, forecast
+    num_rows, left = max(1, tally.num_rows - tally.kept), forecast
     if left is None:
-        left = seconds_left(tally.answered, num_rows, tally.seconds, rates.rows_per_second)
+        share = tally.answered / num_rows
+        left = seconds_left(share, tally.seconds, rates.rows_per_second / num_rows)
     return words if left is None else [*words, f"{duration(left)} left"]
 
 

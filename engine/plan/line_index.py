@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
+from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
@@ -40,7 +41,6 @@ _DTYPE = np.dtype(
 )
 _MAX_COUNT = 2**31 - 1
 _PROMPTS = (*PROMPT_FIELDS, "file")
-_WRITING = frozenset({"messages", "prompt", "file"})
 
 UNKNOWN: Final = -1
 """The `max_tokens` of a line that names none, and may fill the context."""
@@ -116,21 +116,8 @@ def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
     names = [name for name in _PROMPTS if name in body]
     # What is rendered before the conversation comes before it here.
     key = to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
-    return key, _max_tokens(body, names), _body_hash(body, key)
-
-
-def _max_tokens(body: Mapping[str, Any], names: list[str]) -> int:
-    if _WRITING.isdisjoint(names):
-        return 0
-    most = body.get("max_completion_tokens")
-    most = body.get("max_tokens") if most is None else most
-    if not isinstance(most, int) or most < 0:
-        return UNKNOWN
-    prompts, num_choices = body.get("prompt"), body.get("n")
-    is_list = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
-    num_answers = len(prompts) if is_list and prompts is not None else 1
-    num_answers *= num_choices if isinstance(num_choices, int) and num_choices > 0 else 1
-    return min(most * num_answers, _MAX_COUNT)
+    most = max_output_tokens(body)
+    return key, UNKNOWN if most is None else min(most, _MAX_COUNT), _body_hash(body, key)
 
 
 def _body_hash(body: Mapping[str, Any], key: bytes) -> int:

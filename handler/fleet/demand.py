@@ -6,7 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
+from tidemill.batch.forecast import tokens_left
 from tidemill.batch.model import Batch, Progress
 from tidemill.batch.progress import LiveShard
 
@@ -26,7 +28,7 @@ def open_work(
     batch: Batch, done: Progress, *, num_shards: int, running: Collection[LiveShard] = ()
 ) -> OpenWork:
     """Return what is left of a batch in progress; workers hold the `running` shards."""
-    tokens = done.prompt_tokens + done.completion_tokens
+    left = tokens_left(batch, done) if done.num_rows else ExpectedTokens()
     return OpenWork(
         batch.id,
         batch.model or "",
@@ -37,7 +39,8 @@ def open_work(
         rows_per_second=sum(shard.progress.rows_per_second for shard in running),
         tokens_per_second=sum(shard.progress.tokens_per_second for shard in running),
         since=batch.in_progress_at or batch.created_at,
-        tokens_per_row=tokens / done.num_rows if done.num_rows else 0.0,
+        tokens_left=left.input + left.output,
+        expected_work=(batch.expected - done.expected).work,
     )
 
 
@@ -82,8 +85,10 @@ def estimate_demand(
 
 def estimate_seconds(work: OpenWork, rate: WorkerRate) -> float | None:
     """Return the seconds that one worker needs for the open work; None without a known rate."""
-    if work.tokens_per_row and rate.tokens_per_second:
-        return work.num_rows * work.tokens_per_row / rate.tokens_per_second
+    if work.tokens_left and rate.tokens_per_second:
+        return work.tokens_left / rate.tokens_per_second
+    if work.expected_work and rate.expected_work_per_second:
+        return work.expected_work / rate.expected_work_per_second
     return work.num_rows / rate.rows_per_second if rate.rows_per_second else None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.expected_tokens import NO_TOKENS, ExpectedTokens
 from tidemill.batch.file.lines import FormatError, check_line_length, read_lines
 from tidemill.batch.model import Shard, Source
 from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
@@ -29,6 +30,7 @@ class PlannedShard(NamedTuple):
     num_rows: int
     start: int
     end: int
+    expected: ExpectedTokens = NO_TOKENS
 
 
 @dataclass(slots=True)
@@ -113,12 +115,14 @@ class Scanner:
 
         def keep(shard: Shard | None) -> None:
             if shard is not None:
-                cut = PlannedShard(shard.first_line, shard.num_rows, shard.start, shard.end)
-                scanned.cuts.append(cut)
+                cut = (shard.first_line, shard.num_rows, shard.start, shard.end)
+                scanned.cuts.append(PlannedShard(*cut, shard.expected))
 
         for raw in read_lines(lines, first_number=first_number):
+            before = scanned.findings.expected
             checker.check(raw)
-            keep(cutter.add(raw.number, lines.line_start, lines.tell()))
+            expected = scanned.findings.expected - before
+            keep(cutter.add(raw.number, lines.line_start, lines.tell(), expected))
         keep(cutter.finish())
 
 

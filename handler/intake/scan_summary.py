@@ -65,6 +65,7 @@ class ScanSummary:
         whole.model = whole.model or found.model
         whole.endpoint = whole.endpoint or found.endpoint
         whole.num_errors += found.num_errors
+        whole.expected += found.expected
         room = MAX_LISTED_ERRORS - len(whole.errors)
         whole.errors += [
             replace(error, line=error.line + shift if error.line else None)
@@ -91,6 +92,7 @@ def shards_of(
             cut.start,
             cut.end,
             expires=expires,
+            expected=cut.expected,
         )
 
 

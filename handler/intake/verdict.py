@@ -14,6 +14,7 @@ from tidemill.batch.object_keys import is_drop
 from tidemill.batch.states import Status
 from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
 
+from ..aws.items import dump
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere, ObjectChanged
@@ -126,6 +127,7 @@ def start_batch(lock: BatchLock, survey: ScanSummary) -> None:
             model=findings.model,
             endpoint=findings.endpoint if is_drop(batch.outputs) else batch.endpoint,
             num_rows=findings.num_rows,
+            expected=dump(findings.expected),
             num_shards=num_shards,
             shards_left=num_shards,
         )

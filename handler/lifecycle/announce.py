@@ -65,7 +65,7 @@ def _add_to_total(deployment: Deployment, batch: Batch) -> Operation[None]:
     done = batch.final or Progress()
     price = deployment.settings.gpu_hour_price(batch.model)
     try:
-        yield from deployment.ledger.add_total(batch, done, cost_of(done, price))
+        yield from deployment.ledger.add_total(batch, done, cost_of(done.gpu_seconds, price))
     except AwsError as exc:
         logger.warning("batch not added to the total", batch_id=batch.id, reason=str(exc))
 

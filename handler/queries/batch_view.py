@@ -16,6 +16,9 @@ def describe_batch(
 ) -> Operation[BatchObject]:
     """Return the Batch object of a batch that was just read."""
     progress, has_worker = yield from _current_progress(deployment, batch, now)
+    rate = None
+    if batch.status is Status.IN_PROGRESS and not progress.num_rows:
+        rate = yield from deployment.fleets.get_rate(batch.model or "")
     return batch_object(
         batch,
         progress,
@@ -23,6 +26,7 @@ def describe_batch(
         has_worker=has_worker,
         price_per_gpu_hour=deployment.settings.gpu_hour_price(batch.model),
         waiting=(yield from get_waiting_reason(deployment, batch, now)),
+        rate=rate,
         max_errors=max_errors,
     )
 

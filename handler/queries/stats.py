@@ -101,7 +101,7 @@ def _active(
     progress = sum_of(survey.progress for survey in surveys.values())
     settings = deployment.settings
     costs = [
-        cost_of(surveys[batch.id].progress, settings.gpu_hour_price(batch.model)) or 0.0
+        cost_of(surveys[batch.id].progress.gpu_seconds, settings.gpu_hour_price(batch.model)) or 0.0
         for batch in batches
         if batch.id in surveys
     ]

@@ -60,7 +60,7 @@ def test_what_it_cost_is_told_beside_it() -> None:
     assert beyond.gpu_seconds == 1800.0
     assert beyond.cost == 2.0
     assert (beyond.model_revision, beyond.engine_version) == ("r1", "1.2")
-    assert cost_of(PROGRESS, None) is None
+    assert cost_of(PROGRESS.gpu_seconds, None) is None
 
 
 def test_a_batch_that_runs_says_when_it_will_be_through() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def cut(lengths: list[int], limits: ShardLimits, stop_after: int | None = None) 
         shards.append(cutter.add(number, position, position + length))
         position += length
         if number == stop_after:
-            cutter = ShardCutter(**asdict(cutter) | {"limits": limits})
+            cutter = replace(cutter)
     shards.append(cutter.finish())
     return [shard for shard in shards if shard is not None]
 

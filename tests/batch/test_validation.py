@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tidemill.batch.file.duplicate_ids import Duplicate, Duplicates
+from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.model import BatchError
 from tidemill.batch.validation import (
@@ -51,7 +52,8 @@ def codes(findings: Findings) -> list[str]:
 def test_good_lines_are_counted_and_tell_what_the_file_is_for() -> None:
     """Model and endpoint are those of the first line; other endpoints may follow."""
     findings = check(request(url="/chat/completions"), request(url="/v1/completions"))
-    assert findings == Findings(num_rows=2, model="m", endpoint=CHAT)
+    expected = ExpectedTokens(input=43, output=0)
+    assert findings == Findings(num_rows=2, model="m", endpoint=CHAT, expected=expected)
 
 
 @pytest.mark.parametrize(

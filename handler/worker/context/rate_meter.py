@@ -20,6 +20,8 @@ class RateMeter:
     def __init__(self) -> None:
         self._rows = 0.0
         self._tokens = 0.0
+        self._expected_work = 0.0
+        self._gpu_seconds = 0.0
         self._busy_seconds = 0.0
         self._full_seconds = 0.0
         self._has_rows = False
@@ -29,6 +31,8 @@ class RateMeter:
         """Add progress that this worker has written to the table."""
         self._rows += done.num_rows
         self._tokens += done.prompt_tokens + done.completion_tokens
+        self._expected_work += done.expected.work
+        self._gpu_seconds += done.gpu_seconds
         self._has_rows = self._has_rows or done.num_rows > 0
 
     def add_busy(self, seconds: float, *, is_full: bool) -> None:
@@ -51,6 +55,8 @@ class RateMeter:
                 int(wall),
                 round(self._rows / self._busy_seconds, 6),
                 round(self._tokens / self._busy_seconds, 3),
+                round(self._expected_work / self._busy_seconds, 3),
+                round(self._gpu_seconds / self._busy_seconds),
             )
             self._keep(0.5)  # exponential decay of older data
         else:
@@ -60,5 +66,7 @@ class RateMeter:
     def _keep(self, share: float) -> None:
         self._rows *= share
         self._tokens *= share
+        self._expected_work *= share
+        self._gpu_seconds *= share
         self._busy_seconds *= share
         self._full_seconds *= share

@@ -111,8 +111,15 @@ class ShardRun:
     @property
     def progress(self) -> Progress:
         """Return the durable progress, its GPU time, and its rates."""
-        rates = self.pace.rates._asdict()
-        return replace(self._durable, gpu_seconds=round(self.gpu_seconds, 3), **rates)
+        durable, expected = self._durable, self.shard.expected
+        share = durable.num_rows / self.shard.num_rows
+        return replace(
+            durable,
+            gpu_seconds=round(self.gpu_seconds, 3),
+            expected_input_tokens=round(expected.input * share),
+            expected_output_tokens=round(expected.output * share),
+            **self.pace.rates._asdict(),
+        )
 
     @property
     def attempts(self) -> int:

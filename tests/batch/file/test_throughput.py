@@ -101,4 +101,4 @@ def test_the_end_is_told_from_a_share_of_the_rows_or_some_seconds_on(
     num_done: int, seconds: float, rate: float, left: float | None
 ) -> None:
     """Of a thousand rows: before, any number would be a guess."""
-    assert seconds_left(num_done, 1_000, seconds, rate) == left
+    assert seconds_left(num_done / 1_000, seconds, rate / 1_000) == left

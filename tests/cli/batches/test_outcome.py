@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.batches.outcome import tokens_of
+from tidemill.cli.batches.outcome import cost_words, tokens_of
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,15 @@ from tidemill.cli.batches.outcome import tokens_of
 def test_tokens_are_told_as_far_as_there_are_some(usage: dict[str, Any], words: str) -> None:
     """Those that are generated, and how many of them were thinking."""
     assert tokens_of(usage) == words
+
+
+@pytest.mark.parametrize(
+    ("cost", "estimated", "words"),
+    [(None, None, ""), (1.25, None, "1.25"), (0.0, 14.0, "0 of about 14")],
+)
+def test_a_cost_is_told_beside_what_all_will_cost(
+    cost: float | None, estimated: float | None, words: str
+) -> None:
+    """An older server estimates nothing, and a deployment without a price tells no cost."""
+    assert cost_words({"cost": cost, "estimated_cost": estimated}) == words
+    assert cost_words({}) == ""

@@ -64,9 +64,12 @@ def test_an_unknown_rate_wants_one_worker_that_measures_it() -> None:
 def test_tokens_tell_long_lines_from_short_ones() -> None:
     """Rows of another batch may have been a hundred times as long."""
     pace = WorkerRate(NOW, rows_per_second=10.0, tokens_per_second=100.0)
-    assert count(work_of(3300, tokens_per_row=10.0), pace=pace) == 1
-    assert count(work_of(3300, tokens_per_row=100.0), pace=pace) == 10
-    assert count(work_of(3300, tokens_per_row=0.0), pace=pace) == 1
+    assert count(work_of(3300, tokens_left=330_000), pace=pace) == 1
+    assert count(work_of(3300, tokens_left=3_300_000), pace=pace) == 10
+    assert count(work_of(3300, tokens_left=0), pace=pace) == 1
+    pace = replace(pace, expected_work_per_second=200.0)
+    assert count(work_of(3300, expected_work=6_600_000.0), pace=pace) == 10
+    assert count(work_of(3300, tokens_left=330_000, expected_work=1.0), pace=pace) == 1
 
 
 def test_workers_that_start_are_not_started_again() -> None:
@@ -107,11 +110,12 @@ def test_whatever_is_open_what_is_wanted_is_in_bounds() -> None:
                 num_running=random.randint(0, 1),
                 since=NOW - random.randint(0, 7200),
                 expires_at=NOW + random.randint(1, DAY),
-                tokens_per_row=random.choice([0.0, 7.0, 700.0]),
+                tokens_left=random.choice([0, 7_000, 7_000_000]),
+                expected_work=random.choice([0.0, 5_000.0]),
             )
             for _ in range(random.randint(1, 6))
         ]
-        pace = WorkerRate(NOW, 10.0, random.choice([0.0, 50.0]))
+        pace = WorkerRate(NOW, 10.0, random.choice([0.0, 50.0]), random.choice([0.0, 70.0]))
         ready_at = tuple(NOW + random.randint(-600, 300) for _ in range(random.randint(0, 12)))
         found = count(*batches, pace=pace, ready_at=ready_at)
         assert 1 <= found <= min(PLAN.max_workers, sum(each.num_shards for each in batches))

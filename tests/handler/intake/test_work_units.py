@@ -13,6 +13,7 @@ import pytest
 from tests.emulators import MODEL, Emulator
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty
 from tests.handler.killing import Killed
+from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.intake_progress import WorkUnit, new_progress
 from tidemill.batch.model import Batch, Shard
@@ -77,6 +78,8 @@ def test_a_long_file_is_taken_in_by_many_runs(cloud: Cloud) -> None:
         len(data) - len(line_of("last", url="/v1/completions")),
     ][: len(shards)]
     assert sum(shard.num_rows for shard in shards) == 41
+    assert sum((shard.expected for shard in shards), start=NO_TOKENS) == batch.expected
+    assert batch.expected.input > 40 * len(line_of(1)) // 5
     assert shards[-1].end == len(data)
     assert cloud.rung_shards() == list(range(batch.num_shards))
 

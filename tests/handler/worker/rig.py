@@ -22,6 +22,7 @@ from uuid import uuid4
 
 from tests.emulators import MODEL, Emulator, deployment_of
 from tests.handler.worker.fakes import FakeEngine, QuickAws
+from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.model import Batch, Options, Outputs, Shard, ShardStatus, Source
 from tidemill.batch.parts import PartIndex
 from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
@@ -213,7 +214,8 @@ def cut(batch_id: str, lines: Sequence[bytes], shard_lines: int) -> list[Shard]:
     position, shards = 0, []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            shards.append(cutter.add(number, position, position + len(line)))
+            expected = ExpectedTokens(len(line), 100)
+            shards.append(cutter.add(number, position, position + len(line), expected))
         position += len(line)
     shards.append(cutter.finish())
     return [shard for shard in shards if shard is not None]

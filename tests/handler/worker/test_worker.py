@@ -11,6 +11,7 @@ import pytest
 from tests.emulators import MODEL
 from tests.handler.worker.fakes import FakeEngine, QuickAws
 from tests.handler.worker.rig import NEVER, Rig, Work, until
+from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo, Progress
 from tidemill.batch.states import Status
@@ -77,6 +78,7 @@ async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     assert (done.completed, done.failed) == (1, 2)
     assert (done.prompt_tokens, done.cached_tokens, done.completion_tokens) == (10, 4, 3)
     assert 0 < done.gpu_seconds < 60
+    assert done.expected == shard.expected == ExpectedTokens(len(b"".join(work.lines)), 300)
     for tenant in ("owner", EVERYBODY):
         spent = rig.run(rig.deployment.usage.gpu_seconds_today(tenant, time.time()))
         assert spent == pytest.approx(done.gpu_seconds, abs=0.01)

@@ -13,8 +13,9 @@ from openai.types import Batch as OpenAIBatch
 
 from tests.handler.api.rig import answer_to, refusal_in, request_of
 from tests.handler.aws.given import NOW, make_batch
-from tests.handler.intake.rig import Cloud, lines_of
+from tests.handler.intake.rig import MODEL, Cloud, lines_of
 from tidemill.batch.batch_object import batch_object
+from tidemill.batch.fleet import WorkerRate
 from tidemill.batch.model import Batch, BatchError, Progress
 from tidemill.batch.states import Status
 from tidemill.handler.api.routers.batches import MAX_ERRORS_IN_LISTS
@@ -92,6 +93,20 @@ def test_a_running_batch_tells_its_rate(cloud: Cloud, client: OpenAI) -> None:
     assert (beyond["rows_per_second"], beyond["tokens_per_second"]) == (0.5, 8.0)
     assert beyond["eta_at"] >= now + 40  # 20 rows at half a row a second
     assert (beyond["gpu_seconds"], beyond["cost"], beyond["webhook"]) == (1800.0, None, None)
+
+
+def test_a_batch_tells_what_it_will_take_before_it_has_a_row(cloud: Cloud, client: OpenAI) -> None:
+    """By what workers of its model have measured."""
+    batch = cloud.ingest(cloud.create(lines_of(25)))
+    estimate = client.batches.retrieve(batch.id).to_dict()["tidemill"]
+    assert isinstance(estimate, dict)
+    assert estimate["estimated_gpu_seconds"] is None
+    rate = WorkerRate(1, expected_work_per_second=batch.expected.work / 900, num_gpus=2)
+    cloud.run(cloud.deployment.fleets.put_rate(MODEL, rate))
+    estimate = client.batches.retrieve(batch.id).to_dict()["tidemill"]
+    assert isinstance(estimate, dict)
+    assert estimate["estimated_gpu_seconds"] == pytest.approx(1800, rel=0.01)
+    assert estimate["estimated_cost"] is None  # nobody has said what a GPU costs
 
 
 def test_an_answer_of_many_failed_batches_is_small(cloud: Cloud, client: OpenAI) -> None:

@@ -1,0 +1,122 @@
+"""When a batch will be through, and what it will have taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from tidemill.batch.file.expected_tokens import ExpectedTokens, expected_tokens, work_of
+from tidemill.batch.fleet import WorkerRate
+from tidemill.batch.forecast import batch_seconds_left, estimate_gpu_seconds
+from tidemill.batch.model import Batch, Options, Outputs, Progress, Source
+from tidemill.batch.states import Status
+
+BATCH = Batch(
+    "b",
+    "t",
+    Source("b", "k", "e", 0),
+    "file",
+    options=Options(),
+    outputs=Outputs("o", "e", "r"),
+    created_at=0,
+    expires_at=9_999,
+    status=Status.IN_PROGRESS,
+)
+TOKENS_A_SECOND, WINDOW = 400.0, 60.0
+FILES = {
+    "alike": [(400, 100)] * 600,
+    "long answers at the end": [(400, 16)] * 600 + [(400, 512)] * 300,
+    "long prompts at the end": [(100, 100)] * 400 + [(8_000, 100)] * 200,
+    "short ones at the end": [(400, 512)] * 300 + [(400, 16)] * 600,
+}
+"""Bytes of prompts and `max_tokens` by line."""
+
+
+def runs(
+    lines: Sequence[tuple[int, int]], share_of_most: float
+) -> Iterator[tuple[float, Progress]]:
+    """Yield seconds and progress of one worker; answers take a share of what they may."""
+    seconds, done, told = 0.0, Progress(), list[tuple[float, Progress]]()
+    for num_bytes, most in lines:
+        prompt, answer = num_bytes // 4, round(share_of_most * most)
+        seconds += work_of(prompt, answer) / TOKENS_A_SECOND
+        expected = expected_tokens({"messages": [], "max_tokens": most}, num_bytes)
+        done += Progress(
+            1,
+            0,
+            prompt,
+            0,
+            answer,
+            expected_input_tokens=expected.input,
+            expected_output_tokens=expected.output,
+        )
+        told.append((seconds, done))
+        at, earlier = next(each for each in told if each[0] >= seconds - WINDOW)
+        new, span = done.since(earlier), max(1.0, seconds - at)
+        yield (
+            seconds,
+            replace(
+                done,
+                rows_per_second=new.num_rows / span,
+                tokens_per_second=new.completion_tokens / span,
+                input_tokens_per_second=new.prompt_tokens / span,
+            ),
+        )
+
+
+@pytest.mark.parametrize("share_of_most", [1.0, 0.3])
+@pytest.mark.parametrize("file", FILES)
+def test_the_end_is_foretold_wherever_the_long_lines_are(file: str, share_of_most: float) -> None:
+    """Within a fifth of the whole from a tenth of it on, and within a tenth from half on."""
+    run = list(runs(FILES[file], share_of_most))
+    whole, expected = run[-1][0], run[-1][1].expected
+    batch = replace(BATCH, num_rows=len(run), expected=expected)
+    for seconds, done in run[:-1]:
+        if seconds < whole / 10:
+            continue
+        left = batch_seconds_left(batch, done, seconds)
+        assert left is not None
+        bound = 0.2 if seconds < whole / 2 else 0.1
+        assert abs(seconds + left - whole) < bound * whole, f"after {seconds:.0f} of {whole:.0f} s"
+
+
+def test_where_nothing_was_expected_rows_tell() -> None:
+    """A batch of an earlier version, and one that only listens."""
+    done = Progress(10, 0, 100, 0, 100, rows_per_second=2.0, tokens_per_second=1.0)
+    assert batch_seconds_left(replace(BATCH, num_rows=30), done, 50) == pytest.approx(10)
+    heard = Progress(10, 0, audio_seconds=60.0, rows_per_second=2.0, expected_input_tokens=25)
+    batch = replace(BATCH, num_rows=30, expected=ExpectedTokens(100))
+    assert batch_seconds_left(batch, heard, 50) == pytest.approx(10)
+    assert batch_seconds_left(BATCH, Progress(), 50) is None
+
+
+def test_what_a_batch_will_take_is_known_before_its_first_row() -> None:
+    """By what its model's workers have measured, and by its own rows from two hundredths on."""
+    batch = replace(BATCH, num_rows=100, expected=ExpectedTokens(0, 10_000))
+    rate = WorkerRate(1, expected_work_per_second=50.0, num_gpus=2)
+    assert estimate_gpu_seconds(batch, Progress(), rate) == 400.0
+    done = Progress(completion_tokens=90, gpu_seconds=3.0, expected_output_tokens=100)
+    assert estimate_gpu_seconds(batch, done, rate) == 400.0
+    done = Progress(completion_tokens=900, gpu_seconds=30.0, expected_output_tokens=1_000)
+    assert estimate_gpu_seconds(batch, done, rate) == 300.0
+    assert estimate_gpu_seconds(batch, Progress(), WorkerRate()) is None
+    assert estimate_gpu_seconds(BATCH, Progress(), rate) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "num_bytes", "expected"),
+    [
+        ({"messages": [], "max_tokens": 100}, 3_200, (800, 100)),
+        ({"prompt": ["a", "b"], "n": 3, "max_tokens": 10}, 32, (8, 60)),
+        ({"messages": []}, 32, (8, 512)),
+        ({"input": "a"}, 10, (2, 0)),
+        ({"messages": [], "max_tokens": 1}, 2**30, (32_768, 1)),
+    ],
+)
+def test_lines_are_expected_to_take_all_they_may(
+    body: dict[str, object], num_bytes: int, expected: tuple[int, int]
+) -> None:
+    """An image's bytes are no text."""
+    assert expected_tokens(body, num_bytes) == ExpectedTokens(*expected)
