@@ -216,6 +216,12 @@ def cost_of(gpu_seconds: float | None, price_per_gpu_hour: float | None) -> floa
     return round(gpu_seconds / 3600 * price_per_gpu_hour, 6)
 
 
+def is_over_cost(batch: Batch, progress: Progress, price_per_gpu_hour: float | None) -> bool:
+    """Say whether the GPU time so far has come to all that the batch may cost."""
+    cost, most = cost_of(progress.gpu_seconds, price_per_gpu_hour), batch.options.max_cost
+    return cost is not None and most is not None and cost >= most
+
+
 def eta_of(batch: Batch, progress: Progress, now: float) -> int | None:
     """Return when all rows would be there at the present rate; None while nobody can know."""
     if batch.status is not Status.IN_PROGRESS or batch.in_progress_at is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
@@ -57,9 +58,10 @@ MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 S3: Final = "s3://"
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
+_MAX_COST = 10**9
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
-_NAMES = ("completion_window", *_URLS, "on_invalid_line")
+_NAMES = ("completion_window", *_URLS, "on_invalid_line", "max_cost")
 
 _Url = Annotated[
     str | None,
@@ -121,6 +123,13 @@ class BatchRequest(BaseModel):
     on_invalid_line: Annotated[
         str | None, Field(json_schema_extra={"enum": ["fail", "skip", None]})
     ] = None
+    max_cost: Annotated[
+        float | None,
+        Field(
+            description="What its GPU time may cost: then it expires, with the rows that are done.",
+            json_schema_extra={"exclusiveMinimum": 0},
+        ),
+    ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -181,6 +190,8 @@ def parse_options(
     asked = {name: values.pop(spelled, None) for name, spelled in names.items()}
     if asked["completion_window"] is None:
         asked["completion_window"] = default_window
+    with suppress(TypeError, ValueError):
+        asked["max_cost"] = float(asked["max_cost"])
     return _check(asked, names, values)
 
 
@@ -250,7 +261,18 @@ def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object)
         **urls,
         on_invalid_line=_check_choice(asked["on_invalid_line"], names["on_invalid_line"]),
         metadata=_check_metadata(metadata),
+        max_cost=_check_cost(asked["max_cost"], names["max_cost"]),
     )
+
+
+def _check_cost(value: Any, param: str) -> float | None:
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= _MAX_COST:
+        words = f"`{param}` must be a number above 0, up to {_MAX_COST:,}; got {excerpt(value)}."
+        raise InvalidOption(words, param=param)
+    return float(value)
 
 
 def _check_choice(value: object, param: str) -> OnInvalidLine:

@@ -17,6 +17,8 @@ OnInvalidLine = Literal["fail", "skip"]
 UploadWay = Literal["parts", "urls"]
 WebhookDelivery = Literal["pending", "delivered", "failed"]
 
+MAX_COST_REACHED = "max_cost_reached"
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -43,6 +45,7 @@ class BatchError:
 class Options:
     """Options of a batch, beside its lines.
 
+    No line is begun once its GPU time has come to `max_cost`, in the deployment's currency.
     Its result files are forgotten `output_expires_seconds` after they were made, if that is set.
     """
 
@@ -53,6 +56,7 @@ class Options:
     metadata: dict[str, str] = field(default_factory=dict)
     output_expires_seconds: int | None = None
     webhook_url: str | None = None
+    max_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +249,11 @@ class Batch:
     def is_terminal(self) -> bool:
         """Say whether the batch has come to its end."""
         return self.status in TERMINAL
+
+    @property
+    def is_over_cost(self) -> bool:
+        """Say whether it was ended because it had come to its `max_cost`."""
+        return any(error.code == MAX_COST_REACHED for error in self.errors)
 
     @property
     def tombstone(self) -> Batch:

@@ -240,6 +240,9 @@ class NotRun:
 
 
 EXPIRED = NotRun("batch_expired", EXPIRED_MESSAGE, is_failure=False)
+OVER_COST = NotRun(
+    "batch_expired", "The batch came to its `max_cost` before this line was run.", is_failure=False
+)
 
 
 def row_not_run(raw: RawLine, reason: NotRun) -> tuple[FinishedRow, bool]:

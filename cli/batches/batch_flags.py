@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tidemill.batch.errors import InvalidOption
 
 WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
-NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url")
+NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url", "max_cost")
 """Names of the options in the API; in S3 metadata they have dashes."""
 
 
@@ -39,6 +39,12 @@ def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
         choices=("fail", "skip"),
         default="fail",
         help="refuse a file with bad lines, or give those an error row (default: fail)",
+    )
+    add(
+        "--max-cost",
+        type=float,
+        metavar="AMOUNT",
+        help="what its GPU time may cost: what has not run by then gets an error row",
     )
     add("--output-url", metavar="URL", help="an https url that the good rows are PUT to as well")
     add("--error-url", metavar="URL", help="the same for the other rows")

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tidemill.batch.fleet import WaitingReason
-from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.batch_object import is_over_cost
+from tidemill.batch.model import MAX_COST_REACHED, Batch, BatchError
 from tidemill.batch.states import Status
 
 from ..aws.items import dump
@@ -103,12 +103,16 @@ def _progress(
     time_left: Callable[[], float],
     now: Callable[[], float],
 ) -> Batch | None:
-    """Return the batch, finalizing if all its shards are done or its window has ended."""
+    """Return the batch, finalizing if all its shards are done, or its window or money has ended."""
     is_rung = batch.shards_rung >= batch.num_shards
     if is_rung and aws.run(deployment.table.count_left(batch)) == 0:
         return _wind_up(aws, deployment, batch, Status.COMPLETED, int(now()))
     if batch.expires_at <= now():
-        return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()))
+        why = aws.run(get_waiting_reason(deployment, batch, now()))
+        errors = () if why is None else (BatchError(why.code, why.message),)
+        return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), *errors)
+    if (spent := _cost_error(aws, deployment, batch, now())) is not None:
+        return _wind_up(aws, deployment, batch, Status.EXPIRED, int(now()), spent)
     if is_rung:
         close_abandoned(aws, deployment, batch, time_left, now)
     else:
@@ -116,21 +120,30 @@ def _progress(
     return batch
 
 
-def _waiting_errors(batch: Batch, why: WaitingReason | None) -> dict[str, Any]:
-    """Return the error fields of a batch that expired while it waited for a worker."""
-    if why is None:
-        return {}
-    errors = (*batch.errors, BatchError(why.code, why.message))
-    return {"errors": [dump(error) for error in errors], "num_errors": batch.num_errors + 1}
+def _cost_error(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> BatchError | None:
+    """Return what to say of a batch that has come to its `max_cost`; None before."""
+    if batch.options.max_cost is None:
+        return None
+    progress = aws.run(deployment.table.get_shard_progress(batch)).progress(now)
+    if not is_over_cost(batch, progress, deployment.settings.gpu_hour_price(batch.model)):
+        return None
+    words = f"The GPU time of the batch has come to its `max_cost`, {batch.options.max_cost:,g}."
+    return BatchError(MAX_COST_REACHED, f"{words} The rows that were done are there.", "max_cost")
 
 
 def _wind_up(
-    aws: Aws, deployment: Deployment, batch: Batch, outcome: Status, now: int
+    aws: Aws,
+    deployment: Deployment,
+    batch: Batch,
+    outcome: Status,
+    now: int,
+    *errors: BatchError,
 ) -> Batch | None:
-    why = aws.run(get_waiting_reason(deployment, batch, now)) if outcome is Status.EXPIRED else None
-    move = deployment.table.move_batch(
-        batch.id, Status.FINALIZING, now, outcome=str(outcome), **_waiting_errors(batch, why)
-    )
+    changes: dict[str, Any] = {"outcome": str(outcome)}
+    if errors:
+        changes["errors"] = [dump(error) for error in (*batch.errors, *errors)]
+        changes["num_errors"] = batch.num_errors + len(errors)
+    move = deployment.table.move_batch(batch.id, Status.FINALIZING, now, **changes)
     moved = aws.run(move).batch
     if moved is not None:
         logger.info("batch winds up", batch_id=batch.id, status=str(moved.status))

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
+from tidemill.batch.batch_object import is_over_cost
 from tidemill.batch.fleet import FleetPlan, OpenWork
 from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.progress import ShardProgress
@@ -183,7 +184,9 @@ def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[No
 def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
     """Check the shards of a batch; return its open work, None while it is paused."""
     standing = yield from deployment.table.get_shard_progress(batch)
-    if standing.num_done >= batch.shards_left:
+    price = deployment.settings.gpu_hour_price(batch.model)
+    is_over = is_over_cost(batch, standing.progress(now), price)
+    if is_over or standing.num_done >= batch.shards_left:
         yield from _send_advance(deployment, batch, "end of work")
         return None
     pause = yield from update_pause(deployment, batch, now)

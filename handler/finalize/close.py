@@ -2,8 +2,8 @@
 
 A shard is claimed like a worker claims it, so a worker that still runs it can commit no more. Rows
 that are durable are kept. What the others get depends on why they were not run: `batch_expired`
-when the window has ended, `shard_failed` when the shard was given up; nothing when the batch was
-cancelled or has failed.
+when the window has ended or `max_cost` is reached, `shard_failed` when the shard was given up;
+nothing when the batch was cancelled or has failed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tidemill.batch.model import Batch, Shard, ShardStatus
 from tidemill.batch.object_keys import fill_key
 from tidemill.batch.parts import (
     EXPIRED,
+    OVER_COST,
     FinishedRow,
     NotRun,
     PartIndex,
@@ -59,7 +60,7 @@ def skip_reason(batch: Batch, shard: Shard) -> NotRun | None:
     if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
         return None
     if batch.outcome is Status.EXPIRED and shard.abandoned is None:
-        return EXPIRED
+        return OVER_COST if batch.is_over_cost else EXPIRED
     return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
 
 

@@ -9,7 +9,7 @@ from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.duplicate_ids import Duplicates
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.intake_progress import IntakeProgress
-from tidemill.batch.model import Batch
+from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.object_keys import is_drop
 from tidemill.batch.states import Status
 from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
@@ -89,7 +89,15 @@ def verdict_of(
 
 
 def reserve_lines(aws: Aws, deployment: Deployment, batch: Batch, findings: Findings) -> None:
-    """Count the lines of a good file against its tenant's limit; FileRefused where they pass it."""
+    """Count the lines of a good file against its tenant's limit; FileRefused where they pass it.
+
+    Also where the batch has a `max_cost`, and nobody knows what its model's GPUs cost.
+    """
+    price = deployment.settings.gpu_hour_price(findings.model)
+    if batch.options.max_cost is not None and not price:
+        words = f"`max_cost` needs the price of a GPU-hour of {findings.model!r}"
+        words += ": `gpu_hour_price` in the deployment's configuration."
+        raise FileRefused(Verdict(1, (BatchError("no_gpu_hour_price", words, "max_cost"),)))
     excess = aws.run(deployment.limits.queue_lines(batch, findings.num_rows))
     if excess is not None:
         raise FileRefused(Verdict(1, (excess,)))

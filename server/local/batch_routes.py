@@ -46,7 +46,10 @@ from .store import Store
 from .upload import disk_full
 
 _BODY_READER: Final = BodyReader(2**20, 30.0)
-_URLS: Final = ("output_url", "error_url", "webhook_url")
+_OF_CLOUD: Final = {
+    **dict.fromkeys(("output_url", "error_url", "webhook_url"), "fetch the files from here"),
+    "max_cost": "this server knows no price",
+}
 
 
 class BatchRoutes:
@@ -176,10 +179,10 @@ class BatchRoutes:
 def _fields_of(body: dict[str, Any], key: str | None) -> dict[str, Any]:
     """Return the parameters of a new batch; raises `RequestError` for unsupported ones."""
     fields = parse_model(BatchRequest, body).fields()
-    for name in _URLS:
+    for name, instead in _OF_CLOUD.items():
         if fields[name] is not None:
             raise RequestError(
-                f"`{name}` is served by a deployment in the cloud only: fetch the files from here.",
+                f"`{name}` is served by a deployment in the cloud only: {instead}.",
                 param=name,
                 code="invalid_option",
             )

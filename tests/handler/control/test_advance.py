@@ -11,10 +11,13 @@ import pytest
 
 from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
-from tidemill.batch.model import Batch, Progress
+from tidemill.batch.fleet import OpenWork
+from tidemill.batch.model import Batch, Progress, Shard
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import advance_message, intake_message
+from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.control.advance import advance
+from tidemill.handler.control.reaper import check_batch
 from tidemill.handler.intake import intake, shards
 from tidemill.handler.intake.control_messages import IntakeStep
 from tidemill.handler.intake.work_units import run_unit
@@ -37,6 +40,19 @@ def finish(cloud: Cloud, batch: Batch, number: int) -> None:
         shard, progress=Progress(completed=10), output_sizes=[], error_sizes=[]
     )
     cloud.run(commit)
+
+
+def spend(cloud: Cloud, shard: Shard, *, gpu_seconds: float) -> None:
+    """Tell of a shard in progress what GPU time it has taken."""
+    progress = Progress(gpu_seconds=gpu_seconds)
+    renew = cloud.deployment.table.renew
+    cloud.run(renew(shard, lease_until=time.time() + 30, progress=progress, attempts=1))
+
+
+def check(cloud: Cloud, batch: Batch) -> OpenWork | None:
+    """Look at a batch as the reaper does; return its open work."""
+    name = active_name(batch)
+    return cloud.run(check_batch(cloud.deployment, name, int(time.time())))
 
 
 def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:
@@ -128,6 +144,36 @@ def test_a_window_that_ends_while_shards_are_left(files: Cloud) -> None:
     assert batch.status is Status.EXPIRED
     errors = files.run(files.deployment.bucket.get(batch.outputs.error_key))
     assert errors.count(b"batch_expired") == 10
+
+
+def test_a_batch_that_has_cost_all_it_may_expires(files: Cloud) -> None:
+    """Its rows are there, its other lines have a row that says so, and no worker is wanted."""
+    cloud = files.having(gpu_hour_prices={MODEL: 3.6})
+    batch = go_on(cloud, cloud.create(lines_of(20), metadata={"max-cost": "0.5"}))
+    spend(cloud, cloud.claim(batch.id, 0), gpu_seconds=499.0)
+    assert check(cloud, batch) is not None
+    assert go_on(cloud, batch).status is Status.IN_PROGRESS
+    spend(cloud, cloud.claim(batch.id, 1), gpu_seconds=1.0)
+    assert check(cloud, batch) is None
+    assert cloud.messages()[-1] == advance_message(batch.id)
+    batch = go_on(cloud, batch)
+    assert batch.status is Status.FINALIZING
+    batch = go_on(cloud, batch, after=60)
+    assert batch.status is Status.EXPIRED
+    (error,) = batch.errors
+    assert (error.code, error.param) == ("max_cost_reached", "max_cost")
+    assert "0.5" in error.message
+    errors = cloud.run(cloud.deployment.bucket.get(batch.outputs.error_key))
+    assert errors.count(b"came to its `max_cost`") == 20
+
+
+def test_a_cost_that_nobody_knows_has_no_limit(files: Cloud) -> None:
+    """The batch fails before anything runs, and says which price is missing."""
+    batch = go_on(files, files.create(lines_of(20), metadata={"max-cost": "0.5"}))
+    assert batch.status is Status.FAILED
+    (error,) = batch.errors
+    assert (error.code, error.param) == ("no_gpu_hour_price", "max_cost")
+    assert "gpu_hour_price" in error.message
 
 
 def test_a_shard_that_was_given_up_is_closed(files: Cloud) -> None:

@@ -73,7 +73,8 @@ def put_file(cloud: Cloud, tenant: str = "tenant") -> Drop:
 def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
     """Its options come from the metadata, its results go beside it, its window begins now."""
     data = lines_of(2)
-    metadata = {"completion-window": "30m", "on-invalid-line": "skip", "project": "p"}
+    metadata = {"completion-window": "30m", "on-invalid-line": "skip", "max-cost": "1.5"}
+    metadata["project"] = "p"
     drop = cloud.put(data, "input/a/ü b+c/../x.jsonl", metadata)
     batch = take(cloud, drop)
     assert batch is not None
@@ -85,7 +86,7 @@ def test_an_upload_makes_a_batch_of_the_pinned_object(cloud: Cloud) -> None:
     assert batch.source.etag.startswith('"')
     assert batch.input_file_id == f"s3://{cloud.bucket}/{drop.key}"
     assert batch.outputs.output_key == "output/a/ü b+c/../x.jsonl"
-    assert batch.options.on_invalid_line == "skip"
+    assert (batch.options.on_invalid_line, batch.options.max_cost) == ("skip", 1.5)
     assert batch.options.metadata == {"project": "p"}
     assert batch.expires_at - batch.created_at == 1800
     assert cloud.run(active_ids(cloud.deployment.table)) == [batch.id]

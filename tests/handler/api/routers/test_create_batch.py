@@ -78,6 +78,7 @@ def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
             "output_url": SIGNED,
             "error_url": SIGNED,
             "on_invalid_line": "skip",
+            "max_cost": 12.5,
             "priority": "whatever",
         },
     )
@@ -87,7 +88,7 @@ def test_our_own_parameters_ride_along(cloud: Cloud, client: OpenAI) -> None:
         SIGNED,
         "skip",
     )
-    assert options.output_expires_seconds == 7200
+    assert (options.output_expires_seconds, options.max_cost) == (7200, 12.5)
     assert options.completion_window == batch.completion_window == "30m"
     assert "Signature" not in json.dumps(batch.to_dict())
 
@@ -96,7 +97,7 @@ def test_a_null_counts_as_not_there(cloud: Cloud, client: OpenAI) -> None:
     """As openai-batch sends it."""
     del client
     names = ("completion_window", "metadata", "output_expires_after", "output_url")
-    more = dict.fromkeys((*names, "error_url", "on_invalid_line", "idempotency_key"))
+    more = dict.fromkeys((*names, "error_url", "on_invalid_line", "max_cost", "idempotency_key"))
     answer = answer_to(event_of_body(json.dumps(GOOD | more)))
     assert answer["statusCode"] == 200, answer["body"]
     assert cloud.batch(json.loads(answer["body"])["id"]).options.completion_window == "24h"
@@ -159,6 +160,10 @@ def test_a_key_in_two_places_is_one_key(cloud: Cloud, client: OpenAI) -> None:
         ({"output_url": "http://example.com"}, "output_url"),
         ({"error_url": ["https://example.com"]}, "error_url"),
         ({"on_invalid_line": "ignore"}, "on_invalid_line"),
+        ({"max_cost": 0}, "max_cost"),
+        ({"max_cost": "5"}, "max_cost"),
+        ({"max_cost": True}, "max_cost"),
+        ({"max_cost": 10**400}, "max_cost"),
         ({"idempotency_key": "x" * 256}, "idempotency_key"),
         ({"idempotency_key": 5}, "idempotency_key"),
     ],
