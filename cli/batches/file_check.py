@@ -21,6 +21,7 @@ from tidemill.batch.validation import (
     refuse,
 )
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 
@@ -29,7 +30,6 @@ from ..console.error_summary import ErrorSummary
 _SHOWN_BYTES = 2**20
 _BYTES_PER_TOKEN = 4
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
-_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
 @dataclass(slots=True)
@@ -69,22 +69,14 @@ class FileReport:
         self.models[str(line.body.get("model") or "")] += 1
         size = sum(_size_of(line.body.get(name)) for name in PROMPT_FIELDS)
         self.input_tokens += -(-size // _BYTES_PER_TOKEN)
-        if route in _WRITING:
-            self._count_output(line)
+        most = max_output_tokens(line.body) if route in _WRITING else 0
+        self.num_unlimited += most is None
+        self.output_tokens += most or 0
 
     @property
     def writes(self) -> bool:
         """Say whether there are lines that generate tokens."""
         return any(self.endpoints[route.name] for route in _WRITING)
-
-    def _count_output(self, line: Line) -> None:
-        limits = (line.body.get(name) for name in _LIMITS)
-        limit = next((value for value in limits if isinstance(value, int)), None)
-        if limit is None:
-            self.num_unlimited += 1
-        else:
-            number = line.body.get("n")
-            self.output_tokens += limit * (number if isinstance(number, int) else 1)
 
 
 class _ProgressReader:

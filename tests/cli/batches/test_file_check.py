@@ -41,9 +41,8 @@ def test_input_tokens_are_guessed_from_what_is_asked(body: dict[str, Any], token
 
 def test_output_tokens_are_what_the_requests_allow() -> None:
     """For each choice; those that name no limit are counted apart."""
-    report = checked(
-        {"max_tokens": 5}, {"max_completion_tokens": 7, "n": 2}, {"max_tokens": "many"}, {}
-    )
+    limits = ({"max_tokens": 5}, {"max_completion_tokens": 7, "n": 2}, {"max_tokens": "many"}, {})
+    report = checked(*({"messages": []} | limit for limit in limits))
     assert (report.output_tokens, report.num_unlimited) == (19, 2)
 
 
