@@ -251,8 +251,8 @@ class Batch:
         return self.status in TERMINAL
 
     @property
-    def is_over_cost(self) -> bool:
-        """Say whether it was ended because it had come to its `max_cost`."""
+    def has_cost_all(self) -> bool:
+        """Say whether it winds up because it has cost all that it may."""
         return any(error.code == MAX_COST_REACHED for error in self.errors)
 
     @property

@@ -17,6 +17,8 @@ _UNTOLD_TOKENS: Final = 512
 _BYTES_A_TOKEN: Final = 4
 # Longer lines hold images or sound, whose bytes are no text.
 _MAX_TEXT_BYTES: Final = 2**17
+# Nobody writes more, whatever a line asks for, and a table holds the sum of all.
+_MAX_OUTPUT: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +54,4 @@ def expected_tokens(body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:
     """Return what a line of so many bytes is expected to take."""
     most = max_output_tokens(body)
     num_read = max(1, min(num_bytes, _MAX_TEXT_BYTES) // _BYTES_A_TOKEN)
-    return ExpectedTokens(num_read, _UNTOLD_TOKENS if most is None else most)
+    return ExpectedTokens(num_read, _UNTOLD_TOKENS if most is None else min(most, _MAX_OUTPUT))

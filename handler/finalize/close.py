@@ -60,7 +60,7 @@ def skip_reason(batch: Batch, shard: Shard) -> NotRun | None:
     if batch.status is Status.CANCELLING or batch.outcome is Status.FAILED:
         return None
     if batch.outcome is Status.EXPIRED and shard.abandoned is None:
-        return OVER_COST if batch.is_over_cost else EXPIRED
+        return OVER_COST if batch.has_cost_all else EXPIRED
     return NotRun("shard_failed", shard.abandoned or "It was given up.", is_failure=True)
 
 

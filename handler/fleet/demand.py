@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from tidemill.batch.file.expected_tokens import ExpectedTokens
+from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
 from tidemill.batch.forecast import tokens_left
 from tidemill.batch.model import Batch, Progress
@@ -28,7 +28,7 @@ def open_work(
     batch: Batch, done: Progress, *, num_shards: int, running: Collection[LiveShard] = ()
 ) -> OpenWork:
     """Return what is left of a batch in progress; workers hold the `running` shards."""
-    left = tokens_left(batch, done) if done.num_rows else ExpectedTokens()
+    left = tokens_left(batch, done) if done.num_rows else NO_TOKENS
     return OpenWork(
         batch.id,
         batch.model or "",

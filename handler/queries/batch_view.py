@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS, BatchObject, batch_object
+from tidemill.batch.file.throughput import TELLING_SHARE
+from tidemill.batch.forecast import share_done
 from tidemill.batch.model import Batch, Progress
 from tidemill.batch.states import Status
 
@@ -17,7 +19,7 @@ def describe_batch(
     """Return the Batch object of a batch that was just read."""
     progress, has_worker = yield from _current_progress(deployment, batch, now)
     rate = None
-    if batch.status is Status.IN_PROGRESS and not progress.num_rows:
+    if batch.status is Status.IN_PROGRESS and share_done(batch, progress) < TELLING_SHARE:
         rate = yield from deployment.fleets.get_rate(batch.model or "")
     return batch_object(
         batch,

@@ -113,10 +113,11 @@ def test_what_a_batch_will_take_is_known_before_its_first_row() -> None:
         ({"messages": []}, 32, (8, 512)),
         ({"input": "a"}, 10, (2, 0)),
         ({"messages": [], "max_tokens": 1}, 2**30, (32_768, 1)),
+        ({"messages": [], "max_tokens": 10**60, "n": 10**60}, 32, (8, 2**20)),
     ],
 )
 def test_lines_are_expected_to_take_all_they_may(
     body: dict[str, object], num_bytes: int, expected: tuple[int, int]
 ) -> None:
-    """An image's bytes are no text."""
+    """An image's bytes are no text, and no answer is without an end."""
     assert expected_tokens(body, num_bytes) == ExpectedTokens(*expected)
