@@ -9,9 +9,11 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.emulators import MODEL
 from tests.handler.aws.given import make_batch
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
+from tidemill.batch.fleet import WorkerRate
 from tidemill.batch.model import BatchError, File, Progress
 from tidemill.batch.progress import HistoryBucket
 from tidemill.batch.states import Status
@@ -138,8 +140,12 @@ def test_no_curve_hides_another(page: Page, cloud: Cloud, new_key: NewKey) -> No
 def test_a_cost_is_in_a_currency_or_there_is_none(
     page: Page, cloud: Cloud, new_key: NewKey
 ) -> None:
-    """The header says which; what has used no GPU has a dash."""
-    cloud.create(lines_of(3))
+    """The header says which; what has used no GPU has a dash, and what it will come to."""
+    batch = cloud.ingest(cloud.create(lines_of(3)))
+    rate = WorkerRate(1, expected_work_per_second=batch.expected.work / 3600, num_gpus=2)
+    cloud.run(cloud.deployment.fleets.put_rate(MODEL, rate))
     sign_in(page, new_key("default"))
     expect(page.get_by_role("columnheader", name="Cost, USD")).to_be_visible()
     expect(page.get_by_role("row").nth(1).get_by_role("cell").last).to_have_text("–")
+    page.get_by_role("link", name="x.jsonl").click()
+    expect(page.locator(".figures")).to_contain_text("of about 1.60")
