@@ -16,6 +16,7 @@ from pydantic_core import to_json
 from tidemill.protocol.contract import Usage
 
 from .errors import BadPart
+from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.lines import LineError, RawLine, parse_line
 from .file.rows import print_malformed, print_not_run
 from .model import Progress
@@ -29,12 +30,16 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class FinishedRow(NamedTuple):
-    """The row of one line, newline included, and what it cost."""
+    """The row of one line, newline included, and what it cost.
+
+    What was `expected` of it is not kept in a part: a shard knows that of all its lines.
+    """
 
     line: int
     row: bytes
     is_success: bool
     usage: Usage = Usage()
+    expected: ExpectedTokens = NO_TOKENS
 
 
 class Slice(NamedTuple):

@@ -10,6 +10,7 @@ from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, Responder, Usage
 from tidemill.protocol.errors import InternalError
 
+from .expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
 from .lines import LineError, RawLine, parse_line
 from .rows import Dialect, RowError, print_malformed, print_reply
 
@@ -21,13 +22,14 @@ _LONG_BYTES = 100_000
 class LineResult:
     """The printed row of one line, newline included; `usage` is None when no reply came.
 
-    `failure` is the message of an error row.
+    `failure` is the message of an error row, and tokens are `expected` of a line with a body.
     """
 
     row: bytes
     is_success: bool
     usage: Usage | None = None
     failure: str | None = None
+    expected: ExpectedTokens = NO_TOKENS
 
 
 async def run_line(
@@ -50,6 +52,7 @@ async def run_line(
         line = await asyncio.to_thread(parse_line, raw) if is_long else parse_line(raw)
     except LineError as exc:
         return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
+    expected = expected_tokens(line.body, len(raw.data))
     try:
         reply = await responder.respond(line.url, line.body, line.request_id, created)
         printed = partial(
@@ -69,12 +72,11 @@ async def run_line(
             raise
         error = _failure_of(exc)
         row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
-        return LineResult(row, is_success=False, failure=error.message)
+        return LineResult(row, is_success=False, failure=error.message, expected=expected)
     if reply.status_code == 200:
-        return LineResult(row, is_success=True, usage=reply.usage)
-    return LineResult(
-        row, is_success=False, usage=reply.usage, failure=reply.body["error"]["message"]
-    )
+        return LineResult(row, is_success=True, usage=reply.usage, expected=expected)
+    failure = reply.body["error"]["message"]
+    return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
 
 
 def _check_length(row: bytes, max_row_bytes: int | None) -> None:

@@ -112,7 +112,8 @@ class BatchRun:
     async def _run_line(self, raw: RawLine, held: int) -> None:
         try:
             answer = await run_line(raw, self._engine, created=self._created)
-            row = FinishedRow(raw.number, answer.row, answer.is_success, answer.usage or Usage())
+            usage = answer.usage or Usage()
+            row = FinishedRow(raw.number, answer.row, answer.is_success, usage, answer.expected)
             held -= len(row.row)
             self._unflushed.append(row)
             self._unflushed_bytes += len(row.row)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow
 from tidemill.protocol.contract import Usage
@@ -144,7 +145,14 @@ def progress_of(rows: Sequence[FinishedRow]) -> Progress:
     """Return the progress that rows add up to."""
     completed = sum(row.is_success for row in rows)
     usage = sum((row.usage for row in rows), start=Usage())
-    return Progress(completed, len(rows) - completed, **asdict(usage))
+    expected = sum((row.expected for row in rows), start=NO_TOKENS)
+    return Progress(
+        completed,
+        len(rows) - completed,
+        **asdict(usage),
+        expected_input_tokens=expected.input,
+        expected_output_tokens=expected.output,
+    )
 
 
 def read_row(descriptor: int, start: int, size: int) -> bytes:

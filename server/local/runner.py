@@ -274,7 +274,11 @@ class Runner:
             await asyncio.to_thread(self._end, batch, Status.FAILED, errors)
             return
         await self._move(
-            batch, Status.IN_PROGRESS, model=findings.model, num_rows=findings.num_rows
+            batch,
+            Status.IN_PROGRESS,
+            model=findings.model,
+            num_rows=findings.num_rows,
+            expected=findings.expected,
         )
 
     def _is_served(self, batch: Batch) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from tidemill.batch.errors import BadPart
+from tidemill.batch.file.expected_tokens import NO_TOKENS
 from tidemill.batch.parts import (
     FinishedRow,
     PartIndex,
@@ -31,6 +32,7 @@ ROWS = st.builds(
         audio_seconds=st.floats(0, 36_000),
         reasoning_tokens=st.integers(0, 9),
     ),
+    expected=st.just(NO_TOKENS),
 )
 PARTS = st.lists(
     st.lists(ROWS, min_size=1, max_size=12, unique_by=lambda row: row.line), max_size=6

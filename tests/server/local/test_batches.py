@@ -13,6 +13,7 @@ import pytest
 from openai.types import Batch, FileObject
 
 from tests.server.local.rig import MODEL, ScriptedEngine, lines_of, serving
+from tidemill.batch.file.expected_tokens import NO_TOKENS
 
 
 async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
@@ -70,7 +71,10 @@ async def test_other_forms_of_files_are_taken(tmp_path: Path, form: str) -> None
         batch = await local.submit(packed if form == "gzip" else array)
         batch = await local.ended(batch["id"])
         rows = await local.rows(batch["output_file_id"])
+        stored = local.store.batches.get(batch["id"])
     assert [row["custom_id"] for row in rows] == ["c0", "c1"]
+    assert stored is not None
+    assert stored.progress.expected == stored.batch.expected != NO_TOKENS
 
 
 async def test_a_wrong_file_fails_with_each_of_its_errors(tmp_path: Path) -> None:
