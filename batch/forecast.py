@@ -22,8 +22,7 @@ def tokens_left(batch: Batch, done: Progress) -> ExpectedTokens:
 
 def share_done(batch: Batch, done: Progress) -> float:
     """Return the share of a batch's work that is done; by rows where no tokens are known."""
-    work = work_of(done.prompt_tokens, done.completion_tokens)
-    if work and done.expected.work:
+    if work := _work_done(done):
         return work / (work + tokens_left(batch, done).work)
     return done.num_rows / max(1, batch.num_rows)
 
@@ -34,8 +33,7 @@ def batch_seconds_left(batch: Batch, done: Progress, seconds: float) -> float | 
     None while nobody can know, and once all are there.
     """
     share, share_per_second = share_done(batch, done), done.rows_per_second / max(1, batch.num_rows)
-    work = work_of(done.prompt_tokens, done.completion_tokens)
-    if work and done.expected.work:
+    if work := _work_done(done):
         rate = work_of(done.input_tokens_per_second, done.tokens_per_second)
         share_per_second = share * rate / work
     return seconds_left(share, seconds, share_per_second)
@@ -52,6 +50,11 @@ def estimate_gpu_seconds(batch: Batch, done: Progress, rate: WorkerRate) -> floa
     if not rate.expected_work_per_second or not rate.num_gpus or not batch.expected.work:
         return None
     return batch.expected.work / rate.expected_work_per_second * rate.num_gpus
+
+
+def _work_done(done: Progress) -> float:
+    """Return what finished rows have cost in tokens; 0 where nothing was expected of them."""
+    return work_of(done.prompt_tokens, done.completion_tokens) if done.expected.work else 0.0
 
 
 def _scaled(left: int, done: int, expected: int) -> int:

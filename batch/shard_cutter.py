@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .model import Shard
 
 MAX_SHARD_LINES = 4096
@@ -45,11 +44,8 @@ class ShardCutter:
     start: int = 0
     end: int = 0
     num_rows: int = 0
-    expected: ExpectedTokens = NO_TOKENS
 
-    def add(
-        self, line: int, start: int, end: int, expected: ExpectedTokens = NO_TOKENS
-    ) -> Shard | None:
+    def add(self, line: int, start: int, end: int) -> Shard | None:
         """Take the line in bytes `start` to `end`; return the shard that ended before it."""
         is_full = self.num_rows > 0 and (
             line - self.first_line >= self.limits.max_lines
@@ -59,7 +55,6 @@ class ShardCutter:
         if self.num_rows == 0:
             self.first_line, self.start = line, start
         self.num_rows += 1
-        self.expected += expected
         self.end = end
         return shard
 
@@ -70,14 +65,8 @@ class ShardCutter:
     def _close(self) -> Shard:
         """Return the lines so far, without the blank ones that follow them."""
         shard = Shard(
-            self.batch_id,
-            self.number,
-            self.first_line,
-            self.num_rows,
-            self.start,
-            self.end,
-            expected=self.expected,
+            self.batch_id, self.number, self.first_line, self.num_rows, self.start, self.end
         )
         self.number += 1
-        self.num_rows, self.expected = 0, NO_TOKENS
+        self.num_rows = 0
         return shard

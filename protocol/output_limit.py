@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+UNTOLD_TOKENS: Final = 512
+"""Expected of a body that names no most, while nothing is known of its answers."""
+
 _WRITING: Final = frozenset({"messages", "prompt", "file"})
 
 
@@ -22,8 +25,5 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
     prompts, num_choices = body.get("prompt"), body.get("n")
     is_list = isinstance(prompts, list) and bool(prompts) and not isinstance(prompts[0], int)
     num_answers = len(prompts) if is_list and prompts is not None else 1
-    return (
-        most
-        * num_answers
-        * (num_choices if isinstance(num_choices, int) and num_choices > 0 else 1)
-    )
+    num_answers *= num_choices if isinstance(num_choices, int) and num_choices > 0 else 1
+    return most * num_answers

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tidemill.protocol.output_limit import max_output_tokens
+from tidemill.protocol.output_limit import UNTOLD_TOKENS, max_output_tokens
 
 PREFILL_SHARE: Final = 1 / 8
 """Cost of a token of a prompt in generated ones."""
 
-_UNTOLD_TOKENS: Final = 512
-"""Expected of a line that names no most."""
-
-_BYTES_A_TOKEN: Final = 4
+BYTES_A_TOKEN: Final = 4
 # Longer lines hold images or sound, whose bytes are no text.
 _MAX_TEXT_BYTES: Final = 2**17
 # Nobody writes more, whatever a line asks for, and a table holds the sum of all.
@@ -53,5 +50,5 @@ def work_of(input_tokens: float, output_tokens: float) -> float:
 def expected_tokens(body: Mapping[str, Any], num_bytes: int) -> ExpectedTokens:
     """Return what a line of so many bytes is expected to take."""
     most = max_output_tokens(body)
-    num_read = max(1, min(num_bytes, _MAX_TEXT_BYTES) // _BYTES_A_TOKEN)
-    return ExpectedTokens(num_read, _UNTOLD_TOKENS if most is None else min(most, _MAX_OUTPUT))
+    num_read = max(1, min(num_bytes, _MAX_TEXT_BYTES) // BYTES_A_TOKEN)
+    return ExpectedTokens(num_read, UNTOLD_TOKENS if most is None else min(most, _MAX_OUTPUT))

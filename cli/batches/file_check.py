@@ -9,6 +9,7 @@ from typing import IO, Any
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
+from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
 from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
 from tidemill.batch.model import OnInvalidLine
@@ -28,7 +29,6 @@ from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 from ..console.error_summary import ErrorSummary
 
 _SHOWN_BYTES = 2**20
-_BYTES_PER_TOKEN = 4
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 
 
@@ -68,7 +68,7 @@ class FileReport:
         self.endpoints[route.name if route else line.url] += 1
         self.models[str(line.body.get("model") or "")] += 1
         size = sum(_size_of(line.body.get(name)) for name in PROMPT_FIELDS)
-        self.input_tokens += -(-size // _BYTES_PER_TOKEN)
+        self.input_tokens += -(-size // BYTES_A_TOKEN)
         most = max_output_tokens(line.body) if route in _WRITING else 0
         self.num_unlimited += most is None
         self.output_tokens += most or 0
@@ -173,4 +173,4 @@ def _size_of(value: Any) -> int:
         return sum(_size_of(item) for item in value)
     if isinstance(value, dict):
         return sum(_size_of(value[name]) for name in ("content", "text") if name in value)
-    return _BYTES_PER_TOKEN if isinstance(value, int) else 0
+    return BYTES_A_TOKEN if isinstance(value, int) else 0

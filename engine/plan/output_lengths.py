@@ -7,10 +7,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .line_index import UNKNOWN
+from tidemill.protocol.output_limit import UNTOLD_TOKENS
 
-_UNTOLD_TOKENS: Final = 512
-"""Expected of a line without `max_tokens` before any row has finished."""
+from .line_index import UNKNOWN
 
 _MIN_FINISHED: Final = 4
 _NUM_PROBES: Final = 8
@@ -72,7 +71,7 @@ class OutputLengths:
     def expected(self) -> NDArray[np.float64]:
         """Return the expected output tokens of each line."""
         share = self._known_tokens / self._known_most if self._known_most else 1.0
-        untold = float(_UNTOLD_TOKENS)
+        untold = float(UNTOLD_TOKENS)
         if self._num_untold:
             untold = self._untold_tokens / self._num_untold
         expected = np.where(np.isinf(self._most), untold, np.minimum(1.0, share) * self._most)

@@ -184,9 +184,8 @@ def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[No
 def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
     """Check the shards of a batch; return its open work, None while it is paused."""
     standing = yield from deployment.table.get_shard_progress(batch)
-    price = deployment.settings.gpu_hour_price(batch.model)
-    is_over = is_over_cost(batch, standing.progress(now), price)
-    if is_over or standing.num_done >= batch.shards_left:
+    progress, price = standing.progress(now), deployment.settings.gpu_hour_price(batch.model)
+    if standing.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
         yield from _send_advance(deployment, batch, "end of work")
         return None
     pause = yield from update_pause(deployment, batch, now)
@@ -201,7 +200,7 @@ def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[O
         return None
     num_shards = batch.shards_left - standing.num_done - len(given_up)
     running = standing.leased(now)
-    return open_work(batch, standing.progress(now), num_shards=num_shards, running=running)
+    return open_work(batch, progress, num_shards=num_shards, running=running)
 
 
 def _give_up_failing(

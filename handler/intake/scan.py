@@ -113,17 +113,20 @@ class Scanner:
         )
         cutter = ShardCutter("", self.limits)
 
-        def keep(shard: Shard | None) -> None:
+        planned = NO_TOKENS  # of the lines in shards
+
+        def keep(shard: Shard | None, expected: ExpectedTokens) -> None:
+            nonlocal planned
             if shard is not None:
                 cut = (shard.first_line, shard.num_rows, shard.start, shard.end)
-                scanned.cuts.append(PlannedShard(*cut, shard.expected))
+                scanned.cuts.append(PlannedShard(*cut, expected - planned))
+                planned = expected
 
         for raw in read_lines(lines, first_number=first_number):
             before = scanned.findings.expected
             checker.check(raw)
-            expected = scanned.findings.expected - before
-            keep(cutter.add(raw.number, lines.line_start, lines.tell(), expected))
-        keep(cutter.finish())
+            keep(cutter.add(raw.number, lines.line_start, lines.tell()), before)
+        keep(cutter.finish(), scanned.findings.expected)
 
 
 def _skip_line(lines: LineStream, end: int) -> bool:

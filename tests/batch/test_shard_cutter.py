@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def cut(lengths: list[int], limits: ShardLimits, stop_after: int | None = None) 
         shards.append(cutter.add(number, position, position + length))
         position += length
         if number == stop_after:
-            cutter = replace(cutter)
+            cutter = ShardCutter(**asdict(cutter) | {"limits": limits})
     shards.append(cutter.finish())
     return [shard for shard in shards if shard is not None]
 

@@ -214,11 +214,14 @@ def cut(batch_id: str, lines: Sequence[bytes], shard_lines: int) -> list[Shard]:
     position, shards = 0, []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            expected = ExpectedTokens(len(line), 100)
-            shards.append(cutter.add(number, position, position + len(line), expected))
+            shards.append(cutter.add(number, position, position + len(line)))
         position += len(line)
     shards.append(cutter.finish())
-    return [shard for shard in shards if shard is not None]
+    return [
+        replace(shard, expected=ExpectedTokens(shard.end - shard.start, 100 * shard.num_rows))
+        for shard in shards
+        if shard is not None
+    ]
 
 
 @dataclass
