@@ -327,10 +327,12 @@ demo-reranker: $(INSTALLED_DEV)
 examples: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.demo.recordings
 
-# The benchmarks' inputs; VLLM_PYTHON names the interpreter of an environment with vLLM's CPU build.
+# The benchmarks' inputs; interpreters of environments with vLLM's CPU build, and with
+# openvino-genai and optimum-intel.
 VLLM_PYTHON ?=
+OPENVINO_PYTHON ?=
 FILES ?= base
-BENCH_FILES := base a b c d e f g
+BENCH_FILES := base a b c d e f g h i
 BENCH_MODELS := 46m 46m-152k 470m 1b
 
 $(BENCH_MODELS:%=$(OUT)/bench/%/config.json): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
@@ -344,9 +346,14 @@ bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT
 
 bench: bench-generation bench-encoders bench-speech bench-grammar bench-serve bench-mixed
 
-bench-generation: $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
+$(OUT)/bench/%-openvino: $(OUT)/bench/%/config.json
+	$(OPENVINO_PYTHON) -m optimum.commands.optimum_cli export openvino --model $(<D) \
+	  --task text-generation-with-past --weight-format fp16 $@
+
+bench-generation: $(if $(OPENVINO_PYTHON),$(OUT)/bench/46m-openvino) $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
 	$(BIN)/python -m bench.compare.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
-	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON))
+	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
+	  $(if $(OPENVINO_PYTHON),--openvino-python $(OPENVINO_PYTHON))
 
 bench-encoders: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.compare.encode_compare mixed rerank --dtypes float32,bfloat16 \

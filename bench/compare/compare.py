@@ -1,7 +1,8 @@
-"""Files through Tidemill, transformers and vLLM's CPU build: seconds, tokens/s and memory.
+"""Files through Tidemill, transformers, vLLM's CPU build, OpenVINO: seconds, tokens/s, memory.
 
     python -m bench.compare.compare out/bench/base.jsonl out/bench/g.jsonl \
-        [--vllm-python PATH] [--runs 3] [--peers transformers,vllm] [--json out/compare.json]
+        [--vllm-python PATH] [--openvino-python PATH] [--runs 3] [--json out/compare.json]
+        [--peers transformers,vllm,openvino,no-plan]
 
 The lines of a file name its model, a folder that lies beside the file unless `--model` names one.
 Everybody is measured from outside in the same way. *Whole process*: from launch to exit.
@@ -30,7 +31,7 @@ from bench.compare.peers import Job, Peer
 from bench.processes import RunFailed, measure
 
 MEGABYTE = 1_000_000
-PEERS = ("transformers", "vllm")
+PEERS = ("transformers", "vllm", "openvino", "no-plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +92,19 @@ def read_job(requests: Path, model: str | None, dtype: str) -> Job:
     return Job(folder, requests, served_name, dtype, len(lines))
 
 
-def chosen_peers(job: Job, names: list[str], vllm_python: Path | None) -> list[Peer]:
-    """Return ourselves first, then those asked for; vLLM only where its interpreter is given."""
+def chosen_peers(
+    job: Job, names: list[str], vllm_python: Path | None, openvino_python: Path | None
+) -> list[Peer]:
+    """Return ourselves first, then those asked for whose interpreters are given."""
     chosen = [peers.tidemill(job)]
+    if "no-plan" in names:
+        chosen.append(peers.arrival_order(job))
     if "transformers" in names:
         chosen.append(peers.transformers(job))
     if "vllm" in names and vllm_python is not None:
         chosen.append(peers.vllm(job, vllm_python))
+    if "openvino" in names and openvino_python is not None:
+        chosen.append(peers.openvino(job, openvino_python))
     return chosen
 
 
@@ -163,7 +170,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("requests", type=Path, nargs="+", help="JSONL files to run")
     parser.add_argument("--model", help="folder or hub id of another model than the lines name")
     parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
-    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
+    parser.add_argument("--openvino-python", type=Path, help="interpreter with OpenVINO GenAI")
+    parser.add_argument(
+        "--peers", default=",".join(PEERS[:3]), help="comma-separated (%(default)s)"
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path, help="write the figures of every run here too")
@@ -183,7 +193,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
         for number in range(1, arguments.runs + 1):
             for job in jobs:
-                for peer in chosen_peers(job, arguments.peers, arguments.vllm_python):
+                pythons = arguments.vllm_python, arguments.openvino_python
+                for peer in chosen_peers(job, arguments.peers, *pythons):
                     try:
                         run = run_once(job, peer, Path(folder))
                     except RunFailed as error:

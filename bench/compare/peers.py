@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.compare import transformers_static
@@ -50,6 +50,20 @@ def transformers(job: Job) -> Peer:
     command += ["--dtype", job.dtype, "-i", str(job.requests)]
     marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
     return Peer("transformers", command, marks)
+
+
+def arrival_order(job: Job) -> Peer:
+    """Ourselves, in the order of the file."""
+    ours = tidemill(job)
+    return replace(ours, name="--no-plan", command=[*ours.command, "--no-plan"])
+
+
+def openvino(job: Job, python: Path) -> Peer:
+    """OpenVINO GenAI from an environment of its own; the exported model lies beside the other."""
+    command = [str(python), "-m", "bench.compare.openvino_batches"]
+    command += ["--model", f"{job.model}-openvino", "--dtype", job.dtype, "-i", str(job.requests)]
+    marks = Marks(ready=transformers_static.READY, done=transformers_static.DONE)
+    return Peer("OpenVINO", command, marks)
 
 
 def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:

@@ -49,21 +49,33 @@ def rows(model: Any, tokenizer: Any, lines: list[dict[str, Any]]) -> Iterator[di
     padded_tokens = inputs["input_ids"].shape[1]
     for line, mask, sequence in zip(lines, inputs["attention_mask"], ids, strict=True):
         answer = sequence[padded_tokens:][: line["body"]["max_tokens"]]
-        usage = {"prompt_tokens": int(mask.sum()), "completion_tokens": len(answer)}
         text = tokenizer.decode(answer, skip_special_tokens=True)
-        body = {"choices": [{"message": {"content": text}}], "usage": usage}
-        response = {"status_code": 200, "body": body}
-        yield {"custom_id": line["custom_id"], "response": response, "error": None}
+        yield row_of(line, text, int(mask.sum()), len(answer))
 
 
-def main() -> None:
-    """Run one file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def row_of(
+    line: dict[str, Any], text: str, prompt_tokens: int, completion_tokens: int
+) -> dict[str, Any]:
+    """Return the row of a line's answer."""
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    body = {"choices": [{"message": {"content": text}}], "usage": usage}
+    response = {"status_code": 200, "body": body}
+    return {"custom_id": line["custom_id"], "response": response, "error": None}
+
+
+def parse_arguments(description: str) -> argparse.Namespace:
+    """Read the command line of a peer's script."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", required=True)
     parser.add_argument("-i", "--input-file", type=Path, required=True)
     parser.add_argument("-o", "--output-file", type=Path, required=True)
     parser.add_argument("--dtype", default="bfloat16")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run one file."""
+    arguments = parse_arguments(__doc__.splitlines()[0])
 
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

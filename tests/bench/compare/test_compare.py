@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare.compare import Run, chosen_peers, count_tokens, read_job, table
+from bench.compare.compare import PEERS, Run, chosen_peers, count_tokens, read_job, table
 from bench.compare.peers import Job
 from bench.processes import RunFailed
 
@@ -57,13 +57,13 @@ def test_a_missing_or_failed_row_is_no_figure(tmp_path: Path, rows: str) -> None
         count_tokens(path, 2)
 
 
-def test_vllm_runs_only_where_its_interpreter_is_given() -> None:
+def test_a_peer_runs_only_where_its_interpreter_is_given() -> None:
     """Ours comes first; the others as asked for."""
-    names = ["transformers", "vllm"]
-    without = [peer.name for peer in chosen_peers(JOB, names, None)]
-    among = [peer.name for peer in chosen_peers(JOB, names, Path("bin/python"))]
-    assert without == ["tidemill", "transformers"]
-    assert among == ["tidemill", "transformers", "vLLM"]
+    python = Path("bin/python")
+    without = [peer.name for peer in chosen_peers(JOB, [*PEERS], None, None)]
+    among = [peer.name for peer in chosen_peers(JOB, [*PEERS], python, python)]
+    assert without == ["tidemill", "--no-plan", "transformers"]
+    assert among == ["tidemill", "--no-plan", "transformers", "vLLM", "OpenVINO"]
 
 
 def test_a_line_names_the_model_that_lies_beside_the_file(tmp_path: Path) -> None:
