@@ -84,7 +84,8 @@ class EngineStats:
 
     `layers` increases within a step, which may take minutes on a CPU. `failures` are steps that
     failed for a reason other than memory, recovered or not. `prompt_tokens` and `cached_tokens` are
-    of finished sequences; `prefilled_tokens` are all that steps computed but for decodes.
+    of finished sequences; `prefilled_tokens` are all that steps computed but for decodes, and
+    `attended_tokens` those that decodes attended to.
     """
 
     running: int = 0
@@ -98,6 +99,7 @@ class EngineStats:
     layers: int = 0
     failures: int = 0
     prefilled_tokens: int = 0
+    attended_tokens: int = 0
 
 
 class Responder(Protocol):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from tidemill.engine.model.device import device_name
+from tidemill.engine.model.device import StepLimits, choose_device, device_name, step_limits
 from tidemill.engine.model.endpoint_names import endpoints_of
+from tidemill.engine.plan.cost_model import CostModel
 from tidemill.engine.plan.line_index import UNKNOWN, LineIndex
 from tidemill.engine.plan.plan import Plan
-from tidemill.engine.plan.token_costs import TokenCosts
 from tidemill.engine.storage.hub import find_folder
 from tidemill.engine.tasks import find_task
 from tidemill.engine.tasks.generation import GenerationTask, endpoints_without_weights
@@ -28,6 +28,9 @@ from ..run.inputs import check_input, check_names, open_input
 from ..run.run_options import RunOptions
 from .prompts import MAX_TOKENIZED, PromptTokens, count_prompt_tokens
 from .sample import run_sample, spread_lines
+
+_PROCESS_SECONDS: Final = 1.2
+"""What it takes to start a command that runs an engine, and to end it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,12 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
         found = _estimate_lines(report, plan, tokens, index)
         if not tokens.counts:
             return found
-        costs = TokenCosts.recall(config.model, device)
-        found = replace(found, num_sampled=len(sample))
-        return _estimate_tokens(found, plan, tokens, costs, options.price_per_hour)
+        found = _estimate_tokens(replace(found, num_sampled=len(sample)), plan, tokens)
+        model = CostModel.recall(config.model, device)
+        if model is None:
+            return found
+        limits = step_limits(config, choose_device(config.device))
+        return _estimate_time(found, plan, model, limits, options.price_per_hour)
 
 
 def _estimate_lines(
@@ -136,28 +142,38 @@ def _estimate_lines(
     )
 
 
-def _estimate_tokens(
-    found: Estimate,
-    plan: Plan,
-    tokens: PromptTokens,
-    costs: TokenCosts | None,
-    price_per_hour: float | None,
-) -> Estimate:
-    """Return an estimate with its tokens, and what they cost."""
+def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> Estimate:
+    """Return an estimate with its tokens."""
     counts, scale = np.array(tokens.counts), found.num_lines / tokens.num_lines
-    own = plan.num_own_bytes / max(1, plan.total_prompt_bytes)
-    output = min(plan.output_tokens_left(), tokens.most_output_tokens * scale)
     prompt = float(counts.sum() * scale)
-    seconds = None if costs is None else costs.load + costs.seconds(own * prompt, output)
+    work = plan.work_left(prompt / max(1, plan.total_prompt_bytes))
+    output = min(work.decoded, tokens.most_output_tokens * scale)
     quantiles = np.quantile(counts, (0, 0.5, 0.99, 1), method="inverted_cdf").tolist()
     return replace(
         found,
         num_tokenized=tokens.num_lines,
         prompt_tokens=round(prompt),
         quantiles=Quantiles(*quantiles),
-        shared_tokens=round((1 - own) * prompt),
+        shared_tokens=round(prompt - work.prefilled),
         most_output_tokens=round(tokens.most_output_tokens * scale),
         output_tokens=round(output),
-        seconds=seconds,
-        cost=None if seconds is None or price_per_hour is None else seconds / 3600 * price_per_hour,
     )
+
+
+def _estimate_time(
+    found: Estimate, plan: Plan, model: CostModel, limits: StepLimits, price_per_hour: float | None
+) -> Estimate:
+    """Return an estimate with its time and its cost, by what work has cost before."""
+    max_num_seqs, max_num_batched_tokens = limits
+    work = plan.work_left((found.prompt_tokens or 0) / max(1, plan.total_prompt_bytes))
+    # All that run at once begin first: their prompts come before the last of their outputs.
+    first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_lines))
+    decoding = plan.expected_steps(max_num_seqs) + first / max_num_batched_tokens
+    filled = (work.prefilled + work.decoded) / max_num_batched_tokens
+    share = (found.output_tokens or 0) / max(1.0, work.decoded)
+    work = work._replace(
+        steps=max(filled, decoding), decoded=share * work.decoded, attended=share * work.attended
+    )
+    seconds = _PROCESS_SECONDS + model.fixed_seconds + (model.seconds(work) or 0.0)
+    cost = None if price_per_hour is None else seconds / 3600 * price_per_hour
+    return replace(found, seconds=seconds, cost=cost)

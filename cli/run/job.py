@@ -79,7 +79,7 @@ def run_job(
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
         deadline = None if limit is None else launched + limit
-        run = Run(options, requests, index, plan, writer, metrics, signals, deadline)
+        run = Run(options, requests, index, plan, writer, metrics, signals, launched, deadline)
         if tally.kept < tally.num_rows:
             with loaded_engine(load, config, names, template) as served:
                 metrics.served = served

@@ -11,10 +11,11 @@ from itertools import islice
 
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.parts import NotRun, row_not_run
-from tidemill.engine.plan.forecast import Forecast, TokensDone
+from tidemill.engine.plan.cost_model import CostModel, Work
+from tidemill.engine.plan.forecast import Done, Forecast
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
-from tidemill.protocol.contract import EngineError, EngineInfo, Served, Usage
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Served, Usage
 
 from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
@@ -31,7 +32,7 @@ from .run_options import RunOptions
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
-_MIN_MEASURED_SECONDS = 5.0
+_MIN_MEASURED_SECONDS = 1.0
 _FORECAST_SECONDS = 2.0
 _OVER_LIMIT = NotRun(
     "batch_expired",
@@ -51,7 +52,8 @@ class Run:
     writer: ResumableWriter
     metrics: RunMetrics
     signals: StopSignals
-    deadline: float | None = None  # on the monotonic clock
+    launched: float  # on the monotonic clock, as is
+    deadline: float | None = None
 
     def run_lines(self, served: Served) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
@@ -101,8 +103,8 @@ class Run:
 
     async def _feed(self, served: Served, reporter: Reporter) -> bool:
         tally = self.metrics.tally
-        most = served.info().max_num_seqs
-        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * most
+        info = served.info()
+        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
         defaults = self.options.defaults
         feed = Feed(
             DefaultingResponder(served, defaults) if defaults.flags else served,
@@ -115,7 +117,8 @@ class Run:
             dialect=self.options.dialect,
             note_row=self._note_row,
         )
-        forecast = Forecast(self.plan)
+        remembered = CostModel.recall(info.model, info.device)
+        forecast = Forecast(self.plan, info.max_num_seqs, remembered)
         with self.signals.on_signal(feed.stop):
             if self.deadline is not None:
                 left = max(0.0, self.deadline - time.monotonic())
@@ -128,7 +131,8 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
-                _save_costs(forecast, served.info())
+                forecast.update(tally.seconds, _done(tally, served.stats(), self.plan))
+                _save_costs(forecast, info, tally.started - self.launched)
 
     def _note_row(self, place: int, usage: Usage) -> None:
         self.plan.finish(place, usage.completion_tokens)
@@ -151,21 +155,25 @@ async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Fo
         pace.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
         if tally.seconds - forecast.num_seconds >= _FORECAST_SECONDS:
-            done = TokensDone(
-                stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens,
-                stats.output_tokens,
-                tally.usage.prompt_tokens,
-                tally.computed_output_tokens,
-                forecast.plan.num_waiting + stats.waiting,
-            )
-            forecast.update(tally.seconds, done)
+            forecast.update(tally.seconds, _done(tally, stats, forecast.plan))
             left = None if tally.usage.audio_seconds else forecast.seconds_left()
         reporter.show(tally, pace.rates, left)
 
 
-def _save_costs(forecast: Forecast, info: EngineInfo) -> None:
-    """Keep what tokens took, where there were enough of them to tell."""
-    costs = forecast.costs()
-    if costs is not None and forecast.num_seconds >= _MIN_MEASURED_SECONDS:
-        load = info.load_seconds.get("load", 0.0)
-        costs._replace(load=load).save(info.model, info.device)
+def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
+    """Return how far a run is."""
+    prefilled = stats.prefilled_tokens or stats.prompt_tokens - stats.cached_tokens
+    return Done(
+        Work(stats.steps, prefilled, stats.output_tokens, stats.attended_tokens),
+        tally.usage.prompt_tokens,
+        tally.computed_output_tokens,
+        plan.num_waiting + stats.waiting,
+    )
+
+
+def _save_costs(forecast: Forecast, info: EngineInfo, fixed_seconds: float) -> None:
+    """Keep what work took, where there was enough of it to tell."""
+    model, seconds = forecast.cost_model, forecast.num_seconds
+    if model.costs() is not None and seconds >= _MIN_MEASURED_SECONDS:
+        model.fixed_seconds = fixed_seconds
+        model.save(info.model, info.device, seconds)

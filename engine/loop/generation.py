@@ -87,7 +87,8 @@ class GenerationCore:
         self._may_stop = np.zeros(vocab_size, np.bool_)
         self._collected_at = 0.0
         self._num_added = 0
-        self._num_steps = self._num_failures = self._prefilled_tokens = 0
+        self._num_steps = self._num_failures = 0
+        self._prefilled_tokens = self._attended_tokens = 0
         self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
 
     def add(self, request: SequenceRequest) -> Sequence:
@@ -130,7 +131,8 @@ class GenerationCore:
         if plan is None:
             return self._collect_oldest() if self._flights else None
         self._num_steps += 1
-        self._prefilled_tokens += int((plan.stops - plan.starts).sum()) - plan.num_decodes
+        self._prefilled_tokens += plan.num_tokens - plan.num_decodes
+        self._attended_tokens += plan.num_attended_tokens
         flight = attempt(partial(self._launch, plan))
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # which have nothing to do with it
@@ -170,6 +172,7 @@ class GenerationCore:
             output_tokens=self._output_tokens,
             preemptions=self._scheduler.num_preemptions,
             prefilled_tokens=self._prefilled_tokens,
+            attended_tokens=self._attended_tokens,
             steps=self._num_steps,
             layers=self._runner.num_layers,
             failures=self._num_failures,

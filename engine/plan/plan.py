@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from .cost_model import Work
 from .line_index import LineIndex
 from .order import PrefixTree
 from .output_lengths import OutputLengths
@@ -36,7 +37,8 @@ class Plan:
         self._tree = PrefixTree.from_index(index, places[is_left])
         self._is_waiting, self._is_unfinished = is_left.copy(), is_left.copy()
         self.is_repeat = _repeats(records["body_hash"], is_left & is_ordered)
-        self.num_lines = len(self._tree.places)
+        self.num_lines = self.num_waiting = len(self._tree.places)
+        self._started = np.empty(self.num_lines, np.int64)
         self._prompt_bytes = records["prompt_bytes"]
         is_computed = ~self.is_repeat[self._tree.places]
         lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
@@ -58,7 +60,7 @@ class Plan:
                 num_next = max(_MIN_REORDERED, len(order) // 8)
             for place in order[:num_next].tolist():
                 yield self._start(place)
-            order = self._renewed(order[num_next:])
+            order = self._order = self._renewed(order[num_next:])
 
     def finish(self, place: int, output_tokens: int) -> None:
         """Learn from a finished row; one without output tokens has failed, or has none."""
@@ -72,18 +74,35 @@ class Plan:
         places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
         return places
 
-    @property
-    def num_waiting(self) -> int:
-        """The number of lines that were not yielded yet."""
-        return int(self._is_waiting.sum())
+    def work_left(self, tokens_a_byte: float, begun: float = 0.0) -> Work:
+        """Return the expected work, but for its steps, of all lines without a row.
 
-    def output_tokens_left(self) -> float:
-        """Return the expected tokens of all lines without a row, as if none of them had begun."""
+        Of those that run `begun` tokens are there. Prompts are counted as if none had begun.
+        """
         is_counted = self._is_unfinished & ~self.is_repeat
-        return float(self.lengths.expected()[is_counted].sum())
+        outputs = self.lengths.expected()[is_counted]
+        prompts = tokens_a_byte * self._prompt_bytes[is_counted]
+        total = float(outputs.sum())
+        decoded = max(0.0, total - begun)
+        return Work(
+            prefilled=tokens_a_byte * self.num_own_bytes,
+            decoded=decoded,
+            attended=float(outputs @ (prompts + outputs / 2)) * decoded / max(1.0, total),
+        )
+
+    def expected_steps(self, max_num_seqs: int) -> float:
+        """Return the steps that decode all lines of the plan, from the first to the last."""
+        left = self._order[self._is_waiting[self._order]]
+        places = np.concatenate([self._started[: self.num_lines - len(left)], left])
+        outputs = self.lengths.expected()[places[~self.is_repeat[places]]]
+        # A line starts when those before it leave it a place.
+        starts = (np.cumsum(outputs) - outputs) / max_num_seqs
+        return float((starts + outputs).max(initial=0.0))
 
     def _start(self, place: int) -> int:
+        self._started[self.num_lines - self.num_waiting] = place
         self._is_waiting[place] = False
+        self.num_waiting -= 1
         return place
 
     def _renewed(self, order: NDArray[np.int64]) -> NDArray[np.int64]:

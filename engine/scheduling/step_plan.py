@@ -42,6 +42,11 @@ class StepPlan:
         """Tokens that the step computes."""
         return int((self.stops - self.starts).sum())
 
+    @property
+    def num_attended_tokens(self) -> int:
+        """Tokens that the decodes of the step attend to, in layers that see all of them."""
+        return int(self.stops[: self.num_decodes].sum())
+
     def only(self, chosen: NDArray[np.bool_]) -> StepPlan:
         """Return the step of some of these spans, `chosen [S]`, in the same order."""
         return StepPlan(

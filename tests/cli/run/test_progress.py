@@ -87,7 +87,7 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
                 seen.set()
 
     with closing(LineIndex()) as index:
-        forecast = Forecast(Plan(index, lambda _: False))
+        forecast = Forecast(Plan(index, lambda _: False), 1)
         reporting = asyncio.create_task(run_module._report(Watching(), tally, served, forecast))
         await seen.wait()
         reporting.cancel()

@@ -6,15 +6,17 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from tests.engine.plan.test_order import chat, index_of
-from tidemill.engine.plan.forecast import Forecast, TokensDone
+from tidemill.engine.plan.cost_model import CostModel, Work
+from tidemill.engine.plan.forecast import Done, Forecast
 from tidemill.engine.plan.plan import Plan
-from tidemill.engine.plan.token_costs import TokenCosts
 
 NUM_SEQUENCES = 32
 BYTES_A_TOKEN = 5
+COSTS = Work(steps=0.05, prefilled=0.0005, decoded=0.0005, attended=5e-7)
 
 
 class Request(NamedTuple):
@@ -62,13 +64,23 @@ def documents(rng: random.Random) -> list[Request]:
     return [Request(rng.choice(texts) + words(rng, 20), 64, 64) for _ in range(600)]
 
 
-def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float, float | None]]:
+def forecasts(
+    requests: list[Request],
+    *,
+    is_ordered: bool,
+    costs: Work = COSTS,
+    remembered: CostModel | None = None,
+) -> list[tuple[float, float | None]]:
     """Run a file through steps of a known cost; return seconds, and what was forecast then."""
     told: list[tuple[float, float | None]] = []
     with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
         plan = Plan(index, lambda _: False, is_ordered=is_ordered)
-        forecast, places, running = Forecast(plan), iter(plan), dict[int, int]()
-        done, seconds, cached = TokensDone(), 0.0, set[str]()
+        forecast, places, running = (
+            Forecast(plan, NUM_SEQUENCES, remembered),
+            iter(plan),
+            dict[int, int](),
+        )
+        done, seconds, cached = Done(), 0.0, set[str]()
         while True:
             prefilled = 0
             while len(running) < NUM_SEQUENCES and (place := next(places, None)) is not None:
@@ -82,10 +94,14 @@ def forecasts(requests: list[Request], *, is_ordered: bool) -> list[tuple[float,
                 running[place] = 0
             if not running:
                 return [*told, (seconds, 0.0)]
-            seconds += 0.05 + 0.0005 * prefilled + 0.004 * len(running)
-            done = done._replace(
-                prefilled=done.prefilled + prefilled, decoded=done.decoded + len(running)
+            attended = sum(
+                len(requests[place].prompt) // BYTES_A_TOKEN + decoded
+                for place, decoded in running.items()
             )
+            step = Work(1, prefilled, len(running), attended)
+            seconds += float(np.dot(costs, step))
+            work = Work(*(old + new for old, new in zip(done.work, step, strict=True)))
+            done = done._replace(work=work)
             for place in [*running]:
                 running[place] += 1
                 if running[place] == requests[place].output_tokens:
@@ -108,7 +124,22 @@ def test_the_end_is_forecast(
     make: Callable[[random.Random], list[Request]], *, is_ordered: bool
 ) -> None:
     """Within 20 % of the whole after a tenth of it, and within 10 % from half on."""
-    told = forecasts(make(random.Random(2)), is_ordered=is_ordered)
+    check(forecasts(make(random.Random(2)), is_ordered=is_ordered))
+
+
+@pytest.mark.parametrize("step_seconds", [0.03, 0.2])
+def test_costs_that_are_not_as_usual_are_known_from_runs_before(step_seconds: float) -> None:
+    """Before a file comes to the lines that tell them."""
+    costs = COSTS._replace(steps=step_seconds)
+    remembered = CostModel()
+    for work in (Work(100, 2_000, 1_000, 90_000), Work(5, 9_000, 100, 50_000)):
+        remembered.add(work, float(np.dot(costs, work)))
+    requests = prompts_first(random.Random(2))
+    check(forecasts(requests, is_ordered=True, costs=costs, remembered=remembered))
+
+
+def check(told: list[tuple[float, float | None]]) -> None:
+    """Hold what was told to the bounds."""
     whole = told[-1][0]
     for seconds, left in told:
         if seconds >= 0.1 * whole:
@@ -117,25 +148,26 @@ def test_the_end_is_forecast(
             assert abs(seconds + left - whole) <= bound * whole, (seconds, left, whole)
 
 
+def test_embeddings_are_forecast_by_what_they_read() -> None:
+    """Nothing is generated, whatever a line that names no limit may write."""
+    rng = random.Random(1)
+    with index_of([chat(words(rng, 100)) for _ in range(40)]) as index:
+        plan = Plan(index, lambda _: False, is_ordered=False)
+        forecast = Forecast(plan, NUM_SEQUENCES)
+        for place in range(10):
+            plan.finish(place, 0)
+        read = plan.finished_prompt_bytes
+        forecast.update(10.0, Done(Work(10, read), row_prompt_tokens=read, num_waiting=30))
+        left = plan.num_own_bytes - read
+        assert forecast.seconds_left() == pytest.approx(10 * left / read, rel=0.05)
+
+
 def test_prompts_that_are_computed_again_are_forecast_by_the_lines_that_wait() -> None:
     """A little more than lines have of their own is none; once all have begun none is left."""
     with index_of([chat("a" * 500 + str(number)) for number in range(40)]) as index:
         plan = Plan(index, lambda _: False)
-        forecast = Forecast(plan)
-        begun = TokensDone(prefilled=900, decoded=200, row_prompt_tokens=0, num_waiting=0)
-        forecast.update(10.0, begun)
+        forecast = Forecast(plan, NUM_SEQUENCES)
+        forecast.update(10.0, Done(Work(20, 900, 200, 30_000)))
         assert forecast._prefills_left() == 0
-        forecast.update(20.0, begun._replace(prefilled=1800, num_waiting=30))
+        forecast.update(20.0, Done(Work(40, 1800, 200, 30_000), num_waiting=30))
         assert forecast._prefills_left() == 5400
-
-
-def test_costs_are_kept_for_a_model_and_a_device(
-    tmp_path: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the last run."""
-    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path))
-    assert TokenCosts.recall("m", "cpu") is None
-    for decode in (0.5, 0.25):
-        TokenCosts(0.125, decode, 3.0).save("m", "cpu")
-    assert TokenCosts.recall("m", "cpu") == (0.125, 0.25, 3.0)
-    assert TokenCosts.recall("m", "another") is None
