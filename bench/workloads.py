@@ -3,10 +3,10 @@
     python -m bench.workloads base out/bench/base.jsonl
 
 Chat lines, shuffled, so that what is shared does not lie together; greedy but for g, the end token
-ignored. The rest are for GPUs: `documents` is e 40 times, and `datatrove` and `mlperf` are shapes
-of work that others have published a throughput for (`bench.gpu.anchors`), under whatever name
-`--served-model-name` gives a model. Texts are sentences of seven made-up words, each word and each
-full stop one token of the tokenizers of `bench.models`.
+ignored. `many` keep a thousand sequences running at a time. The rest are for GPUs: `documents` is e
+40 times, and `datatrove` and `mlperf` are shapes of work that others have published a throughput of
+(`bench.gpu.anchors`), under whatever name `--served-model-name` gives a model. Texts are sentences
+of seven made-up words, each word and each full stop one token of the tokenizers of `bench.models`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bench.models import NUM_COMMON_WORDS, words
 SEED = 1
 SENTENCE_WORDS = 7
 GREEDY = {"temperature": 0}
+LIKELIEST = {"temperature": 0, "logprobs": True, "top_logprobs": 20}
 SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
 
 
@@ -64,7 +65,7 @@ class Workload:
 
     requests: Callable[[Texts], list[Request]]
     model: str = "46m"
-    sampling: dict[str, float] | None = None
+    sampling: Mapping[str, float] | None = None
 
 
 def nothing_shared(count: int, num_words: int, max_tokens: int) -> Callable[[Texts], list[Request]]:
@@ -117,6 +118,20 @@ def table_rows(texts: Texts) -> list[Request]:
         named = "\n".join(f"{name}: {value}" for name, value in enumerate(columns))
         rows.append(Request(f"{template}\n{named}", 16))
     return rows
+
+
+def many_answers(longest: int, tail: float | None = None) -> Callable[[Texts], list[Request]]:
+    """5,000 short prompts, whose answers differ much: evenly, or by a Pareto distribution."""
+
+    def requests(texts: Texts) -> list[Request]:
+        rng = texts.rng
+        lengths = (
+            rng.randint(8, longest) if tail is None else int(40 * rng.paretovariate(tail))
+            for _ in range(5_000)
+        )
+        return [Request(texts(20), min(longest, length)) for length in lengths]
+
+    return requests
 
 
 # Values of each repeating column, and the words of one.
@@ -191,6 +206,9 @@ WORKLOADS = {
     "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
     "h": Workload(table_rows),
     "i": Workload(nested_chats),
+    "many": Workload(many_answers(96)),
+    "many-logprobs": Workload(many_answers(96), sampling=LIKELIEST),
+    "many-tail": Workload(many_answers(1_024, tail=0.9)),
     "documents": Workload(documents(500), model="470m"),
     "datatrove": Workload(DATATROVE, model="470m"),
     "mlperf": Workload(MLPERF, model="470m"),

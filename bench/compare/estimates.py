@@ -2,8 +2,8 @@
 
     python -m bench.compare.estimates out/bench/base.jsonl out/bench/a.jsonl … [--sample 96]
 
-Files are run one after the other. Each is estimated twice before: by what the files before it cost,
-and where nothing is known by so many of its own lines.
+Files are run one after the other, with kernels that were compiled before. Each is estimated twice
+before: by what the files before it cost, and where nothing is known by so many of its own lines.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -43,6 +44,12 @@ def estimated(requests: Path, cache: str, *flags: str) -> float | None:
     return seconds
 
 
+def forget_costs(cache: str) -> None:
+    """Forget what runs cost, and nothing else."""
+    for entry in Path(cache).glob("remembered/cost-model-*"):
+        entry.unlink()
+
+
 def told(seconds: float | None, took: float) -> str:
     """Return two cells: an estimate, and its ratio to what it took."""
     return "not known | " if seconds is None else f"{seconds:.1f} | {seconds / took:.2f}"
@@ -58,11 +65,16 @@ def main() -> None:
     print("| file | took, s | by files before, s | ratio | by a sample, s | ratio |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+        rows, alone = ("-o", f"{folder}/rows.jsonl", "--force"), f"{folder}/alone"
+        tidemill("run", arguments.requests[0], alone, *rows)
+        shutil.copytree(alone, f"{folder}/all")
+        forget_costs(f"{folder}/all")
         for requests in arguments.requests:
             before = estimated(requests, f"{folder}/all")
-            sampled = estimated(requests, f"{folder}/{requests.stem}", *sample)
+            forget_costs(alone)
+            sampled = estimated(requests, alone, *sample)
             started = time.monotonic()
-            tidemill("run", requests, f"{folder}/all", "-o", f"{folder}/rows.jsonl", "--force")
+            tidemill("run", requests, f"{folder}/all", *rows)
             took = time.monotonic() - started
             cells = f"{told(before, took)} | {told(sampled, took)}"
             print(f"| {requests.stem} | {took:.1f} | {cells} |", flush=True)

@@ -24,7 +24,7 @@ SAMPLE_SECONDS = 0.25
 WIDTH, HEIGHT, LEFT, TOP, GAP = 760, 110, 60, 46, 44
 WAYS = {"plan": "#2563eb", "--no-plan": "#dc2626"}
 URL = re.compile(r"metrics are at (\S+)")
-METRICS = ("running_sequences", "kv_cache_usage_ratio")
+METRICS = ("running_sequences", "kv_cache_usage_ratio", "waiting_sequences")
 TITLES = ("running sequences", "KV cache in use, %")
 
 
@@ -34,6 +34,7 @@ class Point(NamedTuple):
     seconds: float
     running: float
     kv_cache_usage: float
+    waiting: float
 
 
 def run(source: str, flags: Sequence[str]) -> list[Point]:
@@ -62,11 +63,11 @@ def sample_metrics(process: subprocess.Popen[bytes], log: Path) -> Iterator[Poin
         except (URLError, OSError):
             continue
         found = [re.search(rf"^tidemill_{name} (\S+)$", text, re.MULTILINE) for name in METRICS]
-        running, usage = (0.0 if match is None else float(match[1]) for match in found)
+        running, usage, waiting = (0.0 if match is None else float(match[1]) for match in found)
         if running and began is None:
             began = time.monotonic()
         if began is not None:
-            yield Point(time.monotonic() - began, running, 100 * usage)
+            yield Point(time.monotonic() - began, running, 100 * usage, waiting)
 
 
 def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
@@ -101,6 +102,18 @@ def render_svg(ways: dict[str, list[Point]]) -> Iterator[str]:
     yield "</svg>"
 
 
+def mean_running(points: Sequence[Point]) -> float:
+    """Return the sequences that run in the mean."""
+    return sum(point.running for point in points) / max(1, len(points))
+
+
+def full_points(points: Sequence[Point]) -> list[Point]:
+    """Return the points from when most sequences run until no other waits any more."""
+    first = max(range(len(points)), key=lambda at: points[at].running)
+    last = max((at for at, point in enumerate(points) if point.waiting), default=first)
+    return [*points[min(first, last) : last + 1]]
+
+
 def main() -> None:
     """Run a file in both ways and write the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -111,9 +124,10 @@ def main() -> None:
     asked.svg.write_text("\n".join(render_svg(ways)) + "\n", encoding="utf-8")
     for name, points in ways.items():
         usage = sum(point.kv_cache_usage for point in points) / len(points)
-        running = sum(point.running for point in points) / len(points)
-        seconds = points[-1].seconds
+        running, seconds = mean_running(points), points[-1].seconds
         print(f"{name}: {seconds:.1f} s, {running:.0f} sequences, {usage:.0f} % in the mean")
+        most, full = max(point.running for point in points), mean_running(full_points(points))
+        print(f"  while others wait {full:.0f} of {most:.0f} sequences, {full / most:.1%}")
 
 
 if __name__ == "__main__":

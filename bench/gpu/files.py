@@ -1,7 +1,7 @@
 """Whole files on a simulated GPU: in the order of the plan and in that of arrival.
 
     python -m bench.gpu.files [--card h100] [--model llama-3-8b] [--files documents,tail,…]
-        [--kv-cache-tokens N] [--max-num-seqs N]
+        [--ways plan,…] [--kv-cache-tokens N] [--max-num-seqs N] [--max-num-batched-tokens N]
 
 Each file runs to its end through the engine's own plan and scheduler; steps take the time that
 `bench.gpu.simulator` counts for them. *Arrival* is `tidemill run --no-plan`; *prefix order* is what
@@ -13,7 +13,7 @@ Nothing here was measured on a card.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import count
 from typing import NamedTuple
@@ -83,11 +83,24 @@ def alike(texts: Tokens) -> list[Line]:
     return [Line(texts(165), 128) for _ in range(8_000)]
 
 
+def long_answers(texts: Tokens) -> list[Line]:
+    """Short prompts with answers of 1,024 tokens."""
+    return [Line(texts(128), 1024) for _ in range(3_000)]
+
+
+def reasoning(texts: Tokens) -> list[Line]:
+    """Short prompts with long answers of very different lengths."""
+    lengths = np.minimum(3900, texts.rng.lognormal(7, 0.6, 3_000))
+    return [Line(texts(100), int(length)) for length in lengths]
+
+
 FILES: dict[str, Callable[[Tokens], list[Line]]] = {
     "documents": documents,
     "tail": heavy_tail,
     "kinds": two_kinds,
     "alike": alike,
+    "long": long_answers,
+    "reasoning": reasoning,
 }
 
 
@@ -161,7 +174,9 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
         in_flight.append(plan)
 
 
-def rows(setting: Setting, names: list[str], num_pages: int) -> Iterator[str]:
+def rows(
+    setting: Setting, names: Sequence[str], ways: Sequence[str], num_pages: int
+) -> Iterator[str]:
     """Yield the lines of a table, each when it is known."""
     yield (
         "| file | way | steps | gave way | prefilled | full | seconds | of arrival |\n"
@@ -173,7 +188,7 @@ def rows(setting: Setting, names: list[str], num_pages: int) -> Iterator[str]:
         shuffled = [lines[place] for place in texts.rng.permutation(len(lines))]
         least = sum(least_tokens(lines))
         seconds = 0.0
-        for way in WAYS:
+        for way in (way for way in WAYS if way.name in ways):
             result = run(setting, shuffled, way, num_pages)
             seconds = seconds or result.found.seconds
             yield (
@@ -199,18 +214,21 @@ def main() -> None:
     parser.add_argument("--card", choices=CARDS, default="h100")
     parser.add_argument("--model", default="llama-3-8b", help="a known shape, or a folder")
     parser.add_argument("--files", default=",".join(FILES))
+    parser.add_argument("--ways", default=",".join(way.name for way in WAYS))
     parser.add_argument("--kv-cache-tokens", type=int, help="else what the card has")
     parser.add_argument("--max-num-seqs", type=int, help="else the card's")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="else the card's")
     arguments = parser.parse_args()
     setting = Setting(
         architecture(arguments.model),
         CARDS[arguments.card],
         max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
     )
     num_pages = setting.room(Mix(1024, 128)).num_pages
     if arguments.kv_cache_tokens:
         num_pages = arguments.kv_cache_tokens // PAGE_SIZE
-    for line in rows(setting, arguments.files.split(","), num_pages):
+    for line in rows(setting, arguments.files.split(","), arguments.ways.split(","), num_pages):
         print(line, flush=True)
 
 

@@ -15,7 +15,7 @@ from tidemill.engine.plan.cost_model import CostModel, Work
 from tidemill.engine.plan.forecast import Done, Forecast
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
-from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Served, Usage
+from tidemill.protocol.contract import EngineError, EngineStats, Served, Usage
 
 from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
@@ -34,6 +34,7 @@ from .tally import Tally
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_MEASURED_SECONDS = 1.0
 _FORECAST_SECONDS = 2.0
+_MIN_INTERVAL_SECONDS = 0.5
 _OVER_LIMIT = NotRun(
     "batch_expired",
     "This line was not run: the run reached --max-seconds or --max-cost.",
@@ -131,8 +132,8 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
-                forecast.update(tally.seconds, _done(tally, served.stats(), self.plan))
-                _save_costs(forecast, info, tally.started - self.launched)
+                with suppress(EngineError):  # it has been told of
+                    _save_costs(forecast, served, tally, tally.started - self.launched)
 
     def _note_row(self, place: int, usage: Usage) -> None:
         self.plan.finish(place, usage.completion_tokens)
@@ -171,9 +172,11 @@ def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
     )
 
 
-def _save_costs(forecast: Forecast, info: EngineInfo, fixed_seconds: float) -> None:
+def _save_costs(forecast: Forecast, served: Served, tally: Tally, fixed_seconds: float) -> None:
     """Keep what work took, where there was enough of it to tell."""
-    model, seconds = forecast.cost_model, forecast.num_seconds
+    if tally.seconds - forecast.num_seconds >= _MIN_INTERVAL_SECONDS:
+        forecast.update(tally.seconds, _done(tally, served.stats(), forecast.plan))
+    model, seconds, info = forecast.cost_model, forecast.num_seconds, served.info()
     if model.costs() is not None and seconds >= _MIN_MEASURED_SECONDS:
         model.fixed_seconds = fixed_seconds
         model.save(info.model, info.device, seconds)

@@ -20,11 +20,9 @@ class StepLimits(NamedTuple):
 
 LIMITS_OF_CPU = StepLimits(256, 2048)
 # By bytes of a GPU, the largest first. Tokens fill products, a card's arithmetic, and bound what a
-# step holds beside its pages; with more sequences than keys and values have room for at full length
-# some give way to others all the time.
+# step holds beside its pages; logits of sequences take memory from these.
 LIMITS_OF_GPU = (
-    (100 * 2**30, StepLimits(1024, 8192)),
-    (60 * 2**30, StepLimits(512, 8192)),
+    (60 * 2**30, StepLimits(1024, 8192)),
     (0, StepLimits(256, 4096)),
 )
 

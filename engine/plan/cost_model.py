@@ -122,7 +122,7 @@ def _nonnegative_least_squares(
     best, best_error = np.zeros(len(times)), 0.0
     for kinds in _SUBSETS:
         costs = np.zeros(len(times))
-        costs[kinds], *_ = np.linalg.lstsq(products[np.ix_(kinds, kinds)], times[kinds])
+        costs[kinds], *_ = np.linalg.lstsq(products[np.ix_(kinds, kinds)], times[kinds], rcond=None)
         error = float(costs @ products @ costs - 2 * times @ costs)
         if costs.min() >= 0 and error < best_error:
             best, best_error = costs, error

@@ -108,7 +108,7 @@ def test_a_gpu_older_than_the_kernels_needs_none_of_them(card: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("gibibytes", "limits"),
-    [(139.8, (1024, 8192)), (79.2, (512, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
+    [(139.8, (1024, 8192)), (79.2, (1024, 8192)), (44.4, (256, 4096)), (21.9, (256, 4096))],
 )
 def test_a_step_holds_what_fills_a_card(
     monkeypatch: pytest.MonkeyPatch, gibibytes: float, limits: tuple[int, int]
