@@ -169,6 +169,7 @@ def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
         tally.usage.prompt_tokens,
         tally.computed_output_tokens,
         plan.num_waiting + stats.waiting,
+        stats.running,
     )
 
 

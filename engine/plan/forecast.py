@@ -17,13 +17,14 @@ class Done(NamedTuple):
     """Totals of a run: what its engine has done, and the tokens of finished rows.
 
     `row_prompt_tokens` are of all rows, `row_output_tokens` of those that are no repeats;
-    `num_waiting` lines have not begun.
+    `num_waiting` lines have not begun, `num_running` are decoded at a time.
     """
 
     work: Work = Work()
     row_prompt_tokens: int = 0
     row_output_tokens: int = 0
     num_waiting: int = 0
+    num_running: int = 1
 
 
 class Forecast:
@@ -49,8 +50,8 @@ class Forecast:
         self._recent.scale(0.5 ** (elapsed / _HALF_LIFE_SECONDS))
         for model in (self._recent, self.cost_model):
             model.add(work, elapsed)
-        if work.steps:
-            self._num_running = max(1.0, work.decoded / work.steps)
+        # At a moment few may run, as many have just ended.
+        self._num_running = max(1.0, done.num_running, work.decoded / max(1.0, work.steps))
         self.num_seconds, self._done = seconds, done
 
     def seconds_left(self) -> float | None:
@@ -70,14 +71,19 @@ class Forecast:
         return left._replace(steps=steps, prefilled=prefills)
 
     def _tokens_a_byte(self) -> float:
-        if not self._done.row_prompt_tokens:
+        plan, done = self.plan, self._done
+        if done.row_prompt_tokens:
+            return done.row_prompt_tokens / plan.finished_prompt_bytes
+        num_begun = plan.num_lines - done.num_waiting
+        if not num_begun or not plan.num_own_bytes:
             return _TOKENS_A_BYTE
-        return self._done.row_prompt_tokens / self.plan.finished_prompt_bytes
+        own = done.work.prefilled * plan.num_lines / num_begun - plan.num_page_tokens
+        return max(0.0, own) / plan.num_own_bytes
 
     def _prefills_left(self) -> float:
         plan, done = self.plan, self._done
         prefilled = done.work.prefilled
-        left = plan.num_own_bytes * self._tokens_a_byte() - prefilled
+        left = plan.own_tokens(self._tokens_a_byte()) - prefilled
         if left < 0:  # what lines share is evicted, and will be
             num_begun = max(1, plan.num_lines - done.num_waiting)
             left = prefilled * done.num_waiting / num_begun

@@ -17,6 +17,8 @@ _MAX_REORDERED: Final = 2**14
 """The order of so many lines is made again in some 20 ms."""
 
 _MIN_REORDERED: Final = 64
+_PAGE_TOKENS: Final = 16
+_SHARED_BYTES: Final = 64
 _CHANGE: Final = 0.25
 
 
@@ -42,7 +44,11 @@ class Plan:
         self._prompt_bytes = records["prompt_bytes"]
         is_computed = ~self.is_repeat[self._tree.places]
         lengths = self._prompt_bytes[self._tree.places].astype(np.int64)
-        self.num_own_bytes = int((lengths - self._tree.shared)[is_computed].sum())
+        shared = self._tree.shared
+        self.num_own_bytes = int((lengths - shared)[is_computed].sum())
+        # What two share is found in whole pages: of its last one half is computed again.
+        num_sharing = int((is_computed & (shared >= _SHARED_BYTES)).sum())
+        self.num_page_tokens = num_sharing * _PAGE_TOKENS // 2
         self.total_prompt_bytes = int(lengths.sum())
         self.finished_prompt_bytes = 0
         self._expected = self.lengths.expected()
@@ -74,6 +80,10 @@ class Plan:
         places: list[int] = np.flatnonzero(self._is_unfinished).tolist()
         return places
 
+    def own_tokens(self, tokens_a_byte: float) -> float:
+        """Return the tokens of prompts that are computed if no prefix is evicted too early."""
+        return tokens_a_byte * self.num_own_bytes + self.num_page_tokens
+
     def work_left(self, tokens_a_byte: float, begun: float = 0.0) -> Work:
         """Return the expected work, but for its steps, of all lines without a row.
 
@@ -85,7 +95,7 @@ class Plan:
         total = float(outputs.sum())
         decoded = max(0.0, total - begun)
         return Work(
-            prefilled=tokens_a_byte * self.num_own_bytes,
+            prefilled=self.own_tokens(tokens_a_byte),
             decoded=decoded,
             attended=float(outputs @ (prompts + outputs / 2)) * decoded / max(1.0, total),
         )
@@ -95,9 +105,12 @@ class Plan:
         left = self._order[self._is_waiting[self._order]]
         places = np.concatenate([self._started[: self.num_lines - len(left)], left])
         outputs = self.lengths.expected()[places[~self.is_repeat[places]]]
-        # A line starts when those before it leave it a place.
-        starts = (np.cumsum(outputs) - outputs) / max_num_seqs
-        return float((starts + outputs).max(initial=0.0))
+        # A line starts when those before it leave it a place, and of those some half is decoded.
+        before = np.append(0.0, np.cumsum(outputs))
+        starts = np.zeros(len(outputs))
+        num_later = len(starts[max_num_seqs:])
+        starts[max_num_seqs:] = before[max_num_seqs:-1] + before[1 : num_later + 1]
+        return float((starts / (2 * max_num_seqs) + outputs).max(initial=0.0))
 
     def _start(self, place: int) -> int:
         self._started[self.num_lines - self.num_waiting] = place
