@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -160,6 +161,24 @@ def test_embeddings_are_forecast_by_what_they_read() -> None:
         forecast.update(10.0, Done(Work(10, read), row_prompt_tokens=read, num_waiting=30))
         left = plan.num_own_bytes - read
         assert forecast.seconds_left() == pytest.approx(10 * left / read, rel=0.05)
+
+
+@pytest.mark.parametrize("num_sequences", [8, 32, 2_000])
+@pytest.mark.parametrize("make", [alike, heavy_tail, prompts_first])
+def test_steps_are_those_of_lines_that_start_when_others_end(
+    make: Callable[[random.Random], list[Request]], num_sequences: int
+) -> None:
+    """Within a fifth of what a queue of so many servers takes, in the order of the file."""
+    requests = make(random.Random(2))
+    ends = [0] * num_sequences
+    for request in requests:
+        heapq.heapreplace(ends, ends[0] + request.output_tokens)
+    with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
+        plan = Plan(index, lambda _: False, is_ordered=False)
+        assert plan.expected_steps(num_sequences) == pytest.approx(max(ends), rel=0.2)
+        for _ in zip(range(50), plan, strict=False):
+            pass  # whoever has started counts as before
+        assert plan.expected_steps(num_sequences) == pytest.approx(max(ends), rel=0.2)
 
 
 def test_prompts_that_are_computed_again_are_forecast_by_the_lines_that_wait() -> None:
