@@ -350,7 +350,10 @@ $(OUT)/bench/%-openvino: $(OUT)/bench/%/config.json
 	$(OPENVINO_PYTHON) -m optimum.commands.optimum_cli export openvino --model $(<D) \
 	  --task text-generation-with-past --weight-format fp16 $@
 
-bench-generation: $(if $(OPENVINO_PYTHON),$(OUT)/bench/46m-openvino) $(OUT)/bench/46m/config.json $(if $(filter g,$(FILES)),$(OUT)/bench/46m-152k/config.json) $(FILES:%=$(OUT)/bench/%.jsonl)
+NAMED := 46m $(if $(filter g,$(FILES)),46m-152k)
+EXPORTED := $(if $(OPENVINO_PYTHON),$(NAMED:%=$(OUT)/bench/%-openvino))
+
+bench-generation: $(NAMED:%=$(OUT)/bench/%/config.json) $(EXPORTED) $(FILES:%=$(OUT)/bench/%.jsonl)
 	$(BIN)/python -m bench.compare.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
 	  $(if $(OPENVINO_PYTHON),--openvino-python $(OPENVINO_PYTHON))

@@ -31,7 +31,8 @@ from bench.compare.peers import Job, Peer
 from bench.processes import RunFailed, measure
 
 MEGABYTE = 1_000_000
-PEERS = ("transformers", "vllm", "openvino", "no-plan")
+PEERS = ("transformers", "vllm", "openvino")
+CHOICES = (*PEERS, "no-plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +172,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="folder or hub id of another model than the lines name")
     parser.add_argument("--vllm-python", type=Path, help="interpreter with vLLM's CPU build")
     parser.add_argument("--openvino-python", type=Path, help="interpreter with OpenVINO GenAI")
-    parser.add_argument(
-        "--peers", default=",".join(PEERS[:3]), help="comma-separated (%(default)s)"
-    )
+    parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path, help="write the figures of every run here too")
     arguments = parser.parse_args()
     arguments.peers = [name for name in arguments.peers.split(",") if name]
-    unknown = sorted(set(arguments.peers) - set(PEERS))
+    unknown = sorted(set(arguments.peers) - set(CHOICES))
     if unknown:
-        parser.error(f"unknown peers {unknown}: choose from {list(PEERS)}")
+        parser.error(f"unknown peers {unknown}: choose from {list(CHOICES)}")
     return arguments
 
 

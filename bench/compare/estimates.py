@@ -1,4 +1,4 @@
-"""What `tidemill estimate` says of files, beside what `tidemill run` then takes.
+"""Accuracy of `tidemill estimate`: the seconds that it says, beside those that a run then takes.
 
     python -m bench.compare.estimates out/bench/base.jsonl out/bench/a.jsonl … [--sample 96]
 
@@ -13,22 +13,18 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench.compare.peers import MAX_MODEL_LEN
+from bench.compare.compare import read_job
+from bench.compare.peers import Job, tidemill, tidemill_command
 
 
-def tidemill(command: str, requests: Path, cache: str, *flags: str) -> str:
-    """Run a command on a file and return its output; the model of its lines lies beside it."""
-    name = json.loads(requests.read_text(encoding="utf-8").partition("\n")[0])["body"]["model"]
-    model = ["--model", str(requests.parent / name), "--served-model-name", name]
-    model += ["--max-model-len", str(MAX_MODEL_LEN)]
-    words = [sys.executable, "-m", "tidemill.cli.main", command, "-i", str(requests)]
+def run(command: list[str], cache: str) -> str:
+    """Run a command, with its memory in a folder of ours, and return its output."""
     return subprocess.run(
-        [*words, *model, *flags],
+        command,
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -37,9 +33,9 @@ def tidemill(command: str, requests: Path, cache: str, *flags: str) -> str:
     ).stdout
 
 
-def estimated(requests: Path, cache: str, *flags: str) -> float | None:
+def estimated(job: Job, cache: str, *flags: str) -> float | None:
     """Return the seconds that a file is estimated to take."""
-    found = json.loads(tidemill("estimate", requests, cache, "--json", *flags))
+    found = json.loads(run([*tidemill_command("estimate", job), "--json", *flags], cache))
     seconds: float | None = found["seconds"]
     return seconds
 
@@ -65,19 +61,20 @@ def main() -> None:
     print("| file | took, s | by files before, s | ratio | by a sample, s | ratio |")
     print("|---|---:|---:|---:|---:|---:|")
     with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
-        rows, alone = ("-o", f"{folder}/rows.jsonl", "--force"), f"{folder}/alone"
-        tidemill("run", arguments.requests[0], alone, *rows)
+        jobs = [read_job(path, None, "auto") for path in arguments.requests]
+        output, alone = ["-o", f"{folder}/rows.jsonl"], f"{folder}/alone"
+        run([*tidemill(jobs[0]).command, *output], alone)
         shutil.copytree(alone, f"{folder}/all")
         forget_costs(f"{folder}/all")
-        for requests in arguments.requests:
-            before = estimated(requests, f"{folder}/all")
+        for job in jobs:
+            before = estimated(job, f"{folder}/all")
             forget_costs(alone)
-            sampled = estimated(requests, alone, *sample)
+            sampled = estimated(job, alone, *sample)
             started = time.monotonic()
-            tidemill("run", requests, f"{folder}/all", *rows)
+            run([*tidemill(job).command, *output], f"{folder}/all")
             took = time.monotonic() - started
             cells = f"{told(before, took)} | {told(sampled, took)}"
-            print(f"| {requests.stem} | {took:.1f} | {cells} |", flush=True)
+            print(f"| {job.requests.stem} | {took:.1f} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,21 @@ class Peer:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
+def job_flags(job: Job, max_model_len: int) -> list[str]:
+    """Return the flags of a job, which vLLM's batch runner and ours have in common."""
+    flags = ["--model", job.model, "--served-model-name", job.served_name, "--dtype", job.dtype]
+    return [*flags, "--max-model-len", str(max_model_len), "-i", str(job.requests)]
+
+
+def tidemill_command(name: str, job: Job, max_model_len: int = MAX_MODEL_LEN) -> list[str]:
+    """Return a command of ours on the file of a job."""
+    command = [sys.executable, "-m", "tidemill.cli.main", name]
+    return [*command, *job_flags(job, max_model_len)]
+
+
 def tidemill(job: Job, max_model_len: int = MAX_MODEL_LEN) -> Peer:
     """Ourselves, as a person types it."""
-    command = [sys.executable, "-m", "tidemill.cli.main", "run", "--model", job.model]
-    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
-    command += ["--max-model-len", str(max_model_len), "-i", str(job.requests), "--force"]
+    command = [*tidemill_command("run", job, max_model_len), "--force"]
     return Peer(OURS, command, Marks(ready="model loaded in", done=r"\d rows? in "))
 
 
@@ -68,10 +78,8 @@ def openvino(job: Job, python: Path) -> Peer:
 
 def vllm(job: Job, python: Path, max_model_len: int = MAX_MODEL_LEN) -> Peer:
     """vLLM's batch runner from an environment that holds its CPU build."""
-    command = [str(python), "-m", "vllm.entrypoints.openai.run_batch", "--model", job.model]
-    command += ["--served-model-name", job.served_name, "--dtype", job.dtype]
-    command += ["--max-model-len", str(max_model_len), "--gpu-memory-utilization", "0.5"]
-    command += ["-i", str(job.requests)]
+    command = [str(python), "-m", "vllm.entrypoints.openai.run_batch"]
+    command += [*job_flags(job, max_model_len), "--gpu-memory-utilization", "0.5"]
     marks = Marks(ready="Reading batch from", done="Writing outputs to")
     return Peer("vLLM", command, marks, vllm_environment())
 

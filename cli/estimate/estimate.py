@@ -10,7 +10,7 @@ import numpy as np
 
 from tidemill.engine.model.device import StepLimits, choose_device, device_name, step_limits
 from tidemill.engine.model.endpoint_names import endpoints_of
-from tidemill.engine.plan.cost_model import CostModel
+from tidemill.engine.plan.cost_model import CostModel, Work
 from tidemill.engine.plan.line_index import UNKNOWN, LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.engine.storage.hub import find_folder
@@ -115,12 +115,13 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
         found = _estimate_lines(report, plan, tokens, index)
         if not tokens.counts:
             return found
-        found = _estimate_tokens(replace(found, num_sampled=len(sample)), plan, tokens)
+        found, work = _estimate_tokens(replace(found, num_sampled=len(sample)), plan, tokens)
         model = CostModel.recall(config.model, device)
         if model is None:
             return found
         limits = step_limits(config, choose_device(config.device))
-        return _estimate_time(found, plan, model, limits, options.price_per_hour)
+        work = work._replace(steps=_expected_steps(found, plan, work, limits))
+        return _estimate_time(found, work, model, options.price_per_hour)
 
 
 def _estimate_lines(
@@ -142,14 +143,14 @@ def _estimate_lines(
     )
 
 
-def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> Estimate:
-    """Return an estimate with its tokens."""
+def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> tuple[Estimate, Work]:
+    """Return an estimate with its tokens, and the work of the plan, but for its steps."""
     counts, scale = np.array(tokens.counts), found.num_lines / tokens.num_lines
     prompt = float(counts.sum() * scale)
     work = plan.work_left(prompt / max(1, plan.total_prompt_bytes))
     output = min(work.decoded, tokens.most_output_tokens * scale)
     quantiles = np.quantile(counts, (0, 0.5, 0.99, 1), method="inverted_cdf").tolist()
-    return replace(
+    with_tokens = replace(
         found,
         num_tokenized=tokens.num_lines,
         prompt_tokens=round(prompt),
@@ -158,22 +159,23 @@ def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> Estim
         most_output_tokens=round(tokens.most_output_tokens * scale),
         output_tokens=round(output),
     )
+    return with_tokens, work
+
+
+def _expected_steps(found: Estimate, plan: Plan, work: Work, limits: StepLimits) -> float:
+    """Return the steps of a plan: prompts of those that begin are computed before they decode."""
+    max_num_seqs, max_num_batched_tokens = limits
+    first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_lines))
+    filled = (work.prefilled + work.decoded) / max_num_batched_tokens
+    return max(filled, plan.expected_steps(max_num_seqs) + first / max_num_batched_tokens)
 
 
 def _estimate_time(
-    found: Estimate, plan: Plan, model: CostModel, limits: StepLimits, price_per_hour: float | None
+    found: Estimate, work: Work, model: CostModel, price_per_hour: float | None
 ) -> Estimate:
     """Return an estimate with its time and its cost, by what work has cost before."""
-    max_num_seqs, max_num_batched_tokens = limits
-    work = plan.work_left((found.prompt_tokens or 0) / max(1, plan.total_prompt_bytes))
-    # All that run at once begin first: their prompts come before the last of their outputs.
-    first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_lines))
-    decoding = plan.expected_steps(max_num_seqs) + first / max_num_batched_tokens
-    filled = (work.prefilled + work.decoded) / max_num_batched_tokens
     share = (found.output_tokens or 0) / max(1.0, work.decoded)
-    work = work._replace(
-        steps=max(filled, decoding), decoded=share * work.decoded, attended=share * work.attended
-    )
+    work = work._replace(decoded=share * work.decoded, attended=share * work.attended)
     seconds = _PROCESS_SECONDS + model.fixed_seconds + (model.seconds(work) or 0.0)
     cost = None if price_per_hour is None else seconds / 3600 * price_per_hour
     return replace(found, seconds=seconds, cost=cost)

@@ -70,14 +70,18 @@ class Forecast:
         steps = max(left.decoded / self._num_running, expected)
         return left._replace(steps=steps, prefilled=prefills)
 
+    @property
+    def _num_begun(self) -> int:
+        """Lines of the plan that have begun."""
+        return self.plan.num_lines - self._done.num_waiting
+
     def _tokens_a_byte(self) -> float:
         plan, done = self.plan, self._done
         if done.row_prompt_tokens:
             return done.row_prompt_tokens / plan.finished_prompt_bytes
-        num_begun = plan.num_lines - done.num_waiting
-        if not num_begun or not plan.num_own_bytes:
+        if not self._num_begun or not plan.num_own_bytes:
             return _TOKENS_A_BYTE
-        own = done.work.prefilled * plan.num_lines / num_begun - plan.num_page_tokens
+        own = done.work.prefilled * plan.num_lines / self._num_begun - plan.num_page_tokens
         return max(0.0, own) / plan.num_own_bytes
 
     def _prefills_left(self) -> float:
@@ -85,6 +89,5 @@ class Forecast:
         prefilled = done.work.prefilled
         left = plan.own_tokens(self._tokens_a_byte()) - prefilled
         if left < 0:  # what lines share is evicted, and will be
-            num_begun = max(1, plan.num_lines - done.num_waiting)
-            left = prefilled * done.num_waiting / num_begun
+            left = prefilled * done.num_waiting / max(1, self._num_begun)
         return left

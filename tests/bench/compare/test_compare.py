@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare.compare import PEERS, Run, chosen_peers, count_tokens, read_job, table
+from bench.compare.compare import CHOICES, Run, chosen_peers, count_tokens, read_job, table
 from bench.compare.peers import Job
 from bench.processes import RunFailed
 
@@ -60,8 +60,8 @@ def test_a_missing_or_failed_row_is_no_figure(tmp_path: Path, rows: str) -> None
 def test_a_peer_runs_only_where_its_interpreter_is_given() -> None:
     """Ours comes first; the others as asked for."""
     python = Path("bin/python")
-    without = [peer.name for peer in chosen_peers(JOB, [*PEERS], None, None)]
-    among = [peer.name for peer in chosen_peers(JOB, [*PEERS], python, python)]
+    without = [peer.name for peer in chosen_peers(JOB, [*CHOICES], None, None)]
+    among = [peer.name for peer in chosen_peers(JOB, [*CHOICES], python, python)]
     assert without == ["tidemill", "--no-plan", "transformers"]
     assert among == ["tidemill", "--no-plan", "transformers", "vLLM", "OpenVINO"]
 

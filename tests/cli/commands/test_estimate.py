@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.cli.given import line, rows
@@ -83,16 +82,15 @@ def test_time_and_cost_come_from_what_tokens_have_cost(
     assert (found["seconds"], found["cost"]) == (None, None)
     assert main(["estimate", str(source)]) == 0
     assert "not known: run a file of this model here first" in capsys.readouterr().out
-    costs = Work(0.05, 0.05, 0.05, 5e-5)
     model = CostModel(fixed_seconds=5.0)
-    for work in np.diag([1, 1, 1, 1]):
-        model.add(Work(*work), float(np.dot(costs, work)))
+    model.add(Work(prefilled=1_000), 50.0)
+    model.add(Work(decoded=1_000), 50.0)
     model.save(str(MODEL_PATH), "cpu", 1.0)
     found = estimated(capsys, source, *flags)
     computed = found["prompt_tokens"] - found["shared_tokens"]
-    least = 5 + 0.05 * (computed + found["output_tokens"])
-    assert least < found["seconds"] < 1.6 * least
-    assert found["cost"] == pytest.approx(found["seconds"] * 0.002)
+    expected = 1.2 + 5 + 0.05 * (computed + found["output_tokens"])
+    assert found["seconds"] == pytest.approx(expected, rel=0.01)
+    assert found["cost"] == pytest.approx(expected * 0.002, rel=0.01)
 
 
 def test_a_sample_tells_how_long_answers_are(

@@ -76,11 +76,8 @@ def forecasts(
     told: list[tuple[float, float | None]] = []
     with index_of([chat(one.prompt, one.max_tokens) for one in requests]) as index:
         plan = Plan(index, lambda _: False, is_ordered=is_ordered)
-        forecast, places, running = (
-            Forecast(plan, NUM_SEQUENCES, remembered),
-            iter(plan),
-            dict[int, int](),
-        )
+        forecast = Forecast(plan, NUM_SEQUENCES, remembered)
+        places, running = iter(plan), dict[int, int]()
         done, seconds, cached = Done(), 0.0, set[str]()
         while True:
             prefilled = 0
