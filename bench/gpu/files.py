@@ -15,16 +15,20 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
+from pydantic_core import to_json
 
 from bench.gpu.cards import CARDS
 from bench.gpu.mixes import Mix
 from bench.gpu.shapes import architecture
 from bench.gpu.simulator import PAGE_SIZE, Forecast, Setting, add_step
 from bench.gpu.supply import land, spans_of
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.shard_cutter import ShardCutter, ShardLimits
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.engine.scheduling.admission import Admission, ArrivalOrder, PrefixOrder
@@ -35,10 +39,13 @@ from tidemill.engine.scheduling.sequence import Sequence as OneSequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
 from tidemill.engine.state.pages import PagePool
+from tidemill.handler.worker.shard.prefix_order import PrefixOrder as ShardOrder
+from tidemill.handler.worker.shard.prefix_order import Rank, block_hashes
 
 GREEDY = Sampling(temperature=0)
 WAITING_A_SEQUENCE = 4
 MAX_MODEL_LEN = 4096
+BYTES_A_TOKEN = 4
 
 
 class Line(NamedTuple):
@@ -94,6 +101,12 @@ def reasoning(texts: Tokens) -> list[Line]:
     return [Line(texts(100), int(length)) for length in lengths]
 
 
+def by_question(texts: Tokens) -> list[Line]:
+    """The same question to each of 2,000 documents of 1,500 tokens, then the next of 16."""
+    found, asked = [texts(1500) for _ in range(2_000)], [texts(20) for _ in range(16)]
+    return [Line(document + question, 64) for question in asked for document in found]
+
+
 FILES: dict[str, Callable[[Tokens], list[Line]]] = {
     "documents": documents,
     "tail": heavy_tail,
@@ -101,23 +114,52 @@ FILES: dict[str, Callable[[Tokens], list[Line]]] = {
     "alike": alike,
     "long": long_answers,
     "reasoning": reasoning,
+    "questions": by_question,
 }
+SORTED = ("questions",)
+
+
+def planned(lines: list[Line], *, is_ordered: bool = True) -> list[int]:
+    """Return the places of lines in the order of a plan, or in that of the file."""
+    with closing(LineIndex()) as index:
+        for number, line in enumerate(lines):
+            body = {"prompt": line.prompt, "max_tokens": line.output, "temperature": 0}
+            index.add(0, 0, number, body)
+        return [*Plan(index, lambda _: False, is_ordered=is_ordered)]
+
+
+def by_shards(lines: list[Line], num_shards: int) -> list[int]:
+    """Return the places of lines as a worker hands them out that claims so many shards at once."""
+    cutter, orders, end = ShardCutter("simulated", ShardLimits()), list[ShardOrder](), 0
+    ranks = list[Rank]()
+    for number, line in enumerate(lines, start=1):
+        start, end = end, end + BYTES_A_TOKEN * len(line.prompt)
+        cutter.add(number, start, end)
+        if cutter.number // num_shards == len(orders):
+            orders.append(ShardOrder(len(orders)))
+        request = {"custom_id": "x", "url": "/v1/completions", "body": {"prompt": line.prompt}}
+        ranks += orders[-1].add([block_hashes(RawLine(number, to_json(request)))])
+    return sorted(range(len(lines)), key=ranks.__getitem__)
 
 
 class Way(NamedTuple):
     """A way to run a file."""
 
     name: str
-    is_planned: bool
+    order: Callable[[list[Line]], list[int]]
     admission: Callable[[], Admission]
     has_forecast: bool
 
 
+IN_ORDER = partial(planned, is_ordered=False)
 WAYS = (
-    Way("arrival", is_planned=False, admission=ArrivalOrder, has_forecast=False),
-    Way("prefix order", is_planned=False, admission=PrefixOrder, has_forecast=False),
-    Way("plan, no forecast", is_planned=True, admission=ArrivalOrder, has_forecast=False),
-    Way("plan", is_planned=True, admission=ArrivalOrder, has_forecast=True),
+    Way("arrival", IN_ORDER, ArrivalOrder, has_forecast=False),
+    Way("prefix order", IN_ORDER, PrefixOrder, has_forecast=False),
+    Way("a shard", partial(by_shards, num_shards=1), PrefixOrder, has_forecast=True),
+    Way("4 shards", partial(by_shards, num_shards=4), PrefixOrder, has_forecast=True),
+    Way("16 shards", partial(by_shards, num_shards=16), PrefixOrder, has_forecast=True),
+    Way("plan, no forecast", planned, ArrivalOrder, has_forecast=False),
+    Way("plan", planned, ArrivalOrder, has_forecast=True),
 )
 
 
@@ -129,15 +171,6 @@ class Result(NamedTuple):
     usage: float
 
 
-def planned(lines: list[Line], *, is_ordered: bool) -> list[int]:
-    """Return the places of lines in the order to run."""
-    with closing(LineIndex()) as index:
-        for number, line in enumerate(lines):
-            body = {"prompt": line.prompt, "max_tokens": line.output, "temperature": 0}
-            index.add(0, 0, number, body)
-        return [*Plan(index, lambda _: False, is_ordered=is_ordered)]
-
-
 def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result:
     """Run a file to its end."""
     max_num_seqs, max_tokens = setting.limits
@@ -147,7 +180,7 @@ def run(setting: Setting, lines: list[Line], way: Way, num_pages: int) -> Result
     scheduler = Scheduler(
         table, pool, way.admission(), max_tokens, keeps_ids=True, forecast=forecast
     )
-    order, arrivals = iter(planned(lines, is_ordered=way.is_planned)), count()
+    order, arrivals = iter(way.order(lines)), count()
     machine, sizes = setting.reach.limits(setting.card), setting.buckets
     found, in_flight, prefilled = Forecast(), list[StepPlan](), 0
     used = list[float]()
@@ -185,11 +218,12 @@ def rows(
     for name in names:
         texts = Tokens()
         lines = FILES[name](texts)
-        shuffled = [lines[place] for place in texts.rng.permutation(len(lines))]
+        if name not in SORTED:
+            lines = [lines[place] for place in texts.rng.permutation(len(lines))]
         least = sum(least_tokens(lines))
         seconds = 0.0
         for way in (way for way in WAYS if way.name in ways):
-            result = run(setting, shuffled, way, num_pages)
+            result = run(setting, lines, way, num_pages)
             seconds = seconds or result.found.seconds
             yield (
                 f"| {name} | {way.name} | {result.found.steps:,} | {result.found.preemptions:,} "

@@ -147,6 +147,12 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         help="memory for requests and rows on their way (default: 64M)",
     )
     add(
+        "--max-shards",
+        type=positive_int,
+        metavar="N",
+        help="shards to own, so that their lines run in prefix order (default: 32)",
+    )
+    add(
         "--flush-bytes",
         type=size_in_bytes,
         metavar="SIZE",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from tidemill.protocol.output_limit import max_output_tokens
-from tidemill.protocol.requests import PROMPT_FIELDS
+from tidemill.protocol.prompt_key import PROMPTS, prompt_key
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prefixes of a prompt that have a fingerprint each."""
@@ -40,7 +40,6 @@ _DTYPE = np.dtype(
     ]
 )
 _MAX_COUNT = 2**31 - 1
-_PROMPTS = (*PROMPT_FIELDS, "file")
 
 UNKNOWN: Final = -1
 """The `max_tokens` of a line that names none, and may fill the context."""
@@ -113,9 +112,7 @@ _NO_PREFIXES = (0,) * len(PREFIX_BYTES)
 
 def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
     """Return the prompt of a body as bytes, the most tokens of its answers, and the body's hash."""
-    names = [name for name in _PROMPTS if name in body]
-    # What is rendered before the conversation comes before it here.
-    key = to_json([body.get("model"), body.get("tools"), *(body[name] for name in names)])
+    key = prompt_key(body)
     most = max_output_tokens(body)
     return key, UNKNOWN if most is None else min(most, _MAX_COUNT), _body_hash(body, key)
 
@@ -124,7 +121,7 @@ def _body_hash(body: Mapping[str, Any], key: bytes) -> int:
     """Return what lines have in common whose results are the same; 0 where they are sampled."""
     if body.get("temperature") != 0 and body.get("seed") is None:
         return 0
-    rest = {name: value for name, value in body.items() if name not in _PROMPTS}
+    rest = {name: value for name, value in body.items() if name not in PROMPTS}
     digest = blake2b(key, digest_size=8)
     digest.update(to_json(rest))
     return int.from_bytes(digest.digest(), "little") or 1

@@ -1,8 +1,9 @@
-"""Feeds the engine with lines of the owned shards, the oldest claim first, with backpressure."""
+"""Feeds the engine with lines of the owned shards, in prefix order, with backpressure."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,9 +13,8 @@ from .canary import Canary
 from .engine_client import EngineDied
 from .engine_process.frames import Row
 from .gpu_time import GpuTime
+from .prefetch import Prefetch
 from .shard.shard_run import ShardRun
-
-MAX_OWNED = 3
 
 
 class Engine(Protocol):
@@ -37,6 +37,7 @@ class Feed:
         engine: Engine,
         runs: Sequence[ShardRun],
         gpu_time: GpuTime,
+        prefetch: Prefetch,
         *,
         max_inflight: int,
         max_held_bytes: int,
@@ -45,6 +46,7 @@ class Feed:
         self._engine = engine
         self._runs = runs
         self._gpu_time = gpu_time
+        self._prefetch = prefetch
         self._max_inflight = max_inflight
         self._max_held_bytes = max_held_bytes
         self.num_answered = 0
@@ -99,21 +101,30 @@ class Feed:
         )
 
     def _wants_more(self) -> bool:
-        """Say whether another shard is needed to keep the engine full; never beside suspects."""
+        """Say whether another shard is to be claimed; never beside suspects."""
         return (
             self._is_open
-            and len(self._runs) < MAX_OWNED
-            and sum(run.num_waiting for run in self._runs) < self._max_inflight
+            and self._prefetch.wants_shard(self._max_inflight)
             and not any(run.pending.is_exclusive for run in self._runs)
         )
 
     def _next_run(self) -> ShardRun | None:
-        """Return the run whose line is next; suspects wait until nothing else is in flight."""
+        """Return the run whose line is next; suspects wait until nothing else is in flight.
+
+        Batches take turns: the one that has the fewest lines in flight.
+        """
         ready = [run for run in self._runs if run.is_open and not run.is_ending]
         for run in ready:
             if run.pending.is_exclusive:
                 return run if run.pending.num_inflight == self._num_inflight else None
-        return next((run for run in ready if run.pending.num_waiting), None)
+        num_inflight = Counter[str]()
+        for run in ready:
+            num_inflight[run.batch.id] += run.pending.num_inflight
+        return min(
+            (run for run in ready if run.pending.num_waiting),
+            key=lambda run: (num_inflight[run.batch.id], run.pending.next_rank),
+            default=None,
+        )
 
     def _send(self, run: ShardRun, line: RawLine) -> None:
         self._num_inflight += 1

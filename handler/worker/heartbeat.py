@@ -14,6 +14,7 @@ from ..errors import AwsError, LeaseLost
 from ..observability import logger
 from .context.context import WorkerContext
 from .gpu_time import GpuTime
+from .prefetch import Prefetch
 from .shard.shard_run import EarlyEnd, ShardRun
 
 
@@ -24,10 +25,17 @@ class Heartbeat:
     blocks no other.
     """
 
-    def __init__(self, context: WorkerContext, runs: Sequence[ShardRun], gpu_time: GpuTime) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        runs: Sequence[ShardRun],
+        gpu_time: GpuTime,
+        prefetch: Prefetch,
+    ) -> None:
         self._context = context
         self._runs = runs
         self._gpu_time = gpu_time
+        self._prefetch = prefetch
         self._going: dict[object, asyncio.Task[None]] = {}
         self._reported: dict[ShardRun, object] = {}
 
@@ -54,6 +62,8 @@ class Heartbeat:
             self.start(("message", run), run.message.extend_visibility)
         for batch_id in {run.shard.batch_id for run in runs}:
             self.start(("batch", batch_id), partial(self._check_batch, batch_id))
+        if self._prefetch.is_due(self._context.clock()):
+            self.start("prefetch", self._prefetch.update)
         if self._context.history.is_due(self._context.clock()):
             self.start("history", self._context.write_history)
         if self._context.gpu_usage.is_due(self._context.clock()):
@@ -89,7 +99,7 @@ class Heartbeat:
                     run.shard,
                     lease_until=self._context.wall() + self._context.config.lease_seconds,
                     progress=progress,
-                    attempts=run.attempts,
+                    attempts=run.attempts_if_lost,
                 )
             )
         except LeaseLost:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from .engine_client import EngineDied, EngineFailed
 from .feed import Engine, Feed
 from .gpu_time import GpuTime
 from .heartbeat import Heartbeat
+from .prefetch import Prefetch
 from .shard.claim import claim_shard, note_engine
 from .shard.message import ShardMessage
 from .shard.pending_lines import Verdict
@@ -83,14 +85,16 @@ class Worker:
         self._runs: list[ShardRun] = []
         self._working: set[asyncio.Task[None]] = set()
         self._gpu_time = GpuTime(context, self._runs)
-        self._heartbeat = Heartbeat(context, self._runs, self._gpu_time)
+        self._prefetch = Prefetch(context, self._runs)
+        self._heartbeat = Heartbeat(context, self._runs, self._gpu_time, self._prefetch)
         self._stopped = asyncio.Event()
         self._handling = asyncio.Lock()
         self._polling: asyncio.Task[list[Message]] | None = None
         self._returning: set[asyncio.Task[None]] = set()
         self._busy_at = context.clock()
-        self._name = f"{socket.gethostname()}-{os.getpid()}"
-        self._id = f"{self._name}-{uuid4().hex}"  # SageMaker gives all of its hosts one name
+        # SageMaker gives all of its hosts one name.
+        self._id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex}"
+        self._num_claims = count()
         self._num_barren_lives = 0
         self._num_failed_starts = 0
         self._canary: Canary | None = None
@@ -196,6 +200,7 @@ class Worker:
             client,
             self._runs,
             self._gpu_time,
+            self._prefetch,
             max_inflight=config.inflight_for(engine.max_num_seqs),
             max_held_bytes=config.max_held_bytes,
             canary=self._canary_for(engine),
@@ -290,10 +295,12 @@ class Worker:
             if run.message.target == message.target and not run.is_over:
                 await run.message.take_over(message)
                 return
-        claim = await claim_shard(self._context, message, owner=f"{self._name}-{uuid4().hex}")
+        owner = f"{self._id}-{next(self._num_claims)}"
+        claim = await claim_shard(self._context, message, owner=owner)
         if claim is None:
             return
-        run = ShardRun(claim, self._context, feed.admit, feed.check_machine)
+        order = self._prefetch.order_of(claim.batch.id)
+        run = ShardRun(claim, self._context, order, feed.admit, feed.check_machine)
         self._runs.append(run)
         self._heartbeat.beat()
         working = asyncio.create_task(run.work())

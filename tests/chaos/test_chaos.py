@@ -66,11 +66,15 @@ def chosen_seeds() -> list[Any]:
 
 
 def request_lines() -> bytes:
-    """Return the file: every fiftieth request fails, so that there are two outputs."""
+    """Return the file: every fiftieth request fails, so that there are two outputs.
+
+    Prompts that begin alike are far from each other, so that shards run in one order.
+    """
     lines = []
     for number in range(1, NUM_LINES + 1):
         name = f"line-{number}"
-        body = {"model": MODEL, "custom_id": name} | ({"status": 400} if number % 50 == 0 else {})
+        body = {"model": MODEL, "custom_id": name, "prompt": f"{number % 90}, " * 200}
+        body |= {"status": 400} if number % 50 == 0 else {}
         line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
         lines.append(json.dumps(line))
     return "\n".join(lines).encode()

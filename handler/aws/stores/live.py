@@ -71,6 +71,15 @@ class LiveStore(Store):
         num_done: int = sum(item["num_shards"] for item in counts)
         return batch.shards_left - num_done
 
+    def count_workers(self, batch: Batch) -> Operation[int]:
+        """Return how many workers have shards of a batch.
+
+        The name of an owner is that of its worker, a hyphen, and the number of the claim.
+        """
+        live = yield from self.query(f"BATCH#{batch.id}", "LIVE#", ("owner",))
+        owners = {item["owner"].rpartition("-")[0] for item in live if item.get("owner")}
+        return len(owners)
+
 
 def live_key(batch_id: str, number: int) -> dict[str, object]:
     """Return the key of what changes of a shard while it is live."""

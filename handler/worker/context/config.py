@@ -35,7 +35,8 @@ class WorkerConfig:
     A lease expires after `lease_seconds` without renewal. `visibility_seconds` is the visibility
     timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old or
     there are `flush_bytes` of them: with the time of the write, a kill loses at most ten seconds.
-    `max_held_bytes` bounds requests and unflushed rows (backpressure). After SIGTERM, requests have
+    `max_held_bytes` bounds requests and unflushed rows (backpressure), `max_shards` how many are
+    owned, lines in memory, so that they run in one order. After SIGTERM, requests have
     `grace_seconds` to finish. An engine that needs more than `start_seconds` to load, or makes no
     progress for `stall_seconds`, is killed. In `min_workers_hours` as many as `min_workers` of a
     model's stay although they are idle.
@@ -49,6 +50,7 @@ class WorkerConfig:
     flush_bytes: PositiveInt = 8 * 2**20
     max_inflight: PositiveInt | None = None
     max_held_bytes: PositiveInt = 64 * 2**20
+    max_shards: PositiveInt = 32
     grace_seconds: Annotated[float, Field(ge=0, le=30)] = 20.0
     start_seconds: PositiveFloat = 1800.0
     stall_seconds: PositiveFloat = 120.0

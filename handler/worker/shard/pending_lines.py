@@ -1,4 +1,4 @@
-"""Pending lines of a shard in their order, and the bisection of lines that kill an engine.
+"""Pending lines of a shard by their ranks, and the bisection of lines that kill an engine.
 
 Suspects, the lines in flight when an engine died before, run first: one group at a time, with
 nothing else in the engine. A group that runs to its end is cleared. One in which the engine dies
@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tidemill.batch.file.lines import RawLine
+
+from .prefix_order import Rank
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -32,22 +34,36 @@ def halves(lines: Sequence[int]) -> Groups:
 class PendingLines:
     """Hands out each line once, in stages: each group of suspects, then all other lines.
 
-    A stage starts when every line of the one before is finished.
+    A stage starts when every line of the one before is finished. The last one is by `ranks`, of all
+    lines, where they are given.
     """
 
-    def __init__(self, lines: Iterable[RawLine], suspects: Iterable[Sequence[int]] = ()) -> None:
-        rest = {line.number: line for line in lines}
+    def __init__(
+        self,
+        lines: Sequence[RawLine],
+        suspects: Iterable[Sequence[int]] = (),
+        ranks: Sequence[Rank] = (),
+    ) -> None:
+        self._ranks = {line.number: rank for line, rank in zip(lines, ranks, strict=False)}
+        in_order = sorted(lines, key=self._rank_of)
+        rest = {line.number: line for line in in_order}
         groups = ([rest.pop(number) for number in group if number in rest] for group in suspects)
         self._groups = deque(group for group in groups if group)
         self._rest = deque(rest.values())
         self._group: tuple[int, ...] = ()  # the lines of this stage if they are suspects
         self._queue: deque[RawLine] = deque()
         self._inflight: dict[int, RawLine] = {}
+        self.has_begun = False
 
     @property
     def num_waiting(self) -> int:
         """Lines that were not handed out yet."""
         return len(self._queue) + sum(map(len, self._groups)) + len(self._rest)
+
+    @property
+    def next_rank(self) -> Rank:
+        """Rank of the line that is handed out next where no suspects are."""
+        return self._rank_of((self._queue or self._rest)[0])
 
     @property
     def num_inflight(self) -> int:
@@ -79,6 +95,7 @@ class PendingLines:
             return None
         line = self._queue.popleft()
         self._inflight[line.number] = line
+        self.has_begun = True
         return line
 
     def finish(self, number: int) -> None:
@@ -95,6 +112,9 @@ class PendingLines:
         if len(self._group) == 1:
             return Verdict(left, self._group)
         return Verdict((*halves(self._unfinished()), *left))
+
+    def _rank_of(self, line: RawLine) -> Rank:
+        return self._ranks.get(line.number, ())
 
     def _start_stage(self) -> None:
         if self._groups:

@@ -30,6 +30,7 @@ from ..engine_process.frames import Row
 from .claim import Claim, advance_if_done
 from .lease import Lease, guarded
 from .pending_lines import PendingLines, Verdict
+from .prefix_order import PrefixOrder, block_hashes
 from .rows import Unflushed, compact, print_unrun
 
 # A longer shard is a single line, of which only the digest is kept.
@@ -58,6 +59,7 @@ class ShardRun:
         self,
         claim: Claim,
         context: WorkerContext,
+        order: PrefixOrder,
         wake: Callable[[], None],
         check_machine: Callable[[], Awaitable[bool]],
     ) -> None:
@@ -71,6 +73,7 @@ class ShardRun:
         self.is_over = False
         self.gpu_seconds = claim.shard.progress.gpu_seconds
         self._context = context
+        self._order = order
         self._wake = wake
         self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
@@ -125,6 +128,11 @@ class ShardRun:
     def attempts(self) -> int:
         """Number of claims, this one included, since rows were last made durable."""
         return 0 if self._has_new_rows else self.shard.attempts
+
+    @property
+    def attempts_if_lost(self) -> int:
+        """Number of claims that count once the worker has died: those of which a line has run."""
+        return max(0, self.attempts - (self.is_open and not self.pending.has_begun))
 
     def record_progress(self, progress: Progress) -> None:
         """Record that the table has this progress, and add what is new to the meters.
@@ -210,7 +218,8 @@ class ShardRun:
                 to_run.append(line)
             else:
                 self._add(unrun)
-        self.pending = PendingLines(to_run, self.shard.suspects)
+        hashes = await asyncio.to_thread(lambda: [*map(block_hashes, to_run)])
+        self.pending = PendingLines(to_run, self.shard.suspects, self._order.add(hashes))
         self.is_open = True
         self._wake()
 

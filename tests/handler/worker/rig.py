@@ -255,11 +255,14 @@ class Work:
         shard: Shard = self.rig.run(self.rig.deployment.table.get_shard(self.id, number))
         return shard
 
-    def claim(self, number: int = 0, *, lease_seconds: float = 60) -> Shard:
+    def claim(
+        self, number: int = 0, *, lease_seconds: float = 60, owner: str | None = None
+    ) -> Shard:
         """Claim a shard as another worker does."""
+        owner = owner or uuid4().hex
         shard: Shard = self.rig.run(
             self.rig.deployment.table.claim(
-                self.id, number, owner=uuid4().hex, now=time.time(), lease_seconds=lease_seconds
+                self.id, number, owner=owner, now=time.time(), lease_seconds=lease_seconds
             )
         )
         return shard

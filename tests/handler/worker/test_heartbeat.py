@@ -22,8 +22,10 @@ from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.handler.worker.feed import Feed
 from tidemill.handler.worker.gpu_time import GpuTime
 from tidemill.handler.worker.heartbeat import Heartbeat, end_reason
+from tidemill.handler.worker.prefetch import Prefetch
 from tidemill.handler.worker.shard.claim import claim_shard
 from tidemill.handler.worker.shard.message import ShardMessage
+from tidemill.handler.worker.shard.prefix_order import PrefixOrder
 from tidemill.handler.worker.shard.shard_run import ShardRun
 from tidemill.protocol.contract import EngineStats, Usage
 
@@ -54,12 +56,12 @@ async def claimed(context: WorkerContext) -> ShardRun:
     [message] = await context.aws.run(context.queue.receive(visibility_seconds=30))
     claim = await claim_shard(context, ShardMessage(context, message), owner="me")
     assert claim is not None
-    return ShardRun(claim, context, lambda: None, well)
+    return ShardRun(claim, context, PrefixOrder(0), lambda: None, well)
 
 
 def beats(context: WorkerContext, runs: list[ShardRun]) -> Heartbeat:
     """Return the heartbeat of these runs."""
-    return Heartbeat(context, runs, GpuTime(context, runs))
+    return Heartbeat(context, runs, GpuTime(context, runs), Prefetch(context, runs))
 
 
 async def done(heartbeat: Heartbeat) -> None:
@@ -102,6 +104,23 @@ async def test_a_pace_goes_on_in_the_next_shard_of_its_batch(
     context.clock.now += 61  # type: ignore[attr-defined]
     context.keep_pace("another", ended.pace)
     assert context.paces == {}
+
+
+async def test_a_claim_counts_once_a_line_of_it_has_run(rig: Rig, context: WorkerContext) -> None:
+    """A worker that dies has tried no shard of which it had read the lines alone."""
+    work = rig.batch(GOOD)
+    run = await claimed(context)
+    heartbeat = beats(context, [run])
+    await done(heartbeat)
+    assert work.shard().attempts == 1
+    context.clock.now += 10  # type: ignore[attr-defined]
+    await run._open()
+    await done(heartbeat)
+    assert work.shard().attempts == 0
+    context.clock.now += 10  # type: ignore[attr-defined]
+    run.pending.pop()
+    await done(heartbeat)
+    assert work.shard().attempts == 1
 
 
 async def test_a_lease_that_ended_is_not_renewed(rig: Rig, context: WorkerContext) -> None:
@@ -181,7 +200,8 @@ async def test_requests_shorter_than_a_beat_have_their_time(
             return Row(number, True, Usage(10, 4, 3), b"{}\n")  # noqa: FBT003
 
     context.clock.now += 0.5  # type: ignore[attr-defined]
-    feed = Feed(Engine(), [run], gpu_time, max_inflight=1, max_held_bytes=2**20)
+    prefetch = Prefetch(context, [run])
+    feed = Feed(Engine(), [run], gpu_time, prefetch, max_inflight=1, max_held_bytes=2**20)
     feed.admit()
     await until(lambda: run.pending.is_finished)
     context.clock.now += 8  # type: ignore[attr-defined]
@@ -199,7 +219,7 @@ async def test_figures_are_told_once_a_minute_of_work(
     capsys.readouterr()
     gpu_time = GpuTime(context, [run])
     gpu_time.num_gpus = 1
-    heartbeat = Heartbeat(context, [run], gpu_time)
+    heartbeat = Heartbeat(context, [run], gpu_time, Prefetch(context, [run]))
     used = iter([0.5, 0.75, *[0.25] * 100])
     gpu_time.stats = lambda: EngineStats(kv_cache_usage=next(used))
     run.pending = type(run.pending)(await run._read_input())

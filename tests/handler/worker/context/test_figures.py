@@ -24,6 +24,7 @@ from tidemill.handler.worker.context import context as site_module
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard.claim import Claim
 from tidemill.handler.worker.shard.message import ShardMessage
+from tidemill.handler.worker.shard.prefix_order import PrefixOrder
 from tidemill.handler.worker.shard.shard_run import ShardRun
 from tidemill.protocol.contract import Usage
 
@@ -236,7 +237,8 @@ async def test_answers_in_another_order_count_nothing_twice(rig: Rig) -> None:
         context = WorkerContext(aws, rig.deployment, rig.queue, rig.config())
         [message] = await aws.run(rig.queue.receive(visibility_seconds=30))
         doorbell = ShardMessage(context, message)
-        run = ShardRun(Claim(work.claim(), work.batch, doorbell, 0.0), context, lambda: None, well)
+        claim = Claim(work.claim(), work.batch, doorbell, 0.0)
+        run = ShardRun(claim, context, PrefixOrder(0), lambda: None, well)
     for completed in (3, 7, 5, 7, 9, 3):
         run.record_progress(Progress(completed=completed, prompt_tokens=10 * completed))
     figures = context.usage_meter.collect()

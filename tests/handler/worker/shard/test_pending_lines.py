@@ -47,6 +47,16 @@ def test_suspects_run_first_and_a_group_at_a_time() -> None:
     assert stages == [([2, 3], True), ([5], True), ([1, 4], False)]
 
 
+def test_ranks_are_the_order_of_what_is_no_suspect() -> None:
+    """The rank of the next line tells whose turn it is."""
+    pending = PendingLines(raws(1, 2, 3, 4), [(4, 3)], [(0, 7), (0, 2), (0, 9), (0, 1)])
+    assert take_all(pending) == [4, 3]
+    for number in (3, 4):
+        pending.finish(number)
+    assert pending.next_rank == (0, 2)
+    assert take_all(pending) == [2, 1]
+
+
 def test_suspects_that_have_a_row_by_now_are_cleared() -> None:
     """A group is what is left of it; one of which nothing is left does not count."""
     pending = PendingLines(raws(1, 3), [(2, 3), (4,)])

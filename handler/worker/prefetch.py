@@ -1,0 +1,77 @@
+"""Prefetch: more shards of a batch than the engine needs, so that lines run in prefix order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Final
+
+from .context.context import WorkerContext
+from .shard.prefix_order import PrefixOrder
+from .shard.shard_run import ShardRun
+
+FEW_SHARDS: Final = 3
+"""They keep an engine full; others are prefetched."""
+
+_MAX_SECONDS: Final = 300.0
+
+_REFILL_SHARE: Final = 0.125
+"""Lines are prefetched once no more than this share of what is allowed waits."""
+
+_MAX_LIVE: Final = 2_000
+"""Shards of a batch that are renewed by all its workers: one partition of the table has a limit."""
+
+
+class Prefetch:
+    """Bounds how many lines wait in a worker, and orders those that are claimed together.
+
+    They are no more than run in five minutes, nor than half of the worker's share of what is left,
+    so that all workers of a batch end together. Beside a shard of another batch none is prefetched.
+    """
+
+    def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:
+        self._context = context
+        self._runs = runs
+        self._max_lines = 0.0
+        self._max_shards = min(FEW_SHARDS, context.config.max_shards)
+        self._is_filling = True
+        self._updated_at = float("-inf")
+        self._orders: dict[str, PrefixOrder] = {}
+        self._numbers = count()
+
+    def wants_shard(self, max_inflight: int) -> bool:
+        """Say whether to claim another shard; so many waiting lines keep the engine full."""
+        num_waiting = sum(run.num_waiting for run in self._runs)
+        if num_waiting < max(max_inflight, _REFILL_SHARE * self._max_lines):
+            self._orders = self._orders if self._is_filling else {}
+            self._is_filling = True
+        elif num_waiting >= self._max_lines:
+            self._is_filling = False
+        return self._is_filling and len(self._runs) < self._max_shards
+
+    def order_of(self, batch_id: str) -> PrefixOrder:
+        """Return the order of the shards of a batch that are claimed now."""
+        if batch_id not in self._orders:
+            self._orders[batch_id] = PrefixOrder(next(self._numbers))
+        return self._orders[batch_id]
+
+    def is_due(self, now: float) -> bool:
+        """Say whether the bounds may be others by now."""
+        return now >= self._updated_at + self._context.config.lease_seconds / 3
+
+    async def update(self) -> None:
+        """Set the bounds by the rate of this worker, and by what is left for how many workers."""
+        batches = {run.batch.id: run.batch for run in self._runs}
+        rate = sum(run.pace.rates.rows_per_second for run in self._runs)
+        most = self._context.config.max_shards
+        self._max_lines, self._max_shards = 0.0, min(FEW_SHARDS, most)
+        if len(batches) != 1 or not rate:
+            return
+        self._updated_at = self._context.clock()
+        [batch] = batches.values()
+        table = self._context.deployment.table
+        num_left = await self._context.aws.run(table.count_left(batch))
+        num_workers = await self._context.aws.run(table.count_workers(batch))
+        share = num_left * batch.num_rows / batch.num_shards / max(1, 2 * num_workers - 1)
+        self._max_lines = min(_MAX_SECONDS * rate, share)
+        self._max_shards = min(most, max(FEW_SHARDS, _MAX_LIVE // max(1, num_workers)))

@@ -1,0 +1,206 @@
+"""Which shards a worker claims before it needs them, and whose line comes next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+from tests.handler.worker.fakes import QuickAws
+from tests.handler.worker.rig import Rig, Work, until, well
+from tidemill.batch.file.throughput import Rates
+from tidemill.batch.model import Batch, Progress
+from tidemill.handler.worker import prefetch as prefetch_module
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.handler.worker.feed import Engine, Feed
+from tidemill.handler.worker.gpu_time import GpuTime
+from tidemill.handler.worker.prefetch import FEW_SHARDS, Prefetch
+from tidemill.handler.worker.shard.claim import claim_shard
+from tidemill.handler.worker.shard.message import ShardMessage
+from tidemill.handler.worker.shard.shard_run import ShardRun
+from tidemill.protocol.contract import Usage
+
+GOOD: dict[str, Any] = {}
+
+
+@pytest_asyncio.fixture
+async def context(rig: Rig) -> AsyncIterator[WorkerContext]:
+    """Return where a worker works."""
+    async with QuickAws() as aws:
+        yield WorkerContext(aws, rig.deployment, rig.queue, rig.config())
+
+
+class Owned:
+    """Shards that one worker has claimed."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+        self.runs: list[ShardRun] = []
+        self.prefetch = Prefetch(context, self.runs)
+
+    async def claim(self, work: Work, number: int) -> ShardRun:
+        """Claim a shard, and read its lines."""
+        work.ring(number)
+        [message] = await self.context.aws.run(self.context.queue.receive(visibility_seconds=30))
+        owner = f"{id(self)}-{number}"
+        claim = await claim_shard(self.context, ShardMessage(self.context, message), owner=owner)
+        assert claim is not None
+        order = self.prefetch.order_of(work.id)
+        self.runs.append(ShardRun(claim, self.context, order, lambda: None, well))
+        await self.runs[-1]._open()
+        return self.runs[-1]
+
+    def feed(self, engine: Engine, max_inflight: int) -> Feed:
+        """Return what feeds an engine with their lines."""
+        time = GpuTime(self.context, self.runs)
+        return Feed(
+            engine,
+            self.runs,
+            time,
+            self.prefetch,
+            max_inflight=max_inflight,
+            max_held_bytes=2**20,
+        )
+
+
+@dataclass
+class Answers:
+    """An engine that answers at once; `asked` are its lines in their order."""
+
+    asked: list[int] = field(default_factory=list)
+
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
+        """Answer a line."""
+        self.asked.append(number)
+        return Row(created, True, Usage(), data)  # noqa: FBT003
+
+
+class NeverAnswers:
+    """An engine that takes its time."""
+
+    async def fetch_row(self, *_: object) -> Row:
+        """Answer no line."""
+        return await asyncio.Future()
+
+
+async def test_lines_of_a_prefix_run_together_whatever_shard_they_are_in(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """Those of shards that were claimed together; what was claimed later comes later."""
+    bodies = [{"prompt": 1_000 * text} for text in "abcabcabc"]
+    work = rig.batch(*bodies, shard_lines=3, rings=False)
+    owned = Owned(context)
+    for number in (1, 0):
+        await owned.claim(work, number)
+    assert not owned.prefetch.wants_shard(6)
+    assert owned.prefetch.wants_shard(7)
+    await owned.claim(work, 2)
+    engine = Answers()
+    owned.feed(engine, max_inflight=1).admit()
+    await until(lambda: all(run.pending.is_finished for run in owned.runs))
+    assert engine.asked == [4, 1, 5, 2, 6, 3, 7, 8, 9]
+
+
+async def test_batches_take_turns(rig: Rig, context: WorkerContext) -> None:
+    """A small one does not wait for all the lines that were claimed of a large one."""
+    large, small = rig.batch(*[GOOD] * 6, rings=False), rig.batch(*[GOOD] * 2, rings=False)
+    owned = Owned(context)
+    runs = [await owned.claim(large, 0), await owned.claim(small, 0)]
+    owned.feed(NeverAnswers(), max_inflight=4).admit()
+    assert [run.pending.num_inflight for run in runs] == [2, 2]
+    for run in runs:
+        run.abort()
+
+
+class Waiting(NamedTuple):
+    """A run whose lines wait."""
+
+    batch: Batch
+    num_waiting: int = 4
+    rate: float = 0.0
+
+    @property
+    def pace(self) -> Any:
+        """Return its rates alone."""
+        return SimpleNamespace(rates=Rates(self.rate))
+
+
+async def num_taken(
+    context: WorkerContext, *batches: Batch, rows_per_second: float, max_inflight: int = 1
+) -> int:
+    """Return how many shards a worker takes that has one of each of these batches."""
+    runs = [Waiting(batch) for batch in batches]
+    runs[0] = runs[0]._replace(rate=rows_per_second)
+    prefetch = Prefetch(context, runs)  # type: ignore[arg-type]
+    await prefetch.update()
+    while prefetch.wants_shard(max_inflight):
+        runs.append(Waiting(batches[0]))
+    return len(runs)
+
+
+async def test_as_much_is_prefetched_as_runs_in_five_minutes(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """And no more than a share of what is left, by how many workers run the batch."""
+    batch = (work := rig.batch(*[GOOD] * 160, shard_lines=4, rings=False)).batch
+    other = rig.batch(GOOD, rings=False).batch
+    assert await num_taken(context, batch, rows_per_second=0) == 1
+    assert await num_taken(context, batch, rows_per_second=0, max_inflight=100) == FEW_SHARDS
+    assert await num_taken(context, batch, rows_per_second=0.2) == 15
+    assert await num_taken(context, batch, rows_per_second=9) == 32
+    assert await num_taken(context, batch, other, rows_per_second=9) == 2
+    for number, owner in enumerate(["a-b-0", "a-b-1", "c-0"]):
+        shard = work.claim(number, owner=owner)
+    assert await num_taken(context, batch, rows_per_second=9) == 14
+    table = rig.deployment.table
+    rig.run(table.commit(shard, progress=Progress(), output_sizes=(), error_sizes=()))
+    assert await num_taken(context, batch, rows_per_second=9) == 32
+
+
+async def test_a_very_large_batch_has_no_more_shards_renewed_than_a_partition_allows(
+    rig: Rig, context: WorkerContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand workers own three each."""
+    monkeypatch.setattr(prefetch_module, "_MAX_LIVE", 16)
+    work = rig.batch(*[GOOD] * 400, shard_lines=4, rings=False)
+    for number in range(3):
+        work.claim(number, owner=f"{number}-0")
+    assert await num_taken(context, work.batch, rows_per_second=9) == 16 // 3
+
+
+async def test_shards_are_prefetched_once_little_waits(context: WorkerContext, rig: Rig) -> None:
+    """Together, so that their lines are ordered together."""
+    batch = rig.batch(*[GOOD] * 160, shard_lines=4, rings=False).batch
+    runs = [Waiting(batch, rate=9)]
+    prefetch = Prefetch(context, runs)  # type: ignore[arg-type]
+    await prefetch.update()
+    first = prefetch.order_of(batch.id)
+    wanted = {}
+    for num_waiting in (4, 159, 160, 100, 20, 19, 100, 160):
+        runs[0] = runs[0]._replace(num_waiting=num_waiting)
+        wanted[num_waiting] = prefetch.wants_shard(1)
+    assert wanted == {4: True, 159: True, 160: False, 100: True, 20: False, 19: True}
+    assert prefetch.order_of(batch.id) is not first
+
+
+async def test_a_worker_prefetches_and_loses_nothing(rig: Rig) -> None:
+    """Rows are in the order of the file."""
+    work = rig.batch(*[{"wait": 0.1}] * 48, shard_lines=4)
+    most = 0
+
+    def is_done() -> bool:
+        nonlocal most
+        shards = [work.shard(number) for number in range(work.num_shards)]
+        most = max(most, sum(shard.owner is not None for shard in shards))
+        return work.is_done
+
+    async with rig.worker(max_inflight=2, lease_seconds=1.5):
+        await until(is_done)
+    assert most > FEW_SHARDS
+    assert work.ids() == [f"c{number}" for number in range(1, 49)]
