@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from .arguments.parser import Parser
 from .arguments.unknown_flags import expand_positional_model, sort_unknown
 from .commands import (
+    cache,
     cancel,
     completion,
     drop,
@@ -62,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
         estimate,
         serve,
         models,
+        cache,
         *to_batches,
         worker,
         local,

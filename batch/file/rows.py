@@ -60,6 +60,13 @@ def print_reply(
     return _print(line.digest, line.custom_id, response, error)
 
 
+def print_cached(line: Line, body: bytes) -> bytes:
+    """Return the row of a line whose reply was successful and is printed already."""
+    head = to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id})
+    response = b'"response":{"status_code":200,"request_id":"%s","body":' % line.request_id.encode()
+    return b'%s,%s%s},"error":null}\n' % (head[:-1], response, body)
+
+
 def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:
     """Return the row of a line that was never run, newline included."""
     return _print(digest, custom_id, None, {"code": code, "message": message})

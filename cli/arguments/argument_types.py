@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from pathlib import Path
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -16,6 +17,13 @@ def size_in_bytes(text: str) -> int:
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no size: write 512M, 4G or bytes")
     return size
+
+
+def local_folder(text: str) -> Path:
+    """Return a path of this machine."""
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder of this machine")
+    return Path(text)
 
 
 def positive_int(text: str) -> int:

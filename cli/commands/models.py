@@ -11,7 +11,7 @@ from ..console.errors import Refused
 from ..console.signals import interruptible
 from ..console.spinner import spinner
 from ..console.tables import columns
-from ..console.terminal import log, print_output
+from ..console.terminal import log, print_output, size_words
 from ..engine.engine import chat_template, engine_config, require_engine
 from ..engine.options import EngineOptions, add_engine_flags, engine_fields
 from ..engine.weights import s3_addresses
@@ -150,13 +150,13 @@ def _rows_of_plan(plan: ModelPlan, report: ModelReport) -> Iterator[tuple[str, s
     if plan.memory is None:
         yield "weights", f"{how} on {plan.device.type}; their size is known once they are here"
     else:
-        yield "weights", f"{_size(plan.memory.weight_bytes)} as {how} on {plan.device.type}"
+        yield "weights", f"{size_words(plan.memory.weight_bytes)} as {how} on {plan.device.type}"
         if plan.memory.kv_bytes_per_token:
             room = _room(plan.memory.kv_cache_tokens, "tokens")
             yield "KV cache", f"{plan.memory.kv_bytes_per_token:,} bytes a token; {room}"
         if plan.memory.state_bytes_per_sequence:
             room = _room(plan.memory.state_rows, "sequences and snapshots")
-            size = _size(plan.memory.state_bytes_per_sequence)
+            size = size_words(plan.memory.state_bytes_per_sequence)
             yield "recurrent state", f"{size} a sequence; {room}"
     if report.gives != "text":
         return
@@ -174,10 +174,3 @@ def _room(count: int | None, what: str) -> str:
     if count is None:
         return f"how many {what} fit depends on the GPU, and there is none here"
     return f"{count:,} {what} fit here now" if count else "there is no room for it here now"
-
-
-def _size(num_bytes: int) -> str:
-    """Return `16.1 GB`, or megabytes below a tenth of one."""
-    if num_bytes >= 10**8:
-        return f"{num_bytes / 1e9:,.1f} GB"
-    return f"{num_bytes / 1e6:,.1f} MB"

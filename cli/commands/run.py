@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import (
+    local_folder,
     port_number,
     positive_int,
     positive_number,
@@ -104,6 +105,25 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="start lines in the order of the file, each computed by itself (default: lines that "
         "begin alike together, the longest outputs first)",
+    )
+    add(
+        "--reuse",
+        type=local_folder,
+        metavar="FOLDER",
+        help="take the results of lines that an earlier run with this folder has answered, and "
+        "keep those of this run in it",
+    )
+    add(
+        "--reuse-sampled",
+        action="store_true",
+        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
+        "with temperature 0 or a seed)",
+    )
+    add(
+        "--reuse-max-size",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="with --reuse: remove results that were used longest ago above it (default: 16G)",
     )
     add(
         "--max-line-bytes",

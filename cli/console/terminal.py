@@ -63,6 +63,13 @@ def amount(count: int, singular: str, plural: str | None = None) -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
+def size_words(num_bytes: int) -> str:
+    """Return `16.1 GB`, or megabytes below a tenth of one."""
+    if num_bytes >= 10**8:
+        return f"{num_bytes / 1e9:,.1f} GB"
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
 def duration(seconds: float) -> str:
     """Return `42 s`, `3 min 20 s` or `5 h 12 min`."""
     whole = round(seconds)

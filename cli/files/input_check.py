@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
-from tidemill.batch.file.lines import EXAMPLE_LINE, LineError, parse_line
+from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.errors import ModelNotFound, RequestError
-from tidemill.protocol.names import own_names
+from tidemill.protocol.names import ANY_MODEL, own_names
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
@@ -20,7 +21,7 @@ from ..console.error_summary import ErrorSummary, sentences_by_line
 from ..console.errors import BadInput
 from ..console.terminal import amount, log, without_control_chars
 from .defaults import Defaults
-from .input_file import InputFile
+from .input_file import InputFile, LineSpan
 
 MAX_NAMED = 100
 
@@ -73,6 +74,20 @@ class InputReport:
             self.kinds[kind] += 1
 
 
+def _add_to(index: LineIndex | None, span: LineSpan, body: Mapping[str, Any] | None = None) -> None:
+    if index is not None:
+        index.add(*span, body)
+
+
+def _is_served(body: Mapping[str, Any], served_names: Sequence[str]) -> bool:
+    return ANY_MODEL in served_names or body.get("model") in served_names
+
+
+def _nothing(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
+    """Look nothing up."""
+    return False
+
+
 def check_lines(
     requests: InputFile,
     served_names: Sequence[str],
@@ -82,10 +97,13 @@ def check_lines(
     defaults: Defaults = _NO_DEFAULTS,
     tmp_dir: Path | None,
     index: LineIndex | None = None,
+    look_up: Callable[[Line | None, Mapping[str, Any] | None], bool] = _nothing,
 ) -> InputReport:
     """Read the whole input once, fill its index and return the findings; memory stays flat.
 
-    Lines may also ask for `adapters`; the model serves `endpoints`.
+    Lines may also ask for `adapters`; the model serves `endpoints`. `look_up` is called with each
+    request and its body with the defaults, with None for any other line, and says whether it has a
+    row already.
     """
     served_names = (*served_names, *adapters)
     has_defaults = bool(defaults.flags)
@@ -97,8 +115,8 @@ def check_lines(
             try:
                 line = parse_line(raw)
             except LineError as exc:
-                if index is not None:
-                    index.add(*span)
+                _add_to(index, span)
+                look_up(None, None)
                 report.num_bad += 1
                 report.lacks_parts |= exc.code == "missing_required_parameter"
                 if len(report.bad) < MAX_NAMED:
@@ -111,10 +129,11 @@ def check_lines(
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
-            if index is not None:
-                index.add(*span, body)
+            has_row = look_up(line if _is_served(body, served_names) else None, body)
+            _add_to(index, span, None if has_row else body)
             try:
-                check_request(line.url, body, served_names, endpoints)
+                if not has_row:  # else it could run before
+                    check_request(line.url, body, served_names, endpoints)
             except RequestError as exc:
                 report.failing.add(exc.message, line.number)
                 if isinstance(exc, ModelNotFound) and len(report.models) < _MAX_MODELS:

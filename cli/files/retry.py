@@ -78,6 +78,7 @@ class RetryWriter(OrderedRows):
         later = [place for place in earlier.places if place >= written and place not in spool]
         num_copied = old.ok.count(1, written) + len(later)
         self.num_kept = written + num_copied + spool.num_waiting
+        self.num_reused = 0
         self.num_kept_ok = self._new.num_ok + num_copied + spool.num_ok
         self.created = old.created if self._new.created is None else self._new.created
 

@@ -10,6 +10,7 @@ from typing import Protocol
 from .input_file import PlacedLine
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
+from .reused_rows import ReusedRows
 from .spool import Row, Spool
 
 _MAX_HELD_BYTES = 2**20
@@ -38,6 +39,10 @@ class ResumableWriter(RowWriter, Protocol):
     @property
     def num_kept_ok(self) -> int:
         """Number of kept rows that are successful."""
+
+    @property
+    def num_reused(self) -> int:
+        """Number of kept rows that are results of other runs."""
 
     @property
     def created(self) -> int | None:
@@ -194,17 +199,25 @@ class AppendWriter(OrderedRows):
     """Runs the lines after the kept rows; a `ResumableWriter`.
 
     `spool` holds rows out of order, those of an earlier run among them. `stale` are files of an
-    older run, removed by `start`.
+    older run, removed by `start`; `reused` rows are results of other runs.
     """
 
     def __init__(
-        self, files: OutputFiles, kept: KeptRows, spool: Spool, *, stale: Sequence[Path] = ()
+        self,
+        files: OutputFiles,
+        kept: KeptRows,
+        spool: Spool,
+        *,
+        stale: Sequence[Path] = (),
+        reused: ReusedRows | None = None,
     ) -> None:
-        super().__init__(files, kept.num_rows, spool)
+        super().__init__(files, kept.num_rows, spool, () if reused is None else (reused,))
         self._kept = kept
         self._stale = stale
-        self.num_kept = kept.num_rows + spool.num_waiting
-        self.num_kept_ok = kept.num_ok + spool.num_ok
+        places = () if reused is None else reused.places
+        self.num_reused = sum(place >= kept.num_rows and place not in spool for place in places)
+        self.num_kept = kept.num_rows + spool.num_waiting + self.num_reused
+        self.num_kept_ok = kept.num_ok + spool.num_ok + self.num_reused
         self.created = spool.created if kept.created is None else kept.created
 
     def start(self) -> None:

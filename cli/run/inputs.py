@@ -16,6 +16,7 @@ from ..files.input_check import InputReport, check_lines
 from ..files.input_file import InputFile
 from ..files.paths import check_folder, check_paths
 from ..files.source import open_source
+from .reuse import Reuse
 from .run_options import RunOptions
 
 
@@ -43,8 +44,11 @@ def check_input(
     names: Sequence[str],
     config: EngineConfig,
     index: LineIndex,
+    *,
+    reuse: Reuse | None = None,
 ) -> InputReport:
-    """Read all lines, fill their index, and return what was found."""
+    """Read all lines, fill their index, look up their results, and return what was found."""
+    looked_up = {} if reuse is None else {"look_up": reuse.look_up}
     return check_lines(
         requests,
         names,
@@ -53,4 +57,5 @@ def check_input(
         defaults=options.defaults,
         tmp_dir=options.output_tmp_dir,
         index=index,
+        **looked_up,
     )

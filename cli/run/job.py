@@ -12,7 +12,7 @@ from tidemill.protocol.contract import Served
 
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, InputChanged, Refused
 from ..console.signals import StopSignals
-from ..console.terminal import log
+from ..console.terminal import amount, log
 from ..engine.engine import (
     Load,
     chat_template,
@@ -35,6 +35,7 @@ from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, open_files
 from .progress import summary
+from .reuse import open_reuse
 from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
@@ -72,14 +73,22 @@ def run_job(
             kv_forecast=not options.no_plan,
         )
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        report = check_input(options, requests, names, config, index)
+        created = requests.source.created
+        reuse = open_reuse(options, config, template, created, stack)
+        report = check_input(options, requests, names, config, index, reuse=reuse)
         _refuse_or_warn(report, options)
         tally.num_rows = report.num_rows
-        writer = make_writer(options, files, requests.lines, tally.num_rows, stack)
+        rows = None if reuse is None else reuse.rows
+        writer = make_writer(options, files, requests.lines, tally.num_rows, stack, reused=rows)
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
+        tally.reused = writer.num_reused
+        if tally.reused:
+            log(f"{amount(tally.reused, 'row')} of {tally.num_rows:,} reused from {options.reuse}")
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
         deadline = None if limit is None else launched + limit
-        run = Run(options, requests, index, plan, writer, metrics, signals, launched, deadline)
+        run = Run(
+            options, requests, index, plan, writer, metrics, signals, launched, deadline, reuse
+        )
         if tally.kept < tally.num_rows:
             with loaded_engine(load, config, names, template) as served:
                 metrics.served = served
@@ -107,6 +116,8 @@ def _exit_status(tally: Tally, options: RunOptions) -> int:
 def _nothing_to_run(tally: Tally) -> str:
     if not tally.num_rows:
         return "the input has no lines: nothing to run"
+    if tally.reused:
+        return f"every line has its row by reuse ({tally.num_rows:,}): nothing to run"
     return f"every line has its row already ({tally.num_rows:,}): nothing to run"
 
 

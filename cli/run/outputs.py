@@ -13,6 +13,7 @@ from ..console.terminal import amount, log
 from ..files.kept_rows import KeptRows, find_kept_rows
 from ..files.output import LocalFile, Output, open_output
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
+from ..files.reused_rows import ReusedRows
 from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
 from ..files.spool import Spool, spool_path
 from .run_options import RunOptions
@@ -38,9 +39,18 @@ def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack)
 
 
 def make_writer(
-    options: RunOptions, files: OutputFiles, lines: Lines, num_rows: int, stack: ExitStack
+    options: RunOptions,
+    files: OutputFiles,
+    lines: Lines,
+    num_rows: int,
+    stack: ExitStack,
+    *,
+    reused: ReusedRows | None = None,
 ) -> ResumableWriter:
-    """Return the row writer for a fresh, resumed or retried run; logs the kept rows."""
+    """Return the row writer for a fresh, resumed or retried run; logs the kept rows.
+
+    A retry takes no reused rows: it runs what has failed.
+    """
     paths = _paths(options)
     if not options.resume:
         nothing = KeptRows(b"", (0,) * (1 if files.errors is None else 2))
@@ -49,7 +59,7 @@ def make_writer(
         stack.callback(spool.close)
         is_file = isinstance(files.output, LocalFile)
         stale = [*retry_files(*paths), *([path] if path else [])] if is_file else ()
-        return AppendWriter(files, nothing, spool, stale=stale)
+        return AppendWriter(files, nothing, spool, stale=stale, reused=reused)
     kept = find_kept_rows(lines(), [path for path in paths if path is not None])
     spool = Spool(spool_path(paths[0]), num_rows, tmp_dir=options.output_tmp_dir)
     stack.callback(spool.close)
@@ -58,8 +68,9 @@ def make_writer(
         log("a retry of failed rows was cut off: it goes on")
     elif not (options.retry_failed and num_failed):
         spool.load(lines(), kept.num_rows, only_successes=options.retry_failed)
-        appending = AppendWriter(files, kept, spool)
-        log(f"resuming: {amount(appending.num_kept, 'row')} kept")
+        appending = AppendWriter(files, kept, spool, reused=reused)
+        num_kept = appending.num_kept - appending.num_reused
+        log(f"resuming: {amount(num_kept, 'row')} kept")
         return appending
     spool.load(lines(), kept.num_rows, only_successes=True)
     retrying = RetryWriter(*paths, kept, spool, lines, stack=stack)

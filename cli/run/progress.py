@@ -158,6 +158,7 @@ def summary(tally: Tally) -> str:
     words = f"{rows} in {seconds:,.1f} s: {outcome}; {', '.join(parts)}"
     if tally.kept:
         all_ok = tally.rows_done - tally.rows_failed
-        kept = f"{amount(tally.kept, 'row')} kept from before"
+        ways = ((tally.kept - tally.reused, "kept from before"), (tally.reused, "reused"))
+        kept = " and ".join(f"{amount(num, 'row')} {how}" for num, how in ways if num)
         words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
     return "\n".join((words, *tally.failures.sentences()))

@@ -15,7 +15,7 @@ from tidemill.engine.plan.cost_model import CostModel, Work
 from tidemill.engine.plan.forecast import Done, Forecast
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
-from tidemill.protocol.contract import EngineError, EngineStats, Served, Usage
+from tidemill.protocol.contract import EngineError, EngineStats, Responder, Served, Usage
 
 from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
@@ -28,6 +28,7 @@ from ..files.spool import Row
 from .feed import Feed, InFlightLimits
 from .metrics import RunMetrics
 from .progress import Reporter, make_reporter
+from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
 from .tally import Tally
 
@@ -55,6 +56,7 @@ class Run:
     signals: StopSignals
     launched: float  # on the monotonic clock, as is
     deadline: float | None = None
+    reuse: Reuse | None = None
 
     def run_lines(self, served: Served) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
@@ -107,8 +109,13 @@ class Run:
         info = served.info()
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
         defaults = self.options.defaults
+        responder: Responder = served
+        if self.reuse is not None:
+            responder = KeepingResponder(responder, self.reuse)
+        if defaults.flags:
+            responder = DefaultingResponder(responder, defaults)
         feed = Feed(
-            DefaultingResponder(served, defaults) if defaults.flags else served,
+            responder,
             self.writer,
             tally,
             created=self.requests.source.created

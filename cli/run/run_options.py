@@ -28,6 +28,9 @@ class RunOptions(EngineOptions):
     max_inflight: int | None = None
     max_line_bytes: int | None = None
     no_plan: bool = False
+    reuse: Path | None = None
+    reuse_sampled: bool = False
+    reuse_max_size: int | None = None
     max_seconds: float | None = None
     max_cost: float | None = None
     price_per_hour: float | None = None
@@ -35,6 +38,11 @@ class RunOptions(EngineOptions):
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+
+    def __post_init__(self) -> None:
+        """Refuse flags of `--reuse` without it."""
+        if self.reuse is None and (self.reuse_sampled or self.reuse_max_size is not None):
+            raise Refused("--reuse-sampled and --reuse-max-size need --reuse FOLDER")
 
     @property
     def seconds_limit(self) -> float | None:

@@ -12,7 +12,7 @@ from ..console.error_summary import ErrorSummary
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of one run; `kept` rows are those that a resumed output already had.
+    """Counts of one run; `kept` rows were there before it: of a resumed output, or `reused`.
 
     `usage` is that of answered requests, `computed_output_tokens` without those of repeats;
     `started` is on the monotonic clock.
@@ -21,6 +21,7 @@ class Tally:
     num_rows: int = 0
     kept: int = 0
     kept_ok: int = 0
+    reused: int = 0
     answered: int = 0
     failed: int = 0
     num_not_run: int = 0

@@ -1,0 +1,250 @@
+"""Result cache: replies of earlier runs by what decides them, in a SQLite database in a folder.
+
+Whatever is wrong with the database, a run goes on without it: errors are raised as `CacheError`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
+from zlib import crc32
+
+from tidemill.protocol import routes
+from tidemill.protocol.errors import ProtocolError
+
+FILE_NAME: Final = "results.sqlite"
+MAX_BYTES: Final = 16 * 2**30
+_MAX_AGE_SECONDS: Final = 90 * 24 * 3600
+_VERSION: Final = 1
+_KEY_BYTES: Final = 16
+_DAY_SECONDS: Final = 24 * 3600
+_BUSY_SECONDS: Final = 10.0
+_ROWS_A_WRITE: Final = 256
+_ROWS_A_TRIM: Final = 1_000
+_ROWS_A_TOUCH: Final = 10_000
+
+_WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
+"""Parameters of a body that no reply depends on."""
+
+_DETERMINED: Final = (routes.EMBEDDINGS, routes.SCORE, routes.RERANK)
+"""Routes whose replies are the same whenever they are computed."""
+
+_FETCHED: Final = ('"url":"http', '"file":"http')
+"""What lies behind an address may be another by then."""
+
+_PRAGMAS: Final = {
+    "auto_vacuum": "INCREMENTAL",
+    "journal_mode": "WAL",
+    "synchronous": "NORMAL",
+    "user_version": _VERSION,
+}
+_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS results (
+    id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, model TEXT NOT NULL, used INTEGER NOT NULL,
+    created INTEGER NOT NULL, digest TEXT NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL
+);
+CREATE INDEX IF NOT EXISTS results_used ON results (used);
+"""
+
+
+class CacheError(ProtocolError):
+    """A database that cannot be read or written; the message says why."""
+
+    code = "result_cache"
+
+
+class Scope(NamedTuple):
+    """What decides results beside requests, as a digest; `model` is for people to read."""
+
+    digest: bytes
+    model: str
+
+
+class Totals(NamedTuple):
+    """Results of a model in a cache; `used` is the day (Unix seconds) of the last use."""
+
+    model: str
+    num_results: int
+    num_bytes: int
+    used: int
+
+
+def result_key(url: str, body: Mapping[str, Any], *, sampled: bool = False) -> bytes | None:
+    """Return the key of a request; None where another run may give another result.
+
+    Those of temperature 0 or with a seed are determined, as vectors and scores are, but for what is
+    fetched from the web; `sampled` gives all others a key, too.
+    """
+    route = routes.find_route(url)
+    is_determined = (
+        route in _DETERMINED or body.get("temperature") == 0 or body.get("seed") is not None
+    )
+    if route is None or not (is_determined or sampled):
+        return None
+    told = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
+    text = json.dumps([route.name, told], sort_keys=True, separators=(",", ":"))
+    if not sampled and any(fetched in text for fetched in _FETCHED):
+        return None
+    return blake2b(text.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+class ResultCache:
+    """Results of one scope in a folder's database.
+
+    When it is closed, results that were not used for 90 days are removed, and those that were used
+    longest ago while all take more than `max_bytes`.
+    """
+
+    def __init__(
+        self, database: sqlite3.Connection, scope: Scope, max_bytes: int = MAX_BYTES
+    ) -> None:
+        self._database = database
+        self._scope = scope
+        self._max_bytes = max_bytes
+        self._new: list[tuple[Any, ...]] = []
+        self._found: list[tuple[int, int]] = []
+        self._today = _day(time.time())
+
+    @classmethod
+    def open(cls, folder: Path, scope: Scope, max_bytes: int = MAX_BYTES) -> Self:
+        """Open the cache of a folder, which is made where it is not there."""
+        return cls(open_database(folder), scope, max_bytes)
+
+    def find(self, key: bytes, digest: str, created: int) -> bytes | None:
+        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        with _raising():
+            found = self._database.execute(
+                "SELECT id, used, created, digest, checksum, body FROM results WHERE key = ?",
+                (self._in_scope(key),),
+            ).fetchone()
+        if found is None:
+            return None
+        place, used, then, first, checksum, body = found
+        if crc32(body) != checksum:
+            return None
+        if used < self._today:
+            self._found.append((self._today, place))
+            if len(self._found) >= _ROWS_A_TOUCH:
+                self.flush()
+        found_body: bytes = body.replace(first.encode(), digest.encode())
+        return found_body.replace(b'"created":%d' % then, b'"created":%d' % created, 1)
+
+    def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
+        """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""
+        checksum = crc32(body)
+        row = (self._in_scope(key), self._scope.model, self._today, created, digest, checksum, body)
+        self._new.append(row)
+        if len(self._new) >= _ROWS_A_WRITE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added, and which results were used."""
+        new, self._new = self._new, []
+        found, self._found = self._found, []
+        with _raising(), self._database:
+            self._database.executemany(
+                "INSERT OR REPLACE INTO results"
+                " (key, model, used, created, digest, checksum, body)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                new,
+            )
+            self._database.executemany("UPDATE results SET used = ? WHERE id = ?", found)
+
+    def _in_scope(self, key: bytes) -> bytes:
+        return blake2b(key, digest_size=_KEY_BYTES, key=self._scope.digest).digest()
+
+    def close(self) -> None:
+        """Write what was added, remove what is too old or too much, and close the database."""
+        with closing(self._database):
+            self.flush()
+            remove_results(self._database, before=self._today - _MAX_AGE_SECONDS)
+            trim(self._database, self._max_bytes)
+
+
+def open_database(folder: Path) -> sqlite3.Connection:
+    """Return the database of a folder; raises CacheError for one that is none of ours."""
+    path = folder / FILE_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise CacheError(f"{folder} cannot be made ({exc.strerror})") from exc
+    with ExitStack() as stack, _raising():
+        database = stack.enter_context(closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)))
+        [version] = database.execute("PRAGMA user_version").fetchone()
+        if version in (0, _VERSION):
+            for name, value in _PRAGMAS.items():
+                database.execute(f"PRAGMA {name} = {value}")
+            database.executescript(_TABLES)
+            stack.pop_all()
+            return database
+    raise CacheError(f"{path} is of another version of tidemill")
+
+
+def list_totals(database: sqlite3.Connection) -> list[Totals]:
+    """Return the totals of each model, the one that was used last first."""
+    with _raising():
+        found = database.execute(
+            "SELECT model, COUNT(*), SUM(LENGTH(body)), MAX(used) FROM results"
+            " GROUP BY model ORDER BY MAX(used) DESC, model"
+        )
+        return [Totals(*row) for row in found]
+
+
+def remove_results(
+    database: sqlite3.Connection, *, model: str | None = None, before: int | None = None
+) -> int:
+    """Remove results of a model, or of all, last used before a time; return how many."""
+    with _raising(), database:
+        removed = database.execute(
+            "DELETE FROM results WHERE (:before IS NULL OR used < :before)"
+            " AND (:model IS NULL OR model = :model)",
+            {"model": model, "before": before},
+        ).rowcount
+    _give_back_pages(database)
+    return removed
+
+
+def trim(database: sqlite3.Connection, max_bytes: int) -> None:
+    """Remove the results that were used longest ago until all take no more than `max_bytes`."""
+    with _raising():
+        while _num_bytes(database) > max_bytes:
+            with database:
+                removed = database.execute(
+                    "DELETE FROM results WHERE id IN"
+                    " (SELECT id FROM results ORDER BY used, id LIMIT ?)",
+                    (_ROWS_A_TRIM,),
+                ).rowcount
+            if not removed:
+                break
+    _give_back_pages(database)
+
+
+def _num_bytes(database: sqlite3.Connection) -> int:
+    """Return what a database takes, but for pages that are free."""
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, size = (database.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+    return int((pages - free) * size)
+
+
+def _give_back_pages(database: sqlite3.Connection) -> None:
+    with _raising():
+        database.executescript("PRAGMA incremental_vacuum")  # `execute` would free one page
+
+
+def _day(now: float) -> int:
+    return int(now) // _DAY_SECONDS * _DAY_SECONDS
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Raise errors of the database as CacheError."""
+    try:
+        yield
+    except sqlite3.Error as exc:
+        raise CacheError(f"the result cache cannot be used: {exc}") from exc

@@ -1,0 +1,109 @@
+"""`tidemill cache`: shows and removes results that `tidemill run --reuse` keeps in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from ..arguments.argument_types import local_folder, positive_number
+from ..console.errors import BadInput, Refused
+from ..console.tables import columns
+from ..console.terminal import amount, log, print_output, size_words
+
+if TYPE_CHECKING:
+    import sqlite3
+    from pathlib import Path
+
+_DAY_SECONDS = 24 * 3600
+_HEADS = ("RESULTS", "SIZE", "USED", "MODEL")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `cache` to the command line."""
+    parser = commands.add_parser(
+        "cache",
+        help="results kept by run --reuse",
+        description="Shows and removes the results that `tidemill run --reuse FOLDER` keeps.",
+        allow_abbrev=False,
+    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="list them by model", allow_abbrev=False)
+    listing.set_defaults(command=command_list)
+    stats = actions.add_parser("stats", help="count all of them", allow_abbrev=False)
+    stats.set_defaults(command=command_stats)
+    remove = actions.add_parser("remove", help="remove them, all or some", allow_abbrev=False)
+    remove.add_argument("--model", help="those of this model, as `cache list` shows it")
+    remove.add_argument(
+        "--older-than",
+        type=positive_number,
+        metavar="DAYS",
+        help="those that were not used for so many days",
+    )
+    remove.set_defaults(command=command_remove)
+    for action in (listing, stats, remove):
+        action.add_argument("folder", type=local_folder, metavar="FOLDER", help="that of --reuse")
+
+
+def command_list(arguments: argparse.Namespace) -> int:
+    """Print a table of the results by model on standard output."""
+    from tidemill.batch.result_cache import list_totals
+
+    with closing(_opened(arguments.folder)) as database:
+        found = list_totals(database)
+    rows = [
+        (
+            f"{total.num_results:,}",
+            size_words(total.num_bytes),
+            datetime.fromtimestamp(total.used, UTC).date().isoformat(),
+            total.model,
+        )
+        for total in found
+    ]
+    if rows:
+        print_output("\n".join(columns([_HEADS, *rows])))
+    else:
+        log(f"{arguments.folder} holds no results")
+    return 0
+
+
+def command_stats(arguments: argparse.Namespace) -> int:
+    """Print how many results there are, and what they take on the disk."""
+    from tidemill.batch.result_cache import FILE_NAME, list_totals
+
+    with closing(_opened(arguments.folder)) as database:
+        found = list_totals(database)
+    num_results = sum(total.num_results for total in found)
+    on_disk = (arguments.folder / FILE_NAME).stat().st_size
+    print_output(
+        f"{amount(num_results, 'result')} of {amount(len(found), 'model')}, "
+        f"{size_words(sum(total.num_bytes for total in found))} of replies, "
+        f"{size_words(on_disk)} on the disk"
+    )
+    return 0
+
+
+def command_remove(arguments: argparse.Namespace) -> int:
+    """Remove results; say how many."""
+    from tidemill.batch.result_cache import remove_results
+
+    days = arguments.older_than
+    before = None if days is None else int(time.time() - days * _DAY_SECONDS)
+    with closing(_opened(arguments.folder)) as database:
+        num_removed = remove_results(database, model=arguments.model, before=before)
+    log(f"{amount(num_removed, 'result')} removed")
+    return 0
+
+
+def _opened(folder: Path) -> sqlite3.Connection:
+    """Return the database of a folder that has one."""
+    from tidemill.batch.result_cache import FILE_NAME, CacheError, open_database
+
+    if not (folder / FILE_NAME).exists():
+        raise Refused(f"{folder} holds no results: name the folder of `tidemill run --reuse`")
+    try:
+        return open_database(folder)
+    except CacheError as exc:
+        raise BadInput(str(exc)) from exc

@@ -1,0 +1,105 @@
+"""Digest of what decides a model's results: its files, the machine, the packages and settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from ..config import EngineConfig
+from .disk_cache import CacheEntry, package_versions, sources_digest
+from .hub import local_folder, snapshot_commit
+
+_READ_BYTES: Final = 2**22
+_DIGEST_BYTES: Final = 20
+_CPUINFO: Final = Path("/proc/cpuinfo")
+_GPUS: Final = Path("/proc/driver/nvidia/gpus")
+_TELLING: Final = ("model name", "flags", "CPU part", "Features")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton")
+
+_SPEED_ONLY: Final = frozenset(
+    {
+        *("model", "lora_modules", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"),
+        *("steps_ahead", "admission", "deduplication", "kv_forecast", "max_loras"),
+    }
+)
+"""Settings that decide no result, or that are told of otherwise."""
+
+
+def results_digest(config: EngineConfig, chat_template: str | None, created: int) -> bytes | None:
+    """Return the digest of all that decides results but requests; None without the model's files.
+
+    Nothing is loaded for it. A template that tells the date gives others each day.
+    """
+    folders = [
+        local_folder(config.model),
+        *(local_folder(each.path) for each in config.lora_modules),
+    ]
+    causes = [sources_digest(), package_versions(*_PACKAGES), _processor(), chat_template or ""]
+    causes += [
+        f"{setting.name}={getattr(config, setting.name)!r}"
+        for setting in fields(config)
+        if setting.name not in _SPEED_ONLY
+    ]
+    names = ["", *(each.name for each in config.lora_modules)]
+    for name, folder in zip(names, folders, strict=True):
+        if folder is None:
+            return None
+        causes += [name, snapshot_commit(folder) or files_digest(folder)]
+    if any(_tells_date(each) for each in (chat_template, *_templates(folders[0]))):
+        causes.append(datetime.fromtimestamp(created, UTC).date().isoformat())
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for cause in causes:
+        data = cause.encode(errors="surrogatepass")
+        digest.update(b"%d " % len(data) + data)
+    return digest.digest()
+
+
+def _templates(folder: Path | None) -> Iterator[str]:
+    """Yield what may hold a chat template of a model."""
+    for pattern in ("*.jinja", "tokenizer_config.json", "chat_template.json"):
+        for path in folder.glob(pattern) if folder else ():
+            yield path.read_text(encoding="utf-8", errors="replace")
+
+
+def _tells_date(template: str | None) -> bool:
+    return "strftime_now" in (template or "")
+
+
+def files_digest(folder: Path) -> str:
+    """Return the digest of a folder's files, each read again only when it was written again."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            digest.update(f"{name} {_file_digest(path)}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    status = path.stat()
+    written = f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+    entry = CacheEntry.from_inputs("file-digest", str(path.absolute()), written)
+    if (known := entry.load()) is not None:
+        return known.decode()
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    with path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+    entry.save(digest.hexdigest().encode())
+    return digest.hexdigest()
+
+
+def _processor() -> str:
+    """Return what is another text for a processor that may round otherwise."""
+    told = [platform.machine(), os.environ.get("CUDA_VISIBLE_DEVICES", "")]
+    for path in (*sorted(_GPUS.glob("*/information")), _CPUINFO):
+        if path.exists():
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            told += sorted({line for line in lines if line.startswith((*_TELLING, "Model:"))})
+    return "\n".join(told)

@@ -1,0 +1,207 @@
+"""Which results are found again, and what becomes of a database that is not as it should be."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidemill.batch import result_cache
+from tidemill.batch.file.lines import Line
+from tidemill.batch.file.rows import print_cached, print_reply
+from tidemill.batch.result_cache import (
+    FILE_NAME,
+    CacheError,
+    ResultCache,
+    Scope,
+    list_totals,
+    open_database,
+    remove_results,
+    result_key,
+    trim,
+)
+
+CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
+GREEDY = {"messages": [], "temperature": 0}
+FIRST, SECOND = "a" * 24, "b" * 24
+BODY = b'{"id":"chatcmpl-%s","created":100,"text":"\\"created\\":100"}'
+REPLY = BODY % FIRST.encode()
+SCOPE = Scope(b"one", "model")
+KEY = b"k" * 16
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[ResultCache]:
+    """Return a cache with one result."""
+    with closing(ResultCache.open(tmp_path, SCOPE)) as cache:
+        cache.add(KEY, FIRST, 100, REPLY)
+        cache.flush()
+        yield cache
+
+
+def test_a_result_is_that_of_the_line_that_asks(cache: ResultCache) -> None:
+    """With its ids and its time; what the model said stays."""
+    text = b'{"id":"chatcmpl-%s","created":7,"text":"\\"created\\":100"}' % SECOND.encode()
+    assert cache.find(KEY, SECOND, 7) == text
+    assert cache.find(b"x" * 16, SECOND, 7) is None
+
+
+def test_another_scope_finds_nothing(cache: ResultCache, tmp_path: Path) -> None:
+    """Results of another model, or of another way to compute them, are not these."""
+    with closing(ResultCache.open(tmp_path, Scope(b"two", "model"))) as other:
+        assert other.find(KEY, SECOND, 7) is None
+        assert cache.find(KEY, SECOND, 7) is not None
+
+
+def test_several_runs_share_a_folder(tmp_path: Path) -> None:
+    """At the same time: each finds what another has written, and none waits for the other's end."""
+    with (
+        closing(ResultCache.open(tmp_path, SCOPE)) as one,
+        closing(ResultCache.open(tmp_path, SCOPE)) as other,
+    ):
+        for number in range(600):
+            one.add(b"one %d" % number, FIRST, 1, REPLY)
+            other.add(b"other %d" % number, FIRST, 1, REPLY)
+            other.add(b"both %d" % number, FIRST, 1, REPLY)
+            one.add(b"both %d" % number, FIRST, 1, REPLY)
+        assert other.find(b"one 0", SECOND, 7) is not None
+    with closing(open_database(tmp_path)) as database:
+        assert [total.num_results for total in list_totals(database)] == [1_800]
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "is_determined"),
+    [
+        (CHAT, GREEDY, True),
+        (CHAT, {"messages": [], "seed": 0}, True),
+        (CHAT, {"messages": []}, False),
+        (CHAT, {"messages": [], "temperature": 0.5}, False),
+        (EMBEDDINGS, {"input": "x"}, True),
+        ("/v1/none", GREEDY, False),
+        (CHAT, {**GREEDY, "messages": [{"image_url": {"url": "https://x/y.png"}}]}, False),
+        (CHAT, {**GREEDY, "messages": [{"image_url": {"url": "data:x"}}]}, True),
+        (CHAT, {**GREEDY, "messages": [{"content": '"url":"http://x"'}]}, True),
+    ],
+)
+def test_only_what_another_run_would_answer_alike_has_a_key(
+    url: str, body: dict[str, Any], *, is_determined: bool
+) -> None:
+    """All that is run has one where that is asked for."""
+    assert (result_key(url, body) is not None) == is_determined
+    assert (result_key(url, body, sampled=True) is not None) == (url != "/v1/none")
+
+
+def test_what_no_reply_depends_on_is_in_no_key() -> None:
+    """Nor is the order of parameters; anything else is."""
+    key = result_key(CHAT, {**GREEDY, "max_tokens": 3})
+    assert key == result_key(CHAT, {"max_tokens": 3, **GREEDY, "user": "me", "metadata": {}})
+    others = [{**GREEDY, "max_tokens": 4}, GREEDY, {**GREEDY, "max_tokens": 3, "model": "m"}]
+    assert key not in {result_key(CHAT, body) for body in others}
+    assert result_key("/v1/completions", {**GREEDY, "max_tokens": 3}) != key
+
+
+@given(custom_id=st.text(), text=st.text(st.characters(codec="utf-8")))
+def test_a_row_of_a_cached_reply_is_the_row_of_the_reply(custom_id: str, text: str) -> None:
+    """Byte for byte."""
+    line = Line(1, custom_id.encode("utf-8", "replace").decode(), CHAT, {}, FIRST)
+    body = {"id": "x", "text": text}
+    printed = print_reply(line, 200, body)
+    start = printed.index(b'"body":') + len(b'"body":')
+    assert print_cached(line, printed[start : -len(b'},"error":null}\n')]) == printed
+
+
+def test_a_body_that_was_damaged_is_not_found(cache: ResultCache, tmp_path: Path) -> None:
+    """It is computed again, and written anew."""
+    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+        database.execute("UPDATE results SET body = X'00'")
+    assert cache.find(KEY, SECOND, 7) is None
+    cache.add(KEY, SECOND, 7, REPLY)
+    cache.flush()
+    assert cache.find(KEY, SECOND, 7) is not None
+
+
+def foreign(path: Path) -> None:
+    """Write something that is no database."""
+    path.write_bytes(b"no database" * 1_000)
+
+
+def newer(path: Path) -> None:
+    """Make a database of a version to come."""
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+
+
+def torn(path: Path) -> None:
+    """Cut a database in the middle of its first page."""
+    with closing(ResultCache.open(path.parent, SCOPE)) as cache:
+        cache.add(KEY, FIRST, 100, REPLY)
+    path.write_bytes(path.read_bytes()[:2_000])
+
+
+def unwritable(path: Path) -> None:
+    """Put a folder in its place."""
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [foreign, newer, torn, unwritable])
+def test_a_database_that_cannot_be_used_says_so(
+    tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    """In one kind of error."""
+    harm(tmp_path / FILE_NAME)
+    with pytest.raises(CacheError):
+        ResultCache.open(tmp_path, SCOPE)
+
+
+def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
+    """A file is in its way."""
+    (tmp_path / "file").touch()
+    with pytest.raises(CacheError, match="cannot be made"):
+        ResultCache.open(tmp_path / "file", SCOPE)
+
+
+def filled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> sqlite3.Connection:
+    """Return a database of two models, whose results were used on days 1 to 4."""
+    for day in (1, 2, 3, 4):
+        monkeypatch.setattr(result_cache.time, "time", lambda day=day: day * 86_400 + 5.0)
+        with closing(ResultCache.open(folder, Scope(b"%d" % day, f"m{day % 2}"))) as cache:
+            for number in range(1_500):
+                cache.add(b"%d" % number, FIRST, 100, b"x" * 1_000)
+    return open_database(folder)
+
+
+def test_the_results_that_were_used_longest_ago_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file becomes smaller, and what was used last stays."""
+    with closing(filled(tmp_path, monkeypatch)) as database:
+        before = [(total.model, total.num_results, total.used) for total in list_totals(database)]
+        assert before == [("m0", 3_000, 4 * 86_400), ("m1", 3_000, 3 * 86_400)]
+        trim(database, 4_000_000)
+        left = [(total.model, total.num_results) for total in list_totals(database)]
+        assert left == [("m0", 1_500), ("m1", 500)]
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert (tmp_path / FILE_NAME).stat().st_size < 5_000_000
+
+
+def test_results_that_nobody_used_for_long_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a cache is closed; a use makes them young again."""
+    filled(tmp_path, monkeypatch).close()
+    monkeypatch.setattr(result_cache.time, "time", lambda: 93 * 86_400 + 5.0)
+    with closing(ResultCache.open(tmp_path, Scope(b"1", "m1"))) as cache:
+        assert cache.find(b"7", SECOND, 7) is not None
+    with closing(open_database(tmp_path)) as database:
+        left = [(total.model, total.num_results) for total in list_totals(database)]
+        assert left == [("m1", 1_501), ("m0", 1_500)]
+        assert remove_results(database, model="m0") == 1_500
+        assert remove_results(database, before=4 * 86_400) == 1_500
+        assert remove_results(database) == 1
+        assert list_totals(database) == []

@@ -1,0 +1,52 @@
+"""`tidemill cache`, typed."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.cli import place
+from tidemill.batch.result_cache import FILE_NAME, ResultCache, Scope
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with results of two models."""
+    for name, count in (("small", 2), ("large", 3)):
+        with closing(ResultCache.open(tmp_path, Scope(name.encode(), name))) as cache:
+            for number in range(count):
+                cache.add(b"%d" % number, "x", 1, b"y" * 500_000)
+    return tmp_path
+
+
+def typed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Type a command of the cache; return its exit status and what it said on both streams."""
+    return place.typed(capsys, "cache", *map(str, arguments))
+
+
+def test_results_are_listed_counted_and_removed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By model, or all of them."""
+    status, table, _ = typed(capsys, "list", folder)
+    cells = [line.split() for line in table.splitlines()]
+    assert status == 0
+    assert [(row[0], row[-1]) for row in cells[1:]] == [("3", "large"), ("2", "small")]
+    assert "5 results of 2 models, 2.5 MB of replies" in typed(capsys, "stats", folder)[1]
+    assert "0 results removed" in typed(capsys, "remove", folder, "--older-than", 1)[2]
+    assert "2 results removed" in typed(capsys, "remove", folder, "--model", "small")[2]
+    assert "3 results removed" in typed(capsys, "remove", folder)[2]
+    assert "holds no results" in typed(capsys, "list", folder)[2]
+
+
+def test_a_folder_without_results_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And so is one whose database is none, or that is on no machine of ours."""
+    assert typed(capsys, "list", tmp_path)[0] == 2
+    (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
+    status, _, said = typed(capsys, "stats", tmp_path)
+    assert (status, "file is not a database" in said) == (1, True)
+    assert typed(capsys, "list", "s3://bucket/x")[0] == 2

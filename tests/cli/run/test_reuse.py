@@ -1,0 +1,223 @@
+"""The second run of a file: what is computed again, and what its rows are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cli.conftest import Runner
+from tests.cli.given import line, rows
+from tidemill.batch.result_cache import FILE_NAME
+from tidemill.cli.console.errors import Refused
+from tidemill.demo import MODEL_PATH
+
+Write = Callable[..., Path]
+
+
+class Twice:
+    """Runs files with one folder of results."""
+
+    def __init__(self, run: Any, write_input: Write, folder: Path) -> None:
+        self._run, self._write, self.folder = run, write_input, folder
+        self.num_runs = 0
+
+    def __call__(self, *lines: str, flags: tuple[object, ...] = ()) -> tuple[Path, int]:
+        """Run a file of these lines; return its rows, and how many lines the engine was asked."""
+        self.num_runs += 1
+        out, self._run.engine = self.folder.parent / f"out-{self.num_runs}.jsonl", None
+        model = ("--model", MODEL_PATH, "--any-model", "--reuse", self.folder)
+        self._run("-i", self._write(*lines), "-o", out, *model, *flags)
+        return out, 0 if self._run.engine is None else self._run.engine.asked
+
+
+@pytest.fixture
+def twice(run: Any, write_input: Write, tmp_path: Path) -> Twice:
+    """Return what runs files."""
+    return Twice(run, write_input, tmp_path / "kept")
+
+
+def greedy(name: str, **body: Any) -> str:
+    """Return a line whose answer is determined."""
+    return line(name, temperature=0, say=f"to {name}", **body)
+
+
+def test_a_second_run_computes_nothing_and_loads_no_model(twice: Twice, capsys: Any) -> None:
+    """Its rows are the same bytes."""
+    lines = [greedy(f"c{number}") for number in range(30)]
+    first, num_first = twice(*lines)
+    capsys.readouterr()
+    second, num_second = twice(*lines)
+    assert (num_first, num_second) == (30, 0)
+    assert first.read_bytes().replace(b'"created":', b"") != b""
+    assert [row["response"]["body"]["text"] for row in rows(second)] == [
+        f"to c{number}" for number in range(30)
+    ]
+    assert "30 rows of 30 reused" in (said := capsys.readouterr().err)
+    assert "every line has its row by reuse (30): nothing to run" in said
+
+
+def test_a_run_computes_what_is_new_in_its_place(twice: Twice, capsys: Any) -> None:
+    """Ids are those of the new line, also where it moved."""
+    twice(*(greedy(f"c{number}") for number in range(6)))
+    capsys.readouterr()
+    edited = ["new", "c3", "c0", "other", "c5"]
+    out, num_asked = twice(*map(greedy, edited))
+    assert num_asked == 2
+    assert "with 3 rows reused: 5 ok, 0 failed" in capsys.readouterr().err
+    for name, row in zip(edited, rows(out), strict=True):
+        assert row["custom_id"] == name
+        assert row["response"]["body"]["text"] == f"to {name}"
+        digest = row["id"].removeprefix("batch_req_")
+        assert row["response"]["request_id"] == row["response"]["body"]["id"] == f"req_{digest}"
+
+
+def test_rows_are_those_of_a_run_without_reuse(
+    twice: Twice, run: Any, write_input: Write, tmp_path: Path
+) -> None:
+    """Whatever the mixture of lines: byte for byte."""
+    lines = [
+        greedy("a"), "{", line("b"), greedy("c", status=400), greedy("a"), line("d", seed=3),
+        greedy("e", logprobs="x"),
+    ]  # fmt: skip
+    flags = ("--on-invalid-line", "skip")
+    twice(*lines, flags=flags)
+    out, num_asked = twice(*lines, flags=flags)
+    assert num_asked == 2  # sampled, and failed
+    plain = tmp_path / "plain.jsonl"
+    model = ("--model", MODEL_PATH, "--any-model")
+    run("-i", write_input(*lines), "-o", plain, *model, *flags)
+
+    def timeless(path: Path) -> list[dict[str, Any]]:
+        found = rows(path)
+        for row in found:
+            ((row["response"] or {}).get("body") or {}).pop("created", None)
+        return found
+
+    assert timeless(out) == timeless(plain)
+
+
+def test_defaults_are_a_part_of_the_request(twice: Twice) -> None:
+    """A default that makes a line greedy makes it determined; another is another request."""
+    bare = line("a")
+    assert twice(bare, flags=("--temperature", 0))[1] == 1
+    assert twice(bare, flags=("--temperature", 0))[1] == 0
+    assert twice(bare, flags=("--temperature", 0, "--max-tokens", 3))[1] == 1
+    assert twice(bare)[1] == 1
+
+
+def test_all_is_reused_where_that_is_asked_for(twice: Twice) -> None:
+    """What was sampled, too."""
+    for num_asked in (1, 0):
+        assert twice(line("a"), flags=("--reuse-sampled",))[1] == num_asked
+
+
+def test_a_resume_takes_its_own_rows_first(
+    twice: Twice, run: Any, write_input: Write, tmp_path: Path, capsys: Any
+) -> None:
+    """A line is counted once, whoever has its row."""
+    lines = [greedy(f"c{number}") for number in range(5)]
+    first, _ = twice(*lines[:4])
+    out = tmp_path / "resumed.jsonl"
+    out.write_bytes(b"".join(first.read_bytes().splitlines(keepends=True)[:2]))
+    capsys.readouterr()
+    model = ("--model", MODEL_PATH, "--any-model", "--reuse", twice.folder)
+    assert run("-i", write_input(*lines), "-o", out, "--resume", *model) == 0
+    assert run.engine.asked == 1
+    assert [row["custom_id"] for row in rows(out)] == [f"c{number}" for number in range(5)]
+    assert "2 rows kept from before and 2 rows reused" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -> None:
+    """The run goes on without it, and says so."""
+    twice.folder.mkdir()
+    (twice.folder / FILE_NAME).write_bytes(b"something else" * 1_000)
+    out, num_asked = twice(greedy("a"))
+    assert (len(rows(out)), num_asked) == (1, 1)
+    assert "the result cache cannot be used: file is not a database" in capsys.readouterr().err
+
+
+def test_a_cache_that_fails_amid_a_run_is_left_alone(
+    twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As on a full disk: every line has its row."""
+    from tidemill.batch.result_cache import CacheError, ResultCache
+
+    def fail(*_: object) -> None:
+        raise CacheError("the result cache cannot be used: database or disk is full")
+
+    monkeypatch.setattr(ResultCache, "add", fail)
+    out, num_asked = twice(*(greedy(f"c{number}") for number in range(5)))
+    assert (len(rows(out)), num_asked) == (5, 5)
+    assert capsys.readouterr().err.count("disk is full: the run goes on without it") == 1
+
+
+def test_a_model_that_is_not_here_reuses_nothing(
+    run: Any, write_input: Write, tmp_path: Path, capsys: Any
+) -> None:
+    """Its digest is not known before it is loaded."""
+    out = tmp_path / "out.jsonl"
+    assert run("-i", write_input(greedy("a")), "-o", out, "--reuse", tmp_path / "kept") == 0
+    assert "m is not on this machine yet" in capsys.readouterr().err
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("flag", [("--reuse-sampled",), ("--reuse-max-size", "1G")])
+def test_flags_of_reuse_need_it(
+    run: Any, write_input: Write, tmp_path: Path, flag: tuple[str, ...]
+) -> None:
+    """They would do nothing."""
+    with pytest.raises(Refused, match="--reuse FOLDER"):
+        run("-i", write_input(greedy("a")), "-o", tmp_path / "out", *flag)
+
+
+def test_a_size_bounds_what_is_kept(twice: Twice) -> None:
+    """Results that were used longest ago go first."""
+    for _ in range(2):
+        assert twice(*(greedy(f"c{n}") for n in range(9)), flags=("--reuse-max-size", "1K"))[1] == 9
+
+
+def test_rows_hold_what_was_printed(twice: Twice) -> None:
+    """Numbers, escapes and characters are not printed a second time."""
+    reply = {"id": "x", "created": 5, "text": 'é "\\u0000 \\" 1e400', "n": [0.1, 1e-7, None]}
+    lines = [greedy("a", reply=reply)]
+    first, second = twice(*lines)[0], twice(*lines)[0]
+    assert json.loads(first.read_text())["response"]["body"]["n"] == [0.1, 1e-7, None]
+    assert first.read_bytes() == second.read_bytes()
+
+
+REQUESTS = st.fixed_dictionaries(
+    {
+        "say": st.sampled_from(["yes", "no", 'é "created":1']),
+        "temperature": st.sampled_from([0, 1]),
+    },
+    optional={"seed": st.integers(0, 1), "user": st.text(max_size=2), "status": st.just(400)},
+)
+FILES = st.lists(st.tuples(st.sampled_from("abc"), REQUESTS), max_size=12)
+
+
+@given(first=FILES, second=FILES, is_sampled=st.booleans())
+def test_any_edit_of_any_file_has_the_rows_of_a_run_without_reuse(
+    tmp_path_factory: pytest.TempPathFactory,
+    first: list[tuple[str, dict[str, Any]]],
+    second: list[tuple[str, dict[str, Any]]],
+    *,
+    is_sampled: bool,
+) -> None:
+    """One run after another, with and without it."""
+    folder = tmp_path_factory.mktemp("reuse")
+    reuse = ["--reuse", folder / "kept", *(["--reuse-sampled"] if is_sampled else [])]
+    for number, requests in enumerate((first, [*first[:3], *second])):
+        source = folder / f"{number}.jsonl"
+        source.write_text("".join(line(name, **body) + "\n" for name, body in requests))
+        outs = folder / "with.jsonl", folder / "without.jsonl"
+        for out, flags in zip(outs, (reuse, ()), strict=True):
+            Runner()(
+                "-i", source, "-o", out, "--model", MODEL_PATH, "--any-model", "--force", *flags
+            )
+        assert outs[0].read_bytes() == outs[1].read_bytes()

@@ -1,0 +1,84 @@
+"""When results of a model are those of another: whatever decides them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidemill.engine.config import EngineConfig, LoraModule
+from tidemill.engine.storage import model_digest
+from tidemill.engine.storage.model_digest import results_digest
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    """Return that of a model of two files."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return EngineConfig(str(folder))
+
+
+def digest(config: EngineConfig, template: str | None = None, created: int = 0) -> bytes:
+    """Return the digest of results."""
+    found = results_digest(config, template, created)
+    assert found is not None
+    return found
+
+
+def test_files_of_the_same_bytes_are_the_same_model(config: EngineConfig, tmp_path: Path) -> None:
+    """Wherever they lie and whenever they were written; other bytes are another one."""
+    before = digest(config)
+    moved = Path(config.model).rename(tmp_path / "moved")
+    here = replace(config, model=str(moved))
+    assert digest(here) == before
+    (moved / ".cache").write_text("of no account")
+    assert digest(here) == before
+    (moved / "model.safetensors").write_bytes(b"other!!")
+    assert digest(here) != before
+
+
+def test_what_only_makes_it_faster_changes_nothing(config: EngineConfig) -> None:
+    """Who runs when is no part of a result; how it is computed is."""
+    before = digest(config)
+    same = replace(config, max_num_seqs=3, kv_cache_memory=10**9, admission="prefix")
+    assert digest(same) == before
+    others: list[Callable[[EngineConfig], EngineConfig]] = [
+        lambda one: replace(one, dtype="float32"),
+        lambda one: replace(one, kv_cache_dtype="fp8"),
+        lambda one: replace(one, max_model_len=64),
+        lambda one: replace(one, seed=1),
+        lambda one: replace(one, lora_modules=(LoraModule("sql", one.model),)),
+    ]
+    assert before not in {digest(change(config)) for change in others}
+    assert digest(config, "{{ messages }}") != before
+
+
+def test_a_template_that_tells_the_date_has_results_of_a_day(config: EngineConfig) -> None:
+    """Any other has the same ones on all days."""
+    day = 86_400
+    assert digest(config, "{{ x }}", 0) == digest(config, "{{ x }}", day)
+    telling = "{{ strftime_now('%Y') }}"
+    assert digest(config, telling, 0) == digest(config, telling, day - 1)
+    assert digest(config, telling, 0) != digest(config, telling, day)
+    Path(config.model, "chat_template.jinja").write_text(telling)
+    assert digest(config, None, 0) != digest(config, None, day)
+
+
+def test_a_model_that_is_not_here_has_none() -> None:
+    """Nothing is fetched for it."""
+    assert results_digest(EngineConfig("no/such-model"), None, 0) is None
+
+
+def test_a_file_is_read_again_only_when_it_was_written(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of many gigabytes are read once."""
+    monkeypatch.setenv("TIDEMILL_CACHE", str(tmp_path / "cache"))
+    before = digest(config)
+    monkeypatch.setattr(model_digest, "_READ_BYTES", 0)  # a file that is read is empty
+    assert digest(config) == before
