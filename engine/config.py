@@ -84,7 +84,8 @@ class EngineConfig:
     `mm_processor_kwargs` bound the pixels that they are brought to.
     `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
     `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
-    `proof_rows` each answer that was held to a form comes with a judgement.
+    `proof_rows` each answer that was held to a form comes with a judgement, with
+    `enable_prompt_tokens_details` each with how many tokens of its prompt were cached.
     """
 
     model: str
@@ -115,6 +116,7 @@ class EngineConfig:
     images: ImageLimits = field(default_factory=ImageLimits)
     tensor_parallel_size: int = 1
     proof_rows: bool = False
+    enable_prompt_tokens_details: bool = False
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

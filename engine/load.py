@@ -58,6 +58,7 @@ def load_served(
         model_names=names,
         adapters=adapters,
         online=loaded.online,
+        shows_cached_tokens=config.enable_prompt_tokens_details,
     )
 
 

@@ -13,17 +13,23 @@ def response_id(prefix: str, request_id: str) -> str:
 
 
 def usage_body(
-    prompt_tokens: int, completion_tokens: int, *, reasoning_tokens: int | None = None
+    prompt_tokens: int,
+    completion_tokens: int,
+    *,
+    reasoning_tokens: int | None = None,
+    cached_tokens: int | None = None,
 ) -> dict[str, Any]:
     """Return the usage object of a row; `reasoning_tokens` None is for a model that does not think.
 
-    Cached tokens are not listed: they depend on other requests, and a row must not.
+    `cached_tokens` are listed where that is asked for alone: they depend on other requests.
     """
     usage: dict[str, Any] = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+    if cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     if reasoning_tokens is not None:
         usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
     return usage

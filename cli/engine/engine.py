@@ -204,6 +204,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             lora_modules=lora_modules(options, served_names(options)),
             images=_image_limits(options),
             proof_rows=options.proof_rows,
+            enable_prompt_tokens_details=options.enable_prompt_tokens_details,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
             **given,
         )

@@ -36,6 +36,7 @@ class EngineOptions:
     served_model_names: tuple[str, ...] = ()
     any_model: bool = False
     proof_rows: bool = False
+    enable_prompt_tokens_details: bool = False
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
@@ -166,6 +167,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--proof-rows",
         action="store_true",
         help="say in each row whether its output is of the form that was asked for",
+    )
+    add(
+        "--enable-prompt-tokens-details",
+        action="store_true",
+        help="say in the usage of each row how many tokens of its prompt were cached",
     )
     _add_adapter_flags(parser)
     _add_media_flags(parser)

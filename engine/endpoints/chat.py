@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
-from tidemill.protocol.bodies import completion_body, response_id, usage_body
+from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.parts import has_images
@@ -104,9 +104,7 @@ class ChatCompletions:
                 choice_body(i, choice, answer, conversation, self._tokenizer)
                 for i, (choice, answer) in enumerate(zip(choices, answers, strict=True))
             ],
-            usage=usage_body(
-                usage.prompt_tokens, usage.completion_tokens, reasoning_tokens=thought
-            ),
+            usage=metadata.usage_body(usage, thought),
         )
         if request.return_token_ids:
             answer["prompt_token_ids"] = choices[0].prompt_ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from tidemill.protocol.bodies import completion_body, response_id, usage_body
+from tidemill.protocol.bodies import completion_body, response_id
 from tidemill.protocol.completions import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
@@ -86,7 +86,7 @@ class Completions:
             created=metadata.created,
             model=metadata.model,
             choices=body,
-            usage=usage_body(usage.prompt_tokens, usage.completion_tokens),
+            usage=metadata.usage_body(usage),
         )
         if self._verifies and request.output_constraint is not None:
             texts = [choice.text for choice in chain(*by_prompt)]

@@ -84,6 +84,7 @@ class Dispatcher:
         model_names: Sequence[str],
         adapters: Sequence[str] = (),
         online: Iterable[Endpoint[RequestT, ResultT, Any]] = (),
+        shows_cached_tokens: bool = False,
     ) -> None:
         if not own_names(model_names):
             raise ValueError("an engine needs the name of its model")
@@ -106,6 +107,7 @@ class Dispatcher:
         self._decoding = asyncio.Semaphore(_MAX_DECODING)
         self._decoded_bytes = InFlightLimiter(_MAX_HELD_BYTES)
         self._info = info
+        self._shows_cached_tokens = shows_cached_tokens
         self._model_names = (*model_names, *adapters)
         self._adapters = {name: number for number, name in enumerate(adapters, start=1)}
 
@@ -146,7 +148,13 @@ class Dispatcher:
 
     def _heading(self, body: dict[str, Any], request_id: str, created: int) -> RequestMetadata:
         name = name_of_model(body, self._model_names)
-        return RequestMetadata(name, request_id, created, self._adapters.get(name, 0))
+        return RequestMetadata(
+            name,
+            request_id,
+            created,
+            self._adapters.get(name, 0),
+            shows_cached_tokens=self._shows_cached_tokens,
+        )
 
     async def _run(
         self, endpoint: Endpoint[Any, Any, Any], body: dict[str, Any], metadata: RequestMetadata

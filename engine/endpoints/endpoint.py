@@ -7,7 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from tidemill.protocol.contract import Reply
+from tidemill.protocol.bodies import usage_body
+from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.routes import Route
 from tidemill.protocol.stream import StreamOptions
 
@@ -34,7 +35,7 @@ class RequestMetadata:
     `request_id` also keys the randomness of a request that names no seed; `created` (seconds since
     the epoch) is the time that a template may ask for. `adapter` is the number of the named
     adapter, 0 for the model itself. `priority` is 1 for an interactive request, 0 for a line of a
-    file.
+    file. With `shows_cached_tokens` its usage says how many tokens of the prompt were cached.
     """
 
     model: str
@@ -42,6 +43,16 @@ class RequestMetadata:
     created: int
     adapter: int = 0
     priority: int = 0
+    shows_cached_tokens: bool = False
+
+    def usage_body(self, usage: Usage, reasoning_tokens: int | None = None) -> dict[str, Any]:
+        """Return the usage object of the reply; None for a model that does not think."""
+        return usage_body(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            reasoning_tokens=reasoning_tokens,
+            cached_tokens=usage.cached_tokens if self.shows_cached_tokens else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,13 +162,15 @@ class ChunkBuilder:
             created=metadata.created,
             model=metadata.model,
         )
+        self._metadata = metadata
         self._options = options
 
     def choice_chunk(self, choice: dict[str, Any], choices: ChoiceStreams) -> dict[str, Any]:
         """Return the chunk of a choice."""
         chunk = self._frame | {"choices": [choice]}
         if self._options.continuous_usage_stats:
-            chunk["usage"] = _choice_body(choices.usage)
+            so_far = choices.usage
+            chunk["usage"] = usage_body(so_far.prompt_tokens, so_far.completion_tokens)
         elif self._options.include_usage:
             chunk["usage"] = None
         return chunk
@@ -182,14 +184,8 @@ class ChunkBuilder:
         """
         if not self._options.include_usage:
             return []
-        shown = usage_body(
-            usage.prompt_tokens, usage.completion_tokens, reasoning_tokens=reasoning_tokens
-        )
+        shown = self._metadata.usage_body(usage, reasoning_tokens)
         return [self._frame | {"choices": [], "usage": shown}]
-
-
-def _choice_body(usage: Usage) -> dict[str, Any]:
-    return usage_body(usage.prompt_tokens, usage.completion_tokens)
 
 
 _SAYING = (*REASONING_FIELDS, "content", "tool_calls")

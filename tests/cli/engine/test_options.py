@@ -51,6 +51,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "served_model_names": st.lists(WORDS, min_size=1, max_size=3).map(tuple),
             "any_model": st.booleans(),
             "proof_rows": st.booleans(),
+            "enable_prompt_tokens_details": st.booleans(),
             "chat_template": st.text(),
             "runner": st.sampled_from(["auto", "generate", "pooling"]),
             "convert": st.sampled_from(["auto", "none", "embed", "classify"]),

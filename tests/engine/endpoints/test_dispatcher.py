@@ -479,3 +479,27 @@ def test_no_body_breaks_it(url: str, body: dict[str, Any]) -> None:
         assert reply.body["error"].keys() == {"message", "type", "param", "code"}
         assert reply.body["error"]["message"]
         assert not reply.usage.completion_tokens
+
+
+@pytest.mark.parametrize("fields", [{"messages": MESSAGES}, {"prompt": "Hi"}])
+async def test_cached_tokens_are_told_where_that_is_asked_for(fields: dict[str, Any]) -> None:
+    """In a whole answer and behind a stream; else a row would depend on others."""
+    scene = Scene()
+    telling = Dispatcher(
+        [scene.chats, scene.completions],
+        scene.generator,
+        INFO,
+        model_names=["tiny"],
+        shows_cached_tokens=True,
+    )
+    url, body = CHAT if "messages" in fields else "/v1/completions", {"model": "tiny", **fields}
+    reply = await telling.respond(url, body, "req_1", 0)
+    details = {"cached_tokens": reply.usage.cached_tokens}
+    assert reply.body["usage"]["prompt_tokens_details"] == details
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    streamed = await telling.answer(url, asked, "req_1", 0)
+    assert isinstance(streamed, StreamedReply)
+    *_, last = [chunk async for chunk in streamed.chunks]
+    assert last["usage"]["prompt_tokens_details"] == details
+    reply = await scene.served.respond(url, body, "req_1", 0)
+    assert "prompt_tokens_details" not in reply.body["usage"]
