@@ -28,6 +28,10 @@ class ReusedRows:
             self._file.write(row)
         self._ends.append(self._ends[-1] + len(row or b""))
 
+    def drop(self) -> None:
+        """Forget all rows: their lines are run."""
+        self._ends = array("q", bytes(len(self._ends) * self._ends.itemsize))
+
     def __contains__(self, place: object) -> bool:
         """Say whether the line at a place has a row that was not taken yet."""
         if not isinstance(place, int) or not self._num_taken <= place < len(self._ends) - 1:

@@ -44,8 +44,16 @@ class Reuse:
     def look_up(self, line: Line | None, body: Mapping[str, Any] | None = None) -> bool:
         """Look up the next line, and say whether it has a row now; None for one that cannot run."""
         found = None if line is None or body is None else self._find(line, body)
-        self.rows.add(None if line is None or found is None else print_cached(line, found))
-        return found is not None
+        if line is not None and found is not None:
+            try:
+                self.rows.add(print_cached(line, found))
+            except OSError as exc:
+                self.rows.drop()
+                self._give_up(f"its rows cannot be put down meanwhile ({exc.strerror})")
+            else:
+                return True
+        self.rows.add(None)
+        return False
 
     def _find(self, line: Line, body: Mapping[str, Any]) -> bytes | None:
         if self._cache is None:
@@ -80,8 +88,8 @@ class Reuse:
             except CacheError as exc:
                 log(f"note: {exc}: some results of this run are not kept")
 
-    def _give_up(self, exc: CacheError) -> None:
-        log(f"note: {exc}: the run goes on without it")
+    def _give_up(self, reason: object) -> None:
+        log(f"note: {reason}: the run goes on without reuse")
         self._cache = None
 
 
@@ -118,7 +126,7 @@ def open_reuse(
         scope, max_bytes = Scope(digest, config.model), options.reuse_max_size or MAX_BYTES
         cache = ResultCache.open(options.reuse, scope, max_bytes)
     except CacheError as exc:
-        log(f"note: {exc}: the run goes on without it")
+        log(f"note: {exc}: the run goes on without reuse")
         return None
     reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, sampled=options.reuse_sampled)
     stack.callback(reuse.close)

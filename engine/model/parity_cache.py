@@ -10,7 +10,6 @@ looked at whenever they are loaded.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +19,9 @@ import torch
 
 from ..storage.disk_cache import CacheEntry, package_versions
 from ..storage.hub import snapshot_commit
+from ..storage.processor import cpu_lines
 from .checkpoint import Checkpoint
 from .native import ParityResult
-
-_CPUINFO = Path("/proc/cpuinfo")
-_TELLING = ("model name", "flags", "CPU part", "Features")
 
 
 def parity_fact(
@@ -82,8 +79,4 @@ def _processor(device: torch.device) -> str:
     """Return what is another text for a processor that may round otherwise."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
-    told = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    if _CPUINFO.exists():
-        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
-        told += sorted({line for line in lines if line.startswith(_TELLING)})
-    return "\n".join(told)
+    return "\n".join([torch.backends.cpu.get_cpu_capability(), *cpu_lines()])

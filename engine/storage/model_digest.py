@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -14,12 +13,10 @@ from typing import Final
 from ..config import EngineConfig
 from .disk_cache import CacheEntry, package_versions, sources_digest
 from .hub import local_folder, snapshot_commit
+from .processor import cpu_lines, gpu_lines
 
 _READ_BYTES: Final = 2**22
 _DIGEST_BYTES: Final = 20
-_CPUINFO: Final = Path("/proc/cpuinfo")
-_GPUS: Final = Path("/proc/driver/nvidia/gpus")
-_TELLING: Final = ("model name", "flags", "CPU part", "Features")
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton")
 
 _SPEED_ONLY: Final = frozenset(
@@ -40,7 +37,8 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
         local_folder(config.model),
         *(local_folder(each.path) for each in config.lora_modules),
     ]
-    causes = [sources_digest(), package_versions(*_PACKAGES), _processor(), chat_template or ""]
+    causes = [sources_digest(), package_versions(*_PACKAGES), chat_template or ""]
+    causes += [os.environ.get("CUDA_VISIBLE_DEVICES", ""), *gpu_lines(), *cpu_lines()]
     causes += [
         f"{setting.name}={getattr(config, setting.name)!r}"
         for setting in fields(config)
@@ -93,13 +91,3 @@ def _file_digest(path: Path) -> str:
             digest.update(data)
     entry.save(digest.hexdigest().encode())
     return digest.hexdigest()
-
-
-def _processor() -> str:
-    """Return what is another text for a processor that may round otherwise."""
-    told = [platform.machine(), os.environ.get("CUDA_VISIBLE_DEVICES", "")]
-    for path in (*sorted(_GPUS.glob("*/information")), _CPUINFO):
-        if path.exists():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            told += sorted({line for line in lines if line.startswith((*_TELLING, "Model:"))})
-    return "\n".join(told)

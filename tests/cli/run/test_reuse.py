@@ -15,6 +15,7 @@ from tests.cli.conftest import Runner
 from tests.cli.given import line, rows
 from tidemill.batch.result_cache import FILE_NAME
 from tidemill.cli.console.errors import Refused
+from tidemill.cli.files.reused_rows import ReusedRows
 from tidemill.demo import MODEL_PATH
 
 Write = Callable[..., Path]
@@ -154,7 +155,29 @@ def test_a_cache_that_fails_amid_a_run_is_left_alone(
     monkeypatch.setattr(ResultCache, "add", fail)
     out, num_asked = twice(*(greedy(f"c{number}") for number in range(5)))
     assert (len(rows(out)), num_asked) == (5, 5)
-    assert capsys.readouterr().err.count("disk is full: the run goes on without it") == 1
+    assert capsys.readouterr().err.count("disk is full: the run goes on without reuse") == 1
+
+
+def test_rows_that_no_disk_takes_are_computed(
+    twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Those that were put down before, too."""
+    lines = [greedy(f"c{number}") for number in range(5)]
+    first, _ = twice(*lines)
+    add, num_added = ReusedRows.add, 0
+
+    def add_two(rows: ReusedRows, row: bytes | None) -> None:
+        nonlocal num_added
+        num_added += row is not None
+        if num_added > 2 and row is not None:
+            raise OSError(28, "No space left on device")
+        add(rows, row)
+
+    monkeypatch.setattr(ReusedRows, "add", add_two)
+    second, num_asked = twice(*lines)
+    assert num_asked == 5
+    assert [row["custom_id"] for row in rows(second)] == [row["custom_id"] for row in rows(first)]
+    assert "(No space left on device): the run goes on without reuse" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_here_reuses_nothing(
