@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ def command_list(arguments: argparse.Namespace) -> int:
     """Print a table of the results by model on standard output."""
     from tidemill.batch.result_cache import list_totals
 
-    with closing(_opened(arguments.folder)) as database:
+    with _opened(arguments.folder) as database:
         found = list_totals(database)
     rows = [
         (
@@ -73,7 +74,7 @@ def command_stats(arguments: argparse.Namespace) -> int:
     """Print how many results there are, and what they take on the disk."""
     from tidemill.batch.result_cache import FILE_NAME, list_totals
 
-    with closing(_opened(arguments.folder)) as database:
+    with _opened(arguments.folder) as database:
         found = list_totals(database)
     num_results = sum(total.num_results for total in found)
     on_disk = (arguments.folder / FILE_NAME).stat().st_size
@@ -91,19 +92,21 @@ def command_remove(arguments: argparse.Namespace) -> int:
 
     days = arguments.older_than
     before = None if days is None else int(time.time() - days * _DAY_SECONDS)
-    with closing(_opened(arguments.folder)) as database:
+    with _opened(arguments.folder) as database:
         num_removed = remove_results(database, model=arguments.model, before=before)
     log(f"{amount(num_removed, 'result')} removed")
     return 0
 
 
-def _opened(folder: Path) -> sqlite3.Connection:
-    """Return the database of a folder that has one."""
+@contextmanager
+def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Open the database of a folder that has one; BadInput for one that cannot be used."""
     from tidemill.batch.result_cache import FILE_NAME, CacheError, open_database
 
     if not (folder / FILE_NAME).exists():
         raise Refused(f"{folder} holds no results: name the folder of `tidemill run --reuse`")
     try:
-        return open_database(folder)
+        with closing(open_database(folder)) as database:
+            yield database
     except CacheError as exc:
         raise BadInput(str(exc)) from exc

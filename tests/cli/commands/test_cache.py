@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -50,3 +51,14 @@ def test_a_folder_without_results_is_told(
     status, _, said = typed(capsys, "stats", tmp_path)
     assert (status, "file is not a database" in said) == (1, True)
     assert typed(capsys, "list", "s3://bucket/x")[0] == 2
+
+
+@pytest.mark.parametrize("action", ["list", "stats", "remove"])
+def test_a_database_of_other_tables_is_told(
+    tmp_path: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It opens, and has not what is looked for."""
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        database.executescript("CREATE TABLE results (used INTEGER); PRAGMA user_version = 1")
+    status, _, said = typed(capsys, action, tmp_path)
+    assert (status, "no such column" in said) == (1, True)
