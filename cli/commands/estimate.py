@@ -15,6 +15,7 @@ from ..engine.engine import require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import STANDARD_STREAM, name_files
+from ..run.reuse_flags import add_reuse_flags
 
 if TYPE_CHECKING:
     from ..estimate.estimate import Estimate
@@ -58,6 +59,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--json", action="store_true", help="print one JSON object")
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
+    add_reuse_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     parser.set_defaults(command=command, files=())
@@ -78,6 +80,8 @@ def command(arguments: argparse.Namespace) -> int:
         output_tmp_dir=arguments.output_tmp_dir,
         max_line_bytes=arguments.max_line_bytes,
         price_per_hour=arguments.price_per_hour,
+        reuse=arguments.reuse,
+        reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
     )
     found = estimate(options, arguments.sample)
@@ -92,6 +96,8 @@ def command(arguments: argparse.Namespace) -> int:
 def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
     """Yield what is estimated in words."""
     yield "lines", f"{found.num_lines:,}"
+    if found.num_reused:
+        yield "reused", f"{amount(found.num_reused, 'line')}; what follows is of the others"
     if found.num_repeats:
         yield "repeats", f"{amount(found.num_repeats, 'line')}, computed once"
     for kind in found.kinds:

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import (
-    local_folder,
     port_number,
     positive_int,
     positive_number,
@@ -20,6 +19,7 @@ from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files
+from ..run.reuse_flags import add_reuse_flags
 from ..run.run_options import RunOptions
 
 _EPILOG = """\
@@ -106,19 +106,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         help="start lines in the order of the file, each computed by itself (default: lines that "
         "begin alike together, the longest outputs first)",
     )
-    add(
-        "--reuse",
-        type=local_folder,
-        metavar="FOLDER",
-        help="take the results of lines that an earlier run with this folder has answered, and "
-        "keep those of this run in it",
-    )
-    add(
-        "--reuse-sampled",
-        action="store_true",
-        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
-        "with temperature 0 or a seed)",
-    )
+    add_reuse_flags(group)
     add(
         "--reuse-max-size",
         type=size_in_bytes,

@@ -25,6 +25,7 @@ from ..console.terminal import amount
 from ..engine.engine import chat_template, engine_config, served_names
 from ..files.input_check import InputReport
 from ..run.inputs import check_input, check_names, open_input
+from ..run.reuse import open_reuse
 from ..run.run_options import RunOptions
 from .prompts import MAX_TOKENIZED, PromptTokens, count_prompt_tokens
 from .sample import run_sample, spread_lines
@@ -58,7 +59,8 @@ class Estimate:
 
     `num_failing` lines get an error row, for `reasons`; `num_unlimited` name no `max_tokens`. Of
     `prompt_tokens` some are `shared` with other prompts, which the prefix cache finds.
-    `num_tokenized` lines stand for all, `num_sampled` were run.
+    `num_tokenized` lines stand for all, `num_sampled` were run; none of these is among the
+    `num_reused`, which have their rows, nor is a token of theirs counted.
     """
 
     num_lines: int
@@ -67,6 +69,7 @@ class Estimate:
     num_repeats: int
     num_unlimited: int
     kinds: tuple[Kind, ...]
+    num_reused: int = 0
     num_sampled: int = 0
     num_tokenized: int | None = None
     prompt_tokens: int | None = None
@@ -76,6 +79,11 @@ class Estimate:
     output_tokens: int | None = None
     seconds: float | None = None
     cost: float | None = None
+
+    @property
+    def num_left(self) -> int:
+        """Lines that are run."""
+        return self.num_lines - self.num_reused
 
     def fields(self) -> dict[str, Any]:
         """Return the estimate as a JSON object."""
@@ -92,27 +100,30 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
     with ExitStack() as stack:
         requests = open_input(options, stack)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        report = check_input(options, requests, served_names(options), config, index)
+        reuse = open_reuse(options, config, template, requests.source.created, stack)
+        names = served_names(options)
+        report = check_input(options, requests, names, config, index, reuse=reuse)
+        reused = set() if reuse is None else {*reuse.rows.places}
         routes = endpoints_of(config) or ENDPOINTS
         tokens = PromptTokens()
         try:
             device = device_name(config)
             if isinstance(find_task(find_folder(config.model), config), GenerationTask):
                 tokens = count_prompt_tokens(
-                    spread_lines(requests, index, MAX_TOKENIZED),
+                    spread_lines(requests, index, MAX_TOKENIZED, reused),
                     endpoints_without_weights(config, template),
                     lambda url, body: check_request(url, body, report.served_names, routes),
                     options.defaults,
                 )
         except EngineError as exc:
             raise Refused(str(exc)) from exc
-        plan = Plan(index, tokens.refused.__contains__)
+        plan = Plan(index, (left_out := {*tokens.refused, *reused}).__contains__)
         sample = []
         if num_sampled and tokens.counts:
-            sample = run_sample(options, requests, index, num_sampled, tokens.refused)
+            sample = run_sample(options, requests, index, num_sampled, left_out)
         for place, output_tokens in sample:
             plan.lengths.add(place, output_tokens)
-        found = _estimate_lines(report, plan, tokens, index)
+        found = _estimate_lines(report, plan, tokens, index, len(reused))
         if not tokens.counts:
             return found
         found, work = _estimate_tokens(replace(found, num_sampled=len(sample)), plan, tokens)
@@ -125,16 +136,18 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
 
 
 def _estimate_lines(
-    report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex
+    report: InputReport, plan: Plan, tokens: PromptTokens, index: LineIndex, num_reused: int
 ) -> Estimate:
     """Return what is known of the lines alone."""
+    num_left = report.num_rows - num_reused
     num_failing = report.num_bad + report.failing.count
-    num_failing += round(tokens.failing.count * report.num_rows / max(1, tokens.num_lines))
+    num_failing += round(tokens.failing.count * num_left / max(1, tokens.num_lines))
     reasons = [*report.failing.sentences(report.unit), *tokens.failing.sentences(report.unit)]
     if report.num_bad:
         reasons.insert(0, f"  {amount(report.num_bad, f'malformed {report.unit}')}")
     return Estimate(
         num_lines=report.num_rows,
+        num_reused=num_reused,
         num_failing=min(num_failing, report.num_rows),
         reasons=tuple(reasons),
         num_repeats=int(plan.is_repeat.sum()),
@@ -145,7 +158,7 @@ def _estimate_lines(
 
 def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> tuple[Estimate, Work]:
     """Return an estimate with its tokens, and the work of the plan, but for its steps."""
-    counts, scale = np.array(tokens.counts), found.num_lines / tokens.num_lines
+    counts, scale = np.array(tokens.counts), found.num_left / tokens.num_lines
     prompt = float(counts.sum() * scale)
     work = plan.work_left(prompt / max(1, plan.total_prompt_bytes))
     output = min(work.decoded, tokens.most_output_tokens * scale)
@@ -165,7 +178,7 @@ def _estimate_tokens(found: Estimate, plan: Plan, tokens: PromptTokens) -> tuple
 def _expected_steps(found: Estimate, plan: Plan, work: Work, limits: StepLimits) -> float:
     """Return the steps of a plan: prompts of those that begin are computed before they decode."""
     max_num_seqs, max_num_batched_tokens = limits
-    first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_lines))
+    first = work.prefilled * min(1.0, max_num_seqs / max(1, found.num_left))
     filled = (work.prefilled + work.decoded) / max_num_batched_tokens
     return max(filled, plan.expected_steps(max_num_seqs) + first / max_num_batched_tokens)
 

@@ -69,6 +69,26 @@ def test_tokens_are_those_of_a_run(
     assert found["most_output_tokens"] >= sum(usage["completion_tokens"] for usage in ran)
 
 
+def test_lines_that_are_reused_are_no_work(
+    write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their tokens are not counted, and what is kept stays as it was."""
+    kept = ("--reuse", str(tmp_path / "kept"))
+    old = [chat(number, f"{number} and {number}") for number in range(4)]
+    source = write_input(*old)
+    assert main(["run", "-i", str(source), "-o", str(tmp_path / "rows.jsonl"), *kept]) == 0
+    capsys.readouterr()
+    new = chat(9, "What is new?")
+    alone = estimated(capsys, write_input(new))
+    both = write_input(*old, new)
+    found = estimated(capsys, both, *kept)
+    assert (found["num_lines"], found["num_reused"]) == (5, 4)
+    same = ("prompt_tokens", "quantiles", "most_output_tokens", "num_failing", "num_repeats")
+    assert [found[name] for name in same] == [alone[name] for name in same]
+    assert estimated(capsys, both)["num_reused"] == 0
+    assert estimated(capsys, write_input(*old), *kept)["prompt_tokens"] is None
+
+
 def test_time_and_cost_come_from_what_tokens_have_cost(
     source: Path,
     tmp_path: Path,
