@@ -26,7 +26,8 @@ class Prefetch:
     """Bounds how many lines wait in a worker, and orders those that are claimed together.
 
     They are no more than run in five minutes, nor than half of the worker's share of what is left,
-    so that all workers of a batch end together. Beside a shard of another batch none is prefetched.
+    so that all workers of a batch end together. Beside a shard of another batch none is prefetched;
+    while no line waits another shard is claimed in any case.
     """
 
     def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:
@@ -47,7 +48,8 @@ class Prefetch:
             self._is_filling = True
         elif num_waiting >= self._max_lines:
             self._is_filling = False
-        return self._is_filling and len(self._runs) < self._max_shards
+        most = self._max_shards if num_waiting else self._context.config.max_shards
+        return self._is_filling and len(self._runs) < most
 
     def order_of(self, batch_id: str) -> PrefixOrder:
         """Return the order of the shards of a batch that are claimed now."""

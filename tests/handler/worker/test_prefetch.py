@@ -155,6 +155,10 @@ async def test_as_much_is_prefetched_as_runs_in_five_minutes(
     assert await num_taken(context, batch, rows_per_second=0.2) == 15
     assert await num_taken(context, batch, rows_per_second=9) == 32
     assert await num_taken(context, batch, other, rows_per_second=9) == 2
+    drained = [Waiting(batch, 0), *[Waiting(other, 0)] * 8]
+    assert Prefetch(context, drained).wants_shard(1)  # type: ignore[arg-type]
+    drained.append(Waiting(batch))
+    assert not Prefetch(context, drained).wants_shard(100)  # type: ignore[arg-type]
     for number, owner in enumerate(["a-b-0", "a-b-1", "c-0"]):
         shard = work.claim(number, owner=owner)
     assert await num_taken(context, batch, rows_per_second=9) == 14

@@ -42,7 +42,8 @@ async def test_every_line_gets_its_row_in_order(rig: Rig) -> None:
     expected = [f"c{n}" for n in range(1, len(bodies) + 1) if n not in {4, 6, 7, 8}]
     assert work.ids() == expected
     assert work.ids("errors") == ["c4", None]
-    assert rig.messages() == [advance(work)]
+    rung = rig.messages()
+    assert rung == [advance(work)] * len(rung) != []  # once for each that was among the last
     assert rig.messages(rig.queue) == []
 
 
@@ -105,13 +106,13 @@ async def test_a_batch_keeps_its_pace_from_shard_to_shard(rig: Rig) -> None:
 
 
 async def test_the_engine_does_not_drain_between_shards(rig: Rig) -> None:
-    """While a slow line holds one shard, the lines of others run beside it; three at most."""
-    works = [rig.batch({"wait": NEVER, "custom_id": f"slow-{n}"}, GOOD) for n in range(4)]
-    async with rig.worker() as running:
-        await until(lambda: len(running.engine.asked) == 6)
+    """While a slow line holds one shard, the lines of others run beside it, up to a limit."""
+    works = [rig.batch({"wait": NEVER, "custom_id": f"slow-{n}"}, GOOD) for n in range(5)]
+    async with rig.worker(max_shards=4) as running:
+        await until(lambda: len(running.engine.asked) == 8)
         await until(lambda: all(work.index().lines == {2} for work in works if work.shard().owner))
-        assert sum(work.shard().owner is not None for work in works) == 3
-        assert len(running.engine.inside) == 3
+        assert sum(work.shard().owner is not None for work in works) == 4
+        assert len(running.engine.inside) == 4
 
 
 async def test_a_full_engine_takes_no_further_shard(rig: Rig) -> None:
