@@ -23,7 +23,7 @@ _PASSED_OVER = frozenset(
     enable-chunked-prefill enable-cumem-allocator enable-dbo enable-eplb enable-expert-parallel
     enable-flashinfer-autotune enable-layerwise-nvtx-tracing enable-log-deltas
     enable-log-outputs enable-log-requests enable-logging-iteration-details enable-mfu-metrics
-    enable-mm-processor-stats enable-prefix-caching enable-prompt-tokens-details
+    enable-mm-processor-stats enable-prefix-caching
     enable-request-id-headers enable-server-load-tracking enable-sleep-mode enable-ssl-refresh
     enforce-eager fail-on-environ-validation fully-sharded-loras gpu-memory-utilization
     guided-decoding-backend guided-decoding-disable-any-whitespace h11-max-header-count
