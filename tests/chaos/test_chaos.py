@@ -124,7 +124,7 @@ class ChaosCloud:
 
 def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
     """Return the id of the batch that the drop has made, once it runs."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180  # a message whose receipt was lost comes again after 25 s
     while time.monotonic() < deadline:
         for batch_id in aws.run(active_ids(deployment.table)):
             batch = aws.run(deployment.table.get_batch(batch_id))
