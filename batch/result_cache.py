@@ -17,6 +17,7 @@ from zlib import crc32
 
 from tidemill.protocol import routes
 from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.prompt_key import is_determined
 
 FILE_NAME: Final = "results.sqlite"
 MAX_BYTES: Final = 16 * 2**30
@@ -82,10 +83,7 @@ def result_key(url: str, body: Mapping[str, Any], *, sampled: bool = False) -> b
     fetched from the web; `sampled` gives all others a key, too.
     """
     route = routes.find_route(url)
-    is_determined = (
-        route in _DETERMINED or body.get("temperature") == 0 or body.get("seed") is not None
-    )
-    if route is None or not (is_determined or sampled):
+    if route is None or not (sampled or route in _DETERMINED or is_determined(body)):
         return None
     told = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
     text = json.dumps([route.name, told], sort_keys=True, separators=(",", ":"))
@@ -132,8 +130,8 @@ class ResultCache:
             self._found.append((self._today, place))
             if len(self._found) >= _ROWS_A_TOUCH:
                 self.flush()
-        found_body: bytes = body.replace(first.encode(), digest.encode())
-        return found_body.replace(b'"created":%d' % then, b'"created":%d' % created, 1)
+        ours: bytes = body.replace(first.encode(), digest.encode())
+        return ours.replace(b'"created":%d' % then, b'"created":%d' % created, 1)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
         """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""

@@ -226,26 +226,31 @@ def lines_of(workload: Workload) -> Iterator[str]:
     requests = workload.requests(texts)
     texts.rng.shuffle(requests)
     for number, request in enumerate(requests):
-        said = (*request.before, request.user)
-        roles = ("user", "assistant")
-        messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(said)]
-        if request.system:
-            messages.insert(0, {"role": "system", "content": request.system})
-        body: dict[str, Any] = {
-            "model": workload.model,
-            "messages": messages,
-            "max_tokens": request.max_tokens,
-            "ignore_eos": True,
-            **(workload.sampling or GREEDY),
+        yield line_of(workload, number, request)
+
+
+def line_of(workload: Workload, number: int, request: Request) -> str:
+    """Return the line of one request of a workload."""
+    said = (*request.before, request.user)
+    roles = ("user", "assistant")
+    messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(said)]
+    if request.system:
+        messages.insert(0, {"role": "system", "content": request.system})
+    body: dict[str, Any] = {
+        "model": workload.model,
+        "messages": messages,
+        "max_tokens": request.max_tokens,
+        "ignore_eos": True,
+        **(workload.sampling or GREEDY),
+    }
+    return json.dumps(
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": body,
         }
-        yield json.dumps(
-            {
-                "custom_id": f"line-{number}",
-                "method": "POST",
-                "url": "/v1/chat/completions",
-                "body": body,
-            }
-        )
+    )
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ behind 199 others, more than wait in the engine or fit into its KV cache; shards
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.compare.compare import machine
-from bench.workloads import Texts
+from bench.workloads import Request, Texts, Workload, line_of
 from localstack.cloud import Cloud
 from localstack.ministack import environment_for, running_ministack
 from localstack.resources import create_resources
@@ -45,22 +44,14 @@ def file_by_question() -> bytes:
     """Return the file; an answer has 16 tokens."""
     texts = Texts()
     documents = [texts(DOCUMENT_WORDS) for _ in range(NUM_DOCUMENTS)]
-    bodies = (
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": f"{document}\n{question}"}],
-            "max_tokens": 16,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+    requests = [
+        Request(f"{document}\n{question}", 16)
         for question in (texts(20) for _ in range(NUM_QUESTIONS))
         for document in documents
-    )
-    lines = (
-        {"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-        for number, body in enumerate(bodies)
-    )
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    ]
+    workload = Workload(lambda _: requests, MODEL)
+    lines = (line_of(workload, *numbered) for numbered in enumerate(requests))
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def run(cloud: Cloud, model: Path, lines: bytes, max_shards: int, name: str) -> Run:

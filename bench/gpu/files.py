@@ -39,8 +39,7 @@ from tidemill.engine.scheduling.sequence import Sequence as OneSequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
 from tidemill.engine.state.pages import PagePool
-from tidemill.handler.worker.shard.prefix_order import PrefixOrder as ShardOrder
-from tidemill.handler.worker.shard.prefix_order import Rank, block_hashes
+from tidemill.handler.worker.shard.line_order import LineOrder, Rank, block_hashes
 
 GREEDY = Sampling(temperature=0)
 WAITING_A_SEQUENCE = 4
@@ -130,13 +129,13 @@ def planned(lines: list[Line], *, is_ordered: bool = True) -> list[int]:
 
 def by_shards(lines: list[Line], num_shards: int) -> list[int]:
     """Return the places of lines as a worker hands them out that claims so many shards at once."""
-    cutter, orders, end = ShardCutter("simulated", ShardLimits()), list[ShardOrder](), 0
+    cutter, orders, end = ShardCutter("simulated", ShardLimits()), list[LineOrder](), 0
     ranks = list[Rank]()
     for number, line in enumerate(lines, start=1):
         start, end = end, end + BYTES_A_TOKEN * len(line.prompt)
         cutter.add(number, start, end)
         if cutter.number // num_shards == len(orders):
-            orders.append(ShardOrder(len(orders)))
+            orders.append(LineOrder(len(orders)))
         request = {"custom_id": "x", "url": "/v1/completions", "body": {"prompt": line.prompt}}
         ranks += orders[-1].add([block_hashes(RawLine(number, to_json(request)))])
     return sorted(range(len(lines)), key=ranks.__getitem__)

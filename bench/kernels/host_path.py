@@ -159,10 +159,11 @@ def run_here(input_path: Path, output_path: Path, lines: int) -> Measured:
     )
     seconds = time.perf_counter() - started
     assert status == 0
-    return Measured(lines, seconds, _peak_bytes())
+    return Measured(lines, seconds, peak_bytes())
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the peak of this process's resident memory."""
     # Not getrusage: its maximum is inherited from the process that started this one.
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))

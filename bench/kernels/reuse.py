@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.compare.compare import machine
-from bench.kernels.host_path import NullEngine, _peak_bytes
+from bench.kernels.host_path import NullEngine, peak_bytes
 from tidemill import demo
 from tidemill.batch.result_cache import FILE_NAME
 from tidemill.protocol.contract import Reply
@@ -60,7 +60,7 @@ def run_here(path: Path, folder: Path | None) -> None:
     started = time.perf_counter()
     options = RunOptions(str(path), str(path.with_suffix(".out")), force=True, reuse=folder)
     assert run_job(options, load=lambda *_, **__: TalkingEngine()) == 0
-    print(time.perf_counter() - started, _peak_bytes())
+    print(time.perf_counter() - started, peak_bytes())
 
 
 def rows(count: int, folder: Path) -> Iterator[str]:

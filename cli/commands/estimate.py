@@ -97,7 +97,7 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
     """Yield what is estimated in words."""
     yield "lines", f"{found.num_lines:,}"
     if found.num_reused:
-        yield "reused", f"{amount(found.num_reused, 'line')}; what follows is of the others"
+        yield "reused", f"{amount(found.num_reused, 'line')}; tokens and time are of the others"
     if found.num_repeats:
         yield "repeats", f"{amount(found.num_repeats, 'line')}, computed once"
     for kind in found.kinds:

@@ -117,7 +117,8 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
                 )
         except EngineError as exc:
             raise Refused(str(exc)) from exc
-        plan = Plan(index, (left_out := {*tokens.refused, *reused}).__contains__)
+        left_out = tokens.refused | reused
+        plan = Plan(index, left_out.__contains__)
         sample = []
         if num_sampled and tokens.counts:
             sample = run_sample(options, requests, index, num_sampled, left_out)

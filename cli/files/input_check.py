@@ -83,7 +83,7 @@ def _is_served(body: Mapping[str, Any], served_names: Sequence[str]) -> bool:
     return ANY_MODEL in served_names or body.get("model") in served_names
 
 
-def _nothing(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
+def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
     """Look nothing up."""
     return False
 
@@ -97,7 +97,7 @@ def check_lines(
     defaults: Defaults = _NO_DEFAULTS,
     tmp_dir: Path | None,
     index: LineIndex | None = None,
-    look_up: Callable[[Line | None, Mapping[str, Any] | None], bool] = _nothing,
+    look_up: Callable[[Line | None, Mapping[str, Any] | None], bool] = no_row,
 ) -> InputReport:
     """Read the whole input once, fill its index and return the findings; memory stays flat.
 

@@ -12,7 +12,7 @@ from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
-from ..files.input_check import InputReport, check_lines
+from ..files.input_check import InputReport, check_lines, no_row
 from ..files.input_file import InputFile
 from ..files.paths import check_folder, check_paths
 from ..files.source import open_source
@@ -48,7 +48,6 @@ def check_input(
     reuse: Reuse | None = None,
 ) -> InputReport:
     """Read all lines, fill their index, look up their results, and return what was found."""
-    looked_up = {} if reuse is None else {"look_up": reuse.look_up}
     return check_lines(
         requests,
         names,
@@ -57,5 +56,5 @@ def check_input(
         defaults=options.defaults,
         tmp_dir=options.output_tmp_dir,
         index=index,
-        **looked_up,
+        look_up=no_row if reuse is None else reuse.look_up,
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from tidemill.protocol.output_limit import max_output_tokens
-from tidemill.protocol.prompt_key import PROMPTS, prompt_key
+from tidemill.protocol.prompt_key import PROMPTS, is_determined, prompt_key
 
 PREFIX_BYTES: Final = tuple(128 << level for level in range(8))
 """Lengths of the prefixes of a prompt that have a fingerprint each."""
@@ -119,7 +119,7 @@ def describe(body: Mapping[str, Any]) -> tuple[bytes, int, int]:
 
 def _body_hash(body: Mapping[str, Any], key: bytes) -> int:
     """Return what lines have in common whose results are the same; 0 where they are sampled."""
-    if body.get("temperature") != 0 and body.get("seed") is None:
+    if not is_determined(body):
         return 0
     rest = {name: value for name, value in body.items() if name not in PROMPTS}
     digest = blake2b(key, digest_size=8)

@@ -6,17 +6,17 @@ import os
 from collections.abc import Iterator
 from dataclasses import fields
 from datetime import UTC, datetime
-from hashlib import blake2b
+from functools import partial
+from hashlib import blake2b, file_digest
 from pathlib import Path
 from typing import Final
 
 from ..config import EngineConfig
-from .disk_cache import CacheEntry, package_versions, sources_digest
+from .disk_cache import CacheEntry, package_versions
 from .hub import local_folder, snapshot_commit
 from .processor import cpu_lines, gpu_lines
 
-_READ_BYTES: Final = 2**22
-_DIGEST_BYTES: Final = 20
+_new_digest = partial(blake2b, digest_size=20)
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton")
 
 _SPEED_ONLY: Final = frozenset(
@@ -37,7 +37,7 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
         local_folder(config.model),
         *(local_folder(each.path) for each in config.lora_modules),
     ]
-    causes = [sources_digest(), package_versions(*_PACKAGES), chat_template or ""]
+    causes = [package_versions(*_PACKAGES), chat_template or ""]
     causes += [os.environ.get("CUDA_VISIBLE_DEVICES", ""), *gpu_lines(), *cpu_lines()]
     causes += [
         f"{setting.name}={getattr(config, setting.name)!r}"
@@ -51,11 +51,7 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
         causes += [name, snapshot_commit(folder) or files_digest(folder)]
     if any(_tells_date(each) for each in (chat_template, *_templates(folders[0]))):
         causes.append(datetime.fromtimestamp(created, UTC).date().isoformat())
-    digest = blake2b(digest_size=_DIGEST_BYTES)
-    for cause in causes:
-        data = cause.encode(errors="surrogatepass")
-        digest.update(b"%d " % len(data) + data)
-    return digest.digest()
+    return bytes.fromhex(CacheEntry.from_inputs("results", *causes).digest)
 
 
 def _templates(folder: Path | None) -> Iterator[str]:
@@ -71,7 +67,7 @@ def _tells_date(template: str | None) -> bool:
 
 def files_digest(folder: Path) -> str:
     """Return the digest of a folder's files, each read again only when it was written again."""
-    digest = blake2b(digest_size=_DIGEST_BYTES)
+    digest = _new_digest()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
@@ -85,9 +81,7 @@ def _file_digest(path: Path) -> str:
     entry = CacheEntry.from_inputs("file-digest", str(path.absolute()), written)
     if (known := entry.load()) is not None:
         return known.decode()
-    digest = blake2b(digest_size=_DIGEST_BYTES)
     with path.open("rb") as file:
-        while data := file.read(_READ_BYTES):
-            digest.update(data)
-    entry.save(digest.hexdigest().encode())
-    return digest.hexdigest()
+        digest = file_digest(file, _new_digest).hexdigest()
+    entry.save(digest.encode())
+    return digest

@@ -1,4 +1,4 @@
-"""What tells processors apart that may round otherwise, as text."""
+"""Processor kinds as text, another for one that may round otherwise."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Final
 
 from .context.context import WorkerContext
-from .shard.prefix_order import PrefixOrder
+from .shard.line_order import LineOrder
 from .shard.shard_run import ShardRun
 
 FEW_SHARDS: Final = 3
@@ -34,10 +34,10 @@ class Prefetch:
         self._context = context
         self._runs = runs
         self._max_lines = 0.0
-        self._max_shards = min(FEW_SHARDS, context.config.max_shards)
+        self._max_shards = FEW_SHARDS
         self._is_filling = True
         self._updated_at = float("-inf")
-        self._orders: dict[str, PrefixOrder] = {}
+        self._orders: dict[str, LineOrder] = {}
         self._numbers = count()
 
     def wants_shard(self, max_inflight: int) -> bool:
@@ -48,13 +48,15 @@ class Prefetch:
             self._is_filling = True
         elif num_waiting >= self._max_lines:
             self._is_filling = False
-        most = self._max_shards if num_waiting else self._context.config.max_shards
+        most = self._context.config.max_shards
+        if num_waiting:
+            most = min(most, self._max_shards)
         return self._is_filling and len(self._runs) < most
 
-    def order_of(self, batch_id: str) -> PrefixOrder:
+    def order_of(self, batch_id: str) -> LineOrder:
         """Return the order of the shards of a batch that are claimed now."""
         if batch_id not in self._orders:
-            self._orders[batch_id] = PrefixOrder(next(self._numbers))
+            self._orders[batch_id] = LineOrder(next(self._numbers))
         return self._orders[batch_id]
 
     def is_due(self, now: float) -> bool:
@@ -65,15 +67,14 @@ class Prefetch:
         """Set the bounds by the rate of this worker, and by what is left for how many workers."""
         batches = {run.batch.id: run.batch for run in self._runs}
         rate = sum(run.pace.rates.rows_per_second for run in self._runs)
-        most = self._context.config.max_shards
-        self._max_lines, self._max_shards = 0.0, min(FEW_SHARDS, most)
         if len(batches) != 1 or not rate:
+            self._max_lines, self._max_shards = 0.0, FEW_SHARDS
             return
         self._updated_at = self._context.clock()
         [batch] = batches.values()
         table = self._context.deployment.table
         num_left = await self._context.aws.run(table.count_left(batch))
-        num_workers = await self._context.aws.run(table.count_workers(batch))
-        share = num_left * batch.num_rows / batch.num_shards / max(1, 2 * num_workers - 1)
+        num_workers = max(1, await self._context.aws.run(table.count_workers(batch)))
+        share = num_left * batch.num_rows / batch.num_shards / (2 * num_workers - 1)
         self._max_lines = min(_MAX_SECONDS * rate, share)
-        self._max_shards = min(most, max(FEW_SHARDS, _MAX_LIVE // max(1, num_workers)))
+        self._max_shards = max(FEW_SHARDS, _MAX_LIVE // num_workers)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tidemill.batch.file.lines import RawLine
 
-from .prefix_order import Rank
+from .line_order import Rank
 
 Groups = tuple[tuple[int, ...], ...]
 

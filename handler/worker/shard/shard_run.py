@@ -29,8 +29,8 @@ from ..context.context import WorkerContext
 from ..engine_process.frames import Row
 from .claim import Claim, advance_if_done
 from .lease import Lease, guarded
+from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines, Verdict
-from .prefix_order import PrefixOrder, block_hashes
 from .rows import Unflushed, compact, print_unrun
 
 # A longer shard is a single line, of which only the digest is kept.
@@ -59,7 +59,7 @@ class ShardRun:
         self,
         claim: Claim,
         context: WorkerContext,
-        order: PrefixOrder,
+        order: LineOrder,
         wake: Callable[[], None],
         check_machine: Callable[[], Awaitable[bool]],
     ) -> None:

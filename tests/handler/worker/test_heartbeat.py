@@ -24,8 +24,8 @@ from tidemill.handler.worker.gpu_time import GpuTime
 from tidemill.handler.worker.heartbeat import Heartbeat, end_reason
 from tidemill.handler.worker.prefetch import Prefetch
 from tidemill.handler.worker.shard.claim import claim_shard
+from tidemill.handler.worker.shard.line_order import LineOrder
 from tidemill.handler.worker.shard.message import ShardMessage
-from tidemill.handler.worker.shard.prefix_order import PrefixOrder
 from tidemill.handler.worker.shard.shard_run import ShardRun
 from tidemill.protocol.contract import EngineStats, Usage
 
@@ -56,7 +56,7 @@ async def claimed(context: WorkerContext) -> ShardRun:
     [message] = await context.aws.run(context.queue.receive(visibility_seconds=30))
     claim = await claim_shard(context, ShardMessage(context, message), owner="me")
     assert claim is not None
-    return ShardRun(claim, context, PrefixOrder(0), lambda: None, well)
+    return ShardRun(claim, context, LineOrder(0), lambda: None, well)
 
 
 def beats(context: WorkerContext, runs: list[ShardRun]) -> Heartbeat:

@@ -23,8 +23,8 @@ from tidemill.handler.errors import AwsError
 from tidemill.handler.worker.context import context as site_module
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard.claim import Claim
+from tidemill.handler.worker.shard.line_order import LineOrder
 from tidemill.handler.worker.shard.message import ShardMessage
-from tidemill.handler.worker.shard.prefix_order import PrefixOrder
 from tidemill.handler.worker.shard.shard_run import ShardRun
 from tidemill.protocol.contract import Usage
 
@@ -238,7 +238,7 @@ async def test_answers_in_another_order_count_nothing_twice(rig: Rig) -> None:
         [message] = await aws.run(rig.queue.receive(visibility_seconds=30))
         doorbell = ShardMessage(context, message)
         claim = Claim(work.claim(), work.batch, doorbell, 0.0)
-        run = ShardRun(claim, context, PrefixOrder(0), lambda: None, well)
+        run = ShardRun(claim, context, LineOrder(0), lambda: None, well)
     for completed in (3, 7, 5, 7, 9, 3):
         run.record_progress(Progress(completed=completed, prompt_tokens=10 * completed))
     figures = context.usage_meter.collect()

@@ -1,4 +1,4 @@
-"""Prefix order of lines, over the shards of a batch: prompts that begin alike run together."""
+"""Line order over the shards of a batch, by prefix: prompts that begin alike run together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def block_hashes(line: RawLine) -> list[int]:
     return hashes
 
 
-class PrefixOrder:
+class LineOrder:
     """Order of shards' lines: those of a prefix come where the first of them does.
 
     Lines that share nothing stay in the order in which they were added. All of it comes before what

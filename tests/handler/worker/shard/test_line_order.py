@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic_core import to_json
 
 from tidemill.batch.file.lines import Overlong, RawLine
-from tidemill.handler.worker.shard.prefix_order import (
+from tidemill.handler.worker.shard.line_order import (
     BLOCK_BYTES,
     MAX_BLOCKS,
-    PrefixOrder,
+    LineOrder,
     block_hashes,
 )
 
@@ -22,7 +22,7 @@ def line(*texts: str) -> RawLine:
 
 def in_order(*shards: list[str]) -> str:
     """Return names of lines in their order; a line's name is its prompt, a letter a text."""
-    order = PrefixOrder(0)
+    order = LineOrder(0)
     ranked = [
         pair
         for names in shards
@@ -48,7 +48,7 @@ def test_lines_that_share_nothing_stay_in_their_order() -> None:
 def test_a_later_order_comes_behind() -> None:
     """Of lines that share a prefix too: the cache has lost it."""
     hashes = block_hashes(line("a", "b"))
-    later, earlier = PrefixOrder(1).add([hashes]), PrefixOrder(0).add([[], hashes])
+    later, earlier = LineOrder(1).add([hashes]), LineOrder(0).add([[], hashes])
     assert max(earlier) < min(later)
 
 
