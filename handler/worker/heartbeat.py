@@ -17,6 +17,8 @@ from .gpu_time import GpuTime
 from .prefetch import Prefetch
 from .shard.shard_run import EarlyEnd, ShardRun
 
+_FINISH_SECONDS = 2.0
+
 
 class Heartbeat:
     """Beats every `tick_seconds`.
@@ -40,14 +42,19 @@ class Heartbeat:
         self._reported: dict[ShardRun, object] = {}
 
     async def run(self) -> NoReturn:
-        """Beat until cancelled."""
+        """Beat until cancelled; duties under way then have a moment to finish.
+
+        A write of sums that is cut off would be lost, or written twice.
+        """
         try:
             while True:
                 self.beat()
                 await asyncio.sleep(self._context.config.tick_seconds)
         finally:
-            for task in list(self._going.values()):
-                task.cancel()
+            if self._going:
+                _, late = await asyncio.wait(self._going.values(), timeout=_FINISH_SECONDS)
+                for task in late:
+                    task.cancel()
 
     def beat(self) -> None:
         """Start the duties that are due."""

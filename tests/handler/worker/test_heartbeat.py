@@ -161,6 +161,25 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, context: WorkerConte
     await until(lambda: runs[0].is_ending)
 
 
+async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(context: WorkerContext) -> None:
+    """Sums that a worker is writing as it stops would be lost, or written twice."""
+    heartbeat, ended = beats(context, []), []
+
+    async def duty(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        ended.append(name)
+
+    beating = asyncio.create_task(heartbeat.run())
+    heartbeat.start("quick", lambda: duty("quick", 0.1))
+    heartbeat.start("slow", lambda: duty("slow", NEVER))
+    await asyncio.sleep(0)
+    beating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await beating
+    assert ended == ["quick"]
+    await until(lambda: not heartbeat._going)
+
+
 async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, context: WorkerContext) -> None:
     """By the requests in flight; time in which the process was stopped is nobody's."""
     rig.batch(*[GOOD] * 4)

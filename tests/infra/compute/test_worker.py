@@ -20,7 +20,7 @@ from tidemill.cli.main import make_parser
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.fleet.ecs import EcsConfig
 from tidemill.handler.settings import read_settings
-from tidemill.handler.worker import engine_client, worker
+from tidemill.handler.worker import engine_client, heartbeat, worker
 from tidemill.handler.worker.context.config import WorkerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
@@ -210,7 +210,7 @@ def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
         returned = max(
             asked + engine_client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS
         )
-        return returned + worker._LAST_SECONDS
+        return returned + heartbeat._FINISH_SECONDS + worker._LAST_SECONDS
 
     usual = WorkerConfig(queue="q")
     assert stop_seconds(usual.grace_seconds, usual.wait_seconds) <= 60
