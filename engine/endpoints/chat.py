@@ -18,6 +18,7 @@ from tidemill.protocol.stream import StreamOptions
 from ..parsers.registry import ParserSet
 from ..scheduling.images import PromptImage
 from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..scheduling.token_logprobs import NO_LOGPROBS
 from ..text.text_model import TextModel
 from .chat_messages import choice_body, count_reasoning_tokens, parse_choice
 from .chat_preprocessor import ChatPreprocessor, Conversation
@@ -109,7 +110,7 @@ class ChatCompletions:
         if request.return_token_ids:
             answer["prompt_token_ids"] = choices[0].prompt_ids
         if request.prompt_logprobs is not None:
-            entries = choices[0].result.prompt_logprobs or []
+            entries = choices[0].result.prompt_logprobs or NO_LOGPROBS
             answer["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
         if self._verifies and request.output_constraint is not None:
             texts = [None if said.calls else said.content for said in answers]

@@ -8,6 +8,7 @@ from typing import Any
 from tidemill.protocol.chat import ChatCompletionRequest, chat_choice, message_body
 
 from ..parsers.parsed_output import ParsedMessage, parse_text
+from ..scheduling.token_logprobs import NO_LOGPROBS
 from ..text.tokenizer import Tokenizer
 from .chat_preprocessor import Conversation
 from .choices import FinishedChoice
@@ -65,7 +66,7 @@ def choice_body(
     logprobs = None
     if request.logprobs:
         as_ids = bool(request.return_tokens_as_token_ids)
-        logprobs = chat_logprobs(result.logprobs or [], tokenizer, as_ids=as_ids)
+        logprobs = chat_logprobs(result.logprobs or NO_LOGPROBS, tokenizer, as_ids=as_ids)
     shown = chat_choice(
         index,
         message_body(

@@ -19,12 +19,7 @@ from tidemill.protocol.requests import read_body
 from tidemill.protocol.routes import COMPLETIONS
 from tidemill.protocol.stream import StreamOptions
 
-from ..scheduling.sequence import (
-    Constraint,
-    SequenceRequest,
-    SequenceResult,
-    TokenLogprob,
-)
+from ..scheduling.sequence import Constraint, SequenceRequest, SequenceResult
 from ..text.text_model import TextModel
 from ..text.tokenizer import Tokenizer
 from .choices import choices_by_prompt, usage_of, verification_field
@@ -161,22 +156,20 @@ class _ChoiceText:
                 body["prompt_token_ids"] = self._prompt_ids
             body["token_ids"] = choice_delta.token_ids
         if request.prompt_logprobs is not None and choice_delta.is_first:
-            entries = [
-                _top_of(entry, request.prompt_logprobs) for entry in choice_delta.prompt_logprobs
-            ]
+            entries = choice_delta.prompt_logprobs.narrowed(request.prompt_logprobs)
             body["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
         return body
 
     def _logprobs(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
-        entries: list[TokenLogprob | None] = [*choice_delta.logprobs]
+        rows = choice_delta.logprobs.rows()
         ids, offsets = [*choice_delta.token_ids], self._offsets.next_offsets(choice_delta.token_ids)
         if choice_delta.is_first and self._echo.token_ids:
             num_top = self._request.logprobs or 0
-            before = [_top_of(entry, num_top) for entry in choice_delta.prompt_logprobs]
-            entries, ids = before + entries, [*self._echo.token_ids, *ids]
+            before = choice_delta.prompt_logprobs.narrowed(num_top).rows()
+            rows, ids = before + rows, [*self._echo.token_ids, *ids]
             offsets = [*self._echo.offsets, *offsets]
         as_ids = bool(self._request.return_tokens_as_token_ids)
-        return completion_logprobs(entries, ids, offsets, self._tokenizer, as_ids=as_ids)
+        return completion_logprobs(rows, ids, offsets, self._tokenizer, as_ids=as_ids)
 
 
 class _CompletionStream:
@@ -236,9 +229,3 @@ def _num_prompt_logprobs(request: CompletionRequest) -> int | None:
     if request.echo and request.logprobs is not None:
         asked.append(request.logprobs)
     return max(asked, default=None)
-
-
-def _top_of(entry: TokenLogprob | None, num_top: int) -> TokenLogprob | None:
-    if entry is None or len(entry.top) <= num_top:
-        return entry
-    return TokenLogprob(entry.token_id, entry.logprob, entry.top[:num_top])

@@ -12,7 +12,7 @@ from tidemill.protocol.contract import Reply, Usage
 from tidemill.protocol.routes import Route
 from tidemill.protocol.stream import StreamOptions
 
-from ..scheduling.sequence import TokenLogprob
+from ..scheduling.token_logprobs import TokenLogprobs
 
 
 class EngineResult(Protocol):
@@ -121,11 +121,11 @@ class OutputDelta(Protocol):
         """Return the new tokens."""
 
     @property
-    def new_logprobs(self) -> Sequence[TokenLogprob]:
+    def new_logprobs(self) -> TokenLogprobs:
         """Return one for each new token, if logprobs were asked for."""
 
     @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprob | None]:
+    def prompt_logprobs(self) -> TokenLogprobs:
         """Return the prompt's, in the first event, if they were asked for."""
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ..scheduling.sequence import TokenLogprob
+from ..scheduling.token_logprobs import LogprobRow, TokenLogprobs
 from ..text.tokenizer import Tokenizer
 
 # JSON has no infinity; this is what OpenAI and vLLM write for a token that cannot come.
@@ -61,18 +61,19 @@ class _TokenTexts(dict[int, _TokenText]):
 
 
 def chat_logprobs(
-    logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool = False
+    logprobs: TokenLogprobs, tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> dict[str, Any]:
     """Return the `logprobs` object of a chat choice."""
     texts = _TokenTexts(tokenizer, as_ids=as_ids)
-    content = [texts.in_chat(entry.token_id, entry.logprob) for entry in logprobs]
-    for shown, entry in zip(content, logprobs, strict=True):
-        shown["top_logprobs"] = [texts.in_chat(token_id, value) for token_id, value in entry.top]
+    content = []
+    for token_id, logprob, _, top in filter(None, logprobs.rows()):
+        shown = texts.in_chat(token_id, logprob)
+        content.append(shown | {"top_logprobs": [texts.in_chat(*pair) for pair in top]})
     return {"content": content, "refusal": None}
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob | None],
+    rows: Sequence[LogprobRow | None],
     token_ids: Sequence[int],
     offsets: Sequence[int],
     tokenizer: Tokenizer,
@@ -81,35 +82,34 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Return the `logprobs` object of a text choice.
 
-    `entries` goes with `token_ids`, None where nothing predicts the token. The top logprobs always
-    include the sampled token, so there may be one more than was asked for.
+    `rows` goes with `token_ids`, None where a token has no score. The top logprobs always include
+    the sampled token, so there may be one more than was asked for.
     """
     texts = _TokenTexts(tokenizer, as_ids=as_ids)
     top_logprobs: list[dict[str, float] | None] = []
-    for entry in entries:
-        if entry is None:
+    for row in rows:
+        if row is None:
             top_logprobs.append(None)
             continue
-        pairs = [(entry.token_id, entry.logprob), *entry.top]
+        token_id, logprob, _, best = row
+        pairs = [(token_id, logprob), *best]
         top = {texts.in_text(token_id): _finite(lp) for token_id, lp in pairs[::-1]}
         top_logprobs.append(dict(reversed(top.items())))
     return {
         "text_offset": list(offsets),
-        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "token_logprobs": [None if row is None else _finite(row[1]) for row in rows],
         "tokens": [texts.in_text(token_id) for token_id in token_ids],
         "top_logprobs": top_logprobs,
     }
 
 
-def prompt_logprobs(
-    entries: Sequence[TokenLogprob | None], tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
+def prompt_logprobs(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
     """Return vLLM's `prompt_logprobs`: for each token a table from token ids to their values.
 
-    `rank` counts from 1; it is null for a token that is not among the likeliest.
+    `rank` counts from 1 among all tokens.
     """
     texts = _TokenTexts(tokenizer)
-    return [None if entry is None else _prompt_entry(entry, texts) for entry in entries]
+    return [None if row is None else _prompt_entry(row, texts) for row in logprobs.rows()]
 
 
 class TextOffsets:
@@ -164,14 +164,15 @@ def _finite(logprob: float) -> float:
     return max(logprob, _LEAST_LOGPROB)
 
 
-def _prompt_entry(entry: TokenLogprob, texts: _TokenTexts) -> dict[str, Any]:
-    ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, start=1)}
-    pairs = [(entry.token_id, entry.logprob), *entry.top]
+def _prompt_entry(row: LogprobRow, texts: _TokenTexts) -> dict[str, Any]:
+    token_id, logprob, rank, top = row
+    scored = {token_id: (logprob, rank)}
+    scored |= {token_id: (value, place) for place, (token_id, value) in enumerate(top, start=1)}
     return {
         str(token_id): {
             "logprob": _finite(logprob),
-            "rank": ranks.get(token_id),
+            "rank": rank,
             "decoded_token": texts[token_id].text,
         }
-        for token_id, logprob in pairs
+        for token_id, (logprob, rank) in scored.items()
     }

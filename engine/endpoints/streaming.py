@@ -13,7 +13,8 @@ from tidemill.protocol.fields import GenerationRequest
 from tidemill.protocol.stream import StreamOptions
 
 from ..parsers.parsed_output import DeltaMessage, DeltaToolCall, PlainTextParser
-from ..scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from ..scheduling.sequence import SequenceRequest, SequenceResult
+from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 from ..text.detokenizer import IncrementalDetokenizer, StopPrefixes
 from ..text.stop_strings import StopStrings
 from ..text.tokenizer import Tokenizer
@@ -36,8 +37,8 @@ class ChoiceDelta:
     is_first: bool
     text: str
     token_ids: Sequence[int]
-    logprobs: Sequence[TokenLogprob]
-    prompt_logprobs: Sequence[TokenLogprob | None]
+    logprobs: TokenLogprobs
+    prompt_logprobs: TokenLogprobs
     finished: FinishedChoice | None
 
 
@@ -49,8 +50,8 @@ def whole_choice(place: int, choice: FinishedChoice) -> ChoiceDelta:
         is_first=True,
         text=choice.text,
         token_ids=result.token_ids,
-        logprobs=result.logprobs or (),
-        prompt_logprobs=result.prompt_logprobs or (),
+        logprobs=result.logprobs or NO_LOGPROBS,
+        prompt_logprobs=result.prompt_logprobs or NO_LOGPROBS,
         finished=choice,
     )
 
@@ -87,7 +88,7 @@ class ChoiceStreams:
         self._has_begun = [False] * len(sequences)
         # By prompt: its first choice brings the prompt's logprobs, and output of the other choices
         # waits for those.
-        self._prompt_logprobs: dict[int, Sequence[TokenLogprob | None]] = {}
+        self._prompt_logprobs: dict[int, TokenLogprobs] = {}
         self._early: dict[int, list[tuple[int, OutputDelta, SequenceResult | None]]] = {}
 
     def add(
@@ -122,14 +123,14 @@ class ChoiceStreams:
                 markers=self._markers,
             )
             new = text.end(finished.text)
-        scores = self._prompt_logprobs.get(place - place % (self._request.n or 1), ())
+        scores = self._prompt_logprobs.get(place - place % (self._request.n or 1), NO_LOGPROBS)
         return ChoiceDelta(
             place=place,
             is_first=is_first,
             text=new,
             token_ids=delta.new_token_ids,
             logprobs=delta.new_logprobs,
-            prompt_logprobs=scores if is_first else (),
+            prompt_logprobs=scores if is_first else NO_LOGPROBS,
             finished=finished,
         )
 

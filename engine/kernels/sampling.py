@@ -98,6 +98,9 @@ class SamplingOps(Protocol):
         Natural logs in fp32 of the full softmax, the best first, at most one a token.
         """
 
+    def compute_ranks(self, logits: Tensor, chosen: Tensor) -> Tensor:
+        """Return the rank, from 1, of `chosen [N]` among the tokens of `logits [N, V]`: `[N]`."""
+
 
 def greedy_metadata(count: int) -> SamplingMetadata:
     """Return the metadata of `count` greedy rows without logits processors."""
@@ -165,6 +168,12 @@ def compute_logprobs(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, to
         best = wide.topk(min(top, wide.shape[1]), dim=-1)
         blocks.append((logprobs.squeeze(1), best.values - total, best.indices))
     return Logprobs(*(torch.cat(parts) for parts in zip(*blocks, strict=True)))
+
+
+def compute_ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """See `SamplingOps.compute_ranks`."""
+    ranks: Tensor = (logits > logits.gather(1, chosen[:, None])).sum(dim=1) + 1
+    return ranks
 
 
 def _process_logits(wide: Tensor, metadata: SamplingMetadata, rows: NDArray[np.int64]) -> None:

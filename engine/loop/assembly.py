@@ -14,7 +14,7 @@ from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from ..scheduling.kv_forecast import KVForecast
-from ..scheduling.scheduler import Scheduler
+from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
 from ..scheduling.table import SequenceTable
 from ..state.groups import Pages, StateGroup, Visibility
 from ..state.pages import PagePool
@@ -79,7 +79,14 @@ def make_core(
     if config.kv_forecast:
         forecast = KVForecast(table, pool, 1 + sum(_grows(group, pool, room) for group in groups))
     scheduler = Scheduler(
-        table, pool, admission, budget, keeps_ids=keeps_ids, groups=groups, forecast=forecast
+        table,
+        pool,
+        admission,
+        budget,
+        keeps_ids=keeps_ids,
+        groups=groups,
+        forecast=forecast,
+        max_scored_rows=budget if model.has_head else MAX_SCORED_ROWS,
     )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)

@@ -12,7 +12,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tidemill.protocol.contract import EngineStats
 
-from ..scheduling.sequence import TokenLogprob
+from ..scheduling.token_logprobs import NO_LOGPROBS, TokenLogprobs
 
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
@@ -38,8 +38,8 @@ class StepOutput(NamedTuple, Generic[ResultT]):
     request: RunningRequest[ResultT]
     new_token_ids: list[int]
     is_finished: bool
-    new_logprobs: Sequence[TokenLogprob] = ()
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()
+    new_logprobs: TokenLogprobs = NO_LOGPROBS
+    prompt_logprobs: TokenLogprobs = NO_LOGPROBS
     part: ResultT | None = None
 
 

@@ -88,6 +88,7 @@ def _key(sequence: Sequence) -> Hashable | None:
         request.constraint,
         request.repetition,
         request.prompt_logprobs,
+        request.logprob_start,
         request.cache_salt,
         request.priority,
         *((image.start, image.digest) for image in request.images),

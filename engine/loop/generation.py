@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
-from ..kernels.step import to_device
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import (
     REPETITION_DETECTED,
@@ -27,6 +26,7 @@ from ..scheduling.sequence import (
 )
 from ..scheduling.step_failures import StepFailures
 from ..scheduling.step_plan import StepPlan
+from ..scheduling.token_logprobs import NO_LOGPROBS
 from .core import StepOutput
 from .deduplication import Deduplicator
 from .device_health import (
@@ -108,7 +108,7 @@ class GenerationCore:
                 param="max_tokens",
                 code="kv_cache_exceeded",
             )
-        sequence = Sequence(request, self._num_added)
+        sequence = Sequence(request, self._num_added, self._vocab_size)
         self._num_added += 1
         stops = [i for i in request.stop_token_ids if 0 <= i < len(self._may_stop)]
         self._may_stop[stops] = True
@@ -182,17 +182,15 @@ class GenerationCore:
         launched_at = time.monotonic()
         masks = self._masks.start(plan.sampled)
         try:
-            logits = self._runner.run(plan)  # [N, V]
+            logits = self._runner.run(plan)
         finally:
             masks.wait()
-        rows = plan.sampled_rows
-        is_all = len(rows) == len(logits)
-        wanted = logits if is_all else logits[to_device(rows, logits.device)]
+        wanted = logits.rows(plan.sampled_rows)
         sampled = self._sampler.choose(plan.sampled, wanted, masks)
         if self._steps_ahead:  # the next step runs before the host has these ids
             self._runner.store_sampled(plan.sampled, sampled.token_ids)
-        logprobs = StepLogprobs(plan, self._table) if self._wants_logprobs(plan) else None
-        scored = () if logprobs is None else logprobs.compute(logits, sampled.token_ids)
+        logprobs = StepLogprobs(plan, self._scheduler) if self._wants_logprobs(plan) else None
+        scored = () if logprobs is None else logprobs.compute(logits, wanted, sampled.token_ids)
         readout = self._runner.read_out([*sampled, *scored])
         return _StepInFlight(plan, launched_at, masks.failed, logprobs, readout)
 
@@ -349,10 +347,10 @@ def _next_output(
         sequence,
         new_token_ids,
         is_finished,
-        sequence.logprobs[first : sequence.num_emitted],
-        sequence.prompt_logprobs
+        sequence.logprobs.part(first, sequence.num_emitted),
+        sequence.prompt_logprobs.part(0, len(sequence.prompt))
         if not first and sequence.request.prompt_logprobs is not None
-        else (),
+        else NO_LOGPROBS,
     )
 
 

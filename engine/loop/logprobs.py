@@ -5,8 +5,8 @@ They are of the model's raw logits, before penalties and temperature.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ..kernels.backends import choose_sampling
 from ..kernels.step import to_device
-from ..scheduling.sequence import TokenLogprob
+from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
 from ..scheduling.step_plan import StepPlan
-from ..scheduling.table import SequenceTable
+from ..scheduling.token_logprobs import pack_logprobs, pack_pairs, record_bytes
+from .step_logits import StepLogits
 
 
 class _Prompt(NamedTuple):
@@ -33,17 +34,17 @@ class _Prompt(NamedTuple):
 class StepLogprobs:
     """Log-probabilities of one step: of the tokens that it samples, then of prompts it computes."""
 
-    def __init__(self, plan: StepPlan, table: SequenceTable) -> None:
-        self._table = table
+    def __init__(self, plan: StepPlan, scheduler: Scheduler) -> None:
+        self._scheduler, self._table = scheduler, scheduler.table
+        table = self._table
         self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
         self._slots = plan.sampled[self._sampled].tolist()
-        self._rows = plan.sampled_rows[self._sampled]
         self._named = [
             table.sequence(slot).request.sampling.logprob_token_ids for slot in self._slots
         ]
         first_rows = np.cumsum(plan.num_logits) - plan.num_logits
-        columns = (plan.slots, plan.starts, plan.stops, first_rows)
-        # Row i of a span scores its token i+1; the last row of a prompt scores the first new token.
+        columns = (plan.slots, plan.stops - plan.num_logits, plan.stops, first_rows)
+        # The row of token i scores token i + 1; the last one of a prompt the first new token.
         self._prompts = [
             _Prompt(slot, start + 1, min(stop + 1, int(table.num_prompt_tokens[slot])), row)
             for slot, start, stop, row in zip(
@@ -52,73 +53,111 @@ class StepLogprobs:
         ]
 
     @torch.inference_mode()
-    def compute(self, logits: Tensor, sampled_ids: Tensor) -> tuple[Tensor, ...]:
-        """Score by the step's `logits [N, V]` what it owes → what `keep` must have on the host.
+    def compute(self, logits: StepLogits, wanted: Tensor, sampled_ids: Tensor) -> list[Tensor]:
+        """Score what the step owes by its `logits` → what `keep` must have on the host.
 
-        `sampled_ids` are those of `plan.sampled`.
+        `wanted [N, V]` are the logits of `plan.sampled`, `sampled_ids [N]` what was sampled.
         """
-        table, prompts = self._table, self._prompts
-        if not self._slots and not prompts:
-            return ()
-        rows = [self._rows, *(one.first_row + np.arange(one.stop - one.start) for one in prompts)]
-        known = [table.tokens[one.slot, one.start : one.stop].astype(np.int64) for one in prompts]
-        token_ids = torch.cat(
-            [
-                sampled_ids[to_device(self._sampled, logits.device)],
-                *(to_device(ids, logits.device) for ids in known),
-            ]
-        )
-        num_top = max(
-            *table.logprobs[self._slots].tolist(),
-            *(int(table.prompt_logprobs[one.slot]) for one in prompts),
-            0,
-        )
-        sampling = choose_sampling(logits.dtype, logits.device)
-        scores = sampling.compute_logprobs(logits, np.concatenate(rows), token_ids, num_top)
-        return token_ids, *scores, self._score_named(logits, token_ids, scores.logprobs)
-
-    def _score_named(self, logits: Tensor, token_ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Return the log-probabilities of tokens that requests name, after what was sampled.
-
-        They are as far from those as their logits are.
-        """
-        owners = np.repeat(np.arange(len(self._slots)), list(map(len, self._named)))
-        ids = np.fromiter(chain.from_iterable(self._named), np.int64)
-        index, rows, named = (
-            to_device(array, logits.device) for array in (owners, self._rows[owners], ids)
-        )
-        chosen = logits[rows, token_ids[index]].float()
-        return logprobs[index] + logits[rows, named].float() - chosen
+        scored = []
+        if self._slots:
+            scored += self._score_sampled(wanted, sampled_ids)
+        if self._prompts:
+            scored += self._score_prompts(logits)
+        return scored
 
     def keep(self, arrived: Sequence[NDArray[Any]], taken: NDArray[np.bool_]) -> None:
         """Give sequences that still run what `compute` came to; `taken` marks sampled tokens."""
+        num_prompt_arrays = 4 if self._prompts else 0
+        num_sampled_arrays = len(arrived) - num_prompt_arrays
+        if self._slots:
+            self._keep_sampled(*arrived[:num_sampled_arrays], taken=taken[self._sampled])
+        if self._prompts:
+            self._keep_prompts(*arrived[num_sampled_arrays:])
+
+    def _score_sampled(self, logits: Tensor, sampled_ids: Tensor) -> list[Tensor]:
+        """Return ids and scores of sampled tokens, and of those that requests name beside them."""
+        token_ids = sampled_ids[to_device(self._sampled, logits.device)]
+        num_top = int(self._table.logprobs[self._slots].max())
+        sampling = choose_sampling(logits.dtype, logits.device)
+        scores = sampling.compute_logprobs(logits, self._sampled, token_ids, num_top)
+        owners = np.repeat(np.arange(len(self._slots)), list(map(len, self._named)))
+        ids = np.fromiter(chain.from_iterable(self._named), np.int64)
+        index, rows, named = (
+            to_device(array, logits.device) for array in (owners, self._sampled[owners], ids)
+        )
+        # They are as far from those of the sampled tokens as their logits are.
+        chosen = logits[rows, token_ids[index]].float()
+        of_named = scores.logprobs[index] + logits[rows, named].float() - chosen
+        return [token_ids, *scores, of_named]
+
+    def _score_prompts(self, logits: StepLogits) -> list[Tensor]:
+        """Return scores and ranks of prompt tokens, from a tile of logits at a time."""
+        table, prompts = self._table, self._prompts
+        rows = np.concatenate([one.first_row + np.arange(one.stop - one.start) for one in prompts])
+        known = np.concatenate([table.tokens[one.slot, one.start : one.stop] for one in prompts])
+        token_ids = to_device(known.astype(np.int64), logits.device)
+        num_top = int(table.prompt_logprobs[[one.slot for one in prompts]].max())
+        tiles = []
+        for start in range(0, len(rows), MAX_SCORED_ROWS):
+            tile = slice(start, start + MAX_SCORED_ROWS)
+            of_tile = logits.rows(rows[tile])
+            sampling = choose_sampling(of_tile.dtype, of_tile.device)
+            places = np.arange(len(of_tile))
+            scores = sampling.compute_logprobs(of_tile, places, token_ids[tile], num_top)
+            tiles.append([*scores, sampling.compute_ranks(of_tile, token_ids[tile])])
+        return [torch.cat(parts) for parts in zip(*tiles, strict=True)]
+
+    def _keep_sampled(
+        self,
+        token_ids: NDArray[Any],
+        logprobs: NDArray[Any],
+        top_logprobs: NDArray[Any],
+        top_ids: NDArray[Any],
+        of_named: NDArray[Any],
+        *,
+        taken: NDArray[np.bool_],
+    ) -> None:
         table = self._table
-        if not arrived:
-            return
-        *columns, of_named = (column.tolist() for column in arrived)
-        rows, values = zip(*columns, strict=True), iter(of_named)
-        are_taken = taken[self._sampled].tolist()
-        for slot, named, is_taken in zip(self._slots, self._named, are_taken, strict=True):
-            entry = _entry(next(rows), int(table.logprobs[slot]))
-            if named:
-                entry = _of_named(entry, named, islice(values, len(named)))
-            if is_taken:
-                table.sequence(slot).logprobs.append(entry)
+        packed = pack_logprobs(token_ids, logprobs, top_ids, top_logprobs)
+        records, size, head = packed.tobytes(), packed.shape[1], record_bytes(0)
+        pairs, ends = self._pack_named(of_named)
+        for place in np.flatnonzero(taken).tolist():
+            kept, first = table.sequence(self._slots[place]).logprobs, place * size
+            if num_named := len(self._named[place]):
+                own = pairs[ends[place] - num_named : ends[place]]
+                kept.append(records[first : first + head] + own.tobytes())
+            else:
+                kept.append(records[first : first + kept.record_bytes])
+
+    def _pack_named(self, of_named: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the pairs of named tokens, the best of each row first, and where each ends."""
+        counts = np.array(list(map(len, self._named)))
+        ids = np.fromiter(chain.from_iterable(self._named), np.int64)
+        order = np.lexsort((-of_named, np.repeat(np.arange(len(counts)), counts)))
+        return pack_pairs(ids[order], of_named[order]), np.cumsum(counts)
+
+    def _keep_prompts(
+        self,
+        logprobs: NDArray[Any],
+        top_logprobs: NDArray[Any],
+        top_ids: NDArray[Any],
+        ranks: NDArray[Any],
+    ) -> None:
+        table, first = self._table, 0
         for slot, start, stop, _ in self._prompts:
-            num_top = int(table.prompt_logprobs[slot])
-            entries = [_entry(row, num_top) for row in islice(rows, stop - start)]
-            if table.is_running[slot]:
-                # After a preemption some are there already, and come again.
-                table.sequence(slot).prompt_logprobs[start:] = entries
-
-
-def _of_named(entry: TokenLogprob, named: Sequence[int], values: Iterable[float]) -> TokenLogprob:
-    pairs = sorted(zip(named, values, strict=True), key=lambda pair: -pair[1])
-    return TokenLogprob(entry.token_id, entry.logprob, tuple(pairs))
-
-
-def _entry(row: tuple[Any, ...], num_top: int) -> TokenLogprob:
-    token_id, logprob, top_logprobs, top_ids = row
-    return TokenLogprob(
-        token_id, logprob, tuple(zip(top_ids[:num_top], top_logprobs[:num_top], strict=True))
-    )
+            own = slice(first, first + stop - start)
+            first = own.stop
+            if not table.is_running[slot]:
+                continue
+            sequence = table.sequence(slot)
+            kept = sequence.prompt_logprobs
+            packed = pack_logprobs(
+                sequence.prompt[start:stop],
+                logprobs[own],
+                top_ids[own],
+                top_logprobs[own],
+                ranks[own],
+            )
+            kept.truncate(start)  # after a preemption some are there already, and come again
+            kept.append(packed[:, : kept.record_bytes].tobytes())
+            self._scheduler.keep_logprobs(sequence, start)

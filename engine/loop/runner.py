@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.attention import AttentionBackend
 from ..kernels.sampling import PagedTokenIds
 from ..kernels.step import Step, slot_stride
-from ..model.loaded_model import LoadedModel
+from ..model.loaded_model import LoadedModel, NetworkWithHead
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
 from ..state.groups import Pages, StateGroup
@@ -23,6 +23,7 @@ from .cuda_graphs import CudaGraphs
 from .device_health import probe
 from .device_tokens import DeviceTokens
 from .image_embeddings import ImageEmbeddings
+from .step_logits import StepLogits
 
 
 class Readout:
@@ -113,8 +114,8 @@ class Runner:
         probe(self._model.device)
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> Tensor:
-        """Compute the plan's tokens, writing their keys and values to their pages → `[N, V]`.
+    def run(self, plan: StepPlan) -> StepLogits:
+        """Compute the plan's tokens, writing their keys and values to their pages.
 
         The logits are those of the plan's spans in order, `plan.num_logits` of each.
         """
@@ -125,7 +126,7 @@ class Runner:
         if self._graphs is not None and self._graphs.can_run(arrays):
             step = self._graphs.pack(plan.num_decodes, arrays)
             self._sampled_slots = step.sampled_slots
-            return self._graphs.run(step, self._ids)
+            return StepLogits(self._graphs.run(step, self._ids))
         step = Step.pack(plan.num_decodes, self._model.device, **arrays)
         self._sampled_slots = step.sampled_slots
         if shown is not None:
@@ -134,7 +135,12 @@ class Runner:
         if not are_known or self._ids.kept is not None:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
-        return self._model.network.forward(step, self._attention)
+        network = self._model.network
+        if plan.is_scored.any() and self._model.has_head:
+            assert isinstance(network, NetworkWithHead)
+            hidden = network.hidden_states(step, self._attention)
+            return StepLogits(hidden, network.compute_logits)
+        return StepLogits(network.forward(step, self._attention))
 
     @torch.inference_mode()
     def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:

@@ -144,6 +144,11 @@ class LoadedModel:
         dtype = self.cache_dtype or self.dtype
         return self.backend.page_bytes(self.shapes, dtype) // self.backend.page_size
 
+    @property
+    def has_head(self) -> bool:
+        """Say whether logits may be computed apart from the layers, a tile at a time."""
+        return isinstance(self.network, NetworkWithHead)
+
     def run_graph(
         self,
         step: Step,

@@ -351,6 +351,11 @@ class _ParallelModel(LoadedModel):
     leader: Leader
     number: int
 
+    @property
+    def has_head(self) -> bool:
+        """Say no: the other ranks compute their share of all logits with the layers."""
+        return False
+
     def attention(
         self, num_pages: int, num_rows: int = 0, groups: Sequence[LayerGroup] = ()
     ) -> AttentionBackend:

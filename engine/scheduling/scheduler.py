@@ -35,7 +35,7 @@ from .step_budget import LineTokenLimit, StepTokenLimit
 from .step_plan import StepPlan
 from .table import SequenceTable
 
-# Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] of a step must stay small.
+# Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] at a time must stay small.
 MAX_SCORED_ROWS = 256
 # A failure may pass, or be the size of the batch; one that keeps coming has an owner.
 MAX_FAILURES_IN_COMPANY = 3
@@ -65,7 +65,8 @@ class Scheduler:
     `admission` says who starts next, but suspects of a failed step come before all others. Where
     the device `keeps_ids`, no step waits for those that penalties are reckoned from. `groups` are
     of layers whose state is not the full pages of the table. With a `forecast` lines start where
-    the KV cache holds all that run to their ends.
+    the KV cache holds all that run to their ends. A step scores at most `max_scored_rows` tokens
+    of prompts.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Scheduler:
         keeps_ids: bool = False,
         groups: Iterable[StateGroup] = (),
         forecast: KVForecast | None = None,
+        max_scored_rows: int = MAX_SCORED_ROWS,
     ) -> None:
         self.table = table
         self.pool = pool
@@ -88,6 +90,7 @@ class Scheduler:
         self._admission = admission
         self._keeps_ids = keeps_ids
         self._forecast = forecast
+        self._max_scored_rows = max_scored_rows
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
@@ -116,7 +119,7 @@ class Scheduler:
         decodes = self._decodes()
         if self._num_in_flight and self._must_wait(decodes):
             return None
-        self._scored_rows_left = MAX_SCORED_ROWS
+        self._scored_rows_left = self._max_scored_rows
         while self._is_blocked() and len(self.table.running) > 1:
             self.preempt(int(self.table.running[-1]))
         self._admit_urgent()
@@ -202,6 +205,10 @@ class Scheduler:
                 stops |= {slot: reached} if reached > start else {}
                 left -= reached - start
         return self._laid_out(np.empty(0, np.int64), stops) if stops else None
+
+    def keep_logprobs(self, sequence: Sequence, start: int) -> None:
+        """Keep the scores of a prompt from a token on, for those that begin alike."""
+        self._states.keep_logprobs(sequence, start)
 
     def note_end(self, sequence: Sequence) -> None:
         """Learn from a sequence that has ended by itself."""
@@ -414,14 +421,15 @@ class Scheduler:
         order = np.lexsort((table.adapter[slots], ~is_decode))
         slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
         samples = stops == table.num_tokens[slots]
-        is_scored = table.prompt_logprobs[slots] >= 0
-        is_scored &= starts + 1 < table.num_prompt_tokens[slots]
+        scored_from = np.maximum(starts, table.first_scored_row[slots])
+        is_scored = (table.prompt_logprobs[slots] >= 0) & (scored_from < stops)
+        is_scored &= scored_from + 1 < table.num_prompt_tokens[slots]
         return StepPlan(
             num_decodes=int(is_decode.sum()),
             slots=slots,
             starts=starts,
             stops=stops,
-            num_logits=np.where(is_scored, stops - starts, samples),
+            num_logits=np.where(is_scored, stops - scored_from, samples),
             samples=samples,
             is_scored=is_scored,
             starts_anew=~table.has_begun[slots],
@@ -455,6 +463,7 @@ class Scheduler:
             sequence.num_cached_tokens = num_cached
             sequence.start_order = self._num_started
             self._num_started += 1
+        self._states.restore_logprobs(sequence, placement.num_cached)
         slot = self.table.place(sequence, num_cached)
         following = queue.peek() if len(self._states.groups) > 1 else None
         self._states.enter(slot, placement, following)
@@ -486,12 +495,14 @@ class Scheduler:
         start, total = int(table.num_computed[slot]), int(table.num_tokens[slot])
         most = -(-budget.left(is_urgent=is_urgent) // num_sharing)
         is_scored = request.prompt_logprobs is not None
-        stop = min(total, start + (min(most, self._scored_rows_left) if is_scored else most))
+        stop, scored_from = min(total, start + most), max(start, int(table.first_scored_row[slot]))
+        if is_scored:
+            stop = min(stop, scored_from + self._scored_rows_left)
         stop = self._states.attend(slot, start, whole_stop(request.images, start, stop))
         if stop == start or whole_stop(request.images, start, stop) != stop:
             return {}
         if is_scored:
-            self._scored_rows_left -= stop - start
+            self._scored_rows_left -= max(0, stop - scored_from)
         budget.spend(stop - start, is_urgent=is_urgent)
         self._states.register(slot, start, stop)
         return {slot: stop}

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .images import PromptImage, axes_of
 from .repetition import Repetition
+from .token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "repetition"]
 # In vLLM's words.
@@ -94,7 +95,8 @@ class SequenceRequest:
     Generation ends at `max_tokens` new tokens (0 scores the prompt only), at a token of
     `stop_token_ids` (kept as the last of `token_ids`), where `stop_text` finds the end or at a
     `repetition`; none of the latter three before `min_tokens`. `prompt_logprobs` asks for the
-    prompt's own log-probabilities with that many alternatives (0: none besides the token itself).
+    prompt's own log-probabilities with that many alternatives (0: none besides the token itself),
+    from its token `logprob_start` on (the first has none in any case).
     Pages of the KV cache are shared only among requests of one `cache_salt`. When it `is_streamed`
     each token is told as it comes, else all at the end. `images` are the images of the prompt, in
     the order of their places; each stands there in place of its tokens. Each token is one that
@@ -112,6 +114,7 @@ class SequenceRequest:
     stop_text: StopText | None = None
     repetition: Repetition | None = None
     prompt_logprobs: int | None = None
+    logprob_start: int = 0
     cache_salt: str = ""
     is_streamed: bool = False
     images: tuple[PromptImage, ...] = ()
@@ -122,38 +125,30 @@ class SequenceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Natural-log probability of one token and of the likeliest ones (best first)."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class SequenceResult:
     """A finished sequence. `stop_reason` is the stop token id or stop string that ended it.
 
     A repetition that did is `REPETITION_DETECTED`; it is None where a constraint let nothing
     follow, and at the end of `max_tokens`.
 
-    `prompt_logprobs[0]` is None: nothing predicts the first token.
+    `prompt_logprobs[0]` is None, as nothing predicts the first token, and so are those of tokens
+    before `logprob_start`.
     """
 
     token_ids: list[int]
     finish_reason: FinishReason
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[TokenLogprob | None] | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
 
     @property
     def num_values(self) -> int:
         """Return how many tokens it names, the likeliest at each place among them."""
         num_values = len(self.token_ids)
         for scores in (self.logprobs, self.prompt_logprobs):
-            if scores and (last := scores[-1]):
-                num_values += len(scores) * (1 + len(last.top))
+            if scores is not None:
+                num_values += len(scores) * (1 + scores.num_top)
         return num_values
 
 
@@ -183,8 +178,11 @@ class Sequence:
         "stop_watch",
     )
 
-    def __init__(self, request: SequenceRequest, arrival: int) -> None:
+    def __init__(
+        self, request: SequenceRequest, arrival: int, vocab_size: int | None = None
+    ) -> None:
         self.request = request
+        sampling = request.sampling
         self.prompt = np.array(request.prompt_ids, np.int32)
         self.axes = axes_of(request.images, len(self.prompt)) if request.images else None
         self.arrival = arrival  # place in the queue
@@ -194,8 +192,12 @@ class Sequence:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_emitted = 0  # of those generated: the rest is for its next event
-        self.logprobs: list[TokenLogprob] = []
-        self.prompt_logprobs: list[TokenLogprob | None] = [None]
+        num_top = len(sampling.logprob_token_ids) or _at_most(sampling.logprobs, vocab_size)
+        self.logprobs = TokenLogprobs(num_top)
+        self.prompt_logprobs = TokenLogprobs(
+            _at_most(request.prompt_logprobs, vocab_size),
+            min(max(1, request.logprob_start), len(self.prompt)),
+        )
         self.stop_reason: int | str | None = None
         self.stop_watch = None if request.stop_text is None else request.stop_text.watch()
         self.constraint_state = (
@@ -229,9 +231,9 @@ class Sequence:
         if self.error is not None:
             raise self.error
         request = self.request
-        scores: list[TokenLogprob] | None = None
+        scores: TokenLogprobs | None = None
         if request.sampling.logprobs is not None:
-            scores = self.logprobs[: len(self.generated)]
+            scores = self.logprobs.part(0, len(self.generated))
         return SequenceResult(
             token_ids=self.generated,
             finish_reason=self.finish_reason,
@@ -240,3 +242,9 @@ class Sequence:
             logprobs=scores,
             prompt_logprobs=self.prompt_logprobs if request.prompt_logprobs is not None else None,
         )
+
+
+def _at_most(count: int | None, most: int | None) -> int:
+    """Return how many alternatives there are of those that are asked for."""
+    count = count or 0
+    return count if most is None else min(count, most)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..state.groups import StateGroup
 from ..state.pages import Digest, PagePool, page_digests, root_digest
 from .images import image_digests
+from .logprob_cache import LogprobCache
 from .sequence import Sequence, SequenceRequest
 from .table import SequenceTable
 
@@ -50,6 +51,7 @@ class StateCache:
         self._table = table
         self._page_size = table.page_size
         self._settled = np.zeros(len(table.sequences), np.int64)  # tokens that are collected
+        self.logprob_cache = LogprobCache()
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Say whether a sequence that grows to `num_tokens` fits when it is alone."""
@@ -58,9 +60,8 @@ class StateCache:
 
     def place(self, sequence: Sequence, num_beside: int = 0) -> Placement:
         """Look up where a sequence may resume; its last token is always computed anew."""
-        digests, most = self._digests(sequence), 0
-        if sequence.request.prompt_logprobs is None:
-            most = (sequence.num_tokens - 1) // self._page_size
+        digests = self._digests(sequence)
+        most = (self._num_resumable(sequence) - 1) // self._page_size
         found = [group.resumable(digests, most) for group in self.groups]
         num_cached, most_cached = min(found), max(found)
         while any(num > num_cached for num in found):
@@ -71,6 +72,43 @@ class StateCache:
             # What is cached is in the way, and nobody else will make room.
             return self._placed(sequence, 0, most_cached, num_beside)
         return placement
+
+    def restore_logprobs(self, sequence: Sequence, num_cached: int) -> None:
+        """Give a sequence the cached scores of its prompt that it resumes behind."""
+        if sequence.request.prompt_logprobs is None:
+            return
+        scores, size = sequence.prompt_logprobs, self._page_size
+        while len(scores) <= min(num_cached * size, len(sequence.prompt) - 1):
+            page = len(scores) // size
+            cached = self.logprob_cache.get(sequence.digests[page], scores.num_top)
+            scores.append(cached[(len(scores) - max(1, page * size)) * scores.record_bytes :])
+        scores.truncate(len(sequence.prompt))
+
+    def keep_logprobs(self, sequence: Sequence, start: int) -> None:
+        """Keep the scores of pages of a prompt that have all of theirs, from a token on."""
+        scores, size = sequence.prompt_logprobs, self._page_size
+        for page in range(start // size, min(len(scores) // size, len(sequence.digests))):
+            first = max(1, page * size)
+            if first >= scores.num_unscored:
+                self.logprob_cache.put(
+                    sequence.digests[page],
+                    scores.num_top,
+                    scores.records(first, (page + 1) * size),
+                )
+
+    def _num_resumable(self, sequence: Sequence) -> int:
+        """Return the length of what may be resumed behind, but for its last token.
+
+        That of a prompt to be scored ends at the first token whose score nobody knows.
+        """
+        if sequence.request.prompt_logprobs is None:
+            return sequence.num_tokens
+        scores, digests, size = sequence.prompt_logprobs, sequence.digests, self._page_size
+        num_scored, page = len(scores), len(scores) // size
+        while page < len(digests) and self.logprob_cache.covers(digests[page], scores.num_top):
+            page += 1
+            num_scored = page * size
+        return sequence.num_tokens if num_scored >= len(sequence.prompt) else num_scored
 
     def _placed(
         self, sequence: Sequence, num_cached: int, most_cached: int, num_beside: int

@@ -56,6 +56,7 @@ class SequenceTable:
         self.seed = np.zeros(slots, np.uint64)
         self.logprobs = np.full(slots, -1, np.int64)  # -1: none
         self.prompt_logprobs = np.full(slots, -1, np.int64)
+        self.first_scored_row = np.zeros(slots, np.int64)  # place before the first token without
         self.repetition_penalty = np.ones(slots, np.float32)
         self.presence_penalty = np.zeros(slots, np.float32)
         self.frequency_penalty = np.zeros(slots, np.float32)
@@ -123,6 +124,7 @@ class SequenceTable:
         self.seed[slot] = sampling.seed
         self.logprobs[slot] = _or_none(sampling.logprobs)
         self.prompt_logprobs[slot] = _or_none(request.prompt_logprobs)
+        self.first_scored_row[slot] = len(sequence.prompt_logprobs) - 1
         self.repetition_penalty[slot] = sampling.repetition_penalty
         self.presence_penalty[slot] = sampling.presence_penalty
         self.frequency_penalty[slot] = sampling.frequency_penalty

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tidemill.engine.errors import DeviceFailed
 from tidemill.engine.loop.runner import Readout
+from tidemill.engine.loop.step_logits import StepLogits
 from tidemill.engine.scheduling.sequence import Sequence
 from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
@@ -199,7 +200,7 @@ class PagedModel:
         """Count the calls."""
         self.num_memory_freed += 1
 
-    def run(self, plan: StepPlan) -> Tensor:
+    def run(self, plan: StepPlan) -> StepLogits:
         """Compute a plan as `Runner.run` does."""
         self.plans.append(plan)
         running = [self._table.sequence(slot) for slot in plan.slots.tolist()]
@@ -210,7 +211,7 @@ class PagedModel:
         self._failure = self._failure or failure
         if self._failure is not None:
             self._memory.scramble(plan)
-            return torch.zeros(int(plan.num_logits.sum()), self._width)
+            return StepLogits(torch.zeros(int(plan.num_logits.sum()), self._width))
         try:
             self._memory.compute(plan)
         except AssertionError as broken:
@@ -220,7 +221,7 @@ class PagedModel:
         for (slot, _, stop), count in zip(spans_of(plan), plan.num_logits.tolist(), strict=True):
             tokens = self._memory.tokens_of(slot, stop)
             rows += [self._logits_of(tokens[: end + 1]) for end in range(stop - count, stop)]
-        return torch.tensor(np.array(rows, np.float32).reshape(-1, self._width))
+        return StepLogits(torch.tensor(np.array(rows, np.float32).reshape(-1, self._width)))
 
     def store_sampled(self, slots: NDArray[np.int64], token_ids: Tensor) -> None:
         """Keep sampled ids as `Runner.store_sampled` does."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -16,7 +17,13 @@ from tidemill.engine.endpoints import text_endpoints
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.engine.loop.core import StepOutput
-from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult, TokenLogprob
+from tidemill.engine.scheduling.sequence import SequenceRequest, SequenceResult
+from tidemill.engine.scheduling.token_logprobs import (
+    NO_LOGPROBS,
+    TokenLogprob,
+    TokenLogprobs,
+    pack_logprobs,
+)
 from tidemill.engine.structured_output.grammar_backend import GrammarBackend
 from tidemill.engine.text.chat_template import ChatTemplate
 from tidemill.engine.text.text_model import SamplingDefaults, TextModel
@@ -181,10 +188,14 @@ class ScriptedGenerator:
             num_cached_tokens=self.num_cached_tokens,
             logprobs=None
             if num_top is None
-            else [_logprob(i, num_top, request.sampling.logprob_token_ids) for i in token_ids],
+            else pack_entries(
+                [_logprob(i, num_top, request.sampling.logprob_token_ids) for i in token_ids]
+            ),
             prompt_logprobs=None
             if num_prompt_top is None
-            else [None, *(_logprob(i, num_prompt_top) for i in request.prompt_ids[1:])],
+            else pack_entries(
+                [_logprob(i, num_prompt_top) for i in request.prompt_ids[1:]], num_unscored=1
+            ),
         )
 
 
@@ -215,15 +226,28 @@ def told(
                         Finished(result),
                         result.token_ids[here],
                         number == last[place],
-                        (result.logprobs or [])[here],
-                        () if number else result.prompt_logprobs or (),
+                        (result.logprobs or NO_LOGPROBS).part(number, number + 1),
+                        NO_LOGPROBS if number else result.prompt_logprobs or NO_LOGPROBS,
                     ),
                 )
 
 
+def pack_entries(entries: Sequence[TokenLogprob], num_unscored: int = 0) -> TokenLogprobs:
+    """Return entries that have as many alternatives as each other, packed."""
+    num_top = len(entries[0].top) if entries else 0
+    packed = TokenLogprobs(num_top, num_unscored)
+    tops = np.array([entry.top for entry in entries]).reshape(len(entries), num_top, 2)
+    ids = np.array([entry.token_id for entry in entries])
+    logprobs = np.array([entry.logprob for entry in entries])
+    ranks = np.array([entry.rank or 0 for entry in entries])
+    records = pack_logprobs(ids, logprobs, tops[..., 0], tops[..., 1], ranks)
+    packed.append(records.tobytes())
+    return packed
+
+
 def _logprob(token_id: int, num_top: int, named: Sequence[int] = ()) -> TokenLogprob:
     top = sorted(named) or range(num_top)
-    return TokenLogprob(token_id, -token_id / 100, tuple((i, -i / 100) for i in top))
+    return TokenLogprob(token_id, -token_id / 100, tuple((i, -i / 100) for i in top), token_id + 1)
 
 
 class Scene:

@@ -243,8 +243,11 @@ def test_another_seed_gives_another_row(ready: Ready) -> None:
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_prompt_logprobs_are_those_of_eager_attention(ready: Ready, steps_ahead: int) -> None:
-    """Scored in chunks, with another of the same beginning beside it, a prompt gets its scores."""
+def test_prompt_logprobs_are_those_of_eager_attention(
+    ready: Ready, steps_ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scored in chunks and tiles, with another of the same beginning beside it."""
+    monkeypatch.setattr("tidemill.engine.loop.logprobs.MAX_SCORED_ROWS", 5)
     eager, model = ready("LlamaConfig")
     prompt = prompts(2)[1]
     request = SequenceRequest(prompt, 0, Sampling(temperature=0), prompt_logprobs=2)

@@ -122,11 +122,12 @@ def thread_loop() -> None:
 
 
 def sample_and_score(dtype: torch.dtype) -> None:
-    """Sample a token and compute its logprob."""
+    """Sample a token and compute its logprob and rank."""
     logits = torch.zeros(1, VOCABULARY, dtype=dtype)
     whole = np.zeros(1, np.int64)
     sampling.sample(logits, greedy_metadata(1))
     sampling.compute_logprobs(logits, whole, torch.zeros(1, dtype=torch.int64), 1)
+    sampling.compute_ranks(logits, torch.zeros(1, dtype=torch.int64))
 
 
 def jobs() -> list[Callable[[], None]]:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import sampling as reference
 from ..sampling import Logprobs, Sampled, SamplingMetadata
 from .jit_cache import compiled
 from .scalars import (
@@ -35,6 +36,8 @@ LOWEST = np.float32(-87.0)
 ABOVE_ROUNDING = np.float32(1.00001)
 # Size of a tile of logits that is skipped as a whole in the search for the best.
 FEW_AT_ONCE = 256
+# The best are found by insertion: so many that a sort takes less than that.
+MOST_INSERTED = 64
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:
@@ -62,12 +65,21 @@ def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:
 
 def compute_logprobs(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, top: int) -> Logprobs:
     """Return the logprobs of `chosen [M]` in `rows [M]` of `logits [N, V]`, and the `top` best."""
+    if top > MOST_INSERTED:
+        return reference.compute_logprobs(logits, rows, chosen, top)
     top = min(top, logits.shape[1])
     logprobs = np.empty(len(rows), np.float32)
     top_logprobs, top_ids = np.empty((len(rows), top), np.float32), np.empty((len(rows), top), int)
     arrays = (elements(logits.contiguous()), rows, chosen.numpy())
     _score(shared_pool(), *arrays, logprobs, top_logprobs, top_ids)
     return Logprobs(*(torch.from_numpy(array) for array in (logprobs, top_logprobs, top_ids)))
+
+
+def compute_ranks(logits: Tensor, chosen: Tensor) -> Tensor:
+    """Return the rank, from 1, of `chosen [N]` among the tokens of `logits [N, V]`: `[N]`."""
+    ranks = np.empty(len(chosen), np.int64)
+    _rank(shared_pool(), elements(logits.contiguous()), chosen.numpy(), ranks)
+    return torch.from_numpy(ranks)
 
 
 @compiled
@@ -314,6 +326,20 @@ def _score(
 ) -> None:
     arguments = (logits, rows, chosen, logprobs, top_logprobs, top_ids)
     parallel_for(words, len(rows), _score_row, arguments)
+
+
+@compiled
+def _rank(words: Any, logits: Any, chosen: Any, ranks: Any) -> None:
+    parallel_for(words, len(chosen), _rank_row, (logits, chosen, ranks))
+
+
+@compiled
+def _rank_row(item: Any, logits: Any, chosen: Any, ranks: Any) -> None:
+    row = logits[item]
+    logit, rank = widen(row[chosen[item]]), np.int32(1)
+    for i in range(len(row)):
+        rank += np.int32(widen(row[i]) > logit)
+    ranks[item] = rank
 
 
 @compiled

@@ -9,13 +9,18 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..sampling import Logprobs
+from .. import sampling as reference
+from ..sampling import Logprobs, compute_ranks
 from .launch import arch_of, launch
 from .logit_groups import GROUP, ROW, mass, measure_groups, order
 from .logits_processors import ProcessorInputs
 from .sampling_inputs import NUM_WORDS, default_records, send_arrays
 from .tuned_tiles import config_for
 
+__all__ = ["compute_logprobs", "compute_ranks"]
+
+# Each of the best moves `GROUP` logits: so many that a sort moves less than that.
+MOST_SEARCHED = 64
 NOTHING = tl.constexpr(-(2**31))  # below the order of any number
 
 
@@ -24,6 +29,8 @@ def compute_logprobs(logits: Tensor, rows: NDArray[np.int64], chosen: Tensor, to
 
     logits `[N, V]` of any float dtype, their rows dense; chosen `[M]` int64.
     """
+    if top > MOST_SEARCHED:
+        return reference.compute_logprobs(logits, rows, chosen, top)
     vocabulary, count = logits.shape[1], len(rows)
     top = min(top, vocabulary)
     asked = default_records(count)

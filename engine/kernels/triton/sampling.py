@@ -26,13 +26,13 @@ from .logit_groups import (
     order,
 )
 from .logits_processors import prepare_processors, shaped
-from .logprobs import compute_logprobs
+from .logprobs import compute_logprobs, compute_ranks
 from .sampling_inputs import NUM_WORDS, send_metadata, word_offset
 
 DRAW, LOG_MIN_P, TOP_P, TOP_K = map(word_offset, ("draw", "log_min_p", "top_p", "top_k"))
 LOWEST = tl.constexpr(-0x7F7FFFFF)  # the order of the lowest number that is finite
 
-__all__ = ["compute_logprobs", "sample"]
+__all__ = ["compute_logprobs", "compute_ranks", "sample"]
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata) -> Sampled:

@@ -225,8 +225,8 @@ def test_log_probabilities_go_with_the_tokens() -> None:
     first_id = scene.generator.token_ids[0]
     assert content[0]["token"] == scene.tokenizer.text([first_id])
     assert bytes(content[0]["bytes"]) == scene.tokenizer.piece(first_id)
-    assert content[0]["logprob"] == -first_id / 100
-    assert [top["logprob"] for top in content[0]["top_logprobs"]] == [0, -0.01]
+    assert content[0]["logprob"] == pytest.approx(-first_id / 100)
+    assert [top["logprob"] for top in content[0]["top_logprobs"]] == pytest.approx([0, -0.01])
     plain = scene.chat(logprobs=True)["choices"][0]["logprobs"]["content"]
     assert plain[0]["top_logprobs"] == []
     assert scene.chat()["choices"][0]["logprobs"] is None
@@ -243,7 +243,7 @@ def test_token_ids_and_prompt_log_probabilities_are_vllms() -> None:
     assert first is None
     assert second[str(prompt_ids[1])]["decoded_token"] == scene.tokenizer.text([prompt_ids[1]])
     assert second["0"]["rank"] == 1
-    assert second[str(prompt_ids[1])]["rank"] is None
+    assert second[str(prompt_ids[1])]["rank"] == prompt_ids[1] + 1
     assert "prompt_logprobs" not in scene.chat()
 
 

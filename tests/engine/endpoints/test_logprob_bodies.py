@@ -8,9 +8,9 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.scripted_model import TURN_END, pretrained_tokenizer
+from tests.engine.scripted_model import TURN_END, pack_entries, pretrained_tokenizer
 from tidemill.engine.endpoints.logprob_bodies import TextOffsets, chat_logprobs, completion_logprobs
-from tidemill.engine.scheduling.sequence import TokenLogprob
+from tidemill.engine.scheduling.token_logprobs import TokenLogprob
 from tidemill.engine.text.tokenizer import Tokenizer
 from tidemill.engine.text.vocabulary import vocabulary_of
 
@@ -20,8 +20,9 @@ TOKENIZER = Tokenizer(vocabulary_of(pretrained_tokenizer()))
 def test_a_token_that_cannot_come_has_a_number() -> None:
     """JSON knows no infinity; OpenAI and vLLM write -9999."""
     entry = TokenLogprob(5, -math.inf, ((6, -math.inf),))
-    chat = chat_logprobs([entry], TOKENIZER)
-    text = completion_logprobs([entry], [5], [0], TOKENIZER)
+    logprobs = pack_entries([entry])
+    chat = chat_logprobs(logprobs, TOKENIZER)
+    text = completion_logprobs(logprobs.rows(), [5], [0], TOKENIZER)
     assert chat["content"][0]["top_logprobs"][0]["logprob"] == -9999
     assert text["token_logprobs"] == [-9999]
     json.dumps([chat, text], allow_nan=False)

@@ -314,7 +314,7 @@ def test_a_row_that_is_not_finite_is_broken(
 
 
 @either
-@pytest.mark.parametrize("top", [0, 9, 20])
+@pytest.mark.parametrize("top", [0, 9, 20, 65])
 def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, top: int) -> None:
     """In the dtype of the logits, computed in fp32, best first; of any rows, in any order."""
     logits = torch.randn(50, 2400, generator=torch.Generator().manual_seed(0)) * 5
@@ -329,6 +329,19 @@ def test_log_probabilities_are_those_of_the_whole_softmax(kernels: SamplingOps, 
         torch.testing.assert_close(scores.top_logprobs.double(), best, atol=2e-5, rtol=0)
         torch.testing.assert_close(expected.gather(1, scores.top_ids), best, atol=2e-5, rtol=0)
         assert all(len(set(ids)) == top for ids in scores.top_ids.tolist())
+
+
+@either
+def test_a_rank_counts_likelier_tokens(kernels: SamplingOps) -> None:
+    """From 1; tokens that tie have the same."""
+    logits = torch.randn(9, 2400, generator=torch.Generator().manual_seed(1))
+    logits[0], logits[1, 7] = 0.5, -torch.inf
+    chosen = torch.tensor([5, 7, *range(2, 9)])
+    for dtype in (torch.float32, torch.bfloat16):
+        asked = logits.to(dtype)
+        expected = (asked > asked[range(9), chosen, None]).sum(dim=1) + 1
+        assert kernels.compute_ranks(asked, chosen).tolist() == expected.tolist()
+    assert expected[:2].tolist() == [1, 2400]
 
 
 @either

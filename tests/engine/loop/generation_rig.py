@@ -28,9 +28,9 @@ from tidemill.engine.scheduling.sequence import (
     Sequence,
     SequenceRequest,
     SequenceResult,
-    TokenLogprob,
 )
 from tidemill.engine.scheduling.table import SequenceTable
+from tidemill.engine.scheduling.token_logprobs import TokenLogprob
 from tidemill.engine.state.pages import PagePool
 from tidemill.protocol.errors import RequestError
 
@@ -95,9 +95,7 @@ class Ending:
         return Watch(self.after)
 
 
-def check_scores(
-    scores: list[TokenLogprob] | list[TokenLogprob | None], tokens: list[int], top: int
-) -> None:
+def check_scores(scores: Sequence[TokenLogprob | None], tokens: list[int], top: int) -> None:
     """Hold scores to the softmax of the raw logits; they are those of the last of `tokens`."""
     start = len(tokens) - len(scores)
     for place, score in enumerate(scores, start=start):

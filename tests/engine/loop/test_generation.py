@@ -143,7 +143,7 @@ def test_scoring_a_prompt_generates_nothing() -> None:
         prompt_logprobs=0,
     )
     answer = only(Rig(logits_of), asked)
-    assert (answer.token_ids, answer.logprobs, watch.seen) == ([], [], [])
+    assert (answer.token_ids, list(answer.logprobs or ()), watch.seen) == ([], [], [])
     assert (answer.finish_reason, answer.stop_reason) == ("length", None)
     assert answer.prompt_logprobs is not None
     assert len(answer.prompt_logprobs) == 5

@@ -19,8 +19,10 @@ from tests.engine.loop.generation_rig import (
     only,
     request,
 )
+from tidemill.engine.scheduling.logprob_cache import LogprobCache
 from tidemill.engine.scheduling.scheduler import MAX_SCORED_ROWS
-from tidemill.engine.scheduling.sequence import Sampling, SequenceResult, TokenLogprob
+from tidemill.engine.scheduling.sequence import Sampling, SequenceResult
+from tidemill.engine.scheduling.token_logprobs import TokenLogprob, pack_logprobs, record_bytes
 
 pytestmark = pytest.mark.usefixtures("steps_ahead")
 
@@ -90,7 +92,7 @@ def test_prompt_logprobs_cover_the_prompt_across_chunks(length: int, top: int) -
     """The first token has none; chunks of 7 leave every kind of rest."""
     prompt = np.random.default_rng(length).integers(0, VOCABULARY, length).tolist()
     rig = Rig(logits_of, max_num_seqs=2, budget=7)
-    before = rig.run(request(prompt, 1))  # its pages are known, and must not be used
+    before = rig.run(request(prompt, 1))  # its pages are known, their scores are not
     answer = only(rig, request(prompt, 2, prompt_logprobs=top))
     assert isinstance(before[0], SequenceResult)
     assert answer.num_cached_tokens == 0
@@ -100,6 +102,65 @@ def test_prompt_logprobs_cover_the_prompt_across_chunks(length: int, top: int) -
     assert scores[0] is None
     check_scores(scores[1:], prompt, top)
     assert answer.token_ids == greedy(prompt, 2)
+
+
+def test_a_prompt_that_was_scored_is_scored_from_the_cache() -> None:
+    """All but its last page, whose last row scores what follows; with fewer alternatives, too."""
+    prompt = np.random.default_rng(4).integers(0, VOCABULARY, 30).tolist()
+    rig = Rig(logits_of, max_num_seqs=1, budget=9)
+    asked = [
+        request(prompt, 1, prompt_logprobs=2),
+        request([*prompt[:21], 7, 3, 5], 1, prompt_logprobs=1),
+        request(prompt, 1, prompt_logprobs=3),
+        request(prompt, 1, prompt_logprobs=0),
+        request(prompt, 1, prompt_logprobs=3, cache_salt="another"),
+    ]
+    answers = rig.run(*asked)
+    cached = []
+    for one, answer in zip(asked, answers, strict=True):
+        assert isinstance(answer, SequenceResult)
+        assert answer.prompt_logprobs is not None
+        assert len(answer.prompt_logprobs) == len(one.prompt_ids)
+        check_scores(answer.prompt_logprobs[1:], one.prompt_ids, one.prompt_logprobs or 0)
+        cached.append(answer.num_cached_tokens)
+    assert cached == [0, 16, 0, 24, 0]
+
+
+def test_a_prompt_is_scored_from_a_token_on() -> None:
+    """Pages before it come from the cache, and no logits of theirs are computed."""
+    prompt = np.random.default_rng(5).integers(0, VOCABULARY, 30).tolist()
+    rig = Rig(logits_of, max_num_seqs=1, budget=9)
+    starts = [0, 1, 2, 17, 29, 30, 99]
+    rig.run(request(prompt, 1))
+    answers = rig.run(
+        *(request(prompt, 1, prompt_logprobs=1, logprob_start=start) for start in starts[::-1])
+    )
+    for start, answer in zip(starts[::-1], answers, strict=True):
+        assert isinstance(answer, SequenceResult)
+        scores = answer.prompt_logprobs
+        assert scores is not None
+        assert len(scores) == 30
+        first = min(max(start, 1), 30)
+        assert scores[:first] == [None] * first
+        check_scores(scores[first:], prompt, 1)
+    num_rows = sum(int(plan.num_logits.sum()) for plan in rig.model.plans)
+    assert num_rows < 30 + 5 * 16
+
+
+def test_scores_of_pages_are_bounded_and_no_numbers_are_not_kept() -> None:
+    """Those used last are kept; more alternatives replace fewer."""
+    cache = LogprobCache(max_bytes=3 * 4 * record_bytes(1))
+    page = bytes(4 * record_bytes(1))
+    for name in (b"a", b"b", b"c"):
+        cache.put(name, 1, page)
+    assert cache.get(b"a", 0) == bytes(4 * record_bytes(0))
+    cache.put(b"d", 1, page)
+    assert [cache.covers(name, 1) for name in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    cache.put(b"a", 2, bytes(4 * record_bytes(2)))
+    assert [cache.covers(name, 2) for name in (b"a", b"c", b"d")] == [True, False, False]
+    broken = pack_logprobs(np.arange(4), np.full(4, np.nan), *np.zeros((2, 4, 1)))
+    cache.put(b"e", 1, broken.tobytes())
+    assert not cache.covers(b"e", 0)
 
 
 def test_prompt_logprobs_of_a_long_prompt_come_in_small_chunks() -> None:
@@ -156,6 +217,8 @@ def test_very_small_probabilities_are_kept() -> None:
     rig = Rig(lambda _: [0.0, 1e4, -math.inf])
     sampling = Sampling(temperature=0, logit_bias={1: -1e5}, logprobs=3)
     answer = only(rig, request([0, 1, 2], 1, sampling, prompt_logprobs=1))
-    assert answer.logprobs == [TokenLogprob(0, -1e4, ((1, 0.0), (0, -1e4), (2, -math.inf)))]
+    assert list(answer.logprobs or ()) == [
+        TokenLogprob(0, -1e4, ((1, 0.0), (0, -1e4), (2, -math.inf)))
+    ]
     assert answer.prompt_logprobs is not None
-    assert answer.prompt_logprobs[2] == TokenLogprob(2, -math.inf, ((1, 0.0),))
+    assert answer.prompt_logprobs[2] == TokenLogprob(2, -math.inf, ((1, 0.0),), rank=3)

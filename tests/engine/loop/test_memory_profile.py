@@ -162,12 +162,12 @@ def test_a_step_that_does_not_fit_is_told(
     """Then what it takes is bounded by widths, and steps get smaller when they fail."""
     network = copy(model.network)
 
-    def forward(step: Step, attention: AttentionBackend) -> Tensor:
+    def hidden_states(step: Step, attention: AttentionBackend) -> Tensor:
         if step.num_tokens > 200:
             raise torch.OutOfMemoryError
-        return model.network.forward(step, attention)
+        return model.network.hidden_states(step, attention)
 
-    network.forward = forward  # type: ignore[method-assign]
+    network.hidden_states = hidden_states  # type: ignore[method-assign]
     full = replace(model, network=network)
     assert memory_profile.step_bytes(full, LIMITS, over(full), peak_of) is None
     assert "the largest step does not fit into memory" in caplog.text

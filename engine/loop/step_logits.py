@@ -1,0 +1,37 @@
+"""Logits of one step: of all its rows at once, or of some at a time where prompts are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..kernels.step import to_device
+
+
+class StepLogits:
+    """Logits of a step's `N` rows, computed from hidden states as they are asked for.
+
+    Without `compute_logits` the states `[N, V]` are the logits.
+    """
+
+    def __init__(
+        self, states: Tensor, compute_logits: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self._states = states  # [N, H] or [N, V]
+        self._compute_logits = compute_logits
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the logits."""
+        return self._states.device
+
+    @torch.inference_mode()
+    def rows(self, rows: NDArray[np.int64]) -> Tensor:
+        """Return the logits of some rows, `[M]` in their order → `[M, V]`."""
+        is_all = len(rows) == len(self._states)  # no row is asked for twice
+        states = self._states if is_all else self._states[to_device(rows, self.device)]
+        return states if self._compute_logits is None else self._compute_logits(states)

@@ -1,0 +1,159 @@
+"""Log-probabilities of a sequence's tokens, packed: 12 bytes a token, 8 more an alternative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A pair of a token and its log-probability, of which a record has `num_top` behind its own.
+_PAIR = [("token_id", "<i4"), ("logprob", "<f4")]
+_HEAD_BYTES, PAIR_BYTES = 12, 8
+
+# Token, log-probability, rank (0: not counted), alternatives.
+LogprobRow = tuple[int, float, int, list[tuple[int, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token and of the likeliest ones (best first).
+
+    Its `rank` among all tokens, from 1, is counted for those of a prompt.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
+
+
+def record_bytes(num_top: int) -> int:
+    """Return how many bytes a record of one token and so many alternatives has."""
+    return _HEAD_BYTES + PAIR_BYTES * num_top
+
+
+@cache
+def _record(num_top: int) -> np.dtype[np.void]:
+    return np.dtype([*_PAIR, ("rank", "<i4"), ("top", _PAIR, (num_top,))])
+
+
+def pack_logprobs(
+    token_ids: NDArray[Any],  # [M]
+    logprobs: NDArray[Any],  # [M]
+    top_ids: NDArray[Any],  # [M, K]
+    top_logprobs: NDArray[Any],  # [M, K]
+    ranks: NDArray[Any] | int = 0,  # [M], 0: not counted
+) -> NDArray[np.uint8]:
+    """Return records of `M` tokens, `[M, record_bytes(K)]`.
+
+    The alternatives come last, so that a record of fewer is the beginning of one of more.
+    """
+    records = np.empty(len(token_ids), _record(top_ids.shape[1]))
+    records["token_id"], records["logprob"], records["rank"] = token_ids, logprobs, ranks
+    records["top"]["token_id"], records["top"]["logprob"] = top_ids, top_logprobs
+    return records.view(np.uint8).reshape(len(records), record_bytes(top_ids.shape[1]))
+
+
+def pack_pairs(token_ids: NDArray[Any], logprobs: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return pairs as a record has them behind its own token: `[M]`, `[M]` → `[M, PAIR_BYTES]`."""
+    pairs = np.empty(len(token_ids), _PAIR)
+    pairs["token_id"], pairs["logprob"] = token_ids, logprobs
+    return pairs.view(np.uint8).reshape(len(pairs), PAIR_BYTES)
+
+
+def narrow_records(records: bytes, num_top: int, fewer: int) -> bytes:
+    """Return records with `fewer` alternatives than the `num_top` that they have."""
+    if fewer >= num_top:
+        return records
+    grid = np.frombuffer(records, np.uint8).reshape(-1, record_bytes(num_top))
+    return grid[:, : record_bytes(fewer)].tobytes()
+
+
+class TokenLogprobs(Sequence["TokenLogprob | None"]):
+    """Log-probabilities of consecutive tokens, each with `num_top` alternatives.
+
+    Those of the first `num_unscored` tokens are None. A step appends packed records; entries are
+    made when somebody reads them.
+    """
+
+    __slots__ = ("_data", "num_top", "num_unscored", "record_bytes")
+
+    def __init__(
+        self, num_top: int, num_unscored: int = 0, data: bytes | bytearray | None = None
+    ) -> None:
+        self.num_top = num_top
+        self.num_unscored = num_unscored
+        self.record_bytes = record_bytes(num_top)
+        self._data = bytearray() if data is None else bytearray(data)
+
+    def append(self, records: bytes | memoryview) -> None:
+        """Append records of the next tokens, as `pack_logprobs` makes them."""
+        self._data += records
+
+    def truncate(self, length: int) -> None:
+        """Forget the entries from a place on, which are scored."""
+        del self._data[(length - self.num_unscored) * self.record_bytes :]
+
+    def records(self, start: int, stop: int) -> bytes:
+        """Return the records of some entries, all of which are scored."""
+        size, first = self.record_bytes, self.num_unscored
+        return bytes(self._data[(start - first) * size : (stop - first) * size])
+
+    def rows(self) -> list[LogprobRow | None]:
+        """Return the entries as tuples."""
+        records = np.frombuffer(bytes(self._data), _record(self.num_top))
+        columns = (records[name].tolist() for name in ("token_id", "logprob", "rank", "top"))
+        return [None] * self.num_unscored + list(zip(*columns, strict=True))
+
+    def narrowed(self, num_top: int) -> TokenLogprobs:
+        """Return the entries with fewer alternatives."""
+        if num_top >= self.num_top:
+            return self
+        data = narrow_records(bytes(self._data), self.num_top, num_top)
+        return TokenLogprobs(num_top, self.num_unscored, data)
+
+    def part(self, start: int, stop: int) -> TokenLogprobs:
+        """Return some of the entries, up to those that there are."""
+        stop = min(stop, len(self))
+        num_unscored = max(0, min(stop, self.num_unscored) - start)
+        data = self.records(start + num_unscored, max(start + num_unscored, stop))
+        return TokenLogprobs(self.num_top, num_unscored, data)
+
+    def __len__(self) -> int:
+        """Return how many tokens there are, the first unscored ones among them."""
+        return self.num_unscored + len(self._data) // self.record_bytes
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob | None: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TokenLogprob | None]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprob | list[TokenLogprob | None] | None:
+        """Return entries; all of them are made, so iterate instead."""
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[TokenLogprob | None]:
+        """Yield the entries."""
+        for row in self.rows():
+            if row is None:
+                yield None
+            else:
+                token_id, logprob, rank, top = row
+                yield TokenLogprob(token_id, logprob, tuple(top), rank or None)
+
+    def __eq__(self, other: object) -> bool:
+        """Say whether the entries are the same."""
+        if not isinstance(other, TokenLogprobs):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+NO_LOGPROBS = TokenLogprobs(0)
+"""Log-probabilities of no token."""
