@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -32,7 +33,7 @@ from tidemill.engine.state.pages import PagePool
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 2048
 NUM_STEPS = 128
-VOCABULARY = 16
+VOCABULARY = 24
 GREEDY = Sampling(temperature=0)
 FOREVER = MAX_MODEL_LEN
 
@@ -72,7 +73,10 @@ class Silence:
 class Situation:
     """Generation of up to so many sequences at a time, over a pool of so many pages."""
 
-    def __init__(self, num_sequences: int, num_pages: int, steps_ahead: int) -> None:
+    def __init__(
+        self, num_sequences: int, num_pages: int, steps_ahead: int, sampling: Sampling = GREEDY
+    ) -> None:
+        self._sampling = sampling
         table = SequenceTable(num_sequences, MAX_MODEL_LEN, PAGE_SIZE)
         # All that are asked for at once start in one step.
         scheduler = Scheduler(table, PagePool(num_pages), ArrivalOrder(), num_sequences * 128)
@@ -85,7 +89,7 @@ class Situation:
         """Ask for a sequence whose prompt is its own, but for its beginning."""
         num_own = num_prompt_tokens - len(beginning)
         prompt = [*beginning, *self.rng.integers(0, 1 << 20, num_own).tolist()]
-        self.core.add(SequenceRequest(prompt, max_tokens, GREEDY))
+        self.core.add(SequenceRequest(prompt, max_tokens, self._sampling))
 
     def time(self, supply: Callable[[], object] = lambda: None) -> Times:
         """Let a while pass and time steps then, each after a call of `supply` that is not timed."""
@@ -102,6 +106,16 @@ class Situation:
 def decoding(num_sequences: int, steps_ahead: int) -> Times:
     """All decode; one in sixteen fills a page in each step."""
     situation = Situation(num_sequences, num_sequences * 32, steps_ahead)
+    for place in range(num_sequences):
+        situation.add(100 + place % PAGE_SIZE, FOREVER)
+    return situation.time()
+
+
+def scored(num_sequences: int, steps_ahead: int) -> Times:
+    """All decode, each with the 20 likeliest of each token."""
+    situation = Situation(
+        num_sequences, num_sequences * 32, steps_ahead, replace(GREEDY, logprobs=20)
+    )
     for place in range(num_sequences):
         situation.add(100 + place % PAGE_SIZE, FOREVER)
     return situation.time()
@@ -148,7 +162,7 @@ def short_of_pages(num_sequences: int, steps_ahead: int) -> Times:
     return situation.time()
 
 
-SITUATIONS = (decoding, in_step, coming_and_going, blocked, short_of_pages)
+SITUATIONS = (decoding, scored, in_step, coming_and_going, blocked, short_of_pages)
 
 
 def table(counts: list[int], steps_ahead: int) -> Iterator[str]:

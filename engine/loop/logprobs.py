@@ -18,7 +18,7 @@ from ..kernels.backends import choose_sampling
 from ..kernels.step import to_device
 from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
 from ..scheduling.step_plan import StepPlan
-from ..scheduling.token_logprobs import pack_logprobs, pack_pairs, record_bytes
+from ..scheduling.token_logprobs import HEAD_BYTES, pack_logprobs, pack_pairs
 from .step_logits import StepLogits
 
 
@@ -39,9 +39,9 @@ class StepLogprobs:
         table = self._table
         self._sampled = np.flatnonzero(table.logprobs[plan.sampled] >= 0)  # of plan.sampled
         self._slots = plan.sampled[self._sampled].tolist()
-        self._named = [
-            table.sequence(slot).request.sampling.logprob_token_ids for slot in self._slots
-        ]
+        sequences = [table.sequence(slot) for slot in self._slots]
+        self._kept = [one.logprobs for one in sequences]
+        self._named = [one.request.sampling.logprob_token_ids for one in sequences]
         first_rows = np.cumsum(plan.num_logits) - plan.num_logits
         columns = (plan.slots, plan.stops - plan.num_logits, plan.stops, first_rows)
         # The row of token i scores token i + 1; the last one of a prompt the first new token.
@@ -80,6 +80,8 @@ class StepLogprobs:
         num_top = int(self._table.logprobs[self._slots].max())
         sampling = choose_sampling(logits.dtype, logits.device)
         scores = sampling.compute_logprobs(logits, self._sampled, token_ids, num_top)
+        if not any(self._named):
+            return [token_ids, *scores, scores.logprobs[:0]]
         owners = np.repeat(np.arange(len(self._slots)), list(map(len, self._named)))
         ids = np.fromiter(chain.from_iterable(self._named), np.int64)
         index, rows, named = (
@@ -117,24 +119,26 @@ class StepLogprobs:
         *,
         taken: NDArray[np.bool_],
     ) -> None:
-        table = self._table
         packed = pack_logprobs(token_ids, logprobs, top_ids, top_logprobs)
-        records, size, head = packed.tobytes(), packed.shape[1], record_bytes(0)
-        pairs, ends = self._pack_named(of_named)
-        for place in np.flatnonzero(taken).tolist():
-            kept, first = table.sequence(self._slots[place]).logprobs, place * size
-            if num_named := len(self._named[place]):
-                own = pairs[ends[place] - num_named : ends[place]]
-                kept.append(records[first : first + head] + own.tobytes())
-            else:
-                kept.append(records[first : first + kept.record_bytes])
+        records, size = packed.tobytes(), packed.shape[1]
+        firsts = range(0, len(records), size)
+        for kept, named, first, is_taken in zip(
+            self._kept, self._named, firsts, taken.tolist(), strict=True
+        ):
+            if is_taken:
+                own = HEAD_BYTES if named else kept.record_bytes
+                kept.append(records[first : first + own])
+        if len(of_named):
+            self._keep_named(of_named, taken)
 
-    def _pack_named(self, of_named: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return the pairs of named tokens, the best of each row first, and where each ends."""
+    def _keep_named(self, of_named: NDArray[Any], taken: NDArray[np.bool_]) -> None:
+        """Append the pairs of named tokens to the records of theirs, the best of each row first."""
         counts = np.array(list(map(len, self._named)))
-        ids = np.fromiter(chain.from_iterable(self._named), np.int64)
+        ids, ends = np.fromiter(chain.from_iterable(self._named), np.int64), np.cumsum(counts)
         order = np.lexsort((-of_named, np.repeat(np.arange(len(counts)), counts)))
-        return pack_pairs(ids[order], of_named[order]), np.cumsum(counts)
+        pairs = pack_pairs(ids[order], of_named[order])
+        for place in np.flatnonzero(taken & (counts > 0)).tolist():
+            self._kept[place].append(pairs[ends[place] - counts[place] : ends[place]].tobytes())
 
     def _keep_prompts(
         self,

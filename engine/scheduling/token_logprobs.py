@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 # A pair of a token and its log-probability, of which a record has `num_top` behind its own.
 _PAIR = [("token_id", "<i4"), ("logprob", "<f4")]
-_HEAD_BYTES, PAIR_BYTES = 12, 8
+HEAD_BYTES, PAIR_BYTES = 12, 8
 
 # Token, log-probability, rank (0: not counted), alternatives.
 LogprobRow = tuple[int, float, int, list[tuple[int, float]]]
@@ -33,7 +33,7 @@ class TokenLogprob:
 
 def record_bytes(num_top: int) -> int:
     """Return how many bytes a record of one token and so many alternatives has."""
-    return _HEAD_BYTES + PAIR_BYTES * num_top
+    return HEAD_BYTES + PAIR_BYTES * num_top
 
 
 @cache
@@ -80,32 +80,41 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
     made when somebody reads them.
     """
 
-    __slots__ = ("_data", "num_top", "num_unscored", "record_bytes")
+    __slots__ = ("_num_bytes", "_parts", "num_top", "num_unscored", "record_bytes")
 
-    def __init__(
-        self, num_top: int, num_unscored: int = 0, data: bytes | bytearray | None = None
-    ) -> None:
+    def __init__(self, num_top: int, num_unscored: int = 0, data: bytes = b"") -> None:
         self.num_top = num_top
         self.num_unscored = num_unscored
         self.record_bytes = record_bytes(num_top)
-        self._data = bytearray() if data is None else bytearray(data)
+        self._parts = [data]
+        self._num_bytes = len(data)
 
-    def append(self, records: bytes | memoryview) -> None:
+    def append(self, records: bytes) -> None:
         """Append records of the next tokens, as `pack_logprobs` makes them."""
-        self._data += records
+        self._parts.append(records)
+        self._num_bytes += len(records)
 
     def truncate(self, length: int) -> None:
         """Forget the entries from a place on, which are scored."""
-        del self._data[(length - self.num_unscored) * self.record_bytes :]
+        if length < len(self):
+            self._parts = [self.records(self.num_unscored, length)]
+            self._num_bytes = len(self._parts[0])
 
     def records(self, start: int, stop: int) -> bytes:
         """Return the records of some entries, all of which are scored."""
-        size, first = self.record_bytes, self.num_unscored
-        return bytes(self._data[(start - first) * size : (stop - first) * size])
+        size, end, parts = self.record_bytes, self._num_bytes, []
+        first, last = ((place - self.num_unscored) * size for place in (start, stop))
+        for part in reversed(self._parts):  # mostly the last ones are asked for
+            if end <= first:
+                break
+            parts.append(part)
+            end -= len(part)
+        return b"".join(reversed(parts))[first - end : last - end]
 
     def rows(self) -> list[LogprobRow | None]:
         """Return the entries as tuples."""
-        records = np.frombuffer(bytes(self._data), _record(self.num_top))
+        data = self.records(self.num_unscored, len(self))
+        records = np.frombuffer(data, _record(self.num_top))
         columns = (records[name].tolist() for name in ("token_id", "logprob", "rank", "top"))
         return [None] * self.num_unscored + list(zip(*columns, strict=True))
 
@@ -113,8 +122,10 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
         """Return the entries with fewer alternatives."""
         if num_top >= self.num_top:
             return self
-        data = narrow_records(bytes(self._data), self.num_top, num_top)
-        return TokenLogprobs(num_top, self.num_unscored, data)
+        data = self.records(self.num_unscored, len(self))
+        return TokenLogprobs(
+            num_top, self.num_unscored, narrow_records(data, self.num_top, num_top)
+        )
 
     def part(self, start: int, stop: int) -> TokenLogprobs:
         """Return some of the entries, up to those that there are."""
@@ -125,7 +136,7 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
 
     def __len__(self) -> int:
         """Return how many tokens there are, the first unscored ones among them."""
-        return self.num_unscored + len(self._data) // self.record_bytes
+        return self.num_unscored + self._num_bytes // self.record_bytes
 
     @overload
     def __getitem__(self, index: int) -> TokenLogprob | None: ...

@@ -161,7 +161,9 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, context: WorkerConte
     await until(lambda: runs[0].is_ending)
 
 
-async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(context: WorkerContext) -> None:
+async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(
+    context: WorkerContext,
+) -> None:
     """Sums that a worker is writing as it stops would be lost, or written twice."""
     heartbeat, ended = beats(context, []), []
 
