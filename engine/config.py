@@ -42,16 +42,19 @@ _NAMES = {
     "kv_cache_dtype": get_args(CacheDtypeName),
     "quantization": (None, *get_args(QuantizationName)),
 }
-_AT_LEAST_ONE = (
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "kv_cache_memory",
-    "max_audio_seconds",
-    "max_loras",
-    "max_lora_rank",
-    "tensor_parallel_size",
-)
+_LEAST: Mapping[str, int] = dict.fromkeys(
+    (
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory",
+        "max_audio_seconds",
+        "max_loras",
+        "max_lora_rank",
+        "tensor_parallel_size",
+    ),
+    1,
+) | {"max_logprobs": -1}
 
 
 class LoraModule(NamedTuple):
@@ -85,7 +88,8 @@ class EngineConfig:
     `lora_modules` are adapters of the model: `max_loras` of them at most, each of a rank of at most
     `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
     `proof_rows` each answer that was held to a form comes with a judgement, with
-    `enable_prompt_tokens_details` each with how many tokens of its prompt were cached.
+    `enable_prompt_tokens_details` each with how many tokens of its prompt were cached. Each token
+    may have `max_logprobs` alternatives, -1 for the whole vocabulary.
     """
 
     model: str
@@ -117,6 +121,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
+    max_logprobs: int = 20
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -125,10 +130,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value not in names:
                 raise EngineError(f"{name} {value!r} is none of {', '.join(filter(None, names))}")
-        for name in _AT_LEAST_ONE:
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise EngineError(f"{name} must be at least 1, not {value}")
+            if value is not None and value < least:
+                raise EngineError(f"{name} must be at least {least}, not {value}")
         if self.runner == "generate" and self.convert in ("embed", "classify"):
             raise EngineError(f"convert {self.convert!r} is for models that do not generate")
         adapters = [module.name for module in self.lora_modules]

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from .constraints import ConstrainedRequest
 from .errors import RequestError
-from .fields import MAX_TOP_LOGPROBS, Count, Whole
+from .fields import NumLogprobs, Whole
 from .messages import Message
 from .tools import ToolFields
 
@@ -42,7 +42,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Count, Field(le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -61,6 +61,10 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
         if self.logprob_token_ids and not self.logprobs:
             raise RequestError(
                 "`logprob_token_ids` needs `logprobs` to be true.", param="logprob_token_ids"
+            )
+        if self.logprob_start_len is not None and self.prompt_logprobs is None:
+            raise RequestError(
+                "`logprob_start_len` needs `prompt_logprobs`.", param="logprob_start_len"
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from .constraints import ConstrainedRequest
 from .errors import RequestError
-from .fields import MAX_TOP_LOGPROBS, Count
+from .fields import NumLogprobs
 from .prompts import Prompts
 
 DEFAULT_MAX_TOKENS = 16
@@ -19,7 +19,7 @@ class CompletionRequest(ConstrainedRequest):
     """The body of a request to `/v1/completions`."""
 
     prompt: Prompts
-    logprobs: Annotated[Count, Field(le=MAX_TOP_LOGPROBS)] | None = None
+    logprobs: NumLogprobs | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -34,6 +34,11 @@ class CompletionRequest(ConstrainedRequest):
             raise RequestError(
                 "`logprob_token_ids` needs `logprobs`, at least 0.", param="logprob_token_ids"
             )
+        if self.logprob_start_len is not None and self.num_prompt_logprobs is None:
+            raise RequestError(
+                "`logprob_start_len` needs `prompt_logprobs`, or `echo` with `logprobs`.",
+                param="logprob_start_len",
+            )
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES_IN_ALL:
             raise RequestError(
                 f"{len(self.prompt)} prompts times `n` must not be above {MAX_CHOICES_IN_ALL}"
@@ -41,6 +46,14 @@ class CompletionRequest(ConstrainedRequest):
                 param="n",
             )
         return self
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Number of alternatives that each prompt token needs, for `echo` and `prompt_logprobs`."""
+        asked = [] if self.prompt_logprobs is None else [self.prompt_logprobs]
+        if self.echo and self.logprobs is not None:
+            asked.append(self.logprobs)
+        return -1 if -1 in asked else max(asked, default=None)
 
 
 def completion_choice(

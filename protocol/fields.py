@@ -25,7 +25,6 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
 _MAX_STOP_STRINGS = 64
 _MAX_STOP_PATTERNS = 16
 _MAX_STOP_CHARS = 1_000
@@ -88,6 +87,8 @@ def _cut(value: int) -> int:
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
+# Of a request; how many there may be, an engine says. -1 is the whole vocabulary.
+NumLogprobs = Annotated[Whole, Field(ge=-1)]
 Count = Annotated[Whole, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Penalty = Annotated[Finite, Field(ge=-2, le=2)]
@@ -181,7 +182,9 @@ class GenerationRequest(SamplingFields):
     repetition_detection: RepetitionDetection | None = None
 
     echo: bool | None = None
-    prompt_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    # SGLang's.
+    logprob_start_len: NumLogprobs | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None

@@ -30,7 +30,7 @@ _PASSED_OVER = frozenset(
     h11-max-incomplete-event-size kv-cache-metrics kv-cache-metrics-sample kv-offloading-backend
     kv-offloading-size language-model-only log-config-file log-error-stack
     long-prefill-token-threshold lora-extra-vocab-size max-cpu-loras max-cudagraph-capture-size
-    max-log-len max-logprobs max-long-partial-prefills max-num-partial-prefills
+    max-log-len max-long-partial-prefills max-num-partial-prefills
     max-num-queued-reqs max-num-queued-tokens max-parallel-loading-workers
     max-seq-len-to-capture media-io-kwargs mm-encoder-only mm-encoder-tp-mode
     mm-processor-cache-gb mm-processor-cache-type mm-shm-cache-max-object-size-mb

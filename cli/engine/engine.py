@@ -205,6 +205,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             images=_image_limits(options),
             proof_rows=options.proof_rows,
             enable_prompt_tokens_details=options.enable_prompt_tokens_details,
+            max_logprobs=options.max_logprobs,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
             **given,
         )

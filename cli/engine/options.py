@@ -37,6 +37,7 @@ class EngineOptions:
     any_model: bool = False
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
+    max_logprobs: int = 20
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
@@ -173,8 +174,21 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="say in the usage of each row how many tokens of its prompt were cached",
     )
+    add(
+        "--max-logprobs",
+        type=_max_logprobs,
+        default=20,
+        metavar="N",
+        help="alternatives that a request may ask for at each token, -1 for all (default: 20)",
+    )
     _add_adapter_flags(parser)
     _add_media_flags(parser)
+
+
+def _max_logprobs(text: str) -> int:
+    if text != "-1" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from 0")
+    return int(text)
 
 
 def _add_adapter_flags(parser: argparse.ArgumentParser) -> None:

@@ -143,6 +143,7 @@ def _options(conversation: Conversation) -> EndpointOptions:
         max_tokens=request.max_tokens if old_name else request.max_completion_tokens,
         max_tokens_param="max_tokens" if old_name else "max_completion_tokens",
         logprobs=request.num_logprobs,
+        logprobs_param="top_logprobs",
         prompt_logprobs=request.prompt_logprobs,
         markers=conversation.parser.markers,
         constraint=conversation.constraint,

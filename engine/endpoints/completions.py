@@ -20,6 +20,7 @@ from tidemill.protocol.routes import COMPLETIONS
 from tidemill.protocol.stream import StreamOptions
 
 from ..scheduling.sequence import Constraint, SequenceRequest, SequenceResult
+from ..scheduling.token_logprobs import TokenLogprobs
 from ..text.text_model import TextModel
 from ..text.tokenizer import Tokenizer
 from .choices import choices_by_prompt, usage_of, verification_field
@@ -156,16 +157,21 @@ class _ChoiceText:
                 body["prompt_token_ids"] = self._prompt_ids
             body["token_ids"] = choice_delta.token_ids
         if request.prompt_logprobs is not None and choice_delta.is_first:
-            entries = choice_delta.prompt_logprobs.narrowed(request.prompt_logprobs)
+            entries = self._narrowed(choice_delta, request.prompt_logprobs)
             body["prompt_logprobs"] = prompt_logprobs(entries, self._tokenizer)
         return body
+
+    @staticmethod
+    def _narrowed(choice_delta: ChoiceDelta, num_top: int) -> TokenLogprobs:
+        """Return the prompt's logprobs with as many alternatives as one of two fields asks for."""
+        logprobs = choice_delta.prompt_logprobs
+        return logprobs if num_top < 0 else logprobs.narrowed(num_top)
 
     def _logprobs(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
         rows = choice_delta.logprobs.rows()
         ids, offsets = [*choice_delta.token_ids], self._offsets.next_offsets(choice_delta.token_ids)
         if choice_delta.is_first and self._echo.token_ids:
-            num_top = self._request.logprobs or 0
-            before = choice_delta.prompt_logprobs.narrowed(num_top).rows()
+            before = self._narrowed(choice_delta, self._request.logprobs or 0).rows()
             rows, ids = before + rows, [*self._echo.token_ids, *ids]
             offsets = [*self._echo.offsets, *offsets]
         as_ids = bool(self._request.return_tokens_as_token_ids)
@@ -218,14 +224,6 @@ def _options(request: CompletionRequest, constraint: Constraint | None) -> Endpo
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=request.logprobs,
-        prompt_logprobs=_num_prompt_logprobs(request),
+        prompt_logprobs=request.num_prompt_logprobs,
         constraint=constraint,
     )
-
-
-def _num_prompt_logprobs(request: CompletionRequest) -> int | None:
-    """Return how many alternatives each prompt token needs, for `echo` and `prompt_logprobs`."""
-    asked = [] if request.prompt_logprobs is None else [request.prompt_logprobs]
-    if request.echo and request.logprobs is not None:
-        asked.append(request.logprobs)
-    return max(asked, default=None)

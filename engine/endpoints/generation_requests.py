@@ -36,9 +36,9 @@ class EndpointOptions:
     """An endpoint's own parameters, beside those that all generation requests share.
 
     `max_tokens` is the request's value of its field `max_tokens_param`, `default_max_tokens` the
-    default (None: the rest of the context). `logprobs` and `prompt_logprobs` count alternatives;
-    None asks for none. `markers` are special tokens that stay in the text. Every choice is under
-    the `constraint`.
+    default (None: the rest of the context). `logprobs`, of the field `logprobs_param`, and
+    `prompt_logprobs` count alternatives; None asks for none, -1 for all. `markers` are special
+    tokens that stay in the text. Every choice is under the `constraint`.
     """
 
     prompt_param: str
@@ -46,6 +46,7 @@ class EndpointOptions:
     max_tokens_param: str = "max_tokens"
     default_max_tokens: int | None = None
     logprobs: int | None = None
+    logprobs_param: str = "logprobs"
     prompt_logprobs: int | None = None
     markers: frozenset[int] = frozenset()
     constraint: Constraint | None = None
@@ -105,6 +106,11 @@ class SequenceRequestBuilder:
         if limit is not None:
             kept = slice(-limit, None) if _truncation_side(request) == "left" else slice(limit)
             prompts = [ids[kept] for ids in prompts]
+        options = replace(
+            options,
+            logprobs=self._num_logprobs(options.logprobs, options.logprobs_param),
+            prompt_logprobs=self._num_logprobs(options.prompt_logprobs, "prompt_logprobs"),
+        )
         self._check_tokens(prompts, request, options)
         sampling, constraint = self._sampling(request, options), self._constraint(request, options)
         return [
@@ -132,6 +138,20 @@ class SequenceRequestBuilder:
             )
             for choice in range(request.n or 1)
         ]
+
+    def _num_logprobs(self, asked: int | None, param: str) -> int | None:
+        """Return how many alternatives to give of those that are asked for."""
+        if asked is None:
+            return None
+        most, size = self._model.max_logprobs, self._model.vocab_size
+        count = size if asked == -1 else min(asked, size)
+        if most != -1 and count > most:
+            raise RequestError(
+                f"`{param}` asks for {count} alternatives; this engine gives at most {most} "
+                "(--max-logprobs).",
+                param=param,
+            )
+        return count
 
     def _sampling(self, request: GenerationRequest, options: EndpointOptions) -> Sampling:
         defaults = self._model.defaults
@@ -185,6 +205,7 @@ class SequenceRequestBuilder:
             stop_text=self._stop_strings(request, min_tokens, options.markers),
             repetition=_repetition(request),
             prompt_logprobs=options.prompt_logprobs,
+            logprob_start=_logprob_start(request, len(ids)),
             cache_salt=request.cache_salt or "",
             adapter=metadata.adapter,
             constraint=constraint,
@@ -334,6 +355,12 @@ def seed_of_choice(
 def _truncation_side(request: GenerationRequest) -> Side:
     """Return the end of a prompt that is cut off: the beginning by default, as in vLLM."""
     return request.truncation_side or "left"
+
+
+def _logprob_start(request: GenerationRequest, num_prompt_tokens: int) -> int:
+    """Return the first prompt token that is scored; with -1, as in SGLang, none is."""
+    asked = request.logprob_start_len or 0
+    return num_prompt_tokens if asked == -1 else min(asked, num_prompt_tokens)
 
 
 def _repetition(request: GenerationRequest) -> Repetition | None:

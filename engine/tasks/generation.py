@@ -83,6 +83,7 @@ class GenerationTask:
                 vocab_size=model.vocab_size,
                 eos_token_ids=model.eos_token_ids,
                 max_model_len=room.max_model_len,
+                max_logprobs=config.max_logprobs,
             )
         parsers = _parsers_of(text, config)
         image_support, blind = _image_support(model, vocabulary, config)
@@ -137,6 +138,7 @@ def load_text_model(
     vocab_size: int,
     eos_token_ids: object,
     max_model_len: int,
+    max_logprobs: int,
 ) -> TextModel:
     """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens.
 
@@ -155,6 +157,7 @@ def load_text_model(
         eos_token_ids=ends,
         grammars=GrammarBackend(tokenizer, vocab_size, ends),
         defaults=generation.defaults,
+        max_logprobs=max_logprobs,
     )
 
 
@@ -176,6 +179,7 @@ def endpoints_without_weights(
         vocab_size=int(hf_config.fields["vocab_size"]),
         eos_token_ids=hf_config.fields.get("eos_token_id"),
         max_model_len=plan_model(config).max_model_len,
+        max_logprobs=config.max_logprobs,
     )
     return text_endpoints(text, seed=config.seed, parsers=_parsers_of(text, config))
 

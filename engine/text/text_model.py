@@ -59,12 +59,17 @@ class ConstraintCompiler(Protocol):
         """
 
 
+# As OpenAI has it, and vLLM by default.
+MAX_LOGPROBS = 20
+
+
 @dataclass(frozen=True, slots=True)
 class TextModel:
     """The text side of a model; `chat_template` is None for a base model.
 
     `max_model_len` counts the tokens of prompt and completion together; token ids of a request lie
-    below `vocab_size`; `eos_token_ids` end a sequence.
+    below `vocab_size`; `eos_token_ids` end a sequence. A request may ask for `max_logprobs`
+    alternatives of each token, -1 being all.
     """
 
     tokenizer: Tokenizer
@@ -74,6 +79,7 @@ class TextModel:
     eos_token_ids: frozenset[int]
     grammars: ConstraintCompiler
     defaults: SamplingDefaults = SamplingDefaults()
+    max_logprobs: int = MAX_LOGPROBS
 
 
 class GenerationConfig(BaseModel):

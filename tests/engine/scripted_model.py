@@ -181,6 +181,7 @@ class ScriptedGenerator:
                 break
         num_top = request.sampling.logprobs
         num_prompt_top = request.prompt_logprobs
+        first = min(max(1, request.logprob_start), len(request.prompt_ids))
         return SequenceResult(
             token_ids=token_ids,
             finish_reason="stop" if finish == "stop" else "length",
@@ -194,7 +195,7 @@ class ScriptedGenerator:
             prompt_logprobs=None
             if num_prompt_top is None
             else pack_entries(
-                [_logprob(i, num_prompt_top) for i in request.prompt_ids[1:]], num_unscored=1
+                [_logprob(i, num_prompt_top) for i in request.prompt_ids[first:]], first
             ),
         )
 

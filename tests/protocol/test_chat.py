@@ -82,8 +82,8 @@ def test_unknown_and_harmless_fields_are_accepted() -> None:
         ("stop_token_ids", 5),
         ("ignore_eos", "yes"),
         ("logprobs", 5),
-        ("prompt_logprobs", 21),
-        ("prompt_logprobs", -1),
+        ("prompt_logprobs", -2),
+        ("logprob_start_len", 1),
         ("logit_bias", [1]),
         ("messages", []),
         ("messages", None),
@@ -238,7 +238,7 @@ def test_log_probabilities_are_asked_for_in_two_fields() -> None:
     ("fields", "param"),
     [
         ({"top_logprobs": 3}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -2}, "top_logprobs"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
         (
             {"continue_final_message": True, "add_generation_prompt": True},

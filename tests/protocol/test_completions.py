@@ -79,7 +79,8 @@ def test_no_new_token_is_legal_when_the_prompt_is_scored(fields: dict[str, Any])
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"logprobs": True}, "logprobs"),
-        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -2}, "logprobs"),
+        ({"logprobs": 1, "logprob_start_len": 2}, "logprob_start_len"),
         ({"prompt": ["a"] * 100, "n": 128}, "n"),
     ],
 )

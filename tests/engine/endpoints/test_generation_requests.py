@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.engine.scripted_model import (
     TURN_END,
     Scene,
     sentencepiece_tokenizer,
+    text_model,
     text_model_of,
 )
 from tidemill.engine.endpoints.generation_requests import seed_of_choice
@@ -164,6 +166,32 @@ def test_tokens_are_shown_as_ids_where_it_is_asked() -> None:
     text = scene.complete(logprobs=1, return_tokens_as_token_ids=True)["choices"][0]["logprobs"]
     assert text["tokens"][0] == f"token_id:{first}"
     assert set(text["top_logprobs"][0]) == {f"token_id:{first}", "token_id:0"}
+
+
+def test_alternatives_are_bounded_by_the_engine() -> None:
+    """20 by default; -1 is the whole vocabulary, for a request and for the engine."""
+    scene, size = Scene(), text_model().vocab_size
+    assert scene.chat_fault(logprobs=True, top_logprobs=21).param == "top_logprobs"
+    assert "at most 20 (--max-logprobs)" in scene.completion_fault(logprobs=-1).message
+    assert scene.completion_fault(prompt_logprobs=21).param == "prompt_logprobs"
+    free = Scene(model=replace(text_model(), max_logprobs=-1))
+    free.complete(logprobs=-1, prompt_logprobs=2 * size)
+    asked = free.last()
+    assert (asked.sampling.logprobs, asked.prompt_logprobs) == (size, size)
+    choice = free.complete(echo=True, logprobs=-1, max_tokens=0)["choices"][0]
+    assert len(choice["logprobs"]["top_logprobs"][1]) == size
+
+
+def test_a_prompt_is_scored_from_where_it_is_said() -> None:
+    """What is before has nulls, in either form; -1 scores nothing."""
+    scene = Scene()
+    body = scene.complete("a b c d", echo=True, logprobs=0, prompt_logprobs=1, logprob_start_len=3)
+    choice = body["choices"][0]
+    num_tokens = len(scene.last().prompt_ids)
+    assert choice["logprobs"]["token_logprobs"][:4].count(None) == 3
+    assert [entry is None for entry in choice["prompt_logprobs"][:4]] == [True] * 3 + [False]
+    none = scene.complete("a b c d", prompt_logprobs=1, logprob_start_len=-1)["choices"][0]
+    assert none["prompt_logprobs"] == [None] * num_tokens
 
 
 def test_tokens_that_are_named_take_the_place_of_the_likeliest() -> None:
