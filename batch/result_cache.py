@@ -33,7 +33,12 @@ _ROWS_A_TOUCH: Final = 10_000
 _WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
 """Parameters of a body that no reply depends on."""
 
-_DETERMINED: Final = (routes.EMBEDDINGS, routes.SCORE, routes.RERANK)
+_DETERMINED: Final = (
+    routes.EMBEDDINGS,
+    routes.SCORE,
+    routes.RERANK,
+    routes.GENERATIVE_SCORING,
+)
 """Routes whose replies are the same whenever they are computed."""
 
 _FETCHED: Final = ('"url":"http', '"file":"http')

@@ -31,7 +31,7 @@ _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
 _MAX_BAD_WORDS = 1_000
-_MAX_NAMED_TOKENS = 128
+MAX_NAMED_TOKENS = 128
 _SLICE_ITEMS = 1_000
 _MAX_PATTERN = 1_000
 _LEAST_REPEATS = 2
@@ -191,7 +191,7 @@ class GenerationRequest(SamplingFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     logprob_token_ids: (
-        Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_NAMED_TOKENS)] | None
+        Annotated[list[Count], Field(fail_fast=True, max_length=MAX_NAMED_TOKENS)] | None
     ) = None
 
     truncate_prompt_tokens: CutTo | None = None

@@ -88,6 +88,15 @@ def num_sequences(body: Mapping[str, Any]) -> int:
     return count
 
 
+def _prompt(value: object) -> Prompt:
+    """Return one prompt."""
+    prompts = _prompts(value)
+    if len(prompts) > 1:
+        raise ValueError("must be one string or one list of token ids")
+    return prompts[0]
+
+
+OnePrompt = Annotated[Prompt, PlainValidator(_prompt)]
 Prompts = Annotated[list[Prompt], PlainValidator(_prompts)]
 
 

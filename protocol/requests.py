@@ -21,13 +21,14 @@ from .routes import (
     COMPLETIONS,
     EMBEDDINGS,
     ENDPOINTS,
+    GENERATIVE_SCORING,
     RERANK,
     SCORE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
     served_route,
 )
-from .scoring import RerankRequest, ScoreRequest
+from .scoring import GenerativeScoringRequest, RerankRequest, ScoreRequest
 from .stream import refuse_stream
 from .unsupported import (
     CHAT,
@@ -53,6 +54,7 @@ _REQUESTS: Mapping[str, type[BaseModel]] = MappingProxyType(
     {
         CHAT_COMPLETIONS.name: ChatCompletionRequest,
         COMPLETIONS.name: CompletionRequest,
+        GENERATIVE_SCORING.name: GenerativeScoringRequest,
         EMBEDDINGS.name: EmbeddingRequest,
         RERANK.name: RerankRequest,
         TRANSCRIPTIONS.name: TranscriptionRequest,
@@ -65,6 +67,7 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
         EmbeddingRequest: VECTORS,
         ScoreRequest: SCORES,
         RerankRequest: SCORES,
+        GenerativeScoringRequest: SCORES,
         TranscriptionRequest: TRANSCRIPTION,
         TranslationRequest: TRANSLATION,
     }

@@ -48,6 +48,11 @@ EMBEDDINGS = Route(
     "a model that gives vectors",
     exact=frozenset({"/v1/embeddings", "/embeddings"}),
 )
+GENERATIVE_SCORING = Route(
+    "/v1/generative_scoring",
+    _WRITES,
+    exact=frozenset({"/v1/generative_scoring", "/generative_scoring"}),
+)
 SCORE = Route("/v1/score", _SCORES, suffix="/score")
 RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 TRANSCRIPTIONS = Route(
@@ -61,6 +66,7 @@ DETOKENIZE = Route("/detokenize", _WRITES, exact=frozenset({"/detokenize"}))
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,
     COMPLETIONS,
+    GENERATIVE_SCORING,
     EMBEDDINGS,
     SCORE,
     RERANK,
@@ -71,6 +77,7 @@ ROUTES: tuple[Route, ...] = (
 ENDPOINTS = (
     CHAT_COMPLETIONS.name,
     COMPLETIONS.name,
+    GENERATIVE_SCORING.name,
     EMBEDDINGS.name,
     SCORE.name,
     RERANK.name,

@@ -1,15 +1,16 @@
-"""Scoring and reranking: request bodies and response bodies."""
+"""Scoring, reranking and generative scoring: request bodies and response bodies."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import PlainValidator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from .bodies import usage_body
 from .embeddings import PoolingRequest
 from .errors import RequestError
-from .fields import Count, Text, encodable, fault
+from .fields import MAX_NAMED_TOKENS, Count, Text, encodable, fault
+from .prompts import OnePrompt, Prompts
 
 MAX_TEXTS = 2_048
 
@@ -132,6 +133,29 @@ class RerankRequest(ScoringRequest):
         return [self.query], self.documents
 
 
+class GenerativeScoringRequest(BaseModel):
+    """The body of a request to `/v1/generative_scoring`, as vLLM and SGLang have it.
+
+    Each of the `items` is put behind the `query` (before it with `item_first`), and the tokens
+    `label_token_ids` are scored in the place behind both: among themselves, or among all tokens
+    without `apply_softmax`. Special tokens are added to the query alone.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+
+    query: OnePrompt
+    items: Prompts
+    label_token_ids: Annotated[
+        list[Count], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED_TOKENS)
+    ]
+    apply_softmax: bool | None = None
+    item_first: bool | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
+
+
 def score_body(
     body_id: str, *, created: int, model: str, scores: list[float], num_tokens: int
 ) -> dict[str, Any]:
@@ -146,6 +170,32 @@ def score_body(
             for index, score in enumerate(scores)
         ],
         "usage": usage_body(num_tokens, 0),
+    }
+
+
+def generative_scoring_body(
+    body_id: str,
+    *,
+    created: int,
+    model: str,
+    scores: list[list[float]],
+    usage: dict[str, Any],
+) -> dict[str, Any]:
+    """Return the response body: the score of each item's first label, then those of all labels.
+
+    vLLM has the former, SGLang the latter.
+    """
+    return {
+        "id": body_id,
+        "object": "list",
+        "created": created,
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": of_item[0]}
+            for index, of_item in enumerate(scores)
+        ],
+        "scores": scores,
+        "usage": usage,
     }
 
 

@@ -36,6 +36,7 @@ _URLS = {
     "messages": urls.CHAT_COMPLETIONS,
     "prompt": urls.COMPLETIONS,
     "input": urls.EMBEDDINGS,
+    "label_token_ids": urls.GENERATIVE_SCORING,
     "query": urls.RERANK,
     "text_1": urls.SCORE,
     "data_1": urls.SCORE,

@@ -14,6 +14,7 @@ from .completions import Completions
 from .embeddings import Embeddings
 from .encoder_requests import EncoderModel
 from .endpoint import Endpoint
+from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .scoring import Rerank, Score
@@ -48,7 +49,8 @@ def text_endpoints(
     chat = ChatCompletions(
         model, seed=seed, parsers=parsers, image_support=image_support, verifies=verifies
     )
-    return (chat, Completions(model, seed=seed, verifies=verifies))
+    completions = Completions(model, seed=seed, verifies=verifies)
+    return (chat, completions, GenerativeScoring(model))
 
 
 def token_endpoints(

@@ -13,6 +13,7 @@ from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
     EMBEDDINGS,
+    GENERATIVE_SCORING,
     RERANK,
     SCORE,
     TRANSCRIPTIONS,
@@ -44,5 +45,5 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:
-        routes = [CHAT_COMPLETIONS, COMPLETIONS]
+        routes = [CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING]
     return tuple(route.name for route in routes)

@@ -269,5 +269,6 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
     words = refused(run, "-i", source, "-o", out, "--model", MODEL_PATH)
     assert words.splitlines()[1] == (
         "  3 × Model does not support endpoint: /v1/embeddings. It takes a model that gives "
-        "vectors; this one serves /v1/chat/completions, /v1/completions. (first: line 1)"
+        "vectors; this one serves /v1/chat/completions, /v1/completions, "
+        "/v1/generative_scoring. (first: line 1)"
     )

@@ -101,7 +101,7 @@ def unmarked(template: str) -> ToolScene:
     scene = ToolScene("x", template)
     scene.model = replace(text_model(chat_template=template), max_model_len=4_096)
     scene.tokenizer = scene.model.tokenizer
-    scene.chats, _ = text_endpoints(scene.model, seed=7, parsers=select_parsers(template))
+    scene.chats, *_ = text_endpoints(scene.model, seed=7, parsers=select_parsers(template))
     return scene
 
 
@@ -259,7 +259,7 @@ def test_tools_too_large_to_be_held_to_are_refused() -> None:
     ]
     scene = ToolScene("x", HERMES)
     scene.model = replace(scene.model, max_model_len=10**7)
-    scene.chats, _ = text_endpoints(scene.model, seed=7, parsers=select_parsers(HERMES))
+    scene.chats, *_ = text_endpoints(scene.model, seed=7, parsers=select_parsers(HERMES))
     fault = scene.chat_fault(tools=tools, tool_choice="required")
     assert fault.param == "tools"
     assert "1,048,576" in fault.message

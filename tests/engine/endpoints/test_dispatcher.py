@@ -68,7 +68,7 @@ async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, n
     assert not reply.bare_message
     assert reply.body["error"]["message"] == (
         f"Model does not support endpoint: {url}. It takes {needs}; this one serves "
-        "/v1/chat/completions, /v1/completions."
+        "/v1/chat/completions, /v1/completions, /v1/generative_scoring."
     )
 
 
