@@ -1,4 +1,4 @@
-"""The files of the benchmarks, base, a to i and the anchors': the same bytes for the same name.
+"""The files of the benchmarks, base, a to j and the anchors': the same bytes for the same name.
 
     python -m bench.workloads base out/bench/base.jsonl
 
@@ -26,6 +26,7 @@ SEED = 1
 SENTENCE_WORDS = 7
 GREEDY = {"temperature": 0}
 LIKELIEST = {"temperature": 0, "logprobs": True, "top_logprobs": 20}
+SCORED = {"temperature": 0, "prompt_logprobs": 1}
 SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
 
 
@@ -185,6 +186,16 @@ class Published:
         ]
 
 
+def scored_choices(texts: Texts) -> list[Request]:
+    """400 questions of 30 words with 4 answers of 5 each, all behind one few-shot prompt."""
+    shots = texts(words_of(1_000))
+    return [
+        Request(f"{question} {texts(5)}", max_tokens=1, system=shots)
+        for question in [texts(30) for _ in range(400)]
+        for _ in range(4)
+    ]
+
+
 def words_of(num_tokens: int) -> int:
     """Return the words of so many tokens, the full stops among them."""
     return max(1, num_tokens * SENTENCE_WORDS // (SENTENCE_WORDS + 1))
@@ -206,6 +217,7 @@ WORKLOADS = {
     "g": Workload(nothing_shared(256, 137, 128), model="46m-152k", sampling=SAMPLED),
     "h": Workload(table_rows),
     "i": Workload(nested_chats),
+    "j": Workload(scored_choices, sampling=SCORED),
     "many": Workload(many_answers(96)),
     "many-logprobs": Workload(many_answers(96), sampling=LIKELIEST),
     "many-tail": Workload(many_answers(1_024, tail=0.9)),

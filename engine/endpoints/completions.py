@@ -26,7 +26,7 @@ from ..text.tokenizer import Tokenizer
 from .choices import choices_by_prompt, usage_of, verification_field
 from .endpoint import OutputDelta, Prepared, RequestMetadata, ResponseStream
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
-from .logprob_bodies import TextOffsets, completion_logprobs, prompt_logprobs
+from .logprob_bodies import LEAST_LOGPROB, TextOffsets, completion_logprobs, prompt_logprobs
 from .streaming import ChoiceDelta, ChoiceStreams, ChunkBuilder, whole_choice
 
 _Prepared = Prepared[SequenceRequest, CompletionRequest]
@@ -168,10 +168,10 @@ class _ChoiceText:
         return logprobs if num_top < 0 else logprobs.narrowed(num_top)
 
     def _logprobs(self, choice_delta: ChoiceDelta) -> dict[str, Any]:
-        rows = choice_delta.logprobs.rows()
+        rows = choice_delta.logprobs.rows(LEAST_LOGPROB)
         ids, offsets = [*choice_delta.token_ids], self._offsets.next_offsets(choice_delta.token_ids)
         if choice_delta.is_first and self._echo.token_ids:
-            before = self._narrowed(choice_delta, self._request.logprobs or 0).rows()
+            before = self._narrowed(choice_delta, self._request.logprobs or 0).rows(LEAST_LOGPROB)
             rows, ids = before + rows, [*self._echo.token_ids, *ids]
             offsets = [*self._echo.offsets, *offsets]
         as_ids = bool(self._request.return_tokens_as_token_ids)

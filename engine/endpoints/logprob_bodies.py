@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, proxy
 
 from ..scheduling.token_logprobs import LogprobRow, TokenLogprobs
 from ..text.tokenizer import Tokenizer
 
 # JSON has no infinity; this is what OpenAI and vLLM write for a token that cannot come.
-_LEAST_LOGPROB = -9999.0
+LEAST_LOGPROB = -9999.0
+
+
+_TEXTS: WeakKeyDictionary[Tokenizer, dict[bool, _TokenTexts]] = WeakKeyDictionary()
 
 
 class _TokenText(NamedTuple):
@@ -25,14 +29,14 @@ class _TokenText(NamedTuple):
 
 
 class _TokenTexts(dict[int, _TokenText]):
-    """A cache of the token texts of one response: the same few tokens recur among the likeliest.
+    """A cache of token texts, of one tokenizer for as long as it lives.
 
     With `as_ids` each is `token_id:` and its number, as in vLLM; its bytes are its own.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         super().__init__()
-        self._tokenizer = tokenizer
+        self._tokenizer = proxy(tokenizer)  # whose texts are forgotten with it
         self._as_ids = as_ids
 
     def __missing__(self, token_id: int) -> _TokenText:
@@ -52,7 +56,7 @@ class _TokenTexts(dict[int, _TokenText]):
     def in_chat(self, token_id: int, logprob: float) -> dict[str, Any]:
         """Return a token of a chat choice."""
         token = self[token_id]
-        return {"token": token.text, "logprob": _finite(logprob), "bytes": token.data}
+        return {"token": token.text, "logprob": logprob, "bytes": token.data}
 
     def in_text(self, token_id: int) -> str:
         """Return a token of a text choice."""
@@ -64,9 +68,9 @@ def chat_logprobs(
     logprobs: TokenLogprobs, tokenizer: Tokenizer, *, as_ids: bool = False
 ) -> dict[str, Any]:
     """Return the `logprobs` object of a chat choice."""
-    texts = _TokenTexts(tokenizer, as_ids=as_ids)
+    texts = _token_texts(tokenizer, as_ids=as_ids)
     content = []
-    for token_id, logprob, _, top in filter(None, logprobs.rows()):
+    for token_id, logprob, _, top in filter(None, logprobs.rows(LEAST_LOGPROB)):
         shown = texts.in_chat(token_id, logprob)
         content.append(shown | {"top_logprobs": [texts.in_chat(*pair) for pair in top]})
     return {"content": content, "refusal": None}
@@ -85,19 +89,20 @@ def completion_logprobs(
     `rows` goes with `token_ids`, None where a token has no score. The top logprobs always include
     the sampled token, so there may be one more than was asked for.
     """
-    texts = _TokenTexts(tokenizer, as_ids=as_ids)
+    texts = _token_texts(tokenizer, as_ids=as_ids)
     top_logprobs: list[dict[str, float] | None] = []
     for row in rows:
         if row is None:
             top_logprobs.append(None)
             continue
         token_id, logprob, _, best = row
-        pairs = [(token_id, logprob), *best]
-        top = {texts.in_text(token_id): _finite(lp) for token_id, lp in pairs[::-1]}
-        top_logprobs.append(dict(reversed(top.items())))
+        text, top = texts.in_text(token_id), dict[str, float]()
+        for other, value in best:
+            top.setdefault(texts.in_text(other), value)
+        top_logprobs.append(top if text in top else {text: logprob, **top})
     return {
         "text_offset": list(offsets),
-        "token_logprobs": [None if row is None else _finite(row[1]) for row in rows],
+        "token_logprobs": [None if row is None else row[1] for row in rows],
         "tokens": [texts.in_text(token_id) for token_id in token_ids],
         "top_logprobs": top_logprobs,
     }
@@ -108,8 +113,10 @@ def prompt_logprobs(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[
 
     `rank` counts from 1 among all tokens.
     """
-    texts = _TokenTexts(tokenizer)
-    return [None if row is None else _prompt_entry(row, texts) for row in logprobs.rows()]
+    texts = _token_texts(tokenizer)
+    return [
+        None if row is None else _prompt_entry(row, texts) for row in logprobs.rows(LEAST_LOGPROB)
+    ]
 
 
 class TextOffsets:
@@ -160,19 +167,20 @@ def _unfinished_character(data: bytes) -> bytes:
     return b""
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
+def _token_texts(tokenizer: Tokenizer, *, as_ids: bool = False) -> _TokenTexts:
+    known = _TEXTS.setdefault(tokenizer, {})
+    if as_ids not in known:
+        known[as_ids] = _TokenTexts(tokenizer, as_ids=as_ids)
+    return known[as_ids]
 
 
 def _prompt_entry(row: LogprobRow, texts: _TokenTexts) -> dict[str, Any]:
     token_id, logprob, rank, top = row
-    scored = {token_id: (logprob, rank)}
-    scored |= {token_id: (value, place) for place, (token_id, value) in enumerate(top, start=1)}
-    return {
-        str(token_id): {
-            "logprob": _finite(logprob),
-            "rank": rank,
-            "decoded_token": texts[token_id].text,
-        }
-        for token_id, (logprob, rank) in scored.items()
-    }
+    entry = {str(token_id): _scored_token(texts[token_id], logprob, rank)}
+    for place, (token_id, value) in enumerate(top, start=1):
+        entry[str(token_id)] = _scored_token(texts[token_id], value, place)
+    return entry
+
+
+def _scored_token(token: _TokenText, logprob: float, rank: int) -> dict[str, Any]:
+    return {"logprob": logprob, "rank": rank, "decoded_token": token.text}

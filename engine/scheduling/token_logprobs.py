@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,11 +112,13 @@ class TokenLogprobs(Sequence["TokenLogprob | None"]):
             end -= len(part)
         return b"".join(reversed(parts))[first - end : last - end]
 
-    def rows(self) -> list[LogprobRow | None]:
-        """Return the entries as tuples."""
+    def rows(self, least: float = -math.inf) -> list[LogprobRow | None]:
+        """Return the entries as tuples, with no log-probability below `least`."""
         data = self.records(self.num_unscored, len(self))
-        records = np.frombuffer(data, _record(self.num_top))
-        columns = (records[name].tolist() for name in ("token_id", "logprob", "rank", "top"))
+        records = np.frombuffer(data, _record(self.num_top)).copy()
+        for scored in (records, records["top"]):
+            np.maximum(scored["logprob"], least, out=scored["logprob"])
+        columns = [records[name].tolist() for name in ("token_id", "logprob", "rank", "top")]
         return [None] * self.num_unscored + list(zip(*columns, strict=True))
 
     def narrowed(self, num_top: int) -> TokenLogprobs:

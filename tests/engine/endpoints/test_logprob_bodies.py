@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.scripted_model import TURN_END, pack_entries, pretrained_tokenizer
-from tidemill.engine.endpoints.logprob_bodies import TextOffsets, chat_logprobs, completion_logprobs
+from tidemill.engine.endpoints.logprob_bodies import (
+    LEAST_LOGPROB,
+    TextOffsets,
+    chat_logprobs,
+    completion_logprobs,
+)
 from tidemill.engine.scheduling.token_logprobs import TokenLogprob
 from tidemill.engine.text.tokenizer import Tokenizer
 from tidemill.engine.text.vocabulary import vocabulary_of
@@ -22,7 +27,7 @@ def test_a_token_that_cannot_come_has_a_number() -> None:
     entry = TokenLogprob(5, -math.inf, ((6, -math.inf),))
     logprobs = pack_entries([entry])
     chat = chat_logprobs(logprobs, TOKENIZER)
-    text = completion_logprobs(logprobs.rows(), [5], [0], TOKENIZER)
+    text = completion_logprobs(logprobs.rows(LEAST_LOGPROB), [5], [0], TOKENIZER)
     assert chat["content"][0]["top_logprobs"][0]["logprob"] == -9999
     assert text["token_logprobs"] == [-9999]
     json.dumps([chat, text], allow_nan=False)
