@@ -332,8 +332,8 @@ examples: $(INSTALLED_DEV)
 VLLM_PYTHON ?=
 OPENVINO_PYTHON ?=
 FILES ?= base
-BENCH_FILES := base a b c d e f g h i j
-BENCH_MODELS := 46m 46m-152k 470m 1b
+BENCH_FILES := base a b c d e f g h i j k l
+BENCH_MODELS := 46m 46m-copy 46m-152k 470m 1b
 
 $(BENCH_MODELS:%=$(OUT)/bench/%/config.json): $(OUT)/bench/%/config.json: bench/models.py | $(INSTALLED_ENGINE)
 	$(BIN)/python -m bench.models $* $(OUT)/bench/$*

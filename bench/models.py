@@ -14,6 +14,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+COPYING = "46m-copy"
+ROPE_THETA = 1e9
 _46M = {
     "hidden_size": 512,
     "intermediate_size": 1536,
@@ -27,6 +29,12 @@ SHAPES = {
     "46m": {**_46M, "vocab_size": 16_384},
     # The same layers under the vocabulary of Qwen 2.5 and 3: 115.6M, 77.8M of them the embedding.
     "46m-152k": {**_46M, "vocab_size": 152_000},
+    # 46.1M parameters that copy what is written; see `bench.copying`.
+    COPYING: {
+        **_46M,
+        "vocab_size": 16_384,
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA},
+    },
     # 474M parameters: Qwen3-0.6B's layers under a small vocabulary.
     "470m": {
         "hidden_size": 1024,
@@ -134,6 +142,8 @@ def make_model(shape: str, folder: Path) -> None:
     import transformers
     from transformers import AutoModelForCausalLM
 
+    from bench.copying import copying_weights
+
     kind, sizes = HYBRIDS.get(shape) or ("Qwen3Config", SHAPES[shape])
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(folder, sizes["vocab_size"])
@@ -147,6 +157,8 @@ def make_model(shape: str, folder: Path) -> None:
         **sizes,
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    if shape == COPYING:
+        model.load_state_dict(copying_weights(model.state_dict(), config.num_hidden_layers))
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
 
 

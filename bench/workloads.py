@@ -1,4 +1,4 @@
-"""The files of the benchmarks, base, a to j and the anchors': the same bytes for the same name.
+"""The files of the benchmarks, base, a to l and the anchors': the same bytes for the same name.
 
     python -m bench.workloads base out/bench/base.jsonl
 
@@ -26,6 +26,7 @@ SEED = 1
 SENTENCE_WORDS = 7
 GREEDY = {"temperature": 0}
 LIKELIEST = {"temperature": 0, "logprobs": True, "top_logprobs": 20}
+CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 SCORED = {"temperature": 0, "prompt_logprobs": 1}
 SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
 
@@ -34,13 +35,15 @@ SAMPLED = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.05}
 class Request:
     """One line: what the model reads, and how many tokens it answers with.
 
-    `before` are earlier messages, of the user and the assistant in turns.
+    `before` are earlier messages, of the user and the assistant in turns, and `beginning` is that
+    of the answer, which goes on with it.
     """
 
     user: str
     max_tokens: int = 64
     system: str = ""
     before: tuple[str, ...] = ()
+    beginning: str = ""
 
 
 class Texts:
@@ -196,6 +199,33 @@ def scored_choices(texts: Texts) -> list[Request]:
     ]
 
 
+def quoting_summaries(texts: Texts) -> list[Request]:
+    """192 documents of 80 phrases, most of which stand there twice; answers quote from a phrase on.
+
+    Behind each phrase the model goes on as behind one of its two places.
+    """
+    requests = []
+    for _ in range(192):
+        phrases = [texts(texts.rng.randint(8, 20)) for _ in range(50)]
+        document = texts.rng.choices(phrases, k=80)
+        beginning = " ".join(document[texts.rng.randrange(60)].split()[:2])
+        requests.append(Request(" ".join(document), max_tokens=128, beginning=beginning))
+    return requests
+
+
+def edited_records(texts: Texts) -> list[Request]:
+    """192 records of 60 fields that are written again, of which six have another value, too."""
+    requests = []
+    for _ in range(192):
+        fields = [texts(4) for _ in range(60)]
+        edits = [
+            " ".join([*field.split()[:2], texts(2)]) for field in texts.rng.sample(fields[1:], 6)
+        ]
+        beginning = " ".join(fields[0].split()[:2])
+        requests.append(Request(" ".join(fields + edits), max_tokens=256, beginning=beginning))
+    return requests
+
+
 def words_of(num_tokens: int) -> int:
     """Return the words of so many tokens, the full stops among them."""
     return max(1, num_tokens * SENTENCE_WORDS // (SENTENCE_WORDS + 1))
@@ -218,6 +248,8 @@ WORKLOADS = {
     "h": Workload(table_rows),
     "i": Workload(nested_chats),
     "j": Workload(scored_choices, sampling=SCORED),
+    "k": Workload(quoting_summaries, model="46m-copy"),
+    "l": Workload(edited_records, model="46m-copy"),
     "many": Workload(many_answers(96)),
     "many-logprobs": Workload(many_answers(96), sampling=LIKELIEST),
     "many-tail": Workload(many_answers(1_024, tail=0.9)),
@@ -248,11 +280,14 @@ def line_of(workload: Workload, number: int, request: Request) -> str:
     messages = [{"role": roles[turn % 2], "content": text} for turn, text in enumerate(said)]
     if request.system:
         messages.insert(0, {"role": "system", "content": request.system})
+    if request.beginning:
+        messages.append({"role": "assistant", "content": request.beginning})
     body: dict[str, Any] = {
         "model": workload.model,
         "messages": messages,
         "max_tokens": request.max_tokens,
         "ignore_eos": True,
+        **(CONTINUED if request.beginning else {}),
         **(workload.sampling or GREEDY),
     }
     return json.dumps(

@@ -89,7 +89,8 @@ class EngineConfig:
     `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
     `proof_rows` each answer that was held to a form comes with a judgement, with
     `enable_prompt_tokens_details` each with how many tokens of its prompt were cached. Each token
-    may have `max_logprobs` alternatives, -1 for the whole vocabulary.
+    may have `max_logprobs` alternatives, -1 for the whole vocabulary. With
+    `speculative_decoding` tokens are drafted where that was measured to gain.
     """
 
     model: str
@@ -122,6 +123,7 @@ class EngineConfig:
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
     max_logprobs: int = 20
+    speculative_decoding: bool = True
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

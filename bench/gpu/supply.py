@@ -89,7 +89,7 @@ def land(scheduler: Scheduler, plan: StepPlan) -> None:
     """Let the oldest step in flight have come to something: who is as long as may be, ends."""
     table, slots = scheduler.table, plan.sampled
     nothing = np.zeros(len(slots), np.int64)
-    taken = scheduler.collect(plan, nothing, nothing.astype(np.bool_))
+    taken = scheduler.collect(plan, nothing, np.ones_like(nothing, np.bool_))
     ended = taken & (table.num_known_ids[slots] >= table.max_tokens[slots])
     for slot in slots[ended].tolist():
         scheduler.finish(slot)

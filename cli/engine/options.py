@@ -38,6 +38,7 @@ class EngineOptions:
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
     max_logprobs: int = 20
+    no_speculative_decoding: bool = False
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
@@ -180,6 +181,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=20,
         metavar="N",
         help="alternatives that a request may ask for at each token, -1 for all (default: 20)",
+    )
+    add(
+        "--no-speculative-decoding",
+        action="store_true",
+        help="draft no tokens from what is written already; rows are the same",
     )
     _add_adapter_flags(parser)
     _add_media_flags(parser)

@@ -16,6 +16,7 @@ from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentF
 from ..scheduling.kv_forecast import KVForecast
 from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
 from ..scheduling.table import SequenceTable
+from ..speculation.drafter import NgramDrafter
 from ..state.groups import Pages, StateGroup, Visibility
 from ..state.pages import PagePool
 from ..state.rows import Rows
@@ -87,6 +88,7 @@ def make_core(
         groups=groups,
         forecast=forecast,
         max_scored_rows=budget if model.has_head else MAX_SCORED_ROWS,
+        drafter=_make_drafter(table, groups, config),
     )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)
@@ -97,6 +99,14 @@ def make_core(
         steps_ahead = int(model.device.type == "cuda")
     duplicates = Deduplicator(is_on=config.deduplication)
     return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead, duplicates)
+
+
+def _make_drafter(
+    table: SequenceTable, groups: Sequence[StateGroup], config: EngineConfig
+) -> NgramDrafter | None:
+    """Return the drafter; None where layers cannot forget a draft, or none is wanted."""
+    is_paged = all(isinstance(group, Pages) for group in groups)
+    return NgramDrafter(table) if config.speculative_decoding and is_paged else None
 
 
 def _grows(group: StateGroup, pool: PagePool, room: KVCacheSize) -> bool:

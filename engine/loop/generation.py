@@ -131,7 +131,7 @@ class GenerationCore:
         if plan is None:
             return self._collect_oldest() if self._flights else None
         self._num_steps += 1
-        self._prefilled_tokens += plan.num_tokens - plan.num_decodes
+        self._prefilled_tokens += plan.num_tokens - plan.num_decoded_tokens
         self._attended_tokens += plan.num_attended_tokens
         flight = attempt(partial(self._launch, plan))
         if isinstance(flight, Failure):
@@ -186,7 +186,8 @@ class GenerationCore:
         finally:
             masks.wait()
         wanted = logits.rows(plan.sampled_rows)
-        sampled = self._sampler.choose(plan.sampled, wanted, masks)
+        places = plan.sampled_places if plan.has_drafts else 0
+        sampled = self._sampler.choose(plan.sampled, wanted, masks, places)
         if self._steps_ahead:  # the next step runs before the host has these ids
             self._runner.store_sampled(plan.sampled, sampled.token_ids)
         logprobs = StepLogprobs(plan, self._scheduler) if self._wants_logprobs(plan) else None
@@ -223,18 +224,20 @@ class GenerationCore:
         *scored: NDArray[Any],
     ) -> list[StepOutput[SequenceResult]]:
         """Record what a step came to; finish what broke, stopped, or is as long as it may be."""
-        table, slots = self._table, flight.plan.sampled
+        table, plan, slots = self._table, flight.plan, flight.plan.sampled
         is_lost = is_broken.copy()
         is_lost[list(flight.failed)] = True
-        taken = self._scheduler.collect(flight.plan, token_ids, is_lost)
+        is_valid = self._scheduler.verify(plan, token_ids, is_lost)
+        is_lost &= is_valid  # behind a wrong draft it does not matter
+        taken = self._scheduler.collect(plan, token_ids, is_valid & ~is_lost)
+        is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
+        is_done &= table.is_running[slots]
+        if plan.has_drafts:
+            is_done &= _is_last(plan, taken) | is_lost
+        self._end_stopped(slots, token_ids, taken, is_done)
         self._output_tokens += int(taken.sum())
         if flight.logprobs is not None:
             flight.logprobs.keep(scored, taken)
-        is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
-        is_done &= table.is_running[slots]
-        may_stop = self._may_stop[token_ids] | table.is_watched[slots]
-        for row in np.flatnonzero(taken & may_stop).tolist():
-            is_done[row] |= self._has_stopped(int(slots[row]), int(token_ids[row]))
         told = np.flatnonzero(taken & ~is_done & table.is_streamed[slots])
         outputs = []
         for slot, token_id in zip(slots[told].tolist(), token_ids[told].tolist(), strict=True):
@@ -261,6 +264,27 @@ class GenerationCore:
         self._scheduler.note_seconds(flight.plan, now - max(flight.launched_at, self._collected_at))
         self._collected_at = now
         return outputs
+
+    def _end_stopped(
+        self,
+        slots: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        taken: NDArray[np.bool_],
+        is_done: NDArray[np.bool_],
+    ) -> None:
+        """Mark the tokens that end sequences as done; tokens behind these are not `taken`."""
+        may_stop = self._may_stop[token_ids] | self._table.is_watched[slots]
+        for row in np.flatnonzero(taken & may_stop).tolist():
+            if not taken[row]:
+                continue
+            slot, end = int(slots[row]), row + 1
+            while end < len(slots) and slots[end] == slot:
+                end += 1
+            num_behind = int(taken[row + 1 : end].sum())
+            if self._has_stopped(slot, int(token_ids[row]), num_behind):
+                self._scheduler.truncate(slot, num_behind)
+                taken[row + 1 : end] = is_done[row + 1 : end] = False
+                is_done[row] = True
 
     def _follow_up(self, failure: Failure, plans: list[StepPlan]) -> None:
         """Let the sequences of steps that are lost go on in another way, but for a culprit.
@@ -309,10 +333,14 @@ class GenerationCore:
             self._scheduler.add(other)
         return [_last_output(one) for one in (sequence, *repeats)]
 
-    def _has_stopped(self, slot: int, token_id: int) -> bool:
-        """Say whether a sequence ends with its newest token, for whatever reason."""
+    def _has_stopped(self, slot: int, token_id: int, num_behind: int = 0) -> bool:
+        """Say whether a sequence ends with a new token, for whatever reason.
+
+        As many are behind it as drafts were right.
+        """
         sequence = self._table.sequence(slot)
-        is_early = len(self._table.generated(slot)) < sequence.request.min_tokens
+        num_generated = len(self._table.generated(slot)) - num_behind
+        is_early = num_generated < sequence.request.min_tokens
         reason: int | str | None = None
         try:
             if sequence.stop_watch is not None:
@@ -335,6 +363,14 @@ class GenerationCore:
         sequence.finish_reason = "stop" if has_stopped else "repetition"
         sequence.stop_reason = reason if has_stopped else REPETITION_DETECTED
         return True
+
+
+def _is_last(plan: StepPlan, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Say which tokens of `plan.sampled` are the last of theirs that were taken, or the first."""
+    places = plan.sampled_places
+    is_followed = np.append(taken[1:] & (places[1:] > 0), False)
+    is_last: NDArray[np.bool_] = ~is_followed & (taken | (places == 0))
+    return is_last
 
 
 def _next_output(

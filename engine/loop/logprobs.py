@@ -121,24 +121,23 @@ class StepLogprobs:
     ) -> None:
         packed = pack_logprobs(token_ids, logprobs, top_ids, top_logprobs)
         records, size = packed.tobytes(), packed.shape[1]
-        firsts = range(0, len(records), size)
+        firsts, pairs = range(0, len(records), size), self._pack_named(of_named)
         for kept, named, first, is_taken in zip(
-            self._kept, self._named, firsts, taken.tolist(), strict=True
+            self._kept, pairs, firsts, taken.tolist(), strict=True
         ):
             if is_taken:
                 own = HEAD_BYTES if named else kept.record_bytes
-                kept.append(records[first : first + own])
-        if len(of_named):
-            self._keep_named(of_named, taken)
+                kept.append(records[first : first + own] + named)
 
-    def _keep_named(self, of_named: NDArray[Any], taken: NDArray[np.bool_]) -> None:
-        """Append the pairs of named tokens to the records of theirs, the best of each row first."""
+    def _pack_named(self, of_named: NDArray[Any]) -> list[bytes]:
+        """Return the pairs of the tokens that each row names, the best first."""
+        if not len(of_named):
+            return [b""] * len(self._named)
         counts = np.array(list(map(len, self._named)))
         ids, ends = np.fromiter(chain.from_iterable(self._named), np.int64), np.cumsum(counts)
         order = np.lexsort((-of_named, np.repeat(np.arange(len(counts)), counts)))
         pairs = pack_pairs(ids[order], of_named[order])
-        for place in np.flatnonzero(taken & (counts > 0)).tolist():
-            self._kept[place].append(pairs[ends[place] - counts[place] : ends[place]].tobytes())
+        return [pairs[end - count : end].tobytes() for count, end in zip(counts, ends, strict=True)]
 
     def _keep_prompts(
         self,

@@ -131,7 +131,7 @@ class Runner:
         self._sampled_slots = step.sampled_slots
         if shown is not None:
             step = replace(step, shown=shown.vectors)
-        are_known = not (self._table.num_known_ids[plan.slots] < plan.stops).any()
+        are_known = not _has_unknown_id(plan, self._table).any()
         if not are_known or self._ids.kept is not None:
             step = self._ids.fill_ids(step, are_known=are_known)
         self._attention.prepare(step)
@@ -180,7 +180,7 @@ def step_arrays(
     pages = _read(table.pages, plan.slots, 0, page_counts, page_starts)
     at_pages = np.repeat(page_starts[:-1], lengths) + positions // size  # [T]
     token_ids = _read(table.tokens, plan.slots, plan.starts, lengths, query_starts)
-    is_unknown = table.num_known_ids[plan.slots] < plan.stops
+    is_unknown = _has_unknown_id(plan, table)
     token_ids[query_starts[1:][is_unknown] - 1] = -1 - plan.slots[is_unknown]
     first_rows = query_starts[1:] - plan.num_logits
     arrays = {
@@ -214,6 +214,13 @@ def step_arrays(
         arrays["pages"] = np.concatenate(more_pages)
         arrays["more_slots"] = np.concatenate(more_slots)
     return arrays
+
+
+def _has_unknown_id(plan: StepPlan, table: SequenceTable) -> NDArray[np.bool_]:
+    """Say of which spans, `[S]`, only the device knows the last id; drafts are known."""
+    is_unknown: NDArray[np.bool_]
+    is_unknown = table.num_known_ids[plan.slots] + plan.num_drafts < plan.stops
+    return is_unknown
 
 
 def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:

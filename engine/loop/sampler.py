@@ -108,23 +108,34 @@ class Sampler:
 
     @torch.inference_mode()
     def choose(
-        self, slots: NDArray[np.int64], logits: Tensor, masks: Masks | None = None
+        self,
+        slots: NDArray[np.int64],
+        logits: Tensor,
+        masks: Masks | None = None,
+        places: NDArray[np.int64] | int = 0,
     ) -> Sampled:
-        """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s."""
-        metadata = self.metadata(slots, logits.shape[1], masks)
+        """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s.
+
+        It follows as many drafts as `places` says, which stand in the table behind what is known.
+        """
+        metadata = self.metadata(slots, logits.shape[1], masks, places)
         if logits.dtype not in self._ops:
             self._ops[logits.dtype] = choose_sampling(logits.dtype, logits.device)
         return self._ops[logits.dtype].sample(logits, metadata)
 
     def metadata(
-        self, slots: NDArray[np.int64], vocabulary: int, masks: Masks | None = None
+        self,
+        slots: NDArray[np.int64],
+        vocabulary: int,
+        masks: Masks | None = None,
+        places: NDArray[np.int64] | int = 0,
     ) -> SamplingMetadata:
         """Return what these slots' next tokens are chosen by.
 
         A stop token may come early where a mask allows no other.
         """
         table = self._table
-        num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots]
+        num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots] + places
         num_new = num_tokens - num_prompt
         is_early, has_bias = num_new < table.min_tokens[slots], table.has_bias[slots]
         biases: dict[int, Mapping[int, float]] = {}
@@ -153,7 +164,7 @@ class Sampler:
             tokens=table.tokens,
             slots=slots,
             num_prompt=num_prompt,
-            num_known=table.num_known_ids[slots] if self._kept is None else num_tokens,
+            num_known=table.num_known_ids[slots] + places if self._kept is None else num_tokens,
             bias_starts=_starts(biases, len(slots)),
             bias_ids=np.fromiter(chain.from_iterable(biases.values()), np.int64),
             bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,30 @@ from .table import SequenceTable
 MAX_SCORED_ROWS = 256
 # A failure may pass, or be the size of the batch; one that keeps coming has an owner.
 MAX_FAILURES_IN_COMPANY = 3
+
+
+class Drafter(Protocol):
+    """Drafts tokens that sequences of one table may go on with, for steps to verify."""
+
+    def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write drafts behind the tokens of slots in the table, at most so many of each.
+
+        Returns how many there are, `[slots]`. The ids of all tokens before them are known.
+        """
+
+    def note_accepted(
+        self,
+        slots: NDArray[np.int64],
+        num_drafts: NDArray[np.int64],
+        num_accepted: NDArray[np.int64],
+    ) -> None:
+        """Learn how many of the drafts of slots were accepted."""
+
+    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from how long a step took."""
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Learn from a sequence that has ended by itself."""
 
 
 @dataclass(slots=True)
@@ -66,7 +91,8 @@ class Scheduler:
     the device `keeps_ids`, no step waits for those that penalties are reckoned from. `groups` are
     of layers whose state is not the full pages of the table. With a `forecast` lines start where
     the KV cache holds all that run to their ends. A step scores at most `max_scored_rows` tokens
-    of prompts.
+    of prompts. With a `drafter` it verifies drafts, which layers must be able to forget: the state
+    of all `groups` is pages then.
     """
 
     def __init__(
@@ -81,6 +107,7 @@ class Scheduler:
         groups: Iterable[StateGroup] = (),
         forecast: KVForecast | None = None,
         max_scored_rows: int = MAX_SCORED_ROWS,
+        drafter: Drafter | None = None,
     ) -> None:
         self.table = table
         self.pool = pool
@@ -91,6 +118,7 @@ class Scheduler:
         self._keeps_ids = keeps_ids
         self._forecast = forecast
         self._max_scored_rows = max_scored_rows
+        self._drafter = drafter
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
@@ -132,7 +160,10 @@ class Scheduler:
         budget.spend(num_urgent, is_urgent=True)
         budget.spend(len(decodes) - num_urgent, is_urgent=False)
         has_prompts = len(decodes) < len(self.table.running)
-        stops = self._continue_prompts(budget) if has_prompts else {}
+        stops = self._draft(decodes, budget)
+        if stops:
+            decodes = decodes[~np.isin(decodes, list(stops))]
+        stops |= self._continue_prompts(budget) if has_prompts else {}
         stops |= self._admit(budget)
         return self._laid_out(decodes, stops) if len(decodes) or stops else None
 
@@ -143,35 +174,74 @@ class Scheduler:
         table.num_in_flight[plan.slots] += 1
         table.num_computed[plan.slots] = plan.stops
         table.has_begun[plan.slots] = True
-        slots = plan.sampled
+        table.is_verifying[plan.slots] = plan.num_drafts > 0
+        slots = plan.slots[plan.samples]
         table.num_tokens[slots] += table.num_tokens[slots] < table.max_tokens[slots]
         table.is_fully_launched[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
 
-    def collect(
+    def verify(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Say which ids of `plan.sampled` follow no wrong draft, nor one of a broken row."""
+        if not plan.has_drafts:
+            return np.ones(len(token_ids), np.bool_)
+        slots, places = plan.sampled, plan.sampled_places
+        ends = np.minimum(self.table.num_known_ids[slots] + places, self.table.max_model_len - 1)
+        is_miss = (token_ids != self.table.tokens[slots, ends]) | is_broken
+        num_misses = np.cumsum(is_miss) - is_miss  # before each
+        valid: NDArray[np.bool_] = num_misses == num_misses[np.arange(len(slots)) - places]
+        return valid
+
+    def collect(
+        self, plan: StepPlan, token_ids: NDArray[np.int64], is_valid: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Record what the oldest step in flight came to: an id for each of `plan.sampled`.
 
         Returns which ids were taken; the others are of sequences that have ended meanwhile, that
-        have no room for a token, or that are broken.
+        have no room for a token, or that are not valid.
         """
         table = self.table
         self._land(plan)
         slots = plan.sampled
-        taken = table.num_known_ids[slots] < table.max_tokens[slots]
-        taken &= table.is_running[slots] & ~is_broken
+        ends = table.num_known_ids[slots] + (plan.sampled_places if plan.has_drafts else 0)
+        taken = is_valid & (ends < table.max_tokens[slots]) & table.is_running[slots]
         grown = slots[taken]
-        table.tokens[grown, table.num_known_ids[grown]] = token_ids[taken]
-        table.num_known_ids[grown] += 1
+        table.tokens[grown, ends[taken]] = token_ids[taken]
+        if plan.has_drafts:
+            np.add.at(table.num_known_ids, grown, 1)
+            self._forget_drafts(plan, taken)
+        else:
+            table.num_known_ids[grown] += 1
         goes_on = table.is_running[plan.slots]
-        self._states.settle(plan.slots[goes_on], plan.stops[goes_on])
+        slots = plan.slots[goes_on]
+        self._states.settle(slots, np.minimum(plan.stops[goes_on], table.num_computed[slots]))
         return taken
+
+    def truncate(self, slot: int, num_tokens: int) -> None:
+        """Take back the last tokens that a sequence was given, behind its end."""
+        self.table.num_known_ids[slot] -= num_tokens
+
+    def _forget_drafts(self, plan: StepPlan, taken: NDArray[np.bool_]) -> None:
+        """Let sequences go on behind the drafts that were right."""
+        table, is_drafted = self.table, plan.num_drafts > 0
+        counts = plan.num_sampled[plan.samples]
+        num_taken = np.add.reduceat(taken, np.cumsum(counts) - counts)
+        is_drafted = is_drafted[plan.samples]
+        drafted, num_taken = plan.slots[plan.samples][is_drafted], num_taken[is_drafted]
+        table.is_verifying[drafted] = False
+        table.num_tokens[drafted] = table.num_known_ids[drafted]
+        table.num_computed[drafted] = table.num_known_ids[drafted] - 1
+        table.is_fully_launched[drafted] = table.num_tokens[drafted] >= table.max_tokens[drafted]
+        if self._drafter is not None:
+            num_drafts = plan.num_drafts[plan.samples][is_drafted]
+            num_accepted = np.minimum(np.maximum(num_taken - 1, 0), num_drafts)
+            self._drafter.note_accepted(drafted, num_drafts, num_accepted)
 
     def undo(self, plan: StepPlan) -> None:
         """Move the counts back of a step that was launched and is lost, newest first."""
         table = self.table
         table.num_tokens[plan.slots] = table.num_known_ids[plan.slots]
-        table.is_fully_launched[plan.slots] = False
+        table.is_fully_launched[plan.slots] = table.is_verifying[plan.slots] = False
         table.has_begun[plan.slots[plan.starts_anew]] = False
         # Who left meanwhile runs no step again: what this one was to fill stays empty.
         has_left = ~table.is_running[plan.slots]
@@ -212,11 +282,14 @@ class Scheduler:
 
     def note_end(self, sequence: Sequence) -> None:
         """Learn from a sequence that has ended by itself."""
-        if self._forecast is not None:
-            self._forecast.note_end(sequence)
+        for learner in (self._forecast, self._drafter):
+            if learner is not None:
+                learner.note_end(sequence)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
+        if self._drafter is not None:
+            self._drafter.note_seconds(plan, seconds)
         table, slots = self.table, plan.slots
         is_urgent = table.is_urgent[slots]
         self.line_limit.note(
@@ -301,7 +374,8 @@ class Scheduler:
         table = self.table
         running = table.running
         pending = table.num_tokens[running] - table.num_computed[running]
-        decodes: NDArray[np.int64] = running[(pending == 1) & ~table.is_fully_launched[running]]
+        is_decode = (pending == 1) & ~table.is_fully_launched[running]
+        decodes: NDArray[np.int64] = running[is_decode & ~table.is_verifying[running]]
         return decodes
 
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
@@ -325,6 +399,30 @@ class Scheduler:
             decodes = decodes[self.table.is_running[decodes]]
         self._states.extend(decodes)
         return decodes
+
+    def _draft(self, decodes: NDArray[np.int64], budget: _Budget) -> dict[int, int]:
+        """Draft tokens for decodes; return the slots of those with drafts, and where they stop.
+
+        Drafts take no page that a sequence may need soon, and leave prompts half of the step.
+        """
+        table = self.table
+        if self._drafter is None or self.pool.num_free < 2 * len(table.running):
+            return {}
+        is_known = table.num_known_ids[decodes] == table.num_tokens[decodes]
+        slots = decodes[is_known & ~table.is_constrained[decodes]]
+        if not len(slots):
+            return {}
+        counts = self._drafter.draft(slots, table.max_tokens[slots] - table.num_tokens[slots] - 1)
+        stops: dict[int, int] = {}
+        left = min(budget.of_all, budget.of_lines) // 2
+        for slot, count in zip(slots[counts > 0].tolist(), counts[counts > 0], strict=True):
+            start = int(table.num_computed[slot])
+            stop = self._states.attend(slot, start, start + 1 + min(int(count), left))
+            if stop > start + 1:
+                left -= stop - start - 1
+                budget.spend(stop - start - 1, is_urgent=bool(table.is_urgent[slot]))
+                stops[slot] = stop
+        return stops
 
     def _is_blocked(self) -> bool:
         """Say whether the sequence that started first has no place for its prompt's next token."""
@@ -416,11 +514,12 @@ class Scheduler:
         table = self.table
         slots = np.concatenate([decodes, np.array(list(stops_of), np.int64)])
         starts = table.num_computed[slots]
-        is_decode = table.num_tokens[slots] - starts == 1
         stops = np.concatenate([starts[: len(decodes)] + 1, list(stops_of.values())])
+        is_decode = (table.num_tokens[slots] - starts == 1) & (stops - starts == 1)
         order = np.lexsort((table.adapter[slots], ~is_decode))
         slots, starts, stops = slots[order], starts[order], stops.astype(np.int64)[order]
-        samples = stops == table.num_tokens[slots]
+        num_drafts = np.maximum(stops - table.num_tokens[slots], 0)
+        samples = stops >= table.num_tokens[slots]
         scored_from = np.maximum(starts, table.first_scored_row[slots])
         is_scored = (table.prompt_logprobs[slots] >= 0) & (scored_from < stops)
         is_scored &= scored_from + 1 < table.num_prompt_tokens[slots]
@@ -429,10 +528,11 @@ class Scheduler:
             slots=slots,
             starts=starts,
             stops=stops,
-            num_logits=np.where(is_scored, stops - scored_from, samples),
+            num_logits=np.where(is_scored, stops - scored_from, samples + num_drafts),
             samples=samples,
             is_scored=is_scored,
             starts_anew=~table.has_begun[slots],
+            num_drafts=num_drafts,
         )
 
     def _may_join(self, sequence: Sequence) -> bool:

@@ -46,6 +46,7 @@ class SequenceTable:
         self.start_order = np.zeros(slots, np.int64)
         self.num_in_flight = np.zeros(slots, np.int64)  # steps that hold the slot
         self.is_fully_launched = np.zeros(slots, np.bool_)  # launched to its last token
+        self.is_verifying = np.zeros(slots, np.bool_)  # drafts, in a step that is in flight
         self.is_running = np.zeros(slots, np.bool_)
         self.has_begun = np.zeros(slots, np.bool_)  # in a step that was launched
         self.is_urgent = np.zeros(slots, np.bool_)
@@ -115,7 +116,7 @@ class SequenceTable:
         self.num_prompt_tokens[slot] = prompt
         self.max_tokens[slot] = self.most_tokens(request)
         self.start_order[slot] = sequence.start_order
-        self.is_fully_launched[slot] = False
+        self.is_fully_launched[slot] = self.is_verifying[slot] = False
         self.is_urgent[slot] = sequence.is_urgent
         self.temperature[slot] = sampling.temperature
         self.top_p[slot] = sampling.top_p

@@ -75,16 +75,18 @@ class PageMemory:
         self._of_rows: dict[int, tuple[str, Tokens]] = {}
         self._slots: dict[tuple[int, int], tuple[str, Tokens]] = {}
         self._sampled: dict[tuple[int, int], int] = {}  # ids by slot and place
+        self._num_drafts: dict[int, int] = {}  # by slot, of the last step
 
     def tokens_of(self, slot: int, stop: int) -> Tokens:
         """Return the first tokens of a running sequence; the last ones may be known here alone."""
-        num_known = int(self._table.num_known_ids[slot])
+        num_known = int(self._table.num_known_ids[slot]) + self._num_drafts.get(slot, 0)
         tokens = self._table.tokens[slot, : min(stop, num_known)].tolist()
         return (*tokens, *(self._sampled[slot, place] for place in range(num_known, stop)))
 
     def compute(self, plan: StepPlan) -> None:
         """Write the tokens of a plan, as each layer does before it attends, then read them all."""
         size = self._table.page_size
+        self._num_drafts = dict(zip(plan.slots.tolist(), plan.num_drafts.tolist(), strict=True))
         for slot, start, stop in spans_of(plan):
             tokens = self.tokens_of(slot, stop)
             salt = self._salt(slot)
@@ -156,6 +158,8 @@ class PageMemory:
     def store_sampled(self, slots: Several[int], token_ids: Several[int]) -> None:
         """Keep sampled ids; where they will lie in the table, the host finds nonsense for now."""
         for slot, token_id in zip(slots, token_ids, strict=True):
+            if self._num_drafts.get(slot):
+                continue  # what it goes on with is known once the host has verified it
             place = int(self._table.num_tokens[slot])
             self._sampled[slot, place] = token_id
             if place < self._table.max_model_len:

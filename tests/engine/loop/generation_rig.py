@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
@@ -22,13 +22,14 @@ from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.scheduling.admission import ArrivalOrder
-from tidemill.engine.scheduling.scheduler import Scheduler
+from tidemill.engine.scheduling.scheduler import Drafter, Scheduler
 from tidemill.engine.scheduling.sequence import (
     Sampling,
     Sequence,
     SequenceRequest,
     SequenceResult,
 )
+from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.engine.scheduling.table import SequenceTable
 from tidemill.engine.scheduling.token_logprobs import TokenLogprob
 from tidemill.engine.state.pages import PagePool
@@ -108,6 +109,42 @@ def check_scores(scores: Sequence[TokenLogprob | None], tokens: list[int], top: 
         assert [value for _, value in score.top] == pytest.approx(expected[best], abs=1e-5)
 
 
+class Guesser:
+    """Drafts three tokens of what the scripted model says greedily, some of them wrong."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self._table = table
+        self.num_accepted = self.num_wrong = 0
+
+    def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Write drafts behind the tokens of slots; every fourth place is guessed wrong."""
+        counts = np.minimum(most, 3)
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            end = int(self._table.num_known_ids[slot])
+            for place in range(end, end + count):
+                token = int(np.argmax(logits_of(tuple(self._table.tokens[slot, :place].tolist()))))
+                self._table.tokens[slot, place] = (token + (place % 4 == 0)) % VOCABULARY
+        return counts
+
+    def note_accepted(
+        self,
+        slots: NDArray[np.int64],
+        num_drafts: NDArray[np.int64],
+        num_accepted: NDArray[np.int64],
+    ) -> None:
+        """Count them."""
+        assert len(slots) == len(num_drafts) == len(num_accepted)
+        assert (num_accepted <= num_drafts).all()
+        self.num_accepted += int(num_accepted.sum())
+        self.num_wrong += int((num_drafts - num_accepted).sum())
+
+    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
+        """Learn nothing."""
+
+    def note_end(self, sequence: Sequence) -> None:
+        """Learn nothing."""
+
+
 class Rig:
     """Generation over a `PagedModel`, with its parts in reach; pages are 4 tokens long.
 
@@ -128,6 +165,7 @@ class Rig:
         budget: int = 32,
         steps_ahead: int | None = None,
         kinds: Mapping[str, int] = MappingProxyType({}),
+        make_drafter: Callable[[SequenceTable], Drafter] | None = None,
     ) -> None:
         if steps_ahead is not None:
             self.steps_ahead = steps_ahead
@@ -137,7 +175,12 @@ class Rig:
         self.model = PagedModel(self.table, logits_of, self.groups)
         self.model.is_late = self.is_late
         self.scheduler = Scheduler(
-            self.table, self.pool, ArrivalOrder(), budget, groups=self.groups
+            self.table,
+            self.pool,
+            ArrivalOrder(),
+            budget,
+            groups=self.groups,
+            drafter=None if make_drafter is None else make_drafter(self.table),
         )
         # A scripted model stands in for the runner: nothing else of it is asked for.
         runner = cast("Runner", self.model)

@@ -18,6 +18,7 @@ from tests.engine.loop.generation_rig import (
     GREEDY,
     VOCABULARY,
     Ending,
+    Guesser,
     Rig,
     Watch,
     check_scores,
@@ -328,6 +329,7 @@ class Storm:
     culprits: frozenset[int]
     dropped: dict[int, int]
     kinds: dict[str, int]  # of state beside full pages
+    is_drafted: bool
 
 
 @st.composite
@@ -383,12 +385,13 @@ def storms(draw: st.DrawFn) -> Storm:
                 st.builds(dict, num_rows=st.integers(1, max_num_seqs + 2)),
             )
         ),
+        draw(st.booleans()),
     )
 
 
 @given(storms())
 def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm) -> None:
-    """Preempted, retried, cut short of pages, with neighbours that fail or leave."""
+    """Preempted, retried, drafted, cut short of pages, with neighbours that fail or leave."""
     rows.FEWEST_TOKENS = 4  # snapshots of a page
     most = max(len(one.prompt_ids) + one.max_tokens for one in storm.requests)
     rig = Rig(
@@ -397,6 +400,7 @@ def test_whatever_happens_each_request_comes_to_what_it_would_alone(storm: Storm
         kinds=storm.kinds,
         max_num_seqs=storm.max_num_seqs,
         budget=storm.budget,
+        make_drafter=Guesser if storm.is_drafted and "num_rows" not in storm.kinds else None,
     )
     sequences: list[Sequence] = []
 

@@ -50,7 +50,9 @@ def random_plan(rng: random.Random, page_size: int) -> tuple[StepPlan, SequenceT
         spans.append((slot, start, stop, rng.randint(0, stop - start)))
     columns = np.array(spans, np.int64).T
     no = np.zeros(len(slots), np.bool_)
-    return StepPlan(num_decodes, *columns, samples=no, is_scored=no, starts_anew=no), table
+    return StepPlan(
+        num_decodes, *columns, samples=no, is_scored=no, starts_anew=no, num_drafts=0 * columns[0]
+    ), table
 
 
 def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
@@ -63,7 +65,7 @@ def test_a_token_whose_id_only_the_device_knows_is_told_by_its_slot() -> None:
     table.num_tokens[slots[:2]] += 1
     one, no = np.ones(3, np.int64), np.zeros(3, np.bool_)
     stops = table.num_tokens[slots]
-    plan = StepPlan(3, slots, stops - 1, stops, one, ~no, no, no)
+    plan = StepPlan(3, slots, stops - 1, stops, one, ~no, no, no, 0 * one)
     step = Step.pack(plan.num_decodes, torch.device("cpu"), **step_arrays(plan, table))
     assert step.token_ids.tolist() == [-4, -2, 9]
 

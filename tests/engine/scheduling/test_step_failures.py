@@ -48,7 +48,7 @@ class Ward:
         """Let a step go well; no sequence ends."""
         ids = np.ones(len(plan.sampled), np.int64)
         self.scheduler.launch(plan)
-        self.scheduler.collect(plan, ids, np.zeros(len(ids), np.bool_))
+        self.scheduler.collect(plan, ids, np.ones(len(ids), np.bool_))
         self.failures.note_success()
 
     def fail(self) -> Sequence | None:
@@ -277,7 +277,7 @@ def test_broken_pages_are_shared_by_nobody_else_while_a_step_still_reads_them() 
     ward.scheduler.launch(first)
     second = ward.plan()
     ward.scheduler.launch(second)
-    ward.scheduler.collect(first, np.ones(2, np.int64), np.ones(2, np.bool_))
+    ward.scheduler.collect(first, np.ones(2, np.int64), np.zeros(2, np.bool_))
     for slot in first.sampled.tolist():
         ward.scheduler.discard(slot)
     ward.scheduler.add(long_prompt(2))

@@ -126,8 +126,8 @@ class Yard:
     def collect(self) -> None:
         """Collect the oldest step in flight, and end the sequences that are complete."""
         plan, tokens = self.in_flight.pop(0)
-        broken = np.zeros(len(tokens), np.bool_)
-        taken = self.scheduler.collect(plan, np.array(tokens, np.int64), broken)
+        valid = np.ones(len(tokens), np.bool_)
+        taken = self.scheduler.collect(plan, np.array(tokens, np.int64), valid)
         slots = plan.sampled
         is_full = self.table.num_known_ids[slots] >= self.table.max_tokens[slots]
         has_ended = taken & (np.array(tokens) == self.end)

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts from what is written already, which steps of the model verify."""
