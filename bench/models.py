@@ -24,7 +24,7 @@ _46M = {
     "num_key_value_heads": 4,
     "head_dim": 64,
 }
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     # 46.1M parameters, 8.4M of them the tied embedding.
     "46m": {**_46M, "vocab_size": 16_384},
     # The same layers under the vocabulary of Qwen 2.5 and 3: 115.6M, 77.8M of them the embedding.

@@ -200,16 +200,16 @@ def scored_choices(texts: Texts) -> list[Request]:
 
 
 def quoting_summaries(texts: Texts) -> list[Request]:
-    """192 documents of 80 phrases, most of which stand there twice; answers quote from a phrase on.
+    """192 documents of 60 phrases, most of which stand there twice; answers quote from a phrase on.
 
     Behind each phrase the model goes on as behind one of its two places.
     """
     requests = []
     for _ in range(192):
-        phrases = [texts(texts.rng.randint(8, 20)) for _ in range(50)]
-        document = texts.rng.choices(phrases, k=80)
-        beginning = " ".join(document[texts.rng.randrange(60)].split()[:2])
-        requests.append(Request(" ".join(document), max_tokens=128, beginning=beginning))
+        phrases = [texts(texts.rng.randint(8, 20)) for _ in range(40)]
+        document = texts.rng.choices(phrases, k=60)
+        beginning = " ".join(document[texts.rng.randrange(50)].split()[:2])
+        requests.append(Request(" ".join(document), max_tokens=256, beginning=beginning))
     return requests
 
 

@@ -85,7 +85,8 @@ class EngineStats:
     `layers` increases within a step, which may take minutes on a CPU. `failures` are steps that
     failed for a reason other than memory, recovered or not. `prompt_tokens` and `cached_tokens` are
     of finished sequences; `prefilled_tokens` are all that steps computed but for decodes, and
-    `attended_tokens` those that decodes attended to.
+    `attended_tokens` those that decodes attended to. Of `draft_tokens` (speculative decoding)
+    `accepted_tokens` were right.
     """
 
     running: int = 0
@@ -100,6 +101,8 @@ class EngineStats:
     failures: int = 0
     prefilled_tokens: int = 0
     attended_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Responder(Protocol):

@@ -56,6 +56,8 @@ class RunMetrics:
             ("prompt_tokens", "Tokens of prompts, cached ones included.", stats.prompt_tokens),
             ("cached_tokens", "Tokens of prompts found in the KV cache.", stats.cached_tokens),
             ("output_tokens", "Tokens generated.", stats.output_tokens),
+            ("spec_decode_draft_tokens", "Tokens drafted.", stats.draft_tokens),
+            ("spec_decode_accepted_tokens", "Of these, those right.", stats.accepted_tokens),
             ("preemptions", "Sequences put back for lack of KV pages.", stats.preemptions),
         ]
 

@@ -79,6 +79,9 @@ def make_core(
     forecast = None
     if config.kv_forecast:
         forecast = KVForecast(table, pool, 1 + sum(_grows(group, pool, room) for group in groups))
+    steps_ahead = config.steps_ahead
+    if steps_ahead is None:
+        steps_ahead = int(model.device.type == "cuda")
     scheduler = Scheduler(
         table,
         pool,
@@ -88,25 +91,29 @@ def make_core(
         groups=groups,
         forecast=forecast,
         max_scored_rows=budget if model.has_head else MAX_SCORED_ROWS,
-        drafter=_make_drafter(table, groups, config),
+        drafter=_make_drafter(table, groups, config, steps_ahead),
     )
     captures = captures or capture_on(model.device)
     graphs = make_graphs(model, attention, table, budget, captures)
     num_kept_pages = room.num_pages if keeps_ids else None
     runner = Runner(model, attention, table, graphs, num_kept_pages=num_kept_pages, groups=groups)
-    steps_ahead = config.steps_ahead
-    if steps_ahead is None:
-        steps_ahead = int(model.device.type == "cuda")
     duplicates = Deduplicator(is_on=config.deduplication)
     return GenerationCore(scheduler, runner, model.vocab_size, steps_ahead, duplicates)
 
 
 def _make_drafter(
-    table: SequenceTable, groups: Sequence[StateGroup], config: EngineConfig
+    table: SequenceTable,
+    groups: Sequence[StateGroup],
+    config: EngineConfig,
+    steps_ahead: int,
 ) -> NgramDrafter | None:
-    """Return the drafter; None where layers cannot forget a draft, or none is wanted."""
-    is_paged = all(isinstance(group, Pages) for group in groups)
-    return NgramDrafter(table) if config.speculative_decoding and is_paged else None
+    """Return the drafter; None where layers cannot forget a draft, or none is wanted.
+
+    Nor where a step is prepared while another runs, whose last tokens a draft would wait for.
+    """
+    if steps_ahead or not config.speculative_decoding:
+        return None
+    return NgramDrafter(table) if all(isinstance(group, Pages) for group in groups) else None
 
 
 def _grows(group: StateGroup, pool: PagePool, room: KVCacheSize) -> bool:

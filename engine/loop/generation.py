@@ -176,6 +176,8 @@ class GenerationCore:
             steps=self._num_steps,
             layers=self._runner.num_layers,
             failures=self._num_failures,
+            draft_tokens=self._scheduler.num_draft_tokens,
+            accepted_tokens=self._scheduler.num_accepted_tokens,
         )
 
     def _launch(self, plan: StepPlan) -> _StepInFlight:

@@ -111,7 +111,7 @@ class Scheduler:
     ) -> None:
         self.table = table
         self.pool = pool
-        self.num_preemptions = 0
+        self.num_preemptions = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.step_limit = StepTokenLimit(max_num_batched_tokens)
         self.line_limit = LineTokenLimit() if line_limit is None else line_limit
         self._admission = admission
@@ -235,6 +235,8 @@ class Scheduler:
         if self._drafter is not None:
             num_drafts = plan.num_drafts[plan.samples][is_drafted]
             num_accepted = np.minimum(np.maximum(num_taken - 1, 0), num_drafts)
+            self.num_draft_tokens += int(num_drafts.sum())
+            self.num_accepted_tokens += int(num_accepted.sum())
             self._drafter.note_accepted(drafted, num_drafts, num_accepted)
 
     def undo(self, plan: StepPlan) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.cpu.ngram import MOST_MATCH, FinishedRows, find_matches, write_drafts
 from ..plan.cost_model import CostModel, Work
 from ..scheduling.sequence import Sequence
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
-from .ngram import MOST_MATCH, FinishedRows, find_matches, write_drafts
 
-MOST_DRAFTS = 16
-"""Of one sequence in one step: of more, the last are hardly ever right."""
+MOST_DRAFTS = 15
+"""Of one sequence in one step: with the token before them they fill tiles of attention."""
 
 # Of a kind of draft of which nothing is known, as if so many tokens had been tried.
 _PRIOR_ACCEPTED, _PRIOR_TRIED = 3.0, 4.0
@@ -45,7 +45,6 @@ class NgramDrafter:
         num_kinds = (MOST_MATCH + 1) * _HISTORIES
         self._accepted = np.zeros(num_kinds)
         self._tried = np.zeros(num_kinds)
-        self.num_drafted = self.num_accepted = 0
 
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write drafts behind the tokens of slots; return how many of each."""
@@ -69,8 +68,6 @@ class NgramDrafter:
         num_accepted: NDArray[np.int64],
     ) -> None:
         """Learn from drafts: of each, tokens were tried up to the first that was wrong."""
-        self.num_drafted += int(num_drafts.sum())
-        self.num_accepted += int(num_accepted.sum())
         kinds = self._kinds[slots]
         np.add.at(self._accepted, kinds, num_accepted)
         np.add.at(self._tried, kinds, num_accepted + (num_accepted < num_drafts))

@@ -25,7 +25,7 @@ from ..quantised import quantise_int8
 from ..recurrence import GatedDelta, RecurrentShape, RuleWeights, StateSpace
 from ..sampling import greedy_metadata
 from ..step import Step
-from . import adapters, elementwise, int8, linear, sampling, thread_pool
+from . import adapters, elementwise, int8, linear, ngram, sampling, thread_pool
 from .attention import CpuAttention
 from .recurrence import CpuRecurrence
 
@@ -130,10 +130,20 @@ def sample_and_score(dtype: torch.dtype) -> None:
     sampling.compute_ranks(logits, torch.zeros(1, dtype=torch.int64))
 
 
+def look_up() -> None:
+    """Find a match, and draft what follows it."""
+    tokens, slots, known = np.ones((1, 8), np.int32), np.zeros(1, np.int64), np.array([6])
+    finished = ngram.FinishedRows(16)
+    finished.add(np.ones(6, np.int32))
+    matches = ngram.find_matches(tokens, slots, known, finished)
+    ngram.write_drafts(tokens, slots, known, finished, matches.places, np.ones(1, np.int64))
+
+
 def jobs() -> list[Callable[[], None]]:
     """Return jobs that call all kernels once, the longest first."""
     parts = (attend, recur, sample_and_score, multiply_and_norm)
-    return [*(partial(part, dtype) for part in parts for dtype in reversed(dtypes())), thread_loop]
+    by_dtype = [partial(part, dtype) for part in parts for dtype in reversed(dtypes())]
+    return [*by_dtype, thread_loop, look_up]
 
 
 def main() -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.cpu.jit_cache import compiled
+from .jit_cache import compiled
 
 LEAST_MATCH = 3
 """Fewer tokens in common say little of what follows."""
@@ -34,7 +34,7 @@ class FinishedRows:
 
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.tokens = np.full(capacity, _END, np.int32)
-        self.heads = np.zeros(capacity // 4, np.int32)  # places behind n-grams, by their hash
+        self.heads = np.zeros(capacity, np.int32)  # places behind n-grams, by their hash
         self._end = 0
 
     def add(self, token_ids: NDArray[np.int32]) -> None:
@@ -60,7 +60,7 @@ def find_matches(
     return matches
 
 
-def write_drafts(  # noqa: PLR0917 - a kernel's arguments
+def write_drafts(
     tokens: NDArray[np.int32],  # [slots, L]
     slots: NDArray[np.int64],
     num_known: NDArray[np.int64],
@@ -128,9 +128,7 @@ def _find(tokens: Any, slots: Any, num_known: Any, rows: Any, matches: Any) -> N
 
 
 @compiled
-def _copy(  # noqa: PLR0917 - as `write_drafts`
-    tokens: Any, slots: Any, num_known: Any, finished: Any, places: Any, counts: Any
-) -> None:
+def _copy(tokens: Any, slots: Any, num_known: Any, finished: Any, places: Any, counts: Any) -> None:
     for i in range(len(slots)):
         row, end, place = tokens[slots[i]], num_known[i], places[i]
         for j in range(counts[i]):
