@@ -152,7 +152,7 @@ def _activation_bytes(model: LoadedModel, limits: StepLimits) -> int:
     """Bound one step's transient tensors: hidden states of all tokens and logits of all rows."""
     widths = 8 * model.hidden_size + 3 * model.max_intermediate_size
     per_step = limits.max_num_batched_tokens * widths * model.dtype.itemsize
-    rows = limits.max_num_seqs + MAX_SCORED_ROWS
+    rows = limits.max_num_seqs + 2 * MAX_SCORED_ROWS  # of drafts, and of prompts that are scored
     return per_step + rows * model.vocab_size * (model.dtype.itemsize + 4)
 
 

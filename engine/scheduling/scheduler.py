@@ -416,7 +416,9 @@ class Scheduler:
             return {}
         counts = self._drafter.draft(slots, table.max_tokens[slots] - table.num_tokens[slots] - 1)
         stops: dict[int, int] = {}
-        left = min(budget.of_all, budget.of_lines) // 2
+        # As many rows of logits as a step may have without any.
+        left = len(table.sequences) + MAX_SCORED_ROWS - len(decodes)
+        left = min(left, min(budget.of_all, budget.of_lines) // 2)
         for slot, count in zip(slots[counts > 0].tolist(), counts[counts > 0], strict=True):
             start = int(table.num_computed[slot])
             stop = self._states.attend(slot, start, start + 1 + min(int(count), left))

@@ -23,6 +23,7 @@ _SPEED_ONLY: Final = frozenset(
     {
         *("model", "lora_modules", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory"),
         *("steps_ahead", "admission", "deduplication", "kv_forecast", "max_loras"),
+        *("max_logprobs", "speculative_decoding"),
     }
 )
 """Settings that decide no result, or that are told of otherwise."""

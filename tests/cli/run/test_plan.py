@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_under_another_plan(
     assert not spool_path(out).exists()
 
 
-def test_greedy_rows_are_those_without_a_plan(write_input: Write, tmp_path: Path) -> None:
+def test_greedy_rows_are_those_without_plan_and_drafts(write_input: Write, tmp_path: Path) -> None:
     """By the demo model in fp32, of few pages, from a file that is compressed, too."""
     rng = random.Random(4)
     texts = ["Count to ten. " * 40, "Name a colour. " * 40, ""]
@@ -89,7 +89,7 @@ def test_greedy_rows_are_those_without_a_plan(write_input: Write, tmp_path: Path
     packed.write_bytes(gzip.compress(source.read_bytes(), mtime=0))
     written = []
     for name, given, more in (
-        ("plain", source, "--no-plan"),
+        ("plain", source, "--no-plan --no-speculative-decoding"),
         ("planned", source, "--kv-cache-memory 4M"),
         ("packed", packed, ""),
     ):
