@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.models import ROPE_THETA
-
 _HEADS, _KV_HEADS, _HEAD_DIM = 8, 4, 64
 _SLICE = 40  # numbers of a token's code that one head copies
 _CODE = _KV_HEADS * _SLICE
@@ -27,7 +25,9 @@ _FAR = 14  # the first frequency that hardly turns over thousands of places
 _SHARPNESS, _LOUDNESS = 8.0, 10.0
 
 
-def copying_weights(weights: dict[str, Tensor], num_layers: int) -> dict[str, Tensor]:
+def copying_weights(
+    weights: dict[str, Tensor], num_layers: int, rope_theta: float
+) -> dict[str, Tensor]:
     """Return the weights of a Qwen3 of the shape "46m" with those that copy in their places."""
     made = {name: tensor.clone().float() for name, tensor in weights.items()}
     generator = torch.Generator().manual_seed(0)
@@ -39,19 +39,19 @@ def copying_weights(weights: dict[str, Tensor], num_layers: int) -> dict[str, Te
         layer = f"model.layers.{index}."
         made[f"{layer}self_attn.o_proj.weight"].zero_()
         made[f"{layer}mlp.down_proj.weight"].zero_()
-    _bring_tokens_before(made, "model.layers.0.self_attn.")
+    _bring_tokens_before(made, "model.layers.0.self_attn.", rope_theta)
     _follow_matches(made, "model.layers.1.self_attn.")
     if "lm_head.weight" in made:
         made["lm_head.weight"] = embedding.clone()
     return {name: tensor.to(weights[name].dtype) for name, tensor in made.items()}
 
 
-def _bring_tokens_before(made: dict[str, Any], attention: str) -> None:
+def _bring_tokens_before(made: dict[str, Any], attention: str, rope_theta: float) -> None:
     """Let even heads look one token back, and odd heads two, and copy what is there."""
     query, key, value, out = _projections(made, attention)
     scale = math.sqrt((_CODE + 1) / query.shape[1])  # of what a norm makes of an embedding
     for pair in range(_NEAR):
-        angle = ROPE_THETA ** (-2 * pair / _HEAD_DIM)
+        angle = rope_theta ** (-2 * pair / _HEAD_DIM)
         for head in range(_KV_HEADS):
             key[head, pair, _ONE], key[head, pair + 32, _ONE] = math.cos(angle), math.sin(angle)
         for head in range(_HEADS):

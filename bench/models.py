@@ -158,7 +158,8 @@ def make_model(shape: str, folder: Path) -> None:
     )
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     if shape == COPYING:
-        model.load_state_dict(copying_weights(model.state_dict(), config.num_hidden_layers))
+        layers = config.num_hidden_layers
+        model.load_state_dict(copying_weights(model.state_dict(), layers, ROPE_THETA))
     model.save_pretrained(folder, max_shard_size=SHARD_SIZE)
 
 
