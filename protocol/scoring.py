@@ -185,18 +185,9 @@ def generative_scoring_body(
 
     vLLM has the former, SGLang the latter.
     """
-    return {
-        "id": body_id,
-        "object": "list",
-        "created": created,
-        "model": model,
-        "data": [
-            {"index": index, "object": "score", "score": of_item[0]}
-            for index, of_item in enumerate(scores)
-        ],
-        "scores": scores,
-        "usage": usage,
-    }
+    firsts = [of_item[0] for of_item in scores]
+    body = score_body(body_id, created=created, model=model, scores=firsts, num_tokens=0)
+    return body | {"scores": scores, "usage": usage}
 
 
 def rerank_body(

@@ -58,6 +58,8 @@ def test_metrics_are_served_while_the_job_runs(
         "tidemill_prompt_tokens_total": 100,
         "tidemill_cached_tokens_total": 40,
         "tidemill_output_tokens_total": 30,
+        "tidemill_spec_decode_draft_tokens_total": 0,
+        "tidemill_spec_decode_accepted_tokens_total": 0,
         "tidemill_preemptions_total": 1,
         "tidemill_running_sequences": 3,
         "tidemill_waiting_sequences": 2,

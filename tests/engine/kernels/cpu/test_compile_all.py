@@ -33,4 +33,4 @@ def test_bf16_is_compiled_where_a_processor_has_it(monkeypatch: pytest.MonkeyPat
     for has_it, count in ((True, 2), (False, 1)):
         monkeypatch.setattr("torch.cpu._is_avx512_bf16_supported", lambda has_it=has_it: has_it)
         assert len(compile_all.dtypes()) == count
-        assert len(compile_all.jobs()) == 4 * count + 1
+        assert len(compile_all.jobs()) == 4 * count + 2
