@@ -130,7 +130,7 @@ def scores(network: Any, prompt: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize(("ready", "family"), RUNS, indirect=["ready"])
 def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, family: str) -> None:
-    """Packed, chunked, shared, preempted, drafted, ahead: each family gives its own eager output."""
+    """Packed, chunked, shared, preempted, drafted, ahead: each family gives its eager output."""
     eager, model = ready(family)
     asked = prompts(10)
     sampling = Sampling(temperature=0, logprobs=0)

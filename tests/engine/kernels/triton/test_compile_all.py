@@ -58,9 +58,8 @@ def test_every_form_of_a_kernel_compiles(arch: str, tmp_path: Path) -> None:
     python(tmp_path, "-c", COMPILE, arch, "bfloat16", "float16")
 
 
-@pytest.mark.parametrize(
-    "arch", ["80", *(pytest.param(it, marks=pytest.mark.long) for it in ("86", "89", "90"))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["80", "86", "89", "90"])
 def test_what_is_hot_spills_nothing_and_is_told_as_it_is(
     arch: str, pytestconfig: pytest.Config
 ) -> None:
