@@ -17,8 +17,8 @@ def test_one_that_takes_too_long_is_left_to_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another thread takes the place of its own, which ends with it."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
-    compiler = Compiler(1, max_seconds=1)
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.5)
+    compiler = Compiler(1, max_seconds=0.0)
     go_on, worker = threading.Event(), list[threading.Thread]()
 
     def endless() -> LLMatcher:
