@@ -27,6 +27,9 @@ class ImageLimits:
     max_per_prompt: int = 16
 
 
+MAX_LOGPROBS = 20
+"""Alternatives of a token, as OpenAI has them, and vLLM by default."""
+
 MAX_DECODING_BYTES = 512 * 2**20
 """Of all images, or all recordings, that are being decoded; a larger one is decoded alone."""
 
@@ -122,7 +125,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
-    max_logprobs: int = 20
+    max_logprobs: int = MAX_LOGPROBS
     speculative_decoding: bool = True
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

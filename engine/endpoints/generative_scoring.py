@@ -23,6 +23,8 @@ from .generation_requests import EndpointOptions, SequenceRequestBuilder
 
 _Prepared = Prepared[SequenceRequest, GenerativeScoringRequest]
 
+# Below the log-probability of any token that can come: labels of which none can have scores of 0.
+_LEAST = -1e30
 _OPTIONS = EndpointOptions(prompt_param="items", max_tokens=1, logprobs=0)
 
 
@@ -100,7 +102,3 @@ def _scores(result: SequenceResult, request: GenerativeScoringRequest) -> list[f
         scores = weights / max(weights.sum(), np.finfo(np.float64).tiny)
     shown: list[float] = scores.tolist()
     return shown
-
-
-# Below the log-probability of any token that can come: labels of which none can have scores of 0.
-_LEAST = -1e30

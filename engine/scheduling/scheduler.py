@@ -45,6 +45,9 @@ MAX_FAILURES_IN_COMPANY = 3
 class Drafter(Protocol):
     """Drafts tokens that sequences of one table may go on with, for steps to verify."""
 
+    def enter(self, slot: int) -> None:
+        """Take note that another sequence has entered a slot."""
+
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write drafts behind the tokens of slots in the table, at most so many of each.
 
@@ -573,6 +576,8 @@ class Scheduler:
         self._states.enter(slot, placement, following)
         if self._forecast is not None:
             self._forecast.enter(slot, num_cached)
+        if self._drafter is not None:
+            self._drafter.enter(slot)
         return slot
 
     def _lasts_to_its_end(self, placement: Placement) -> bool:

@@ -38,24 +38,26 @@ class NgramDrafter:
         self._finished = FinishedRows()
         self._costs, self._cost_model = _USUAL_COSTS, CostModel()
         self._num_steps = 0
-        self._num_running = 1
         self._history = np.zeros(len(table.sequences), np.int64)
-        self._owner = np.full(len(table.sequences), -1, np.int64)  # arrival of whom it is about
         self._kinds = np.zeros(len(table.sequences), np.int64)  # of drafts in flight
         num_kinds = (MOST_MATCH + 1) * _HISTORIES
         self._accepted = np.zeros(num_kinds)
         self._tried = np.zeros(num_kinds)
 
+    def enter(self, slot: int) -> None:
+        """Forget what became of drafts of the sequence that was in a slot before."""
+        self._history[slot] = 0
+
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write drafts behind the tokens of slots; return how many of each."""
         table = self._table
-        self._num_running = len(slots)
-        self._forget_former(slots)
+        self._accepted *= _KEPT
+        self._tried *= _KEPT
         num_known = table.num_known_ids[slots]
         matches = find_matches(table.tokens, slots, num_known, self._finished)
         kinds = matches.lengths * _HISTORIES + self._history[slots]
-        counts = np.minimum(self._worthwhile(kinds, num_known), np.minimum(most, MOST_DRAFTS))
-        counts = np.where(matches.lengths > 0, np.maximum(counts, 0), 0)
+        counts = np.minimum(self._worthwhile(kinds, num_known), most)
+        counts = np.where(matches.lengths > 0, counts, 0)
         if counts.any():
             write_drafts(table.tokens, slots, num_known, self._finished, matches.places, counts)
         self._kinds[slots] = kinds
@@ -71,7 +73,7 @@ class NgramDrafter:
         kinds = self._kinds[slots]
         np.add.at(self._accepted, kinds, num_accepted)
         np.add.at(self._tried, kinds, num_accepted + (num_accepted < num_drafts))
-        scale = np.minimum(1.0, _MOST_TRIED / np.maximum(self._tried, 1.0)) * _KEPT
+        scale = np.minimum(1.0, _MOST_TRIED / np.maximum(self._tried, 1.0))
         self._accepted *= scale
         self._tried *= scale
         self._history[slots] = np.where(num_accepted > 0, 2, 1)
@@ -99,17 +101,9 @@ class NgramDrafter:
         """Return how many tokens of each draft are worth verifying."""
         costs = self._costs
         token = max(costs.decoded, 1e-12)
-        saved = token + costs.attended * num_known + costs.steps / max(self._num_running, 1)
+        saved = token + costs.attended * num_known + costs.steps / len(num_known)
         least = np.minimum(token / saved, 0.99)  # likelihood of being right
         likely = (self._accepted[kinds] + _PRIOR_ACCEPTED) / (self._tried[kinds] + _PRIOR_TRIED)
         counts = np.log(least) / np.log(np.clip(likely, 1e-6, 0.999))
         whole: NDArray[np.int64] = np.minimum(counts, MOST_DRAFTS).astype(np.int64)
         return whole
-
-    def _forget_former(self, slots: NDArray[np.int64]) -> None:
-        """Forget what became of drafts of sequences that were in these slots before."""
-        sequences = self._table.sequences
-        arrivals = [one.arrival if (one := sequences[slot]) else -1 for slot in slots.tolist()]
-        is_new = self._owner[slots] != arrivals
-        self._owner[slots] = arrivals
-        self._history[slots[is_new]] = 0

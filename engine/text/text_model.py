@@ -15,6 +15,7 @@ from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import Count, RepetitionPenalty, Share, Temperature, TopK
 from tidemill.protocol.validation import parse, short_repr
 
+from ..config import MAX_LOGPROBS
 from ..errors import first_line_of
 from ..scheduling.sequence import Constraint
 from ..storage.hub import find_file
@@ -57,10 +58,6 @@ class ConstraintCompiler(Protocol):
         With `opened_by`, an output that does not begin with that token is constrained at once.
         Raises `RequestError` for an invalid constraint.
         """
-
-
-# As OpenAI has it, and vLLM by default.
-MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True)

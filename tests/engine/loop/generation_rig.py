@@ -116,6 +116,9 @@ class Guesser:
         self._table = table
         self.num_accepted = self.num_wrong = 0
 
+    def enter(self, slot: int) -> None:
+        """Take no note."""
+
     def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """Write drafts behind the tokens of slots; every fourth place is guessed wrong."""
         counts = np.minimum(most, 3)

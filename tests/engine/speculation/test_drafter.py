@@ -74,9 +74,7 @@ def test_what_is_mostly_right_is_drafted_far_and_what_is_wrong_not_at_all() -> N
     assert Desk().judge(1.0) == [MOST_DRAFTS] * 4
     desk = Desk()
     assert desk.judge(0.02) == [0] * 4
-    for _ in range(3000):
-        desk.drafter.note_accepted(*np.zeros((3, 0), np.int64))
-    assert all(desk.draft())
+    assert any(all(desk.draft()) for _ in range(3000))
 
 
 def test_costs_say_how_likely_a_draft_must_be() -> None:
