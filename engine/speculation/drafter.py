@@ -21,7 +21,9 @@ _KEPT = 0.998
 _MOST_TRIED = 500.0
 # Costs, in tokens of a step: of a step, of a token, and of one that is attended to.
 _USUAL_COSTS = Work(steps=20.0, prefilled=1.0, decoded=1.0, attended=1e-3)
-_STEPS_A_FIT = 64
+# A span of its own costs more than a decode among others does.
+_MARGIN = 1.5
+_STEPS_A_FIT = 32
 _HISTORIES = 3  # of a sequence: no draft yet, the last one wrong from its first token, or right
 
 
@@ -100,9 +102,10 @@ class NgramDrafter:
     ) -> NDArray[np.int64]:
         """Return how many tokens of each draft are worth verifying."""
         costs = self._costs
-        token = max(costs.decoded, 1e-12)
+        # While all steps decode alike, nothing tells their tokens' cost from their own.
+        token = max(costs.decoded, costs.prefilled, 1e-12)
         saved = token + costs.attended * num_known + costs.steps / len(num_known)
-        least = np.minimum(token / saved, 0.99)  # likelihood of being right
+        least = np.minimum(_MARGIN * token / saved, 0.99)  # likelihood of being right
         likely = (self._accepted[kinds] + _PRIOR_ACCEPTED) / (self._tried[kinds] + _PRIOR_TRIED)
         counts = np.log(least) / np.log(np.clip(likely, 1e-6, 0.999))
         whole: NDArray[np.int64] = np.minimum(counts, MOST_DRAFTS).astype(np.int64)

@@ -42,11 +42,14 @@ class Desk:
             )
         return self.draft()
 
-    def tell_costs(self, **costs: float) -> None:
-        """Let steps of all shapes take what these costs come to."""
+    def tell_costs(self, *, are_alike: bool = False, **costs: float) -> None:
+        """Let steps of all shapes, or that all decode as much, take what these costs come to."""
         rng = np.random.default_rng(1)
-        for _ in range(64):
+        for number in range(64):
             decodes, prefilled, attended = rng.integers(1, 200, 3).tolist()
+            if are_alike:
+                decodes, attended = 4, 1
+                prefilled *= number < 4
             seconds = (
                 costs["step"]
                 + costs["token"] * (decodes + prefilled)
@@ -86,6 +89,13 @@ def test_costs_say_how_likely_a_draft_must_be() -> None:
     far = Desk()
     far.tell_costs(step=1e-4, token=1e-4, attended=1e-5)
     assert min(far.judge(0.7)) > max(dear.judge(0.7))
+
+
+def test_steps_that_are_alike_make_no_token_free() -> None:
+    """Nothing tells then what a decoded token costs beside its step: as much as one of a prompt."""
+    desk = Desk()
+    desk.tell_costs(are_alike=True, step=1e-4, token=1e-3, attended=0)
+    assert max(desk.judge(0.6)) <= 1
 
 
 def test_a_salted_row_is_drafted_from_by_nobody() -> None:
