@@ -96,11 +96,12 @@ class TidemillObject(BaseModel):
 
     `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
-    seconds) is when they would be through. `audio_seconds` is how much was listened to. `cost` is
-    in the currency of the deployment's price for a GPU-hour, null without one. What is estimated is
-    of the whole batch, null where nobody can know and once it ends. `has_worker` says
-    whether a worker runs lines of it now. A batch that is erased is so from `erasing_at` on, and
-    all its bytes are gone at `erased_at`.
+    seconds) is when they would be through. `audio_seconds` is how much was listened to.
+    `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
+    tokens. `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
+    What is estimated is of the whole batch, null where nobody can know and once it ends.
+    `has_worker` says whether a worker runs lines of it now. A batch that is erased is so from
+    `erasing_at` on, and all its bytes are gone at `erased_at`.
     """
 
     seconds: int
@@ -109,6 +110,7 @@ class TidemillObject(BaseModel):
     input_tokens_per_second: float
     audio_seconds_per_second: float
     audio_seconds: float
+    reused_rows: int
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
@@ -247,6 +249,7 @@ def _tidemill_object(
         seconds=max(0, int(until - (batch.in_progress_at or batch.created_at))),
         **(done.rates if is_running else Rates())._asdict(),
         audio_seconds=round(done.audio_seconds, 3),
+        reused_rows=done.reused,
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
         cost=cost_of(done.gpu_seconds, price_per_gpu_hour),

@@ -72,7 +72,8 @@ class Outputs:
 class Progress:
     """Rows, what they cost, and time, as absolute counts: of a shard, or summed over shards.
 
-    Rows are durable ones only, and expected tokens what intake expected of them. The rates are
+    Rows are durable ones only, and expected tokens what intake expected of them. Those that were
+    `reused` are among the completed ones, and cost neither tokens nor time. The rates are
     recent ones, of tokens the generated ones unless they are named otherwise; a sum adds them up.
     """
 
@@ -90,6 +91,7 @@ class Progress:
     reasoning_tokens: int = 0
     expected_input_tokens: int = 0
     expected_output_tokens: int = 0
+    reused: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""

@@ -133,6 +133,11 @@ def parity_prefix(model: str) -> str:
     return f"work/parity/{quote(model, safe='')}/"
 
 
+def results_prefix(tenant: str) -> str:
+    """Return the prefix of all results that are kept for a tenant's later batches."""
+    return f"results/{check_tenant(tenant)}/"
+
+
 def work_prefix(batch_id: str) -> str:
     """Return the prefix of everything in flight of a batch."""
     return f"work/{batch_id}/"

@@ -6,6 +6,7 @@ overlap when an owner that had lost its lease wrote late; the first in the order
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -30,7 +31,7 @@ _Count = Annotated[int, Field(ge=0)]
 
 
 class FinishedRow(NamedTuple):
-    """The row of one line, newline included, and what it cost.
+    """The row of one line, newline included, and what it cost: nothing where it was reused.
 
     What was `expected` of it is not kept in a part: a shard knows that of all its lines.
     """
@@ -40,6 +41,7 @@ class FinishedRow(NamedTuple):
     is_success: bool
     usage: Usage = Usage()
     expected: ExpectedTokens = NO_TOKENS
+    is_reused: bool = False
 
 
 class Slice(NamedTuple):
@@ -58,6 +60,7 @@ class RowPlace(NamedTuple):
     end: int
     is_success: bool
     usage: Usage
+    is_reused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class _Head(BaseModel):
     """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
 
     `audio` has line and seconds of those rows for which some was heard, `reasoning` line and tokens
-    of those for which the model thought.
+    of those for which the model thought; `reused` has the lines that were not run.
     """
 
     model_config = ConfigDict(strict=True)
@@ -97,6 +100,7 @@ class _Head(BaseModel):
     rows: list[tuple[_Count, _Count, Literal[0, 1], _Count, _Count, _Count]]
     audio: list[tuple[_Count, Annotated[float, Field(ge=0)]]] = []
     reasoning: list[tuple[_Count, _Count]] = []
+    reused: list[_Count] = []
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
@@ -108,7 +112,9 @@ def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     heard = [[row.line, row.usage.audio_seconds] for row in ordered if row.usage.audio_seconds]
     thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
     thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
-    some = {name: rows for name, rows in (("audio", heard), ("reasoning", thought)) if rows}
+    reused = [row.line for row in ordered if row.is_reused]
+    lists = {"audio": heard, "reasoning": thought, "reused": reused}
+    some = {name: lines for name, lines in lists.items() if lines}
     head = to_json({"format": 1, "rows": listed, **some})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
 
@@ -126,12 +132,13 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
     except ValidationError as exc:
         raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
-    heard, thought = dict(told.audio), dict(told.reasoning)
+    heard, thought, reused = dict(told.audio), dict(told.reasoning), frozenset(told.reused)
     places = []
     for line, size, is_success, prompt, cached, completion in told.rows:
         usage = Usage(prompt, cached, completion, heard.get(line, 0.0), thought.get(line, 0))
-        places.append(RowPlace(line, position, position + size, bool(is_success), usage))
-        position += size
+        end = position + size
+        places.append(RowPlace(line, position, end, bool(is_success), usage, line in reused))
+        position = end
     if position != num_bytes:
         raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
     return tuple(places)
@@ -170,6 +177,7 @@ class PartIndex:
     def __init__(self) -> None:
         self._places: dict[int, tuple[str, RowPlace]] = {}
         self._completed = 0
+        self._reused = 0
         self._usage = Usage()
 
     def add(self, key: str, places: Iterable[RowPlace]) -> None:
@@ -178,6 +186,7 @@ class PartIndex:
             if place.line not in self._places:
                 self._places[place.line] = (key, place)
                 self._completed += place.is_success
+                self._reused += place.is_reused
                 self._usage += place.usage
 
     def __contains__(self, line: int) -> bool:
@@ -194,7 +203,15 @@ class PartIndex:
     def progress(self) -> Progress:
         """Return the sums over the rows; time and rate are not known here."""
         failed = len(self._places) - self._completed
-        return Progress(self._completed, failed, **asdict(self._usage))
+        return Progress(self._completed, failed, **asdict(self._usage), reused=self._reused)
+
+    def computed(self) -> dict[str, list[RowPlace]]:
+        """Return the places of successes that were computed for this shard, by part."""
+        places: dict[str, list[RowPlace]] = defaultdict(list)
+        for key, place in self._places.values():
+            if place.is_success and not place.is_reused:
+                places[key].append(place)
+        return places
 
     def seal(self, segment_bytes: int = SEGMENT_BYTES) -> Seal:
         """Return the segments that hold all rows, each of about `segment_bytes` but the last.

@@ -5,44 +5,25 @@ Whatever is wrong with the database, a run goes on without it: errors are raised
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 from zlib import crc32
 
-from tidemill.protocol import routes
-from tidemill.protocol.errors import ProtocolError
-from tidemill.protocol.prompt_key import is_determined
+from .result_key import KEY_BYTES, MAX_BYTES, CacheError, Kept, Scope
 
 FILE_NAME: Final = "results.sqlite"
-MAX_BYTES: Final = 16 * 2**30
 _MAX_AGE_SECONDS: Final = 90 * 24 * 3600
 _VERSION: Final = 1
-_KEY_BYTES: Final = 16
 _DAY_SECONDS: Final = 24 * 3600
 _BUSY_SECONDS: Final = 10.0
 _ROWS_A_WRITE: Final = 256
 _ROWS_A_TRIM: Final = 1_000
 _ROWS_A_TOUCH: Final = 10_000
-
-_WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
-"""Parameters of a body that no reply depends on."""
-
-_DETERMINED: Final = (
-    routes.EMBEDDINGS,
-    routes.SCORE,
-    routes.RERANK,
-    routes.GENERATIVE_SCORING,
-)
-"""Routes whose replies are the same whenever they are computed."""
-
-_FETCHED: Final = ('"url":"http', '"file":"http')
-"""What lies behind an address may be another by then."""
 
 _PRAGMAS: Final = {
     "auto_vacuum": "INCREMENTAL",
@@ -59,19 +40,6 @@ CREATE INDEX IF NOT EXISTS results_used ON results (used);
 """
 
 
-class CacheError(ProtocolError):
-    """A database that cannot be read or written; the message says why."""
-
-    code = "result_cache"
-
-
-class Scope(NamedTuple):
-    """What decides results beside requests, as a digest; `model` is for people to read."""
-
-    digest: bytes
-    model: str
-
-
 class Totals(NamedTuple):
     """Results of a model in a cache; `used` is the day (Unix seconds) of the last use."""
 
@@ -81,24 +49,8 @@ class Totals(NamedTuple):
     used: int
 
 
-def result_key(url: str, body: Mapping[str, Any], *, sampled: bool = False) -> bytes | None:
-    """Return the key of a request; None where another run may give another result.
-
-    Those of temperature 0 or with a seed are determined, as vectors and scores are, but for what is
-    fetched from the web; `sampled` gives all others a key, too.
-    """
-    route = routes.find_route(url)
-    if route is None or not (sampled or route in _DETERMINED or is_determined(body)):
-        return None
-    told = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
-    text = json.dumps([route.name, told], sort_keys=True, separators=(",", ":"))
-    if not sampled and any(fetched in text for fetched in _FETCHED):
-        return None
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=_KEY_BYTES).digest()
-
-
 class ResultCache:
-    """Results of one scope in a folder's database.
+    """Results of one scope in a folder's database, used by one thread at a time.
 
     When it is closed, results that were not used for 90 days are removed, and those that were used
     longest ago while all take more than `max_bytes`.
@@ -135,8 +87,7 @@ class ResultCache:
             self._found.append((self._today, place))
             if len(self._found) >= _ROWS_A_TOUCH:
                 self.flush()
-        ours: bytes = body.replace(first.encode(), digest.encode())
-        return ours.replace(b'"created":%d' % then, b'"created":%d' % created, 1)
+        return Kept(first, then, body).reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
         """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""
@@ -160,7 +111,7 @@ class ResultCache:
             self._database.executemany("UPDATE results SET used = ? WHERE id = ?", found)
 
     def _in_scope(self, key: bytes) -> bytes:
-        return blake2b(key, digest_size=_KEY_BYTES, key=self._scope.digest).digest()
+        return blake2b(key, digest_size=KEY_BYTES, key=self._scope.digest).digest()
 
     def close(self) -> None:
         """Write what was added, remove what is too old or too much, and close the database."""
@@ -178,7 +129,9 @@ def open_database(folder: Path) -> sqlite3.Connection:
     except OSError as exc:
         raise CacheError(f"{folder} cannot be made ({exc.strerror})") from exc
     with ExitStack() as stack, _raising():
-        database = stack.enter_context(closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)))
+        database = stack.enter_context(
+            closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False))
+        )
         [version] = database.execute("PRAGMA user_version").fetchone()
         if version in (0, _VERSION):
             for name, value in _PRAGMAS.items():

@@ -33,6 +33,7 @@ class Metric(StrEnum):
     TOKENS_PER_SECOND = "TokensPerSecond"
     ROWS_COMPLETED = "RowsCompleted"
     ROWS_FAILED = "RowsFailed"
+    ROWS_REUSED = "RowsReused"
     QUEUE_WAIT_SECONDS = "QueueWaitSeconds"
     KV_CACHE_USE = "KvCacheUse"
     LEASES_LOST = "LeasesLost"
@@ -99,9 +100,13 @@ def figures_of(done: Progress) -> dict[Metric, float]:
 
     A shard's progress in the table is set under its fence, and whoever has set it tells the
     difference to what it was: rows that are run again, and calls that are repeated, add nothing.
-    Seconds of audio are told where there are some: each metric is paid for, and few models listen.
+    Seconds of audio and reused rows are told where there are some: each metric is paid for.
     """
-    audio = {Metric.AUDIO_SECONDS: round(done.audio_seconds, 3)} if done.audio_seconds else {}
+    some: dict[Metric, float] = {}
+    if done.audio_seconds:
+        some[Metric.AUDIO_SECONDS] = round(done.audio_seconds, 3)
+    if done.reused:
+        some[Metric.ROWS_REUSED] = done.reused
     return {
         Metric.PROMPT_TOKENS: done.prompt_tokens,
         Metric.CACHED_TOKENS: done.cached_tokens,
@@ -109,7 +114,7 @@ def figures_of(done: Progress) -> dict[Metric, float]:
         Metric.ROWS_COMPLETED: done.completed,
         Metric.ROWS_FAILED: done.failed,
         Metric.GPU_SECONDS: round(done.gpu_seconds, 3),
-        **audio,
+        **some,
     }
 
 

@@ -60,12 +60,12 @@ ACKNOWLEDGED: Final = (
             finding=f"Resource::*DropsBucket*/{prefix}/[*]",
         )
         for role, prefixes in (
-            ("Api/Control/Role", ("input", "files", "work", "output")),
+            ("Api/Control/Role", ("input", "files", "work", "output", "results")),
             ("Api/Intake/Role", ("input", "files", "work", "output")),
             ("Api/Reaper/Role", ("files", "output")),
             ("Api/DeadLetters/Role", ("files", "output")),
             ("Api/Api/Role", ("input", "files", "work", "work/uploads", "output")),
-            ("Compute/Worker-*/Role", ("input", "files", "work")),
+            ("Compute/Worker-*/Role", ("input", "files", "work", "results")),
         )
         for prefix in prefixes
     ),

@@ -18,6 +18,8 @@ from infra.data.table import TENANT_INDEX
 
 TableAction = Literal["BatchGetItem", "GetItem", "PutItem", "UpdateItem", "DeleteItem", "Query"]
 
+# What a tenant's later batches reuse.
+KEPT_RESULTS: Final = "results/"
 # S3 answers "not found" only to those who may list; to others a missing object is forbidden.
 _FIND = "s3:ListBucket"
 # What a key is used for by a service in the name of who does this. Parts of an upload and messages
@@ -185,6 +187,12 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
         read_objects(data, "input/", "files/", "work/"),
         write_objects(data, "work/"),
     ]
+    if data.config.reuse is not None:
+        statements += [
+            read_objects(data, KEPT_RESULTS),
+            write_objects(data, KEPT_RESULTS),
+            delete_objects(data, KEPT_RESULTS),
+        ]
     statements += use_key(data, statements)
     if model.weights_key:
         statements.append(_decrypt(data, model))

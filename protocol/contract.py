@@ -47,7 +47,8 @@ class Reply:
     """The answer to one request: HTTP status, body (`{"error": …}` when it failed), tokens.
 
     `bare_message` is set for the two failures that vLLM's dialect prints as a plain string
-    (stream mode and an unknown url). One that `is_long` is serialised in a thread.
+    (stream mode and an unknown url). One that `is_long` is serialised in a thread, one that
+    `is_reused` was computed for an earlier request.
     """
 
     status_code: int
@@ -55,6 +56,7 @@ class Reply:
     usage: Usage = Usage()
     bare_message: bool = False
     is_long: bool = False
+    is_reused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ random and no clock enters it, so the same line and the same reply print the sam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
@@ -16,6 +16,8 @@ from tidemill.protocol.errors import ProtocolError
 from .lines import Line, LineError
 
 Dialect = Literal["openai", "vllm"]
+_ROW_ID: Final = "batch_req_"
+_ROW_END: Final = b'},"error":null}\n'
 
 
 class RowError(ProtocolError):
@@ -35,7 +37,7 @@ class RowHead(NamedTuple):
 
 def row_id_of(digest: str) -> str:
     """Return the id of the row of the line with this digest."""
-    return f"batch_req_{digest}"
+    return f"{_ROW_ID}{digest}"
 
 
 def print_reply(
@@ -64,7 +66,14 @@ def print_cached(line: Line, body: bytes) -> bytes:
     """Return the row of a line whose reply was successful and is printed already."""
     head = to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id})
     response = b'"response":{"status_code":200,"request_id":"%s","body":' % line.request_id.encode()
-    return b'%s,%s%s},"error":null}\n' % (head[:-1], response, body)
+    return b"%s,%s%s%s" % (head[:-1], response, body, _ROW_END)
+
+
+def reply_body(row: bytes) -> tuple[str, bytes]:
+    """Return the digest of a successful row's line, and its printed reply."""
+    head, _, rest = row.partition(b'"body":')  # no string has these quotes as they are
+    digest: str = from_json(head[: head.index(b",")] + b"}")["id"].removeprefix(_ROW_ID)
+    return digest, rest.removesuffix(_ROW_END)
 
 
 def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:

@@ -30,6 +30,7 @@ class LineResult:
     usage: Usage | None = None
     failure: str | None = None
     expected: ExpectedTokens = NO_TOKENS
+    is_reused: bool = False
 
 
 async def run_line(
@@ -74,7 +75,13 @@ async def run_line(
         row = print_reply(line, error.status_code, error_body(error), dialect=dialect)
         return LineResult(row, is_success=False, failure=error.message, expected=expected)
     if reply.status_code == 200:
-        return LineResult(row, is_success=True, usage=reply.usage, expected=expected)
+        return LineResult(
+            row,
+            is_success=True,
+            usage=reply.usage,
+            expected=expected,
+            is_reused=reply.is_reused,
+        )
     failure = reply.body["error"]["message"]
     return LineResult(row, is_success=False, usage=reply.usage, failure=failure, expected=expected)
 

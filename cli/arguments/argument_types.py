@@ -6,7 +6,9 @@ import argparse
 import math
 import re
 from pathlib import Path
+from typing import NamedTuple
 
+_S3 = "s3://"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -19,11 +21,29 @@ def size_in_bytes(text: str) -> int:
     return size
 
 
-def local_folder(text: str) -> Path:
-    """Return a path of this machine."""
-    if "://" in text:
-        raise argparse.ArgumentTypeError(f"{text!r} is no folder of this machine")
-    return Path(text)
+class S3Folder(NamedTuple):
+    """A prefix in a bucket, which is empty or ends with a slash."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"{_S3}{self.bucket}/{self.prefix}"
+
+
+def local_or_s3_folder(text: str) -> Path | S3Folder:
+    """Return a path of this machine, or what `s3://bucket/prefix` names."""
+    if not text.startswith(_S3):
+        if "://" in text:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is neither a folder of this machine nor s3://bucket/prefix"
+            )
+        return Path(text)
+    bucket, _, prefix = text.removeprefix(_S3).partition("/")
+    if not bucket:
+        raise argparse.ArgumentTypeError(f"{text!r} names no bucket: write s3://bucket/prefix")
+    prefix = prefix.strip("/")
+    return S3Folder(bucket, f"{prefix}/" if prefix else "")
 
 
 def positive_int(text: str) -> int:

@@ -54,6 +54,8 @@ def errors_of(batch: Batch) -> list[str]:
 def _figures(batch: Batch) -> list[str]:
     usage, extension = batch.fields.get("usage") or {}, batch.extension
     figures = []
+    if extension.get("reused_rows"):
+        figures.append(f"{extension['reused_rows']:,} reused")
     if extension.get("audio_seconds"):
         figures.append(f"{duration(extension['audio_seconds'])} of audio")
     if usage.get("total_tokens"):

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
-from ..arguments.argument_types import local_folder, positive_number
-from ..console.errors import BadInput, Refused
+from ..arguments.argument_types import local_or_s3_folder, positive_number
 from ..console.tables import columns
 from ..console.terminal import amount, log, print_output, size_words
-
-if TYPE_CHECKING:
-    import sqlite3
-    from pathlib import Path
 
 _DAY_SECONDS = 24 * 3600
 _HEADS = ("RESULTS", "SIZE", "USED", "MODEL")
@@ -45,15 +37,19 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     remove.set_defaults(command=command_remove)
     for action in (listing, stats, remove):
-        action.add_argument("folder", type=local_folder, metavar="FOLDER", help="that of --reuse")
+        action.add_argument(
+            "folder",
+            type=local_or_s3_folder,
+            metavar="FOLDER",
+            help="that of --reuse",
+        )
 
 
 def command_list(arguments: argparse.Namespace) -> int:
     """Print a table of the results by model on standard output."""
-    from tidemill.batch.result_cache import list_totals
+    from ..run.result_folders import result_folder
 
-    with _opened(arguments.folder) as database:
-        found = list_totals(database)
+    found = result_folder(arguments.folder).totals()
     rows = [
         (
             f"{total.num_results:,}",
@@ -71,42 +67,26 @@ def command_list(arguments: argparse.Namespace) -> int:
 
 
 def command_stats(arguments: argparse.Namespace) -> int:
-    """Print how many results there are, and what they take on the disk."""
-    from tidemill.batch.result_cache import FILE_NAME, list_totals
+    """Print how many results there are, and what they take."""
+    from ..run.result_folders import result_folder
 
-    with _opened(arguments.folder) as database:
-        found = list_totals(database)
+    folder = result_folder(arguments.folder)
+    found = folder.totals()
     num_results = sum(total.num_results for total in found)
-    on_disk = (arguments.folder / FILE_NAME).stat().st_size
     print_output(
         f"{amount(num_results, 'result')} of {amount(len(found), 'model')}, "
         f"{size_words(sum(total.num_bytes for total in found))} of replies, "
-        f"{size_words(on_disk)} on the disk"
+        f"{size_words(folder.num_bytes())} in {arguments.folder}"
     )
     return 0
 
 
 def command_remove(arguments: argparse.Namespace) -> int:
     """Remove results; say how many."""
-    from tidemill.batch.result_cache import remove_results
+    from ..run.result_folders import result_folder
 
     days = arguments.older_than
     before = None if days is None else int(time.time() - days * _DAY_SECONDS)
-    with _opened(arguments.folder) as database:
-        num_removed = remove_results(database, model=arguments.model, before=before)
+    num_removed = result_folder(arguments.folder).remove(arguments.model, before)
     log(f"{amount(num_removed, 'result')} removed")
     return 0
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open the database of a folder that has one; BadInput for one that cannot be used."""
-    from tidemill.batch.result_cache import FILE_NAME, CacheError, open_database
-
-    if not (folder / FILE_NAME).exists():
-        raise Refused(f"{folder} holds no results: name the folder of `tidemill run --reuse`")
-    try:
-        with closing(open_database(folder)) as database:
-            yield database
-    except CacheError as exc:
-        raise BadInput(str(exc)) from exc

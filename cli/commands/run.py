@@ -19,7 +19,7 @@ from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files
-from ..run.reuse_flags import add_reuse_flags
+from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
 _EPILOG = """\
@@ -107,12 +107,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "begin alike together, the longest outputs first)",
     )
     add_reuse_flags(group)
-    add(
-        "--reuse-max-size",
-        type=size_in_bytes,
-        metavar="SIZE",
-        help="with --reuse: remove results that were used longest ago above it (default: 16G)",
-    )
+    add_reuse_size_flag(group)
     add(
         "--max-line-bytes",
         type=size_in_bytes,

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..arguments.argument_types import port_number, positive_int, size_in_bytes
+from ..arguments.argument_types import S3Folder, port_number, positive_int, size_in_bytes
 from ..console.errors import EngineFailed, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import log
@@ -25,14 +25,18 @@ from ..engine.engine import (
     engine_config,
     load_engine,
     loaded_engine,
+    local_weights,
     require_engine,
+    results_digests,
     served_names,
 )
 from ..engine.options import EngineOptions, add_engine_flags, engine_fields
 from ..extras import not_installed, require_extras
+from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 
 if TYPE_CHECKING:
-    from tidemill.protocol.contract import Online
+    from tidemill.engine.config import EngineConfig
+    from tidemill.protocol.contract import Online, Responder
     from tidemill.server.context import ServerContext
     from tidemill.server.local.setup import LocalBatches
     from tidemill.server.local.store import Store
@@ -71,6 +75,9 @@ class ServeOptions(EngineOptions):
     drain_timeout: int | None
     data_dir: Path | None
     max_file_bytes: int | None
+    reuse: Path | S3Folder | None = None
+    reuse_sampled: bool = False
+    reuse_max_size: int | None = None
 
 
 def add_environment_flags(typed: Sequence[str]) -> list[str]:
@@ -154,6 +161,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="where files and batches are kept (default: ~/.cache/tidemill/serve/PORT)",
     )
     add("--max-file-bytes", type=size_in_bytes, metavar="SIZE", help="of an upload (default: 16G)")
+    add_reuse_flags(group)
+    add_reuse_size_flag(group)
 
 
 def options_from(arguments: argparse.Namespace) -> ServeOptions:
@@ -176,6 +185,9 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
         drain_timeout=arguments.drain_timeout,
         data_dir=arguments.data_dir,
         max_file_bytes=arguments.max_file_bytes,
+        reuse=arguments.reuse,
+        reuse_sampled=arguments.reuse_sampled,
+        reuse_max_size=arguments.reuse_max_size,
         **engine_fields(arguments),
     )
 
@@ -218,10 +230,12 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     with (
         StopSignals("nothing was served") as signals,
         _store(options) as store,
-        loaded_engine(load, config, names, template) as engine,
+        local_weights(config, options.weights_cache) as here,
+        loaded_engine(load, here, names, template) as engine,
+        _responder(options, here, engine) as responder,
     ):
         context = make_context(engine, names, settings)
-        local = make_local_batches(store, engine, names, options.max_file_bytes)
+        local = make_local_batches(store, engine, names, options.max_file_bytes, responder)
         raise_file_limit()
         make_server(
             make_app(context, local.routes),
@@ -237,6 +251,22 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
         raise EngineFailed("the engine cannot go on: start the server again")
     log("stopped")
     return 0
+
+
+@contextmanager
+def _responder(
+    options: ServeOptions, config: EngineConfig, engine: Online
+) -> Iterator[Responder | None]:
+    """Yield what answers lines of files with the results of `--reuse`; None without it."""
+    if options.reuse is None:
+        yield None
+        return
+    from ..run.reuse import ReusingResponder, daily_results
+
+    name = options.model or config.model
+    digest_at = results_digests(config, chat_template(options))
+    with daily_results(options, name, digest_at) as open_at:
+        yield ReusingResponder(engine, open_at, sampled=options.reuse_sampled)
 
 
 def _log_address(

@@ -165,6 +165,26 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         help="claims of a shard without a new row before it is given up (default: 5)",
     )
     add(
+        "--reuse",
+        action="store_const",
+        const="1",
+        help="reuse results of a tenant's earlier batches, and keep those of this worker "
+        "(default: no)",
+    )
+    add(
+        "--reuse-sampled",
+        action="store_const",
+        const="1",
+        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
+        "with temperature 0 or a seed)",
+    )
+    add(
+        "--reuse-max-size",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="results that are kept for a tenant (default: 16G)",
+    )
+    add(
         "--health-file",
         metavar="PATH",
         help="a file to touch every few seconds, for python -m tidemill.cli.health (default: none)",
@@ -312,9 +332,11 @@ async def _work(
     from tidemill.handler.worker.context.context import WorkerContext
     from tidemill.handler.worker.engine_client import EngineClient
     from tidemill.handler.worker.engine_process.child import in_thread
+    from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
     from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker
 
+    from ..engine.engine import chat_template, engine_config, results_digests
     from ..engine.parity_cache import ParityCache
 
     names = served_names(options)
@@ -341,6 +363,21 @@ async def _work(
         deployment, results = Deployment(settings), None
         if wanted and cache_folder() is not None:
             results = ParityResults(deployment.bucket, names[0], ParityCache(began))
+        kept: KeptResults | None = None
+        if config.reuse:
+            kept = KeptResults(
+                ThreadDrive(aws),
+                deployment.bucket,
+                names[0],
+                results_digests(
+                    engine_config(options),
+                    chat_template(options),
+                    lambda: folders.result() if folders else {},
+                ),
+                max_bytes=config.reuse_max_size,
+                sampled=config.reuse_sampled,
+            )
+            held.callback(kept.close)
         context = WorkerContext(
             aws,
             deployment,
@@ -348,6 +385,7 @@ async def _work(
             config,
             cold_start=cold_start,
             parity_results=results,
+            kept_results=kept,
         )
         worker = Worker(context, make_client)
         with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tidemill.net.fetch import FetchLimits
     from tidemill.protocol.contract import Online, Served
 
+_DAY_SECONDS = 24 * 3600
 ServedT = TypeVar("ServedT", bound="Served")
 ServedT_co = TypeVar("ServedT_co", bound="Served", covariant=True)
 
@@ -70,16 +72,16 @@ def load_engine(
     _log_slow_compiles()
     with ExitStack() as held:
         if fetched is None:
-            here = held.enter_context(_local_weights(config, weights_cache))
+            here = held.enter_context(local_weights(config, weights_cache))
         else:
             prepare(config)
             with timed("waiting"):
-                here = _as_fetched(config, fetched())
+                here = as_fetched(config, fetched())
         return load_served(here, served_names=served_names, chat_template=chat_template)
 
 
 @contextmanager
-def _local_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[EngineConfig]:
+def local_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[EngineConfig]:
     """Yield the config with local folders of model and adapters, downloaded if needed."""
     watch = throttled(log_progress)
     with (
@@ -89,7 +91,7 @@ def _local_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[
         yield replace(config, model=model, lora_modules=adapters)
 
 
-def _as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfig:
+def as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfig:
     """Return the config with the folders of downloaded weights in place of addresses."""
     modules = (
         module._replace(path=folders.get(module.path, module.path))
@@ -97,6 +99,26 @@ def _as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfi
     )
     model = folders.get(config.model, config.model)
     return replace(config, model=model, lora_modules=tuple(modules))
+
+
+def results_digests(
+    config: EngineConfig,
+    template: str | None,
+    fetched: Callable[[], Mapping[str, str]] | None = None,
+) -> Callable[[int], bytes | None]:
+    """Return the digest of what decides results beside requests, by the time of a request.
+
+    It is computed once a day, as templates may tell the date. `fetched` returns the folder of each
+    address of weights, where another process downloads them.
+    """
+    from tidemill.engine.storage.model_digest import results_digest
+
+    @cache
+    def digest_of(day: int) -> bytes | None:
+        here = config if fetched is None else as_fetched(config, fetched())
+        return results_digest(here, template, day * _DAY_SECONDS)
+
+    return lambda created: digest_of(created // _DAY_SECONDS)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ..engine.engine import (
     engine_config,
     load_engine,
     loaded_engine,
+    local_weights,
     served_names,
 )
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
@@ -74,6 +75,8 @@ def run_job(
         )
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
         created = requests.source.created
+        if options.reuse is not None:  # what results depend on is told by the weights
+            config = stack.enter_context(local_weights(config, options.weights_cache))
         reuse = open_reuse(options, config, template, created, stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
         _refuse_or_warn(report, options)

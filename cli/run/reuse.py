@@ -6,38 +6,63 @@ that fails is left alone from then on, and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
-from typing import Any
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
 from tidemill.batch.file.lines import Line
 from tidemill.batch.file.rows import print_cached
-from tidemill.batch.result_cache import (
-    MAX_BYTES,
-    CacheError,
-    ResultCache,
-    Scope,
-    result_key,
-)
+from tidemill.batch.result_cache import ResultCache
+from tidemill.batch.result_key import MAX_BYTES, CacheError, Scope, result_key
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.storage.model_digest import results_digest
 from tidemill.protocol.contract import Reply, Responder
 
+from ..arguments.argument_types import S3Folder
 from ..console.terminal import log
+from ..extras import require_extras
 from ..files.reused_rows import ReusedRows
 from .run_options import RunOptions
+
+T = TypeVar("T")
+
+
+class ReuseOptions(Protocol):
+    """Flags of what is reused, and from where."""
+
+    @property
+    def reuse(self) -> Path | S3Folder | None:
+        """Return the folder."""
+
+    @property
+    def reuse_max_size(self) -> int | None:
+        """Return the bytes that all results take at most."""
+
+
+class Results(Protocol):
+    """Kept replies of one scope; every method raises CacheError."""
+
+    def find(self, key: bytes, digest: str, created: int) -> bytes | None:
+        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+
+    def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
+        """Add the reply to a line of a digest."""
+
+    def close(self) -> None:
+        """Write what was added."""
 
 
 class Reuse:
     """Looks results up in the order of lines, and keeps those of a run."""
 
-    def __init__(
-        self, cache: ResultCache, rows: ReusedRows, created: int, *, sampled: bool
-    ) -> None:
+    def __init__(self, cache: Results, rows: ReusedRows, created: int, *, sampled: bool) -> None:
         self.rows = rows
-        self._cache: ResultCache | None = cache
+        self._cache: Results | None = cache
         self._created = created
         self._sampled = sampled
 
@@ -90,7 +115,10 @@ class Reuse:
 
     def _give_up(self, reason: object) -> None:
         log(f"note: {reason}: the run goes on without reuse")
-        self._cache = None
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            with suppress(CacheError):
+                cache.close()
 
 
 class KeepingResponder:
@@ -108,6 +136,94 @@ class KeepingResponder:
         return reply
 
 
+class ReusingResponder:
+    """A `Responder` that delegates what no earlier request has answered, and keeps the replies.
+
+    `open_at` opens the results as they are for requests of a time (Unix seconds); None where there
+    can be none. One that fails is left alone from then on, and a note says so.
+    """
+
+    def __init__(
+        self, responder: Responder, open_at: Callable[[int], Results | None], *, sampled: bool
+    ) -> None:
+        self._responder = responder
+        self._open_at = open_at
+        self._sampled = sampled
+        self._thread = ThreadPoolExecutor(1)  # of all that may wait for a disk or a bucket
+        self._is_given_up = False
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer one request."""
+        key = None if self._is_given_up else result_key(url, body, sampled=self._sampled)
+        if key is None:
+            return await self._responder.respond(url, body, request_id, created)
+        digest = request_id.removeprefix("req_")
+        found = await self._in_thread(created, lambda results: results.find(key, digest, created))
+        if found is not None:
+            return Reply(200, from_json(found), is_long=True, is_reused=True)
+        reply = await self._responder.respond(url, body, request_id, created)
+        if reply.status_code == 200:
+            await self._in_thread(
+                created,
+                lambda results: results.add(
+                    key, digest, created, to_json(reply.body, inf_nan_mode="null")
+                ),
+            )
+        return reply
+
+    async def _in_thread(self, created: int, use: Callable[[Results], T]) -> T | None:
+        def work() -> T | None:
+            results = self._open_at(created)
+            return None if results is None else use(results)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except CacheError as exc:
+            if not self._is_given_up:
+                log(f"note: {exc}: the server goes on without reuse")
+            self._is_given_up = True
+            return None
+
+
+@contextmanager
+def daily_results(
+    options: ReuseOptions, model: str, digest_at: Callable[[int], bytes | None]
+) -> Iterator[Callable[[int], Results | None]]:
+    """Yield what opens the results of `--reuse` for requests of a time; they are closed at last."""
+    opened: dict[bytes, Results] = {}
+    assert options.reuse is not None
+    where, max_bytes = options.reuse, options.reuse_max_size or MAX_BYTES
+
+    def open_at(created: int) -> Results | None:
+        if (digest := digest_at(created)) is None:
+            return None
+        if digest not in opened:
+            opened[digest] = open_results(where, Scope(digest, model), max_bytes, None)
+        return opened[digest]
+
+    try:
+        yield open_at
+    finally:
+        for results in opened.values():
+            with suppress(CacheError):
+                results.close()
+
+
+def open_results(
+    where: Path | S3Folder, scope: Scope, max_bytes: int, tmp_dir: Path | None
+) -> Results:
+    """Open the results of a scope in a folder or a bucket; raises CacheError."""
+    if not isinstance(where, S3Folder):
+        return ResultCache.open(where, scope, max_bytes)
+    require_extras(f"--reuse {where}", "cloud")
+    from tidemill.handler.aws.bucket import Bucket
+    from tidemill.handler.aws.objects.result_store import ResultStore
+    from tidemill.handler.aws.sync import Aws
+
+    bucket = Bucket(where.bucket)
+    return ResultStore(Aws().run, bucket, where.prefix, scope, max_bytes, tmp_dir=tmp_dir)
+
+
 def open_reuse(
     options: RunOptions,
     config: EngineConfig,
@@ -123,8 +239,9 @@ def open_reuse(
         log(f"note: {config.model} is not on this machine yet: this run reuses and keeps nothing")
         return None
     try:
-        scope, max_bytes = Scope(digest, config.model), options.reuse_max_size or MAX_BYTES
-        cache = ResultCache.open(options.reuse, scope, max_bytes)
+        scope = Scope(digest, options.model or config.model)
+        max_bytes = options.reuse_max_size or MAX_BYTES
+        cache = open_results(options.reuse, scope, max_bytes, options.output_tmp_dir)
     except CacheError as exc:
         log(f"note: {exc}: the run goes on without reuse")
         return None

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import argparse
 
-from ..arguments.argument_types import local_folder
+from ..arguments.argument_types import local_or_s3_folder, size_in_bytes
 
 
 def add_reuse_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags that say what is reused, and from where."""
     group.add_argument(
         "--reuse",
-        type=local_folder,
+        type=local_or_s3_folder,
         metavar="FOLDER",
-        help="take the results of lines that an earlier run with this folder has answered; a run "
-        "keeps its own in it",
+        help="a folder or s3://bucket/prefix: reuse the results of lines that an earlier run with "
+        "it has answered, and keep those of this run in it",
     )
     group.add_argument(
         "--reuse-sampled",
         action="store_true",
         help="with --reuse: also of lines that another run may answer otherwise (default: of those "
         "with temperature 0 or a seed)",
+    )
+
+
+def add_reuse_size_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag that bounds what is kept."""
+    group.add_argument(
+        "--reuse-max-size",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="with --reuse: remove results that were used longest ago above it (default: 16G)",
     )

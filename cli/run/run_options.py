@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ..arguments.argument_types import S3Folder
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
@@ -28,7 +29,7 @@ class RunOptions(EngineOptions):
     max_inflight: int | None = None
     max_line_bytes: int | None = None
     no_plan: bool = False
-    reuse: Path | None = None
+    reuse: Path | S3Folder | None = None
     reuse_sampled: bool = False
     reuse_max_size: int | None = None
     max_seconds: float | None = None
@@ -42,7 +43,7 @@ class RunOptions(EngineOptions):
     def __post_init__(self) -> None:
         """Refuse flags of `--reuse` without it."""
         if self.reuse is None and (self.reuse_sampled or self.reuse_max_size is not None):
-            raise Refused("--reuse-sampled and --reuse-max-size need --reuse FOLDER")
+            raise Refused("--reuse-sampled and --reuse-max-size need --reuse")
 
     @property
     def seconds_limit(self) -> float | None:

@@ -11,7 +11,7 @@ import random
 from collections.abc import Generator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Protocol, TypeVar, get_args
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -69,6 +69,14 @@ class Call:
 
 
 Operation = Generator[Call, Any, T]
+
+
+class OperationDriver(Protocol):
+    """Drives operations; `aio.AioAws` does."""
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError that the operation does not handle."""
+
 
 # Of both kinds of clients. What is still refused after these tries is the operation's to handle.
 _CLIENT_OPTIONS: Mapping[str, Any] = {

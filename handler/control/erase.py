@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pydantic_core import from_json
 
 from tidemill.batch.model import Batch
-from tidemill.batch.object_keys import INPUT_PREFIX, upload_prefix, work_prefix
+from tidemill.batch.object_keys import INPUT_PREFIX, results_prefix, upload_prefix, work_prefix
 from tidemill.batch.result_kinds import KINDS
 from tidemill.batch.upload_object import UPLOAD_ID
 
@@ -94,6 +94,7 @@ class _Erasure:
         """
         batch, aws, deployment = self.batch, self.aws, self.deployment
         self._erase_below(work_prefix(batch.id))
+        self._erase_kept_results()
         while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
@@ -120,6 +121,20 @@ class _Erasure:
         while versions := self.aws.run(bucket.list_versions(prefix))[0]:
             self.aws.run(bucket.erase(versions))
             self._check()
+
+    def _erase_kept_results(self) -> None:
+        """Delete the packs of what the batch has computed: no later one reuses it."""
+        bucket, after = self.deployment.bucket, None
+        while True:
+            versions, after = self.aws.run(
+                bucket.list_versions(results_prefix(self.batch.tenant), after)
+            )
+            own = [version for version in versions if f"/{self.batch.id}-" in version.key]
+            if own:
+                self.aws.run(bucket.erase(own))
+            self._check()
+            if after is None:
+                return
 
     def _erase_upload(self) -> None:
         """Delete the parts that an input was uploaded in, and the upload's item with its name."""

@@ -24,6 +24,7 @@ class StatsTotals(BaseModel):
 
     rows_completed: int
     rows_failed: int
+    rows_reused: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -127,6 +128,7 @@ def _done(progress: Progress, cost: float | None) -> dict[str, float | None]:
     return {
         "rows_completed": progress.completed,
         "rows_failed": progress.failed,
+        "rows_reused": progress.reused,
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
         "completion_tokens": progress.completion_tokens,

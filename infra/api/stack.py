@@ -81,7 +81,9 @@ class ApiStack(Stack):
                 permissions.tag_objects(data, "files/"),
                 # What versions protect from is the one right that goes around them.
                 *(
-                    permissions.erase_objects(data, _INPUT, _WORK, *_RESULTS)
+                    permissions.erase_objects(
+                        data, _INPUT, _WORK, *_RESULTS, permissions.KEPT_RESULTS
+                    )
                     if data.config.retention.erase_batches
                     else ()
                 ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.config.api import Domain
-from infra.config.data import Retention
+from infra.config.data import Retention, Reuse
 from infra.config.deployment import Config
 from infra.config.model import Adapter, Model
 from infra.config.network import DEFAULT_ZONES, Network
@@ -28,6 +28,7 @@ __all__ = (
     "Network",
     "Producer",
     "Retention",
+    "Reuse",
     "make_config",
     "read_config",
     "with_aliases",

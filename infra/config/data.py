@@ -1,4 +1,4 @@
-"""`[windows]`, `[retention]`, `[limits]`, `[budget]`: what batches may use, what stays how long."""
+"""`[windows]`, `[retention]`, `[reuse]`, `[limits]`, `[budget]`: what stays, and for how long."""
 
 from __future__ import annotations
 
@@ -52,6 +52,18 @@ class Retention(Table):
     def file_days(self) -> int:
         """Of files that the API made; among them are inputs, which batches read while they work."""
         return self.output_days and max(self.output_days, self.work_days)
+
+
+class Reuse(Table):
+    """`[reuse]`: results that are kept for later batches of their tenant.
+
+    For `days`, `max_gib` of each tenant at most; with `sampled` also results that another run may
+    give otherwise.
+    """
+
+    days: Annotated[int, Field(ge=1, le=3650)] = 90
+    max_gib: Annotated[int, Field(ge=1, le=10**6)] = 16
+    sampled: bool = False
 
 
 class Limits(Table):

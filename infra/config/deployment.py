@@ -10,7 +10,7 @@ from pydantic import model_validator as model_check
 
 from infra.config.access import Boundary, KmsKey, RolePath, Tags
 from infra.config.api import Domain, EndpointId, Oidc
-from infra.config.data import Budget, Limits, Retention, Windows
+from infra.config.data import Budget, Limits, Retention, Reuse, Windows
 from infra.config.model import Capacity, Model
 from infra.config.network import Network
 from infra.config.producers import Producer
@@ -55,6 +55,7 @@ class Config(Table):
     tags: Tags = Field(default_factory=dict)
     windows: Windows = Field(default_factory=Windows)
     retention: Retention = Field(default_factory=Retention)
+    reuse: Reuse | None = None
     limits: Limits = Field(default_factory=Limits)
     network: Network = Field(default_factory=Network)
     budget: Budget = Field(default_factory=Budget)
@@ -86,6 +87,12 @@ class Config(Table):
     def _read_network(cls, network: Any) -> Any:
         """Take a word for its kind: `network = "isolated"`."""
         return {"kind": network} if isinstance(network, str) else network
+
+    @field_check("reuse", mode="before")
+    @classmethod
+    def _read_reuse(cls, reuse: Any) -> Any:
+        """Take `reuse = true` for its defaults."""
+        return {True: {}, False: None}[reuse] if isinstance(reuse, bool) else reuse
 
     @field_check("models")
     @classmethod

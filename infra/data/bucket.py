@@ -13,7 +13,7 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
-from infra.config import ConfigRefused, Producer, Retention
+from infra.config import ConfigRefused, Producer, Retention, Reuse
 
 # Whatever its name: what cannot be taken becomes a batch that says why.
 _DROPS = "input/"
@@ -36,6 +36,7 @@ class DropBucket(Construct):
         construct_id: str,
         *,
         retention: Retention,
+        reuse: Reuse | None,
         drops: sqs.Queue,
         key: kms.IKey | None,
     ) -> None:
@@ -53,7 +54,7 @@ class DropBucket(Construct):
             object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
             versioned=True,
             removal_policy=RemovalPolicy.RETAIN,
-            lifecycle_rules=_lifecycle(retention),
+            lifecycle_rules=_lifecycle(retention, reuse),
             # Browsers send parts of uploads and fetch results, wherever their page is from: what
             # they may do is in the url that was signed for them, and in nothing else.
             cors=[
@@ -140,7 +141,7 @@ def _deployed(policy: Any) -> Any:
     return policy
 
 
-def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
+def _lifecycle(retention: Retention, reuse: Reuse | None) -> list[s3.LifecycleRule]:
     work = Duration.days(retention.work_days)
     rules = [
         s3.LifecycleRule(
@@ -165,6 +166,15 @@ def _lifecycle(retention: Retention) -> list[s3.LifecycleRule]:
             noncurrent_version_expiration=work,
         ),
     ]
+    # Without reuse, what an earlier release or configuration has kept goes at once.
+    rules.append(
+        s3.LifecycleRule(
+            id="kept-results",
+            prefix="results/",
+            expiration=Duration.days(reuse.days if reuse else 1),
+            noncurrent_version_expiration=Duration.days(1),
+        )
+    )
     rules.append(
         s3.LifecycleRule(
             id="old-output",

@@ -33,7 +33,12 @@ class DataStack(Stack):
         self.key = kms.Key.from_key_arn(self, "Key", config.kms_key) if config.kms_key else None
         self.queues = Queues(self, "Doorbells", models=config.models, key=self.key)
         drops = DropBucket(
-            self, "Drops", retention=config.retention, drops=self.queues.drops, key=self.key
+            self,
+            "Drops",
+            retention=config.retention,
+            reuse=config.reuse,
+            drops=self.queues.drops,
+            key=self.key,
         )
         drops.let_in(config.producers)
         self.bucket = drops.bucket
@@ -66,7 +71,17 @@ class DataStack(Stack):
 
     def worker_settings(self, model: Model) -> dict[str, str]:
         """Return the variables of a model's workers: those of a Lambda, of other models nothing."""
-        return self._settings_for([model])
+        reuse = self.config.reuse
+        more = (
+            {}
+            if reuse is None
+            else {
+                "TIDEMILL_REUSE": "1",
+                "TIDEMILL_REUSE_SAMPLED": str(int(reuse.sampled)),
+                "TIDEMILL_REUSE_MAX_SIZE": str(reuse.max_gib * 2**30),
+            }
+        )
+        return self._settings_for([model]) | more
 
     def _settings_for(self, models: Sequence[Model]) -> dict[str, str]:
         config = self.config

@@ -113,7 +113,14 @@ class BatchRun:
         try:
             answer = await run_line(raw, self._engine, created=self._created)
             usage = answer.usage or Usage()
-            row = FinishedRow(raw.number, answer.row, answer.is_success, usage, answer.expected)
+            row = FinishedRow(
+                raw.number,
+                answer.row,
+                answer.is_success,
+                usage,
+                answer.expected,
+                answer.is_reused,
+            )
             held -= len(row.row)
             self._unflushed.append(row)
             self._unflushed_bytes += len(row.row)

@@ -152,6 +152,7 @@ def progress_of(rows: Sequence[FinishedRow]) -> Progress:
         **asdict(usage),
         expected_input_tokens=expected.input,
         expected_output_tokens=expected.output,
+        reused=sum(row.is_reused for row in rows),
     )
 
 

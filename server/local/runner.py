@@ -21,7 +21,7 @@ from tidemill.batch.errors import InvalidMove
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.states import Status
-from tidemill.protocol.contract import EngineError, Served
+from tidemill.protocol.contract import EngineError, Responder, Served
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.names import ANY_MODEL
 
@@ -63,7 +63,8 @@ class _RunningBatch:
 class Runner:
     """Runs the batches of a store on one engine. All calls are made in one event loop.
 
-    `models` maps each name that lines may use to its model. After `retry_seconds` a step is retried
+    `models` maps each name that lines may use to its model; a `responder` answers lines in place of
+    the engine. After `retry_seconds` a step is retried
     that failed for lack of disk space.
     """
 
@@ -73,11 +74,12 @@ class Runner:
         engine: Served,
         models: Mapping[str, str],
         *,
+        responder: Responder | None = None,
         clock: Callable[[], float] = time.time,
         retry_seconds: float = _RETRY_SECONDS,
     ) -> None:
         self._store = store
-        self._engine = engine
+        self._responder = responder or engine
         self._models = models
         self._clock = clock
         self._retry_seconds = retry_seconds
@@ -301,7 +303,7 @@ class Runner:
         rows = self._store.rows_of(batch.id)
         await asyncio.to_thread(rows.open)
         path = self._store.input_path(batch.id)
-        run = BatchRun(path, rows, self._engine, self._in_flight, batch.created_at)
+        run = BatchRun(path, rows, self._responder, self._in_flight, batch.created_at)
         running.run = run
         stopping = asyncio.create_task(running.stop.wait())
         working = asyncio.create_task(self._run_in_slot(run))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from starlette.routing import Route
 
-from tidemill.protocol.contract import Online
+from tidemill.protocol.contract import Responder, Served
 from tidemill.protocol.names import own_names
 
 from .batch_routes import BatchRoutes
@@ -27,14 +27,19 @@ class LocalBatches:
 
 
 def make_local_batches(
-    store: Store, engine: Online, names: Sequence[str], max_file_bytes: int | None = None
+    store: Store,
+    engine: Served,
+    names: Sequence[str],
+    max_file_bytes: int | None = None,
+    responder: Responder | None = None,
 ) -> LocalBatches:
     """Return the API over a store; `names` are the served model names.
 
-    `max_file_bytes` bounds an uploaded file.
+    `max_file_bytes` bounds an uploaded file; a `responder` answers lines in place of the engine.
     """
     model = own_names(names)[0]
-    runner = Runner(store, engine, dict.fromkeys((*names, *engine.info().adapters), model))
+    models = dict.fromkeys((*names, *engine.info().adapters), model)
+    runner = Runner(store, engine, models, responder=responder)
     most = MAX_FILE_BYTES if max_file_bytes is None else max_file_bytes
     apis = (FileRoutes(store, most), UploadRoutes(store, most), BatchRoutes(store, runner))
     return LocalBatches([route for api in apis for route in api.routes()], runner.running)

@@ -33,6 +33,7 @@ ROWS = st.builds(
         reasoning_tokens=st.integers(0, 9),
     ),
     expected=st.just(NO_TOKENS),
+    is_reused=st.booleans(),
 )
 PARTS = st.lists(
     st.lists(ROWS, min_size=1, max_size=12, unique_by=lambda row: row.line), max_size=6
@@ -54,7 +55,13 @@ def test_a_part_tells_where_each_row_is(rows: list[FinishedRow]) -> None:
     data = encode_part(rows)
     places = decode_index(data)
     found = [
-        FinishedRow(place.line, data[place.start : place.end], place.is_success, *place[4:])
+        FinishedRow(
+            place.line,
+            data[place.start : place.end],
+            place.is_success,
+            place.usage,
+            is_reused=place.is_reused,
+        )
         for place in places
     ]
     assert found == sorted(rows, key=lambda row: row.line)

@@ -17,15 +17,13 @@ from tidemill.batch.file.lines import Line
 from tidemill.batch.file.rows import print_cached, print_reply
 from tidemill.batch.result_cache import (
     FILE_NAME,
-    CacheError,
     ResultCache,
-    Scope,
     list_totals,
     open_database,
     remove_results,
-    result_key,
     trim,
 )
+from tidemill.batch.result_key import CacheError, Scope, result_key
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 GREEDY = {"messages": [], "temperature": 0}

@@ -38,7 +38,7 @@ from tidemill.handler.errors import AwsError
 
 NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
 NUM_WORKERS = 3
-HARM_SECONDS = 15
+HARM_SECONDS, AGAIN_SECONDS = 15, 1
 LEASE_SECONDS = 3
 LOST_SECONDS = 10
 FAULT_RATE = 0.02
@@ -74,7 +74,7 @@ def request_lines() -> bytes:
     lines = []
     for number in range(1, NUM_LINES + 1):
         name = f"line-{number}"
-        body = {"model": MODEL, "custom_id": name}
+        body = {"model": MODEL, "custom_id": name, "temperature": 0}
         body |= {"prompt": f"{number % 90}, " * 150} if number % 3 == 0 else {}
         body |= {"status": 400} if number % 50 == 0 else {}
         line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -95,7 +95,7 @@ class ChaosCloud:
         engine = [sys.executable, str(ENGINE), "--log", f"{self.cloud.folder}/$TIDEMILL_WORKER"]
         engine += ["--slots", "8", "--service-seconds", "0.2", "--stats-seconds", "0.5"]
         worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
-        worker += ["--exit-when-idle", "2"]
+        worker += ["--exit-when-idle", "2", "--reuse"]
         plan = FleetPlan(MODEL, "processes", "r:1", NUM_WORKERS, target_seconds=1, start_seconds=1)
         self.fleet.release(plan, *worker, TIDEMILL_ENGINE_COMMAND=json.dumps(engine))
         # As earlier batches have told it: else there is one worker until its pace is known.
@@ -135,10 +135,10 @@ def wait_for_batch(cloud: Cloud, aws: Aws, deployment: Deployment) -> str:
     raise AssertionError(cloud.read_log("lambdas"))
 
 
-def wait_until_idle(chaos: ChaosCloud, seconds: float) -> dict[str, Any]:
-    """Return the report, once the last worker has ended by itself."""
+def wait_until_idle(chaos: ChaosCloud, name: str, seconds: float) -> dict[str, Any]:
+    """Return the report of a drop, once the last worker has ended by itself."""
     deadline = time.monotonic() + seconds
-    while (report := chaos.cloud.report("x")) is None or chaos.fleet.workers():
+    while (report := chaos.cloud.report(name)) is None or chaos.fleet.workers():
         assert time.monotonic() < deadline, ("no report", chaos.fleet.workers())[report is not None]
         chaos.mend()
         time.sleep(0.2)
@@ -180,9 +180,14 @@ def test_every_line_gets_its_row_once_and_in_order(
         batch_id = wait_for_batch(cloud, aws, deployment)
         faults.do_harm(HARM_SECONDS, batch_id)
         sys.stdout.writelines(f"{fault}\n" for fault in faults.done)
-        report = wait_until_idle(chaos, 240)
+        report = wait_until_idle(chaos, "x", 240)
+        names = chaos.names()
+        cloud.drop("y", request_lines())
+        faults.do_harm(AGAIN_SECONDS, wait_for_batch(cloud, aws, deployment))
+        again = wait_until_idle(chaos, "y", 240)
         counts = read_counts(url)
     bucket = Cloud(resources, environment_for(ministack.endpoint_url), tmp_path)
+    check_second_run(bucket, again)
     rows, errors = bucket.rows("x"), bucket.rows("x", ".errors")
     expected = [f"line-{number}" for number in range(1, NUM_LINES + 1)]
     assert [row["custom_id"] for row in rows] == [n for n in expected if not is_bad(n)]
@@ -195,7 +200,7 @@ def test_every_line_gets_its_row_once_and_in_order(
     }
     assert {fault.kind for fault in faults.done} & {"SIGKILL", "SIGSTOP", "SIGTERM"}
     assert counts.keys() >= {"refused", "lost", "slow"}
-    logs = {name: read_log(bucket.read_log(name)) for name in chaos.names()}
+    logs = {name: read_log(bucket.read_log(name)) for name in names}
     assert len(logs) > NUM_WORKERS, "nobody was replaced"
     everything = [event for log in logs.values() for event in log]
     assert overlooked(everything) == []
@@ -204,6 +209,19 @@ def test_every_line_gets_its_row_once_and_in_order(
         journal = read_journal(chaos.journal_of(name))
         assert computed_although_kept(journal, log) == []
         assert lost_without_reason(name, journal, log, faults.done, LOST_SECONDS) == []
+
+
+def check_second_run(bucket: Cloud, report: dict[str, Any]) -> None:
+    """Check that the same file has the same rows again, most of them by reuse."""
+    replies = [
+        [row | {"response": row["response"] | {"body": row["response"]["body"] | {"created": 0}}}
+         for row in bucket.rows(name)]
+        for name in ("x", "y")
+    ]  # fmt: skip
+    assert replies[0] == replies[1]
+    assert bucket.rows("x", ".errors") == bucket.rows("y", ".errors")
+    assert report["status"] == "completed"
+    assert NUM_LINES / 2 < report["tidemill"]["reused_rows"] <= len(replies[0])
 
 
 def is_bad(name: str) -> bool:

@@ -104,6 +104,11 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "days": {},
         "kept": {"retention": {"output_days": 0, "input_days": 30, "erase_batches": True}},
     },
+    "reuse": {
+        "no": {},
+        "reuse": {"reuse": True},
+        "bounded": {"reuse": {"days": 30, "max_gib": 100, "sampled": True}},
+    },
     "budget": {"no limit": {}, "budget": {"budget": {"gpu_hours_per_day": 40}}},
 }
 Choice = tuple[str, str]

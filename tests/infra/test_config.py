@@ -98,6 +98,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"retention": {"output_days": 1.5}}, "retention.output_days must be a whole number."),
     ({"retention": {"work_days": 15}}, "retention.work_days is 15; it must be 16 or more."),
+    ({"reuse": {"days": 0}}, "reuse.days is 0; it must be 1 or more."),
     ({"retention": {"log_days": 31}}, f"retention.log_days is 31; it can be {LOG_DAYS}."),
     ({"retention": {"table_days": 1}}, "retention.table_days is 1; it must be 2 or more."),
     ({"limits": {"requests_per_day": -1}}, "limits.requests_per_day is -1; it must be 0 or more."),

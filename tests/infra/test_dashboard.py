@@ -82,7 +82,11 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
             NAMESPACE,
             {Metric.COMPLETION_TOKENS, Metric.PROMPT_TOKENS, Metric.AUDIO_SECONDS},
         ),
-        ("Rows a minute", NAMESPACE, {Metric.ROWS_COMPLETED, Metric.ROWS_FAILED}),
+        (
+            "Rows a minute",
+            NAMESPACE,
+            {Metric.ROWS_COMPLETED, Metric.ROWS_FAILED, Metric.ROWS_REUSED},
+        ),
         ("GPUs, price an hour", REAPER, {Metric.WORKERS}),
         ("Cost of the GPUs (estimate)", REAPER, {Metric.WORKERS}),
     ],

@@ -13,6 +13,7 @@ from tests.infra.calls import needed_by
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment, each
 from tidemill.handler.settings import read_settings
+from tidemill.handler.worker.context.config import read_config
 
 TABLE, BUCKET = "BatchesTable.Arn", "DropsBucket.Arn"
 CONTROL, DEAD = "DoorbellsControl.Arn", "DoorbellsDeadLetters.Arn"
@@ -21,6 +22,8 @@ WORK = "DoorbellsWorktidemilldemo.Arn"
 FLEETS = "arn:aws:ssm:eu-west-1:111122223333:parameter/tidemill/tidemill/fleets"
 OUTPUT, FILES = f"{BUCKET}/output/*", f"{BUCKET}/files/*"
 INPUT, IN_FLIGHT = f"{BUCKET}/input/*", f"{BUCKET}/work/*"
+KEPT = f"{BUCKET}/results/*"
+REUSE = ("TIDEMILL_REUSE", "TIDEMILL_REUSE_SAMPLED", "TIDEMILL_REUSE_MAX_SIZE")
 
 # What Lambda itself does for a function that a queue calls.
 FED = "sqs:ReceiveMessage ChangeMessageVisibility GetQueueUrl DeleteMessage GetQueueAttributes"
@@ -234,6 +237,8 @@ def test_a_role_may_do_what_its_code_does(role: str) -> None:
         used |= rights(RIGHTS_OF_TEXTS[text])
     if ("s3", "list_object_versions") in needed.calls:
         used -= rights(f"s3:{ERASED}")  # which it has where a deployment erases
+    if role.startswith("Worker"):
+        used -= {"s3:DeleteObject"}  # which it has where a deployment keeps results
     assert {action for words in ROLES[role].values() for action in rights(words)} == used
 
 
@@ -247,12 +252,29 @@ def test_only_a_deployment_that_erases_has_the_rights_for_it(
             (grant.action, grant.resource)
             for grant in found.grants(role, "Api") - deployment.grants(role, "Api")
         }
-        objects = {("s3:DeleteObjectVersion", it) for it in (INPUT, IN_FLIGHT, OUTPUT, FILES)}
-        objects |= {("s3:DeleteObject", it) for it in (INPUT, IN_FLIGHT)}
+        everything = (INPUT, IN_FLIGHT, OUTPUT, FILES, KEPT)
+        objects = {("s3:DeleteObjectVersion", it) for it in everything}
+        objects |= {("s3:DeleteObject", it) for it in (INPUT, IN_FLIGHT, KEPT)}
         listing = {("s3:ListBucketVersions", BUCKET)}
         assert more == (objects | listing if role == "ControlRole" else set()), role
     for function in found.properties("AWS::Lambda::Function").values():
         assert read_settings(function["Environment"]["Variables"]).erase_batches
+
+
+def test_only_a_deployment_that_keeps_results_has_the_rights_for_it(
+    deployment: Deployment, synth: Synth
+) -> None:
+    """Its workers read, write and delete kept results, and may do nothing else than without."""
+    found, role = Deployment(synth({"reuse": True})), "WorkertidemilldemoRole"
+    more = found.grants(role, "Compute") - deployment.grants(role, "Compute")
+    assert {(grant.action, grant.resource) for grant in more} == {
+        (f"s3:{action}", KEPT)
+        for action in ("GetObject", "GetObjectVersion", "PutObject", "DeleteObject")
+    }
+    for task in found.properties("AWS::ECS::TaskDefinition").values():
+        told = {it["Name"]: it["Value"] for it in task["ContainerDefinitions"][0]["Environment"]}
+        config = read_config({name: told[name] for name in REUSE}, {"queue": "q"})
+        assert (config.reuse, config.reuse_sampled, config.reuse_max_size) == (True, False, 2**34)
 
 
 def test_only_the_api_lists_tenants() -> None:

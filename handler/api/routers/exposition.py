@@ -60,7 +60,11 @@ def expose(stats: StatsObject) -> str:
 
 
 def _rows(done: StatsTotals) -> dict[str, int]:
-    return {"completed": done.rows_completed, "failed": done.rows_failed}
+    return {
+        "completed": done.rows_completed,
+        "failed": done.rows_failed,
+        "reused": done.rows_reused,
+    }
 
 
 def _tokens(done: StatsTotals) -> dict[str, int]:

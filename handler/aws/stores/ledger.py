@@ -58,6 +58,7 @@ class Ledger(Store):
                 f"batches_{batch.status}": 1,
                 "completed": done.completed,
                 "failed": done.failed,
+                "reused": done.reused,
                 "prompt_tokens": done.prompt_tokens,
                 "cached_tokens": done.cached_tokens,
                 "completion_tokens": done.completion_tokens,

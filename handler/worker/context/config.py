@@ -16,6 +16,7 @@ from pydantic import (
     TypeAdapter,
 )
 
+from tidemill.batch.result_key import MAX_BYTES
 from tidemill.batch.weekly_hours import WeeklyHours, number_at
 
 _PREFIX = "TIDEMILL_"
@@ -36,10 +37,11 @@ class WorkerConfig:
     timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old or
     there are `flush_bytes` of them: with the time of the write, a kill loses at most ten seconds.
     `max_held_bytes` bounds requests and unflushed rows (backpressure), `max_shards` how many are
-    owned, lines in memory, so that they run in one order. After SIGTERM, requests have
-    `grace_seconds` to finish. An engine that needs more than `start_seconds` to load, or makes no
-    progress for `stall_seconds`, is killed. In `min_workers_hours` as many as `min_workers` of a
-    model's stay although they are idle.
+    owned, lines in memory, so that they run in one order. With `reuse` results are kept for later
+    batches of their tenant, `reuse_max_size` bytes of each; with `reuse_sampled` also those that
+    are not determined. After SIGTERM, requests have `grace_seconds` to finish. An engine that needs
+    more than `start_seconds` to load, or makes no progress for `stall_seconds`, is killed. In
+    `min_workers_hours` as many as `min_workers` of a model's stay although they are idle.
     """
 
     queue: Annotated[str, Field(min_length=1)]
@@ -51,6 +53,9 @@ class WorkerConfig:
     max_inflight: PositiveInt | None = None
     max_held_bytes: PositiveInt = 64 * 2**20
     max_shards: PositiveInt = 32
+    reuse: bool = False
+    reuse_sampled: bool = False
+    reuse_max_size: PositiveInt = MAX_BYTES
     grace_seconds: Annotated[float, Field(ge=0, le=30)] = 20.0
     start_seconds: PositiveFloat = 1800.0
     stall_seconds: PositiveFloat = 120.0

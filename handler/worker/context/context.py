@@ -6,16 +6,17 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.progress import HistoryBucket
 
-from ...aws.calls import Operation, T
+from ...aws.calls import Operation, OperationDriver, T
 from ...aws.queues import Queue
 from ...deployment import Deployment
 from ...errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from ...observability import Figures, emit, logger
+from ..kept_results import KeptResults
 from ..parity_results import ParityResults
 from .cold_start import ColdStart
 from .config import WorkerConfig
@@ -28,13 +29,6 @@ RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0
 # A check that is made again takes about as long.
 _RESULTS_SECONDS = 10.0
-
-
-class OperationDriver(Protocol):
-    """Drives operations; `aio.AioAws` does."""
-
-    async def run(self, operation: Operation[T]) -> T:
-        """Return the operation's result; raises AwsError that the operation does not handle."""
 
 
 class KnownPause(NamedTuple):
@@ -66,6 +60,7 @@ class WorkerContext:
     rate_meter: RateMeter = field(default_factory=RateMeter)
     cold_start: ColdStart = field(default_factory=ColdStart)
     parity_results: ParityResults | None = None
+    kept_results: KeptResults | None = None
     gpu_usage: GpuUsage = field(default_factory=GpuUsage)
     ended_batches: dict[str, float] = field(default_factory=dict)
     paused_batches: dict[str, KnownPause] = field(default_factory=dict)

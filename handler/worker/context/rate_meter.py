@@ -29,9 +29,11 @@ class RateMeter:
 
     def add(self, done: Progress) -> None:
         """Add progress that this worker has written to the table."""
-        self._rows += done.num_rows
+        if done.num_rows:  # what was reused costs nothing, and the next file may have none
+            computed = 1 - done.reused / done.num_rows
+            self._rows += done.num_rows * computed
+            self._expected_work += done.expected.work * computed
         self._tokens += done.prompt_tokens + done.completion_tokens
-        self._expected_work += done.expected.work
         self._gpu_seconds += done.gpu_seconds
         self._has_rows = self._has_rows or done.num_rows > 0
 

@@ -78,6 +78,7 @@ class ShardRun:
         self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
         self._index = PartIndex()
+        self._result_keys: dict[int, bytes] = {}
         self._unflushed = Unflushed()
         self._durable = claim.shard.progress.without_rates
         self._recorded = claim.shard.progress
@@ -218,10 +219,30 @@ class ShardRun:
                 to_run.append(line)
             else:
                 self._add(unrun)
+        to_run = await self._reuse(to_run)
         hashes = await asyncio.to_thread(lambda: [*map(block_hashes, to_run)])
         self.pending = PendingLines(to_run, self.shard.suspects, self._order.add(hashes))
         self.is_open = True
         self._wake()
+
+    async def _reuse(self, lines: list[RawLine]) -> list[RawLine]:
+        """Add the rows of lines that have a kept result; return the others."""
+        kept = self._context.kept_results
+        if kept is None:
+            return lines
+        found = await kept.look_up(self.batch, lines)
+        self._result_keys = found.keys
+        for row in found.rows.values():
+            self._add(row)
+        if found.rows:
+            logger.info("rows reused", lines=compact(found.rows), **self.labels)
+        return [line for line in lines if line.number not in found.rows]
+
+    async def _keep_results(self) -> None:
+        """Keep what was computed for later batches of the tenant."""
+        kept, keys = self._context.kept_results, self._result_keys
+        if kept is not None and keys and self._ending is None:
+            await kept.keep(self.batch, self.shard, keys, self._index)
 
     async def _read_parts(self) -> PartIndex:
         def left_out(key: str, reason: str) -> None:
@@ -302,6 +323,7 @@ class ShardRun:
         bucket, table = self._context.deployment.bucket, self._context.deployment.table
         seal = self._index.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
+        await self._keep_results()
         self._is_handing_over = True
         progress = self.progress.without_rates
         await self._retry(

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli import place
-from tidemill.batch.result_cache import FILE_NAME, ResultCache, Scope
+from tests.emulators import Emulator
+from tidemill.batch.result_cache import FILE_NAME, ResultCache
+from tidemill.batch.result_key import Scope
+from tidemill.handler.aws.bucket import Bucket
+from tidemill.handler.aws.objects.result_store import ResultStore
+from tidemill.handler.aws.sync import Aws
 
 
 @pytest.fixture
@@ -50,7 +55,35 @@ def test_a_folder_without_results_is_told(
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
     status, _, said = typed(capsys, "stats", tmp_path)
     assert (status, "file is not a database" in said) == (1, True)
-    assert typed(capsys, "list", "s3://bucket/x")[0] == 2
+    assert typed(capsys, "list", "gs://bucket/x")[0] == 2
+
+
+def test_results_of_a_bucket_are_listed_counted_and_removed(
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By model; other objects below the prefix are left alone."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    aws, bucket = Aws(ministack.client), Bucket(ministack.create().bucket)
+    for name, count in (("./small", 2), ("large", 3)):
+        scope = Scope(name.encode(), name)
+        with closing(ResultStore(aws.run, bucket, "kept/", scope, 2**30)) as store:
+            for number in range(count):
+                store.add(b"%016d" % number, "x", 1, b"y" * 500_000)
+    aws.run(bucket.put("kept/notes.txt", b"of somebody"))
+    where = f"s3://{bucket.name}/kept"
+    status, table, _ = typed(capsys, "list", where)
+    cells = [line.split() for line in table.splitlines()]
+    assert status == 0
+    assert {(row[0], row[-1]) for row in cells[1:]} == {("3", "large"), ("2", "./small")}
+    assert "5 results of 2 models, 2.5 MB of replies" in typed(capsys, "stats", where)[1]
+    assert "0 results removed" in typed(capsys, "remove", where, "--older-than", 1)[2]
+    assert "2 results removed" in typed(capsys, "remove", where, "--model", "./small")[2]
+    assert "3 results removed" in typed(capsys, "remove", where)[2]
+    assert "holds no results" in typed(capsys, "list", where)[2]
+    assert aws.run(bucket.list_keys("kept/")) == ["kept/notes.txt"]
+    status, _, said = typed(capsys, "list", "s3://no-such-bucket-of-ours/kept")
+    assert (status, "cannot be read" in said) == (1, True)
 
 
 @pytest.mark.parametrize("action", ["list", "stats", "remove"])

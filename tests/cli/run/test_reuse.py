@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,13 @@ from hypothesis import strategies as st
 
 from tests.cli.conftest import Runner
 from tests.cli.given import line, rows
+from tests.emulators import Emulator
 from tidemill.batch.result_cache import FILE_NAME
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.files.reused_rows import ReusedRows
+from tidemill.cli.run.reuse import ReusingResponder, daily_results
 from tidemill.demo import MODEL_PATH
+from tidemill.protocol.contract import Reply, Usage
 
 Write = Callable[..., Path]
 
@@ -26,13 +30,14 @@ class Twice:
 
     def __init__(self, run: Any, write_input: Write, folder: Path) -> None:
         self._run, self._write, self.folder = run, write_input, folder
+        self.where: object = folder
         self.num_runs = 0
 
     def __call__(self, *lines: str, flags: tuple[object, ...] = ()) -> tuple[Path, int]:
         """Run a file of these lines; return its rows, and how many lines the engine was asked."""
         self.num_runs += 1
         out, self._run.engine = self.folder.parent / f"out-{self.num_runs}.jsonl", None
-        model = ("--model", MODEL_PATH, "--any-model", "--reuse", self.folder)
+        model = ("--model", MODEL_PATH, "--any-model", "--reuse", self.where)
         self._run("-i", self._write(*lines), "-o", out, *model, *flags)
         return out, 0 if self._run.engine is None else self._run.engine.asked
 
@@ -134,6 +139,30 @@ def test_a_resume_takes_its_own_rows_first(
     assert "2 rows kept from before and 2 rows reused" in capsys.readouterr().err
 
 
+def test_runs_share_the_results_of_a_bucket(
+    ministack: Emulator, twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As those of a folder; a bucket that is not there is told, and costs no line."""
+    for name, value in ministack.environment.items():
+        monkeypatch.setenv(name, value)
+    twice.where = f"s3://{ministack.create().bucket}/kept"
+    lines = [greedy(f"c{number}") for number in range(30)]
+    first, num_first = twice(*lines)
+    second, num_second = twice(greedy("new"), *lines[1:])
+    assert (num_first, num_second) == (30, 1)
+    assert [row["custom_id"] for row in rows(second)] == ["new", *(f"c{n}" for n in range(1, 30))]
+    bodies = [
+        [row["response"]["body"] | {"created": 0} for row in rows(each)[1:]]
+        for each in (first, second)
+    ]
+    assert bodies[0] == bodies[1]
+    twice.where = "s3://no-such-bucket-of-ours/kept"
+    capsys.readouterr()
+    out, num_asked = twice(*lines)
+    assert (len(rows(out)), num_asked) == (30, 30)
+    assert "the run goes on without reuse" in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_used_is_left_alone(twice: Twice, capsys: Any) -> None:
     """The run goes on without it, and says so."""
     twice.folder.mkdir()
@@ -147,7 +176,8 @@ def test_a_cache_that_fails_amid_a_run_is_left_alone(
     twice: Twice, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """As on a full disk: every line has its row."""
-    from tidemill.batch.result_cache import CacheError, ResultCache
+    from tidemill.batch.result_cache import ResultCache
+    from tidemill.batch.result_key import CacheError
 
     def fail(*_: object) -> None:
         raise CacheError("the result cache cannot be used: database or disk is full")
@@ -195,7 +225,7 @@ def test_flags_of_reuse_need_it(
     run: Any, write_input: Write, tmp_path: Path, flag: tuple[str, ...]
 ) -> None:
     """They would do nothing."""
-    with pytest.raises(Refused, match="--reuse FOLDER"):
+    with pytest.raises(Refused, match="need --reuse"):
         run("-i", write_input(greedy("a")), "-o", tmp_path / "out", *flag)
 
 
@@ -244,3 +274,52 @@ def test_any_edit_of_any_file_has_the_rows_of_a_run_without_reuse(
                 "-i", source, "-o", out, "--model", MODEL_PATH, "--any-model", "--force", *flags
             )
         assert outs[0].read_bytes() == outs[1].read_bytes()
+
+
+class Echo:
+    """A responder that says what it was asked, and counts."""
+
+    num_asked = 0
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer."""
+        self.num_asked += 1
+        status = body.get("status", 200)
+        return Reply(
+            status, {"id": request_id, "created": created, "text": [url, body["messages"]]}
+        )
+
+
+async def test_a_server_reuses_what_lines_of_files_were_answered(tmp_path: Path) -> None:
+    """Across its lives; what is sampled or failed is computed, and nothing of another digest."""
+    chat, echo, digest = "/v1/chat/completions", Echo(), [b"one"]
+    options = SimpleNamespace(reuse=tmp_path, reuse_max_size=None)
+
+    async def ask(created: int, **body: Any) -> Reply:
+        with daily_results(options, "m", lambda _created: digest[0]) as open_at:
+            responder = ReusingResponder(echo, open_at, sampled=False)
+            return await responder.respond(chat, body, f"req_{created:024}", created)
+
+    first = await ask(1, messages=["é"], temperature=0)
+    second = await ask(2, messages=["é"], temperature=0)
+    assert (first.is_reused, second.is_reused, echo.num_asked) == (False, True, 1)
+    assert second.body == first.body | {"id": f"req_{2:024}", "created": 2}
+    assert second.usage == Usage()
+    for body in ({"temperature": 1}, {"temperature": 0, "status": 400}):
+        for created in (3, 4):
+            assert not (await ask(created, messages=["a"], **body)).is_reused
+    digest[0] = b"another"
+    assert not (await ask(5, messages=["é"], temperature=0)).is_reused
+
+
+async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> None:
+    """Told once, whatever fails."""
+    (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
+    options = SimpleNamespace(reuse=tmp_path, reuse_max_size=None)
+    with daily_results(options, "m", lambda _created: b"one") as open_at:
+        responder = ReusingResponder(echo := Echo(), open_at, sampled=False)
+        for created in range(3):
+            body = {"messages": ["a"], "temperature": 0}
+            await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
+    assert echo.num_asked == 3
+    assert capsys.readouterr().err.count("the server goes on without reuse") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -102,3 +103,45 @@ def test_drafts_take_no_page_that_is_needed() -> None:
     ]
     assert rig.work.stats().preemptions == 0
     assert guesser.num_accepted + guesser.num_wrong < 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.6, top_p=0.9),
+        Sampling(temperature=1.5, top_k=5),
+        Sampling(temperature=1.0, min_p=0.05, presence_penalty=1.0),
+        Sampling(temperature=0.8, repetition_penalty=1.3, logit_bias={4: 1.0}),
+    ],
+)
+def test_drafts_do_not_bend_what_is_sampled(sampling: Sampling) -> None:
+    """χ² of 12,000 draws with drafts against as many of other seeds without."""
+    rig, guesser = drafted(max_num_seqs=128, num_pages=4096, budget=1024)
+    ours = third_tokens(rig, sampling, 0)
+    theirs = third_tokens(Rig(logits_of, steps_ahead=0, max_num_seqs=128), sampling, 1)
+    tokens = [token for token in ours | theirs if ours[token] + theirs[token] >= 10]
+    assert len(tokens) > 3
+    chi2 = sum(
+        (ours[token] - theirs[token]) ** 2 / (ours[token] + theirs[token]) for token in tokens
+    )
+    df = len(tokens) - 1
+    deviation = ((chi2 / df) ** (1 / 3) - (1 - 2 / (9 * df))) / (2 / (9 * df)) ** 0.5
+    assert deviation < 3.5, (chi2, df)  # as a normal variable's (Wilson and Hilferty)
+    assert guesser.num_accepted > 1000
+    assert guesser.num_wrong > 1000
+
+
+def third_tokens(rig: Rig, sampling: Sampling, first_seed: int) -> Counter[int]:
+    """Return how often each token is the third of 12,000 answers to one prompt."""
+    asked = [
+        request(PROMPT, 5, replace(sampling, seed=first_seed + 2 * number))
+        for number in range(12_000)
+    ]
+    found = Counter[int]()
+    for start in range(0, len(asked), 2_000):
+        for answer in rig.run(*asked[start : start + 2_000]):
+            assert isinstance(answer, SequenceResult)
+            found[answer.token_ids[2]] += 1
+    return found

@@ -13,7 +13,7 @@ from tests.emulators import Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
 from tidemill.batch.model import Options, Shard, Source, Upload
-from tidemill.batch.object_keys import upload_prefix
+from tidemill.batch.object_keys import results_prefix, upload_prefix
 from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.items import dump
@@ -98,6 +98,19 @@ def test_a_tombstone_remains(cloud: Cloud) -> None:
     request(cloud, drop)
     assert drop.batch == after
     assert cloud.messages() == []
+
+
+def test_what_later_batches_would_reuse_goes_too(mini: Cloud) -> None:
+    """Of this batch alone: what others of the tenant have computed stays."""
+    drop = ended(mini)
+    prefix = results_prefix(drop.batch.tenant)
+    own, other = (f"{prefix}model/00ff/{batch}-0000000.3" for batch in (drop.id, "batch_other"))
+    for key in (own, own, other):
+        mini.run(mini.deployment.bucket.put(key, b"kept"))
+    request(mini, drop)
+    run(mini, drop)
+    assert drop.batch.erased_at is not None
+    assert everything(mini)[0] == {other}
 
 
 def test_what_is_written_after_the_end_goes_too(cloud: Cloud) -> None:

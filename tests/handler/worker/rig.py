@@ -33,6 +33,7 @@ from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.worker.context.config import WorkerConfig
 from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
 from tidemill.handler.worker.parity_results import ParityResults
 from tidemill.handler.worker.worker import Worker
 
@@ -78,6 +79,7 @@ class Rig:
     deployment: Deployment
     environment: dict[str, str]
     processes: list[Process] = field(default_factory=list)
+    results_digest: bytes | None = b"digest"
 
     @classmethod
     def on(cls, emulator: Emulator, folder: Path, **settings: str) -> Rig:
@@ -106,6 +108,7 @@ class Rig:
         shard_lines: int = 1000,
         expires_in_seconds: int = 3600,
         rings: bool = True,
+        tenant: str = "owner",
     ) -> Work:
         """Make a batch of lines with these bodies, or of these bytes, that is in progress."""
         lines = [
@@ -119,7 +122,7 @@ class Rig:
         now = int(time.time())
         batch = Batch(
             f"batch_{name}",
-            "owner",
+            tenant,
             Source(
                 self.deployment.bucket.name,
                 f"input/{name}.jsonl",
@@ -182,12 +185,23 @@ class Rig:
     ) -> AsyncIterator[RunningWorker]:
         """Run a worker in this process while the block runs; it is stopped then."""
         async with QuickAws() as quick:
+            config, kept = self.config(**changes), None
+            if config.reuse:
+                kept = KeptResults(
+                    ThreadDrive(aws or quick),
+                    self.deployment.bucket,
+                    MODEL,
+                    lambda _created: self.results_digest,
+                    max_bytes=config.reuse_max_size,
+                    sampled=config.reuse_sampled,
+                )
             context = WorkerContext(
                 aws or quick,
                 self.deployment,
                 self.queue,
-                self.config(**changes),
+                config,
                 parity_results=parity_results,
+                kept_results=kept,
             )
             engine = engine or FakeEngine()
             worker = Worker(context, engine.new_life)
@@ -197,6 +211,8 @@ class Rig:
             finally:
                 worker.stop()
                 running.status = await asyncio.wait_for(running.task, PATIENCE_SECONDS)
+                if kept is not None:
+                    kept.close()
 
     def start(self, *options: object, engine: Sequence[object] | None = ()) -> Process:
         """Start `tidemill worker` as a process of its own.

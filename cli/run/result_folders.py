@@ -1,0 +1,136 @@
+"""Result folders, as `tidemill cache` lists and empties them: of this machine, or in a bucket."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from tidemill.batch.result_cache import (
+    FILE_NAME,
+    Totals,
+    list_totals,
+    open_database,
+    remove_results,
+)
+from tidemill.batch.result_key import CacheError
+from tidemill.batch.result_pack import PackName, parse_pack_name
+
+from ..arguments.argument_types import S3Folder
+from ..console.errors import BadInput, Refused
+from ..extras import require_extras
+
+if TYPE_CHECKING:
+    from tidemill.handler.aws.bucket import ObjectHead
+
+
+class ResultFolder(Protocol):
+    """Kept results of all scopes; methods raise CliError."""
+
+    def totals(self) -> list[Totals]:
+        """Return the totals of each model, the one that was used last first."""
+
+    def num_bytes(self) -> int:
+        """Return what all take where they are kept."""
+
+    def remove(self, model: str | None, before: int | None) -> int:
+        """Remove results of a model, or of all, last used before a time; return how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalResultFolder:
+    """The database of a folder of this machine."""
+
+    folder: Path
+
+    def totals(self) -> list[Totals]:
+        """Return the totals of each model, the one that was used last first."""
+        with self._opened() as database:
+            return list_totals(database)
+
+    def num_bytes(self) -> int:
+        """Return what the database takes on the disk."""
+        return (self.folder / FILE_NAME).stat().st_size
+
+    def remove(self, model: str | None, before: int | None) -> int:
+        """Remove results of a model, or of all, last used before a time; return how many."""
+        with self._opened() as database:
+            return remove_results(database, model=model, before=before)
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        if not (self.folder / FILE_NAME).exists():
+            raise Refused(
+                f"{self.folder} holds no results: name the folder of `tidemill run --reuse`"
+            )
+        try:
+            with closing(open_database(self.folder)) as database:
+                yield database
+        except CacheError as exc:
+            raise BadInput(str(exc)) from exc
+
+
+class BucketResultFolder:
+    """Packs below a prefix; a pack is used when it is written, and is removed as a whole."""
+
+    def __init__(self, where: S3Folder) -> None:
+        require_extras(f"the bucket {where.bucket}", "cloud")
+        from tidemill.handler.aws.bucket import Bucket
+        from tidemill.handler.aws.sync import Aws
+
+        self._where = where
+        self._aws, self._bucket = Aws(), Bucket(where.bucket)
+
+    def totals(self) -> list[Totals]:
+        """Return the totals of each model, the one that was used last first."""
+        by_model: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for head, name in self._packs():
+            by_model[name.model].append((name.num_results, head.num_bytes, head.modified))
+        totals = [
+            Totals(model, sum(counts), sum(sizes), max(times))
+            for model, packs in by_model.items()
+            for counts, sizes, times in [zip(*packs, strict=True)]
+        ]
+        return sorted(totals, key=lambda total: (-total.used, total.model))
+
+    def num_bytes(self) -> int:
+        """Return what the packs take."""
+        return sum(head.num_bytes for head, _ in self._packs())
+
+    def remove(self, model: str | None, before: int | None) -> int:
+        """Remove packs of a model, or of all, written before a time; return their results."""
+        packs = [
+            (head, name)
+            for head, name in self._packs()
+            if model in {None, name.model} and (before is None or head.modified < before)
+        ]
+        with self._told():
+            self._aws.run(self._bucket.delete_all([head.key for head, _ in packs]))
+        return sum(name.num_results for _, name in packs)
+
+    def _packs(self) -> list[tuple[ObjectHead, PackName]]:
+        from tidemill.handler.aws.objects.result_store import list_packs
+
+        prefix = self._where.prefix
+        with self._told():
+            listed = list_packs(self._aws.run, self._bucket, prefix)
+        named = ((head, parse_pack_name(head.key.removeprefix(prefix))) for head in listed)
+        return [(head, name) for head, name in named if name is not None]
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        from tidemill.handler.errors import AwsError
+
+        try:
+            yield
+        except AwsError as exc:
+            raise BadInput(f"{self._where} cannot be read: {exc}") from exc
+
+
+def result_folder(where: Path | S3Folder) -> ResultFolder:
+    """Return the results of a folder."""
+    return BucketResultFolder(where) if isinstance(where, S3Folder) else LocalResultFolder(where)

@@ -1,0 +1,235 @@
+"""Result store: kept replies of one scope below a prefix of a bucket, in packs.
+
+Packs are written once and read by anybody with the prefix. Their indexes are read into a database
+on this machine, and a pack as a whole when it is found to have a reply that is asked for. Whatever
+is wrong with the bucket, the work goes on without: errors are raised as `CacheError`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import RLock
+from typing import Final, Protocol
+from uuid import uuid4
+
+from tidemill.batch.result_key import CacheError, Kept, Scope
+from tidemill.batch.result_pack import (
+    decode_index,
+    decode_reply,
+    encode_pack,
+    index_size,
+    pack_name,
+    parse_pack_name,
+    scope_folder,
+)
+
+from ...errors import AwsError, NotThere
+from ..bucket import Bucket, ObjectHead
+from ..calls import Operation, T
+
+PACK_BYTES: Final = 16 * 2**20
+_MAX_PACKS: Final = 4096
+"""The newest packs of a scope are looked through; a month of 100 files a day has fewer."""
+
+_LOCAL_BYTES: Final = 2**32
+_REFRESH_SECONDS: Final = 30.0
+_TRIM_SECONDS: Final = 600.0
+_NUM_THREADS: Final = 16
+_TABLE: Final = """
+CREATE TABLE results (
+    key BLOB PRIMARY KEY, pack INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
+    checksum INTEGER NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+class Drive(Protocol):
+    """Runs operations, in any thread."""
+
+    def __call__(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError."""
+
+
+class ResultStore:
+    """Kept replies of a scope below `prefix`, of which all take no more than `max_bytes`.
+
+    Thread-safe. Its index and the packs that it has read lie in a temporary folder until `close`,
+    4 GiB at most of the latter. The oldest packs of all scopes are removed to make room.
+    """
+
+    def __init__(
+        self,
+        drive: Drive,
+        bucket: Bucket,
+        prefix: str,
+        scope: Scope,
+        max_bytes: int,
+        *,
+        tmp_dir: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drive = drive
+        self._bucket = bucket
+        self._prefix = prefix
+        self._scope = scope
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._lock = RLock()
+        self._new: dict[bytes, Kept] = {}
+        self._num_new_bytes = 0
+        self._run_id, self._num_written = uuid4().hex, 0
+        self._packs: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        self._local: dict[int, int] = {}  # bytes of the packs on this machine, the latest last
+        self._refreshed_at = self._trimmed_at = float("-inf")
+        self._held = ExitStack()
+        with _raising():
+            folder = self._held.enter_context(TemporaryDirectory(dir=tmp_dir))
+            self._folder = Path(folder)
+            self._index = sqlite3.connect(self._folder / "index", check_same_thread=False)
+            self._held.callback(self._index.close)
+            self._index.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
+            self._index.executescript(_TABLE)
+
+    def find(self, key: bytes, digest: str, created: int) -> bytes | None:
+        """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        with self._lock, _raising():
+            self._refresh()
+            place = self._index.execute(
+                "SELECT pack, start, size, checksum FROM results WHERE key = ?", (key,)
+            ).fetchone()
+            kept = None if place is None else self._read(*place)
+        return None if kept is None else kept.reply_for(digest, created)
+
+    def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
+        """Add the reply to a line of a digest; a pack is written when there are 16 MiB of them."""
+        with self._lock:
+            self._new[key] = Kept(digest, created, body)
+            self._num_new_bytes += len(body)
+            is_full = self._num_new_bytes >= PACK_BYTES
+        if is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was added."""
+        with self._lock:
+            new, self._new, self._num_new_bytes = self._new, {}, 0
+            source = f"{self._run_id}-{self._num_written:06}"
+            self._num_written += 1
+        self.write(source, new)
+
+    def write(self, source: str, replies: Mapping[bytes, Kept]) -> None:
+        """Write a pack of these replies; `source` is unique to them."""
+        if not replies:
+            return
+        with _raising():
+            key = self._prefix + pack_name(self._scope, source, len(replies))
+            self._drive(self._bucket.put(key, encode_pack(replies), "application/octet-stream"))
+            if self._clock() >= self._trimmed_at + _TRIM_SECONDS:
+                self._trimmed_at = self._clock()
+                trim_packs(self._drive, self._bucket, self._prefix, self._max_bytes)
+
+    def close(self) -> None:
+        """Write what was added, and remove what is on this machine."""
+        with self._held:
+            self.flush()
+
+    def _refresh(self) -> None:
+        """Read the indexes of packs that are new, and forget packs that are gone."""
+        if self._clock() < self._refreshed_at + _REFRESH_SECONDS:
+            return
+        self._refreshed_at = self._clock()
+        listed = list_packs(self._drive, self._bucket, self._prefix + scope_folder(self._scope))
+        newest = sorted(listed, key=lambda head: -head.modified)[:_MAX_PACKS]
+        sizes = {
+            head.key: name.num_results
+            for head in newest
+            if (name := parse_pack_name(head.key.removeprefix(self._prefix))) is not None
+        }
+        for key in self._packs.keys() - sizes.keys():
+            self._forget(self._packs[key])
+        new = [key for key in sizes if key not in self._packs]
+        with ThreadPoolExecutor(_NUM_THREADS) as pool, self._index:
+            indexes = pool.map(lambda key: self._read_index(key, sizes[key]), new)
+            for key, index in zip(new, indexes, strict=True):
+                number = self._packs[key] = 1 + max(self._names, default=0)
+                self._names[number] = key
+                self._index.executemany(
+                    f"INSERT OR REPLACE INTO results VALUES (?, {number}, ?, ?, ?)",  # noqa: S608 - a number of ours
+                    decode_index(index),
+                )
+
+    def _read_index(self, key: str, num_results: int) -> bytes:
+        try:
+            return self._drive(self._bucket.get_range(key, 0, index_size(num_results)))
+        except NotThere:
+            return b""
+
+    def _read(self, pack: int, start: int, size: int, checksum: int) -> Kept | None:
+        path = self._folder / str(pack)
+        if pack not in self._local:
+            try:
+                data = self._drive(self._bucket.get(self._names[pack]))
+            except NotThere:
+                self._forget(pack)
+                return None
+            self._make_room(len(data))
+            path.write_bytes(data)
+            self._local[pack] = len(data)
+        with path.open("rb") as file:
+            file.seek(start)
+            return decode_reply(file.read(size), checksum)
+
+    def _make_room(self, num_bytes: int) -> None:
+        while self._local and sum(self._local.values()) + num_bytes > _LOCAL_BYTES:
+            oldest = next(iter(self._local))
+            del self._local[oldest]
+            (self._folder / str(oldest)).unlink(missing_ok=True)
+
+    def _forget(self, pack: int) -> None:
+        del self._packs[self._names.pop(pack)]
+        with self._index:
+            self._index.execute("DELETE FROM results WHERE pack = ?", (pack,))
+        if self._local.pop(pack, None) is not None:
+            (self._folder / str(pack)).unlink(missing_ok=True)
+
+
+def list_packs(drive: Drive, bucket: Bucket, prefix: str) -> list[ObjectHead]:
+    """Return all objects below a prefix of packs."""
+    found: list[ObjectHead] = []
+    is_more = True
+    while is_more:
+        page, is_more = drive(bucket.list_page(prefix, found[-1].key if found else ""))
+        found += page
+    return found
+
+
+def trim_packs(drive: Drive, bucket: Bucket, prefix: str, max_bytes: int) -> None:
+    """Remove the oldest packs below a prefix until all take no more than `max_bytes`."""
+    packs = sorted(list_packs(drive, bucket, prefix), key=lambda head: head.modified)
+    excess = sum(head.num_bytes for head in packs) - max_bytes
+    drive(bucket.delete_all([*_oldest(packs, excess)]))
+
+
+def _oldest(packs: Iterable[ObjectHead], num_bytes: int) -> Iterator[str]:
+    """Yield the keys of the first packs that take at least so many bytes."""
+    for head in packs:
+        if num_bytes <= 0:
+            return
+        yield head.key
+        num_bytes -= head.num_bytes
+
+
+@contextmanager
+def _raising() -> Iterator[None]:
+    """Raise errors of the bucket and of this machine as CacheError."""
+    try:
+        yield
+    except (AwsError, OSError, sqlite3.Error) as exc:
+        raise CacheError(f"kept results cannot be used: {exc}") from exc

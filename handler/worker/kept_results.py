@@ -1,0 +1,188 @@
+"""Kept results: replies that earlier batches of a tenant have, and those kept for later ones.
+
+Nothing that is wrong with them stops a shard: its lines are run, and nothing is looked up for a
+minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
+
+from tidemill.batch.file.lines import Line, LineError, RawLine, parse_line
+from tidemill.batch.file.rows import print_cached, reply_body
+from tidemill.batch.model import Batch, Shard
+from tidemill.batch.object_keys import results_prefix
+from tidemill.batch.parts import FinishedRow, PartIndex
+from tidemill.batch.result_key import CacheError, Kept, Scope, result_key
+
+from ..aws.bucket import Bucket
+from ..aws.calls import Operation, OperationDriver, T
+from ..aws.objects.result_store import PACK_BYTES, Drive, ResultStore
+from ..errors import NotThere
+from ..observability import logger
+
+R = TypeVar("R")
+
+_LOOK_UP_SECONDS: Final = 60.0
+_KEEP_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 60.0
+
+DigestAt = Callable[[int], bytes | None]
+"""Digest of what decides results beside requests, of a batch created at a time (Unix seconds)."""
+
+
+class Lookup(NamedTuple):
+    """Rows that lines have by reuse, and the keys of those whose results may be kept, by line."""
+
+    rows: dict[int, FinishedRow]
+    keys: dict[int, bytes]
+
+
+_NOTHING: Final = Lookup({}, {})
+
+
+class KeptResults:
+    """Kept results in a deployment's bucket, each tenant's apart; one for a worker.
+
+    `max_bytes` bounds those of a tenant. With `sampled` also results that another run may give
+    otherwise are kept and reused. `drive` runs operations from any thread.
+    """
+
+    def __init__(
+        self,
+        drive: Drive,
+        bucket: Bucket,
+        model: str,
+        digest_at: DigestAt,
+        *,
+        max_bytes: int,
+        sampled: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drive = drive
+        self._bucket = bucket
+        self._model = model
+        self._digest_at = digest_at
+        self._max_bytes = max_bytes
+        self._sampled = sampled
+        self._clock = clock
+        self._stores: dict[tuple[str, bytes], ResultStore] = {}
+        self._opening = asyncio.Lock()
+        self._paused_until = float("-inf")
+
+    async def look_up(self, batch: Batch, lines: Iterable[RawLine]) -> Lookup:
+        """Return the rows of those lines that the batch's tenant has results for."""
+        found = await self._guarded(_LOOK_UP_SECONDS, self._look_up(batch, lines))
+        return found or _NOTHING
+
+    async def keep(
+        self, batch: Batch, shard: Shard, keys: dict[int, bytes], index: PartIndex
+    ) -> None:
+        """Keep the replies of a shard's lines that were computed, by their keys."""
+        await self._guarded(_KEEP_SECONDS, self._keep(batch, shard, keys, index))
+
+    def close(self) -> None:
+        """Remove what is on this machine."""
+        for store in self._stores.values():
+            store.close()
+
+    async def _guarded(self, seconds: float, work: Coroutine[object, object, R]) -> R | None:
+        if self._clock() < self._paused_until:
+            work.close()
+            return None
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except (CacheError, NotThere, TimeoutError) as exc:
+            logger.warning("results not reused", reason=str(exc) or "it takes too long")
+            self._paused_until = self._clock() + _PAUSE_SECONDS
+            return None
+
+    async def _look_up(self, batch: Batch, lines: Iterable[RawLine]) -> Lookup:
+        store = await self._store(batch)
+        return (
+            _NOTHING
+            if store is None
+            else await asyncio.to_thread(self._look_up_in, store, batch.created_at, lines)
+        )
+
+    def _look_up_in(self, store: ResultStore, created: int, lines: Iterable[RawLine]) -> Lookup:
+        rows, keys = {}, {}
+        for raw in lines:
+            line, key = self._keyed(raw)
+            if line is None or key is None:
+                continue
+            body = store.find(key, line.digest, created)
+            if body is None:
+                keys[raw.number] = key
+            else:
+                row = print_cached(line, body)
+                rows[raw.number] = FinishedRow(raw.number, row, is_success=True, is_reused=True)
+        return Lookup(rows, keys)
+
+    def _keyed(self, raw: RawLine) -> tuple[Line | None, bytes | None]:
+        try:
+            line = parse_line(raw)
+        except LineError:
+            return None, None
+        return line, result_key(line.url, line.body, sampled=self._sampled)
+
+    async def _keep(
+        self, batch: Batch, shard: Shard, keys: dict[int, bytes], index: PartIndex
+    ) -> None:
+        store = await self._store(batch) if keys else None
+        if store is None:
+            return
+        source = f"{batch.id}-{shard.number:07}-{shard.fence:06}"
+        packs = self._packs(batch.created_at, keys, index)
+
+        def write() -> None:
+            for number, replies in enumerate(packs):
+                store.write(f"{source}-{number:04}", replies)
+
+        await asyncio.to_thread(write)
+
+    def _packs(
+        self, created: int, keys: dict[int, bytes], index: PartIndex
+    ) -> Iterator[dict[bytes, Kept]]:
+        replies: dict[bytes, Kept] = {}
+        num_bytes = 0
+        for part, places in index.computed().items():
+            wanted = [place for place in places if place.line in keys]
+            data = self._drive(self._bucket.get(part)) if wanted else b""
+            for place in wanted:
+                digest, body = reply_body(data[place.start : place.end])
+                replies[keys[place.line]] = Kept(digest, created, body)
+                num_bytes += len(body)
+            if num_bytes >= PACK_BYTES:
+                yield replies
+                replies, num_bytes = {}, 0
+        if replies:
+            yield replies
+
+    async def _store(self, batch: Batch) -> ResultStore | None:
+        async with self._opening:
+            digest = await asyncio.to_thread(self._digest_at, batch.created_at)
+            if digest is None:
+                return None
+            known = self._stores.get((batch.tenant, digest))
+            if known is None:
+                prefix, scope = results_prefix(batch.tenant), Scope(digest, self._model)
+                known = ResultStore(self._drive, self._bucket, prefix, scope, self._max_bytes)
+                self._stores[batch.tenant, digest] = known
+            return known
+
+
+class ThreadDrive:
+    """Drives operations in the event loop in which it is made, for other threads."""
+
+    def __init__(self, aws: OperationDriver) -> None:
+        self._aws = aws
+        self._loop = asyncio.get_running_loop()
+
+    def __call__(self, operation: Operation[T]) -> T:
+        """Return the operation's result; raises AwsError."""
+        return asyncio.run_coroutine_threadsafe(self._aws.run(operation), self._loop).result()

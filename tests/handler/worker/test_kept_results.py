@@ -1,0 +1,127 @@
+"""Batches that reuse what earlier ones of their tenant have computed, and what may go wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws
+from tests.handler.worker.rig import Rig, Work, until
+from tidemill.handler.aws.calls import Call
+from tidemill.handler.errors import AwsError
+
+
+def greedy(name: str, **body: Any) -> bytes:
+    """Return a line whose answer is determined, unless `body` says otherwise."""
+    told = {"custom_id": name, "temperature": 0, "messages": []} | body
+    line = {"custom_id": name, "method": "POST", "url": "/v1/chat/completions", "body": told}
+    return json.dumps(line).encode() + b"\n"
+
+
+async def finished(rig: Rig, work: Work, **changes: Any) -> int:
+    """Let a worker run a batch; return how many lines its engine was asked."""
+    engine = FakeEngine()
+    async with rig.worker(engine=engine, **{"reuse": True, **changes}):
+        await until(lambda: work.is_done)
+    return len(engine.asked)
+
+
+def packs(rig: Rig) -> list[str]:
+    """Return the keys of all packs."""
+    found: list[str] = rig.run(rig.deployment.bucket.list_keys("results/"))
+    return found
+
+
+async def test_a_second_batch_computes_what_changed(rig: Rig) -> None:
+    """Rows are those that it would have computed, in order, and their lines cost no token."""
+    first = rig.batch(*(greedy(f"c{n}") for n in range(12)), shard_lines=5)
+    assert await finished(rig, first) == 12
+    names = [f"c{n}" for n in range(12)]
+    names[3], names[9] = "new", "other"
+    second, third = (rig.batch(*map(greedy, names), shard_lines=7, rings=False) for _ in range(2))
+    second.ring()
+    assert await finished(rig, second) == 2
+    third.ring()
+    assert await finished(rig, third, reuse=False) == 12
+    assert second.ids() == names
+    ours, theirs = (
+        [row["response"]["body"] | {"created": 0} for row in work.sealed()]
+        for work in (second, third)
+    )
+    assert ours == theirs
+    assert {row["response"]["body"]["created"] for row in second.sealed()} == {
+        second.batch.created_at
+    }
+    progress = [second.shard(number).progress for number in range(2)]
+    assert [each.reused for each in progress] == [6, 4]
+    assert [each.prompt_tokens for each in progress] == [10, 10]
+    assert sum(each.completed for each in progress) == 12
+
+
+async def test_results_are_of_one_tenant_one_model_and_what_is_determined(rig: Rig) -> None:
+    """Of another tenant or digest all lines are computed; sampled ones are reused when asked."""
+    lines = [greedy("a"), greedy("b", seed=7, temperature=1), greedy("c", temperature=1)]
+    lines += [greedy("d", status=400)]
+    assert await finished(rig, rig.batch(*lines)) == 4
+    assert await finished(rig, rig.batch(*lines)) == 2
+    assert await finished(rig, rig.batch(*lines, tenant="another")) == 4
+    assert await finished(rig, rig.batch(*lines), reuse_sampled=True) == 2
+    assert await finished(rig, rig.batch(*lines), reuse_sampled=True) == 1
+    rig.results_digest = b"another"
+    assert await finished(rig, rig.batch(*lines)) == 4
+    rig.results_digest = None
+    assert await finished(rig, rig.batch(*lines)) == 4
+
+
+async def test_nothing_is_kept_unless_the_deployment_says_so(rig: Rig) -> None:
+    """By default the bucket holds rows, and no copies of them."""
+    assert await finished(rig, rig.batch(greedy("a")), reuse=False) == 1
+    assert packs(rig) == []
+
+
+@pytest.mark.parametrize("spoiled", ["torn", "foreign", "gone"])
+async def test_a_pack_that_is_not_as_it_was_costs_its_results(rig: Rig, spoiled: str) -> None:
+    """Its lines are computed, and the other pack's reused."""
+    first = rig.batch(*(greedy(f"c{n}") for n in range(4)), shard_lines=2)
+    assert await finished(rig, first) == 4
+    key, _ = packs(rig)
+    bucket = rig.deployment.bucket
+    data = rig.run(bucket.get(key))
+    if spoiled == "gone":
+        rig.run(bucket.delete(key))
+    else:
+        rig.run(bucket.put(key, data[:70] if spoiled == "torn" else b"x" * len(data)))
+    rig.run(bucket.put("results/owner/what is this", b"{}"))
+    second = rig.batch(*(greedy(f"c{n}") for n in range(4)))
+    assert await finished(rig, second) == 2
+    assert second.ids() == ["c0", "c1", "c2", "c3"]
+
+
+@pytest.mark.parametrize("method", ["list_objects_v2", "get_object", "put_object"])
+async def test_a_store_that_cannot_be_used_costs_no_line(rig: Rig, method: str) -> None:
+    """Neither when results are looked up, nor when they are kept."""
+    await finished(rig, rig.batch(greedy("a")))
+
+    def refuses(call: Call) -> Exception | None:
+        where = str(call.arguments.get("Prefix", call.arguments.get("Key", "")))
+        is_ours = call.method == method and where.startswith("results/")
+        return AwsError("access denied", aws_code="AccessDenied") if is_ours else None
+
+    work = rig.batch(greedy("a"), greedy("b"))
+    async with QuickAws() as aws:
+        num_asked = await finished(rig, work, aws=FaultyAws(aws, refuses))
+    assert work.ids() == ["a", "b"]
+    assert num_asked == (1 if method == "put_object" else 2)
+
+
+async def test_what_is_kept_is_bounded(rig: Rig) -> None:
+    """The oldest packs go."""
+    for number in range(4):
+        work = rig.batch(greedy(f"c{number}", text="x" * 10_000))
+        await finished(rig, work, reuse_max_size=25_000)
+    sizes = rig.run(rig.deployment.bucket.list_sizes("results/"))
+    assert len(sizes) == 2
+    assert await finished(rig, rig.batch(greedy("c3", text="x" * 10_000))) == 0
+    assert await finished(rig, rig.batch(greedy("c0", text="x" * 10_000))) == 1
