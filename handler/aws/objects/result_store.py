@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,6 +42,7 @@ _LOCAL_BYTES: Final = 2**32
 _REFRESH_SECONDS: Final = 30.0
 _TRIM_SECONDS: Final = 600.0
 _NUM_THREADS: Final = 16
+_MAX_WRITES: Final = 4
 _TABLE: Final = """
 CREATE TABLE results (
     key BLOB PRIMARY KEY, pack INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
@@ -88,7 +90,9 @@ class ResultStore:
         self._names: dict[int, str] = {}
         self._local: dict[int, int] = {}  # bytes of the packs on this machine, the latest last
         self._refreshed_at = self._trimmed_at = float("-inf")
+        self._writes: deque[Future[None]] = deque()
         self._held = ExitStack()
+        self._writer = self._held.enter_context(ThreadPoolExecutor(1))
         with _raising():
             folder = self._held.enter_context(TemporaryDirectory(dir=tmp_dir))
             self._folder = Path(folder)
@@ -108,21 +112,28 @@ class ResultStore:
         return None if kept is None else kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
-        """Add the reply to a line of a digest; a pack is written when there are 16 MiB of them."""
+        """Add the reply to a line of a digest; a pack is written when there are 16 MiB of them.
+
+        That is done by a thread, for which only the fifth pack waits; what fails there is raised by
+        the next call.
+        """
         with self._lock:
             self._new[key] = Kept(digest, created, body)
             self._num_new_bytes += len(body)
-            is_full = self._num_new_bytes >= PACK_BYTES
-        if is_full:
-            self.flush()
+            if self._num_new_bytes >= PACK_BYTES:
+                self._start_write()
+            self._collect_writes(_MAX_WRITES)
 
-    def flush(self) -> None:
-        """Write what was added."""
-        with self._lock:
-            new, self._new, self._num_new_bytes = self._new, {}, 0
-            source = f"{self._run_id}-{self._num_written:06}"
-            self._num_written += 1
-        self.write(source, new)
+    def _start_write(self) -> None:
+        new, self._new, self._num_new_bytes = self._new, {}, 0
+        source = f"{self._run_id}-{self._num_written:06}"
+        self._num_written += 1
+        self._writes.append(self._writer.submit(self.write, source, new))
+
+    def _collect_writes(self, most: int) -> None:
+        """Wait until no more than so many packs are being written; raises what has failed."""
+        while self._writes and (self._writes[0].done() or len(self._writes) > most):
+            self._writes.popleft().result()
 
     def write(self, source: str, replies: Mapping[bytes, Kept]) -> None:
         """Write a pack of these replies; `source` is unique to them."""
@@ -137,8 +148,9 @@ class ResultStore:
 
     def close(self) -> None:
         """Write what was added, and remove what is on this machine."""
-        with self._held:
-            self.flush()
+        with self._held, self._lock:
+            self._start_write()
+            self._collect_writes(0)
 
     def _refresh(self) -> None:
         """Read the indexes of packs that are new, and forget packs that are gone."""
