@@ -1,11 +1,14 @@
 """Structured output: its cost, its memory, and the validity of every row.
 
     python -m bench.kernels.grammar cost --model out/bench/46m [--sequences 64] [--rounds 5]
+    python -m bench.kernels.grammar overlap [--sequences 256] [--step-ms 4 8 16]
     python -m bench.kernels.grammar memory [--schemas 5000]
     python -m bench.kernels.grammar valid [--rows 10000]
 
 *Cost*: rows of as many tokens with a schema each, none of which ends before, and without any; the
-two run by turns in one process, and the share is that of the medians. *Memory*: resident, once a
+two run by turns in one process, and the share is that of the medians. *Overlap*: the same on a
+device that is made up, which takes so long for a step and says nothing before: what is left is the
+host's part. *Memory*: resident, once a
 tenth of the schemas was made, and once all were. *Valid*: the demo model under schemas that are
 drawn at random, judged by jsonschema, which knows nothing of masks; a row that its length cut is
 told apart.
@@ -19,14 +22,23 @@ import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from bench.kernels.schemas import drawn_schema
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served
+from tidemill.engine.loop.runner import Readout, Runner
+from tidemill.engine.loop.step_logits import StepLogits
+from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.protocol.contract import Reply
 
 NUM_TOKENS = 128
@@ -70,6 +82,15 @@ def cost(model: Path, sequences: int, rounds: int, dtype: str) -> None:
     served = load_served(
         EngineConfig(str(model), dtype=dtype, max_num_seqs=sequences)  # type: ignore[arg-type]
     )
+    rates = compare(served, sequences, rounds)
+    print(f"| {sequences} sequences of {NUM_TOKENS} tokens | tok/s |\n|---|---:|")
+    for name, rate in rates.items():
+        print(f"| {name} | {rate:,.0f} |")
+    print(f"| cost | {1 - rates['with'] / rates['without']:.1%} |")
+
+
+def compare(served: Dispatcher, sequences: int, rounds: int) -> dict[str, float]:
+    """Return tokens a second with and without a schema for each sequence; close the engine."""
     plain = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 0}
     ways: dict[str, list[dict[str, Any]]] = {
         "without": [plain] * sequences,
@@ -84,14 +105,54 @@ def cost(model: Path, sequences: int, rounds: int, dtype: str) -> None:
             lengths = {reply.body["usage"]["completion_tokens"] for reply in replies}
             assert lengths == {NUM_TOKENS}, lengths
     served.close()
-    rates = {
+    return {
         name: sequences * NUM_TOKENS / statistics.median(taken[1:])
         for name, taken in seconds.items()
     }
-    print(f"| {sequences} sequences of {NUM_TOKENS} tokens | tok/s |\n|---|---:|")
-    for name, rate in rates.items():
-        print(f"| {name} | {rate:,.0f} |")
-    print(f"| cost | {1 - rates['with'] / rates['without']:.1%} |")
+
+
+class MadeUpDevice:
+    """A device that takes its time for a step, one after the other, while the host goes on."""
+
+    def __init__(self, step_seconds: float, vocabulary: int) -> None:
+        self._step_seconds, self._vocabulary = step_seconds, vocabulary
+        self._free_at = 0.0
+
+    def run(self, plan: StepPlan) -> StepLogits:
+        """Begin a step; its logits, all alike, are there for the sampler at once."""
+        self._free_at = max(self._free_at, time.perf_counter()) + self._step_seconds
+        return StepLogits(torch.zeros(int(plan.num_logits.sum()), self._vocabulary))
+
+    def read_out(self, tensors: Sequence[Tensor]) -> Readout:
+        """Return what a step came to, which is there once the device has computed it."""
+        readout, there_at = Readout(tensors), self._free_at
+        wait = readout.wait
+
+        def wait_for_device() -> list[NDArray[Any]]:
+            time.sleep(max(0.0, there_at - time.perf_counter()))
+            return wait()
+
+        readout.wait = wait_for_device  # type: ignore[method-assign]
+        return readout
+
+
+def overlap(sequences: int, step_ms: list[float]) -> None:
+    """Print tokens a second with and without schemas on devices that take so long for a step."""
+    print("| ms a step | tok/s without | with | share |\n|---:|---:|---:|---:|")
+    config = EngineConfig(
+        str(MODEL_PATH), device="cpu", dtype="float32", max_num_seqs=sequences, steps_ahead=1
+    )
+    vocabulary = json.loads((MODEL_PATH / "config.json").read_text())["vocab_size"]
+    for each in step_ms:
+        served, device = load_served(config), MadeUpDevice(each / 1e3, vocabulary)
+        with (
+            patch.object(Runner, "run", lambda _, plan, device=device: device.run(plan)),
+            patch.object(Runner, "read_out", lambda _, sent, device=device: device.read_out(sent)),
+            patch.object(Runner, "store_sampled", lambda *_: None),
+        ):
+            rates = compare(served, sequences, rounds=3)
+        share = rates["with"] / rates["without"]
+        print(f"| {each:g} | {rates['without']:,.0f} | {rates['with']:,.0f} | {share:.2f} |")
 
 
 def memory(schemas: int) -> None:
@@ -150,7 +211,7 @@ def judged(seed: int, reply: Reply) -> str:
 
 
 def main() -> None:
-    """Measure one of the three."""
+    """Measure one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     of_cost = commands.add_parser("cost")
@@ -158,11 +219,16 @@ def main() -> None:
     of_cost.add_argument("--sequences", type=int, default=64)
     of_cost.add_argument("--rounds", type=int, default=5)
     of_cost.add_argument("--dtype", default="auto")
+    of_overlap = commands.add_parser("overlap")
+    of_overlap.add_argument("--sequences", type=int, default=256)
+    of_overlap.add_argument("--step-ms", type=float, nargs="+", default=(4.0, 8.0, 16.0))
     commands.add_parser("memory").add_argument("--schemas", type=int, default=5_000)
     commands.add_parser("valid").add_argument("--rows", type=int, default=10_000)
     asked = parser.parse_args()
     if asked.what == "cost":
         cost(asked.model, asked.sequences, asked.rounds, asked.dtype)
+    elif asked.what == "overlap":
+        overlap(asked.sequences, asked.step_ms)
     elif asked.what == "memory":
         memory(asked.schemas)
     else:

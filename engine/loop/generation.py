@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tidemill.protocol.contract import EngineStats
 from tidemill.protocol.errors import InternalError, RequestError
 
+from ..kernels.sampling import SamplingMetadata
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import (
     REPETITION_DETECTED,
@@ -37,9 +39,21 @@ from .device_health import (
 )
 from .logprobs import StepLogprobs
 from .runner import Readout, Runner
-from .sampler import MaskThreads, Sampler
+from .sampler import Masks, MaskThreads, Sampler, with_masks
+from .step_logits import StepLogits
 
 logger = logging.getLogger(__name__)
+
+
+class _Launched(NamedTuple):
+    """A step whose logits are on their way; its tokens are not chosen yet."""
+
+    plan: StepPlan
+    launched_at: float
+    logits: StepLogits
+    wanted: Tensor
+    sampling: SamplingMetadata
+    logprobs: StepLogprobs | None
 
 
 class _StepInFlight(NamedTuple):
@@ -58,8 +72,10 @@ class _StepInFlight(NamedTuple):
 class GenerationCore:
     """Sequences in by `add`, what becomes of them out of `step`.
 
-    `steps_ahead` steps are in flight while the one before them is collected: with 1 the host
-    prepares a step while the device computes another. What comes out is the same.
+    `steps_ahead` steps, 0 or 1, are in flight while the one before them is collected: with 1 the
+    host prepares a step while the device computes another. A step with constraints that go by
+    tokens of the one before chooses its own once these are here; its layers are computed
+    meanwhile. What comes out is the same.
     """
 
     def __init__(
@@ -80,6 +96,7 @@ class GenerationCore:
         self._masks = MaskThreads(scheduler.table, vocab_size)
         self._steps_ahead = steps_ahead
         self._flights: deque[_StepInFlight] = deque()  # oldest first
+        self._unsampled: _Launched | None = None  # the newest, if it waits for the one before
         self._accused: list[Sequence] = []  # out for good, with an error that nobody heard of yet
         self._failed: tuple[Failure, list[StepPlan]] | None = None  # and is not followed up yet
         self._vocab_size = vocab_size
@@ -133,17 +150,18 @@ class GenerationCore:
         self._num_steps += 1
         self._prefilled_tokens += plan.num_tokens - plan.num_decoded_tokens
         self._attended_tokens += plan.num_attended_tokens
-        flight = attempt(partial(self._launch, plan))
+        run: Callable[[StepPlan], _Launched | _StepInFlight]
+        run = self._run if self._awaits_ids(plan) else self._launch
+        flight: _Launched | _StepInFlight | Failure = attempt(partial(run, plan))
         if isinstance(flight, Failure):
             outputs = self._collect_all()  # which have nothing to do with it
             self._scheduler.rewind(plan)
-            if outputs:  # they are told, whatever follows
-                self._failed = flight, [plan]
-            else:
-                self._follow_up(flight, [plan])
-            return outputs
-        self._flights.append(flight)
+            return self._fail(flight, plan, outputs)
         self._scheduler.launch(plan)
+        if isinstance(flight, _Launched):
+            self._unsampled = flight
+            return self._sample_late(self._collect_oldest())
+        self._flights.append(flight)
         is_due = part is not None or len(self._flights) > self._steps_ahead
         return self._collect_oldest() if is_due else []
 
@@ -180,22 +198,65 @@ class GenerationCore:
             accepted_tokens=self._scheduler.num_accepted_tokens,
         )
 
+    def _awaits_ids(self, plan: StepPlan) -> bool:
+        """Say whether constraints of a step go by tokens that a step in flight is to bring."""
+        table, slots = self._table, plan.sampled
+        is_unknown = table.num_known_ids[slots] < table.num_tokens[slots]
+        return bool((table.is_constrained[slots] & is_unknown).any())
+
     def _launch(self, plan: StepPlan) -> _StepInFlight:
-        launched_at = time.monotonic()
-        masks = self._masks.start(plan.sampled)
+        masks = self._masks.start(plan)
         try:
-            logits = self._runner.run(plan)
+            launched = self._run(plan)
         finally:
             masks.wait()
+        return self._sample(launched, masks)
+
+    def _run(self, plan: StepPlan) -> _Launched:
+        """Launch a step's layers; what its tokens are chosen by is gathered meanwhile."""
+        launched_at = time.monotonic()
+        logits = self._runner.run(plan)
         wanted = logits.rows(plan.sampled_rows)
         places = plan.sampled_places if plan.has_drafts else 0
-        sampled = self._sampler.choose(plan.sampled, wanted, masks, places)
+        sampling = self._sampler.metadata(plan.sampled, wanted.shape[1], places)
+        logprobs = StepLogprobs(plan, self._scheduler) if self._wants_logprobs(plan) else None
+        return _Launched(plan, launched_at, logits, wanted, sampling, logprobs)
+
+    def _sample(self, launched: _Launched, masks: Masks) -> _StepInFlight:
+        """Choose the tokens of a step, and send what it came to on its way."""
+        plan, launched_at, logits, wanted, sampling, logprobs = launched
+        sampled = self._sampler.sample(wanted, with_masks(sampling, masks))
         if self._steps_ahead:  # the next step runs before the host has these ids
             self._runner.store_sampled(plan.sampled, sampled.token_ids)
-        logprobs = StepLogprobs(plan, self._scheduler) if self._wants_logprobs(plan) else None
         scored = () if logprobs is None else logprobs.compute(logits, wanted, sampled.token_ids)
         readout = self._runner.read_out([*sampled, *scored])
         return _StepInFlight(plan, launched_at, masks.failed, logprobs, readout)
+
+    def _sample_late(
+        self, outputs: list[StepOutput[SequenceResult]]
+    ) -> list[StepOutput[SequenceResult]]:
+        """Choose the tokens of the newest step, now that the one before has brought its own."""
+        launched, self._unsampled = self._unsampled, None
+        if launched is None:  # lost with the step before
+            return outputs
+        masks = self._masks.start(launched.plan)
+        masks.wait()
+        flight = attempt(partial(self._sample, launched, masks))
+        if not isinstance(flight, Failure):
+            self._flights.append(flight)
+            return outputs
+        self._scheduler.undo(launched.plan)
+        return self._fail(flight, launched.plan, outputs)
+
+    def _fail(
+        self, failure: Failure, plan: StepPlan, outputs: list[StepOutput[SequenceResult]]
+    ) -> list[StepOutput[SequenceResult]]:
+        """Follow a failure up, once what came out before it is told."""
+        if outputs:
+            self._failed = failure, [plan]
+        else:
+            self._follow_up(failure, [plan])
+        return outputs
 
     def _wants_logprobs(self, plan: StepPlan) -> bool:
         """Say whether a sequence asks for log-probabilities of its new token or its prompt."""
@@ -205,7 +266,9 @@ class GenerationCore:
         arrived = attempt(self._flights[0].readout.wait)
         if isinstance(arrived, Failure):
             lost = [flight.plan for flight in self._flights]  # each needs what the one before made
+            lost += [] if self._unsampled is None else [self._unsampled.plan]
             self._flights.clear()
+            self._unsampled = None
             for plan in reversed(lost):
                 self._scheduler.undo(plan)
             self._follow_up(arrived, lost)

@@ -22,6 +22,8 @@ from tidemill.protocol.errors import InternalError, RequestError
 
 from ..kernels.backends import choose_sampling
 from ..kernels.sampling import PagedTokenIds, Sampled, SamplingMetadata, SamplingOps, uniform_draws
+from ..scheduling.sequence import ConstraintState
+from ..scheduling.step_plan import StepPlan
 from ..scheduling.table import SequenceTable
 
 logger = logging.getLogger(__name__)
@@ -66,33 +68,61 @@ class MaskThreads:
         self._num_threads = max(1, min(_MOST_THREADS, (os.cpu_count() or 1) // 2))
         self._threads = ThreadPoolExecutor(self._num_threads, "tidemill-masks")
 
-    def start(self, slots: NDArray[np.int64]) -> Masks:
-        """Begin to ask for the sequences in these slots; whoever begins must wait for all."""
-        rows = np.flatnonzero(self._table.is_constrained[slots])
-        of_rows = np.full(len(slots), -1, np.int64)
+    def start(self, plan: StepPlan) -> Masks:
+        """Begin to ask for the sequences that a step samples; whoever begins must wait for all.
+
+        Nobody is asked about those that have ended since their step was launched.
+        """
+        table, owners = self._table, plan.slots[plan.samples]
+        counts = plan.num_sampled[plan.samples]
+        is_asked = table.is_constrained[owners] & table.is_running[owners]
+        rows = np.flatnonzero(np.repeat(is_asked, counts))
+        of_rows = np.full(counts.sum(), -1, np.int64)
         of_rows[rows] = np.arange(len(rows))
         masks = Masks(of_rows, np.empty((len(rows), self._num_words), np.uint32))
-        todo = iter(rows.tolist())  # shared: each of its rows comes to one thread
+        first_rows = np.cumsum(counts) - counts
+        spans = (column[is_asked].tolist() for column in (owners, first_rows, counts - 1))
+        todo = zip(*spans, strict=True)  # shared: each sequence comes to one thread
         masks.helpers = tuple(
-            self._threads.submit(self._fill, masks, slots, todo)
-            for _ in range(min(self._num_threads, len(rows)))
+            self._threads.submit(self._fill, masks, todo)
+            for _ in range(min(self._num_threads, int(is_asked.sum())))
         )
         return masks
 
-    def _fill(self, masks: Masks, slots: NDArray[np.int64], rows: Iterator[int]) -> None:
-        for row in rows:
-            watch = self._table.sequence(int(slots[row])).constraint_state
-            assert watch is not None
-            try:
-                if not watch.fill(masks.words[masks.of_rows[row]]):
-                    masks.of_rows[row] = -1
-            except RequestError as error:
-                masks.failed[row] = error
-            except Exception as exc:
-                logger.exception("a constraint failed")
-                masks.failed[row] = InternalError(f"The constraint failed: {exc!r}")
-            if row in masks.failed:
-                masks.of_rows[row] = -1
+    def _fill(self, masks: Masks, todo: Iterator[tuple[int, int, int]]) -> None:
+        for slot, row, num_drafts in todo:
+            state = self._table.sequence(slot).constraint_state
+            assert state is not None
+            end = int(self._table.num_known_ids[slot])
+            _fill_rows(masks, row, state, self._table.tokens[slot, end : end + num_drafts].tolist())
+
+
+def _fill_rows(masks: Masks, row: int, state: ConstraintState, drafts: list[int]) -> None:
+    """Fill the mask of a row, and those behind its drafts up to the first that may not come."""
+    first = int(masks.of_rows[row])
+    masks.of_rows[row : row + len(drafts) + 1] = -1
+    place = 0
+    try:
+        while True:
+            words = masks.words[first + place]
+            is_masked = state.fill(words)
+            masks.of_rows[row + place] = first + place if is_masked else -1
+            if place == len(drafts) or (is_masked and not _is_allowed(words, drafts[place])):
+                return
+            if not place:
+                state = state.fork()
+            place += 1
+            if state.push(drafts[place - 1]):
+                return
+    except RequestError as error:
+        masks.failed[row + place] = error
+    except Exception as exc:
+        logger.exception("a constraint failed")
+        masks.failed[row + place] = InternalError(f"The constraint failed: {exc!r}")
+
+
+def _is_allowed(words: NDArray[np.uint32], token_id: int) -> bool:
+    return bool(int(words[token_id // 32]) >> token_id % 32 & 1)
 
 
 NO_MASKS = np.zeros((0, 0), np.uint32)
@@ -118,22 +148,20 @@ class Sampler:
 
         It follows as many drafts as `places` says, which stand in the table behind what is known.
         """
-        metadata = self.metadata(slots, logits.shape[1], masks, places)
+        metadata = self.metadata(slots, logits.shape[1], places)
+        return self.sample(logits, metadata if masks is None else with_masks(metadata, masks))
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Sampled:
+        """Choose one token for each row of `logits [N, V]` by its metadata."""
         if logits.dtype not in self._ops:
             self._ops[logits.dtype] = choose_sampling(logits.dtype, logits.device)
         return self._ops[logits.dtype].sample(logits, metadata)
 
     def metadata(
-        self,
-        slots: NDArray[np.int64],
-        vocabulary: int,
-        masks: Masks | None = None,
-        places: NDArray[np.int64] | int = 0,
+        self, slots: NDArray[np.int64], vocabulary: int, places: NDArray[np.int64] | int = 0
     ) -> SamplingMetadata:
-        """Return what these slots' next tokens are chosen by.
-
-        A stop token may come early where a mask allows no other.
-        """
+        """Return what these slots' next tokens are chosen by, but for masks."""
         table = self._table
         num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots] + places
         num_new = num_tokens - num_prompt
@@ -145,9 +173,7 @@ class Sampler:
             biases[row] = {token: bias for token, bias in asked.items() if 0 <= token < vocabulary}
         for row in np.flatnonzero(is_early).tolist():
             stops = table.sequence(int(slots[row])).request.stop_token_ids
-            banned = [token for token in stops if 0 <= token < vocabulary]
-            bans[row] = banned if masks is None or masks.may_be_none_of(row, banned) else []
-        mask_rows = np.full(len(slots), -1, np.int64) if masks is None else masks.of_rows
+            bans[row] = [token for token in stops if 0 <= token < vocabulary]
         temperature, none = table.temperature[slots], np.zeros(len(slots))
         with np.errstate(divide="ignore"):
             log_min_p = np.log(table.min_p[slots])
@@ -157,7 +183,7 @@ class Sampler:
             top_p=table.top_p[slots],
             log_min_p=log_min_p,
             draws=uniform_draws(table.seed[slots], num_new) if temperature.any() else none,
-            has_processors=table.reads_ids[slots] | has_bias | is_early | (mask_rows >= 0),
+            has_processors=table.reads_ids[slots] | has_bias | is_early,
             repetition_penalty=table.repetition_penalty[slots],
             presence_penalty=table.presence_penalty[slots],
             frequency_penalty=table.frequency_penalty[slots],
@@ -170,10 +196,38 @@ class Sampler:
             bias=np.fromiter((b for one in biases.values() for b in one.values()), np.float32),
             ban_starts=_starts(bans, len(slots)),
             ban_ids=np.fromiter(chain.from_iterable(bans.values()), np.int64),
-            mask_rows=mask_rows,
-            masks=NO_MASKS if masks is None else masks.words,
+            mask_rows=np.full(len(slots), -1, np.int64),
+            masks=NO_MASKS,
             paged_ids=self._kept,
         )
+
+
+def with_masks(metadata: SamplingMetadata, masks: Masks) -> SamplingMetadata:
+    """Return metadata with the masks of its rows, all of which are filled.
+
+    A stop token may come early where a mask allows no other.
+    """
+    is_masked = masks.of_rows >= 0
+    if not is_masked.any():
+        return metadata
+    starts, ids = metadata.ban_starts, metadata.ban_ids
+    lifted = [
+        row
+        for row in np.flatnonzero(is_masked & (np.diff(starts) > 0)).tolist()
+        if not masks.may_be_none_of(row, ids[starts[row] : starts[row + 1]].tolist())
+    ]
+    if lifted:
+        counts = np.diff(starts)
+        ids = ids[~np.isin(np.repeat(np.arange(len(counts)), counts), lifted)]
+        counts[lifted] = 0
+        starts = np.concatenate([[0], np.cumsum(counts)])
+    return metadata._replace(
+        has_processors=metadata.has_processors | is_masked,
+        ban_starts=starts,
+        ban_ids=ids,
+        mask_rows=masks.of_rows,
+        masks=masks.words,
+    )
 
 
 def _starts(of_rows: Mapping[int, Sized], num_rows: int) -> NDArray[np.int64]:

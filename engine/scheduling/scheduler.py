@@ -386,15 +386,14 @@ class Scheduler:
     def _must_wait(self, decodes: NDArray[np.int64]) -> bool:
         """Say whether the next step needs what those in flight bring.
 
-        Ids that penalties are reckoned from, or that a constraint goes by; or pages, lest one gives
-        way while another is at its end.
+        Ids that penalties are reckoned from; or pages, lest one gives way while another is at its
+        end.
         """
         table = self.table
-        needs_ids = table.is_constrained[decodes]
         if not self._keeps_ids:
-            needs_ids |= table.reads_ids[decodes]
-        if (needs_ids & (table.num_known_ids[decodes] < table.num_tokens[decodes])).any():
-            return True
+            is_unknown = table.num_known_ids[decodes] < table.num_tokens[decodes]
+            if (table.reads_ids[decodes] & is_unknown).any():
+                return True
         return self._is_blocked() or not self._states.can_extend(decodes)
 
     def _extended(self, decodes: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -413,8 +412,7 @@ class Scheduler:
         table = self.table
         if self._drafter is None or self.pool.num_free < 2 * len(table.running):
             return {}
-        is_known = table.num_known_ids[decodes] == table.num_tokens[decodes]
-        slots = decodes[is_known & ~table.is_constrained[decodes]]
+        slots = decodes[table.num_known_ids[decodes] == table.num_tokens[decodes]]
         if not len(slots):
             return {}
         counts = self._drafter.draft(slots, table.max_tokens[slots] - table.num_tokens[slots] - 1)

@@ -64,6 +64,9 @@ class ConstraintState(Protocol):
         Returns True once nothing may follow: the sequence is whole.
         """
 
+    def fork(self) -> ConstraintState:
+        """Return a state that goes on from here by itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:

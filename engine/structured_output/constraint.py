@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -135,6 +136,14 @@ class GrammarState:
         if self._matcher.is_error():
             raise self._stuck_error(self._matcher.get_error())
         return self._matcher.is_stopped()
+
+    def fork(self) -> GrammarState:
+        """Return a state that goes on from here by itself."""
+        forked = copy(self)
+        matcher = self._matcher
+        forked._token_ids = [*self._token_ids]  # noqa: SLF001 - of its own kind
+        forked._matcher = None if matcher is None else matcher.deep_copy()  # noqa: SLF001
+        return forked
 
     def _replay(self) -> LLMatcher:
         """Replay all tokens in a fresh matcher.

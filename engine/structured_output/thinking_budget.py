@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -67,3 +68,7 @@ class ThinkingBudgetState:
         self._is_thinking = self._mark not in tail
         self._tail = tail[-len(self._mark) :]
         return False
+
+    def fork(self) -> ThinkingBudgetState:
+        """Return a state that goes on from here by itself."""
+        return copy(self)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +52,10 @@ class AllowedTokensState:
         """Accept a token; any of the allowed ones may follow."""
         return False
 
+    def fork(self) -> AllowedTokensState:
+        """Return the same state: it never changes."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class BadWords:
@@ -93,6 +98,12 @@ class BadWordsState:
         self._tail.append(token_id)
         return False
 
+    def fork(self) -> BadWordsState:
+        """Return a state that goes on from here by itself."""
+        forked = copy(self)
+        forked._tail = self._tail.copy()  # noqa: SLF001 - of its own kind
+        return forked
+
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
@@ -129,6 +140,10 @@ class AllOfState:
         """Accept one generated token, and say whether one of them lets nothing follow."""
         are_whole = [watch.push(token_id) for watch in self._watches]
         return any(are_whole)
+
+    def fork(self) -> AllOfState:
+        """Return a state that goes on from here by itself."""
+        return AllOfState([watch.fork() for watch in self._watches])
 
 
 def all_of(constraints: Iterable[Constraint | None]) -> Constraint | None:

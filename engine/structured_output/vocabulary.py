@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
@@ -16,6 +17,7 @@ from ..text.tokenizer import Tokenizer
 _MOST_CHARS = 256
 _LAST_TOKENS = 8
 _LINE = "\n"
+_CACHED_TEXTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class _Wrapped(TokenizerWrapper):
         unwritten = [token_id for token_id, piece in enumerate(self.tokens) if not piece]
         self.eos_token_id = [*self.special_token_ids, *unwritten, vocab_size - 1][0]
         self._tokenizer = tokenizer
+        # The same names and braces are forced row after row.
+        self._tokenized = lru_cache(_CACHED_TEXTS)(self._tokenize)
 
     def __call__(self, text: str) -> list[int]:
         """Return tokens of the beginning of a forced text, as the model would write it if possible.
@@ -59,14 +63,16 @@ class _Wrapped(TokenizerWrapper):
         Special tokens would change the text, and so would the space that some vocabularies put
         before the first word, unless it is the one behind a newline.
         """
-        beginning = text[:_MOST_CHARS]
+        return self._tokenized(text[:_MOST_CHARS], len(text) <= _MOST_CHARS)
+
+    def _tokenize(self, beginning: str, is_all: bool) -> list[int]:  # noqa: FBT001 - of a cache
         line = self._encoded(_LINE)
         behind_line = self._encoded(_LINE + beginning)
         ways = [self._encoded(beginning)]
         if behind_line[: len(line)] == line:
             ways.append(behind_line[len(line) :])
         for ids in ways:
-            certain = ids if len(text) == len(beginning) else ids[:-_LAST_TOKENS]
+            certain = ids if is_all else ids[:-_LAST_TOKENS]
             pieces = b"".join(self.tokens[token_id] for token_id in certain)
             is_same = pieces and beginning.encode().startswith(pieces)
             if is_same and not any(map(self._tokenizer.is_special, certain)):

@@ -76,6 +76,7 @@ class PageMemory:
         self._slots: dict[tuple[int, int], tuple[str, Tokens]] = {}
         self._sampled: dict[tuple[int, int], int] = {}  # ids by slot and place
         self._num_drafts: dict[int, int] = {}  # by slot, of the last step
+        self._stops: dict[int, int] = {}
 
     def tokens_of(self, slot: int, stop: int) -> Tokens:
         """Return the first tokens of a running sequence; the last ones may be known here alone."""
@@ -87,6 +88,7 @@ class PageMemory:
         """Write the tokens of a plan, as each layer does before it attends, then read them all."""
         size = self._table.page_size
         self._num_drafts = dict(zip(plan.slots.tolist(), plan.num_drafts.tolist(), strict=True))
+        self._stops = dict(zip(plan.slots.tolist(), plan.stops.tolist(), strict=True))
         for slot, start, stop in spans_of(plan):
             tokens = self.tokens_of(slot, stop)
             salt = self._salt(slot)
@@ -144,6 +146,7 @@ class PageMemory:
 
     def scramble(self, plan: StepPlan) -> None:
         """Write nonsense where a plan's tokens go: the step failed half way."""
+        self._stops = dict(zip(plan.slots.tolist(), plan.stops.tolist(), strict=True))
         size = self._table.page_size
         for slot, start, stop in spans_of(plan):
             for position in range(start, stop):
@@ -160,7 +163,7 @@ class PageMemory:
         for slot, token_id in zip(slots, token_ids, strict=True):
             if self._num_drafts.get(slot):
                 continue  # what it goes on with is known once the host has verified it
-            place = int(self._table.num_tokens[slot])
+            place = self._stops[slot]
             self._sampled[slot, place] = token_id
             if place < self._table.max_model_len:
                 self._table.tokens[slot, place] = UNKNOWN

@@ -7,6 +7,7 @@ is wrong with the bucket, the work goes on without: errors are raised as `CacheE
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections import deque
@@ -14,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import RLock
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 from uuid import uuid4
 
 from tidemill.batch.result_key import CacheError, Kept, Scope
@@ -88,7 +89,8 @@ class ResultStore:
         self._run_id, self._num_written = uuid4().hex, 0
         self._packs: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        self._local: dict[int, int] = {}  # bytes of the packs on this machine, the latest last
+        self._local: dict[int, IO[bytes]] = {}  # packs on this machine, the latest last
+        self._num_local_bytes = 0
         self._refreshed_at = self._trimmed_at = float("-inf")
         self._writes: deque[Future[None]] = deque()
         self._held = ExitStack()
@@ -149,6 +151,8 @@ class ResultStore:
     def close(self) -> None:
         """Write what was added, and remove what is on this machine."""
         with self._held, self._lock:
+            for pack in [*self._local]:
+                self._drop(pack)
             self._start_write()
             self._collect_writes(0)
 
@@ -184,32 +188,30 @@ class ResultStore:
             return b""
 
     def _read(self, pack: int, start: int, size: int, checksum: int) -> Kept | None:
-        path = self._folder / str(pack)
         if pack not in self._local:
             try:
                 data = self._drive(self._bucket.get(self._names[pack]))
             except NotThere:
                 self._forget(pack)
                 return None
-            self._make_room(len(data))
-            path.write_bytes(data)
-            self._local[pack] = len(data)
-        with path.open("rb") as file:
-            file.seek(start)
-            return decode_reply(file.read(size), checksum)
+            while self._local and self._num_local_bytes + len(data) > _LOCAL_BYTES:
+                self._drop(next(iter(self._local)))
+            self._num_local_bytes += len(data)
+            file = self._local[pack] = TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until it is dropped
+            file.write(data)
+        return decode_reply(os.pread(self._local[pack].fileno(), size, start), checksum)
 
-    def _make_room(self, num_bytes: int) -> None:
-        while self._local and sum(self._local.values()) + num_bytes > _LOCAL_BYTES:
-            oldest = next(iter(self._local))
-            del self._local[oldest]
-            (self._folder / str(oldest)).unlink(missing_ok=True)
+    def _drop(self, pack: int) -> None:
+        """Remove a pack from this machine."""
+        with self._local.pop(pack) as file:
+            self._num_local_bytes -= file.seek(0, os.SEEK_END)
 
     def _forget(self, pack: int) -> None:
         del self._packs[self._names.pop(pack)]
         with self._index:
             self._index.execute("DELETE FROM results WHERE pack = ?", (pack,))
-        if self._local.pop(pack, None) is not None:
-            (self._folder / str(pack)).unlink(missing_ok=True)
+        if pack in self._local:
+            self._drop(pack)
 
 
 def list_packs(drive: Drive, bucket: Bucket, prefix: str) -> list[ObjectHead]:

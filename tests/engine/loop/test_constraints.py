@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tests.engine.loop.generation_rig import (
     GREEDY,
     VOCABULARY,
     Ending,
+    Guesser,
     Rig,
     greedy,
     logits_of,
@@ -22,7 +27,10 @@ from tests.engine.loop.generation_rig import (
     request,
 )
 from tests.engine.paged_model import Tokens
+from tidemill.engine.loop.runner import Readout
+from tidemill.engine.loop.step_logits import StepLogits
 from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceResult
+from tidemill.engine.scheduling.step_plan import StepPlan
 from tidemill.protocol.errors import InternalError, RequestError
 
 END = 9
@@ -63,6 +71,10 @@ class PlacesWatch:
         self.seen.append(token_id)
         return len(self.seen) == len(self.ids)
 
+    def fork(self) -> PlacesWatch:
+        """Go on by itself."""
+        return PlacesWatch(self.ids, [*self.seen])
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -98,6 +110,10 @@ class BrokenWatch:
         if self.asked.fails_at_push and self.num_seen == self.asked.place:
             raise self.asked.error
         return False
+
+    def fork(self) -> BrokenWatch:
+        """Go on by itself."""
+        return replace(self)
 
 
 def best_of(places: Several[Several[int]], prompt: list[int] | None = None) -> list[int]:
@@ -258,3 +274,100 @@ def test_a_plain_step_asks_no_thread() -> None:
     rig = Rig(logits)
     rig.run(request())
     assert not rig.work._masks._threads._threads
+
+
+class Notes:
+    """Notes the order in which a rig's steps are computed, and their results awaited."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.events: list[str] = []
+        run, read_out = rig.model.run, rig.model.read_out
+
+        def noted_run(plan: StepPlan) -> StepLogits:
+            self.events.append("run")
+            return run(plan)
+
+        def noted_read_out(tensors: Several[Tensor]) -> Readout:
+            readout = read_out(tensors)
+            wait = readout.wait
+
+            def noted_wait() -> list[NDArray[Any]]:
+                self.events.append("wait")
+                return wait()
+
+            readout.wait = noted_wait  # type: ignore[method-assign]
+            return readout
+
+        rig.model.run, rig.model.read_out = noted_run, noted_read_out  # type: ignore[method-assign]
+
+
+def test_the_device_computes_while_the_host_asks_constraints() -> None:
+    """The layers of a step run before the tokens are here that its constraints go by."""
+    rig = Rig(logits_of, steps_ahead=1)
+    notes = Notes(rig)
+    rig.run(request(constraint=Places(((1, 2),) * 5)), request([4], constraint=THREE))
+    assert notes.events[:8] == ["run", "run", "wait", "run", "wait", "run", "wait", "run"]
+
+
+def test_a_step_whose_tokens_cannot_be_chosen_runs_again() -> None:
+    """Also where those of the step before came meanwhile: each row is what it is alone."""
+    long = Places(((1, 2, 5), (3, 4, 8)) * 4)
+    asked = [request([1, 2], constraint=long), request([3]), request([4], constraint=THREE)]
+    alone = [only(Rig(logits_of), one) for one in asked]
+    for failing in range(10):
+        rig, calls = Rig(logits_of, steps_ahead=1), count()
+        sample = rig.work._sampler.sample
+
+        def fails_once(
+            *given: Any, calls: Any = calls, failing: int = failing, sample: Any = sample
+        ) -> Any:
+            if next(calls) == failing:
+                raise RuntimeError("a passing failure")
+            return sample(*given)
+
+        rig.work._sampler.sample = fails_once  # type: ignore[method-assign]
+        assert rig.run(*asked) == alone
+
+
+MIXED = st.tuples(
+    st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6),
+    st.sampled_from([None, THREE, Places(((),) * 7), Places(((1, 2, 5), (3, 4, 8)) * 4)]),
+    st.integers(1, 9),
+    st.sampled_from([GREEDY, Sampling(temperature=1.0, seed=3), replace(GREEDY, logprobs=1)]),
+)
+
+
+@given(
+    asked=st.lists(MIXED, min_size=1, max_size=8),
+    failing=st.integers(0, 25),
+    is_late=st.booleans(),
+    is_drafted=st.booleans(),
+    num_pages=st.integers(8, 40),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_runs_beside_a_constraint_each_row_is_what_it_is_alone(
+    asked: list[tuple[list[int], Places | None, int, Sampling]],
+    failing: int,
+    *,
+    is_late: bool,
+    is_drafted: bool,
+    num_pages: int,
+) -> None:
+    """Few pages, a step that fails at launch or later, constraints beside none, and drafts."""
+    requests = [
+        request(prompt, most, sampling, constraint=places)
+        for prompt, places, most, sampling in asked
+    ]
+    steps, make_drafter = count(), Guesser if is_drafted else None
+    ahead = int(not is_drafted)
+    rig = Rig(logits_of, steps_ahead=ahead, num_pages=num_pages, make_drafter=make_drafter)
+    rig.model.is_late = is_late
+    rig.model.fails = lambda _: RuntimeError("passes") if next(steps) == failing else None
+    for found, one in zip(rig.run(*requests), requests, strict=True):
+        expected = only(Rig(logits_of, steps_ahead=0), one)
+        assert isinstance(found, SequenceResult)
+        assert (found.token_ids, found.finish_reason) == (
+            expected.token_ids,
+            expected.finish_reason,
+        )
+        assert list(found.logprobs or ()) == list(expected.logprobs or ())

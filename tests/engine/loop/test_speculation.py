@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.engine.loop.generation_rig import (
@@ -19,6 +20,7 @@ from tests.engine.loop.generation_rig import (
     only,
     request,
 )
+from tests.engine.loop.test_constraints import Places
 from tidemill.engine.scheduling.sequence import Sampling, SequenceResult
 
 PROMPT = [1, 2, 3, 4, 5]
@@ -75,6 +77,24 @@ def test_rows_are_those_without_drafts(sampling: Sampling) -> None:
     assert rig.work.stats().output_tokens == sum(
         len(one.token_ids) for one in answers if isinstance(one, SequenceResult)
     )
+
+
+def test_drafts_are_verified_under_their_constraints() -> None:
+    """Each place of a draft by its own mask; what the grammar bars or ends is no further draft."""
+    logits = [np.argsort(logits_of((*PROMPT, place)))[::-1].tolist() for place in range(12)]
+    free = greedy(PROMPT, 12)
+    ways = (
+        Places(tuple((token, *tokens[:2]) for token, tokens in zip(free, logits, strict=True))),
+        Places(tuple((token,) for token in free[:5])),
+        Places(((), (), (free[2],), (), (1, 2), (3,), ())),
+    )
+    asked = [request(PROMPT, 24, constraint=places) for places in ways]
+    rig, guesser = drafted()
+    for found, one in zip(rig.run(*asked), asked, strict=True):
+        alone = only(Rig(logits_of, steps_ahead=0), one)
+        assert isinstance(found, SequenceResult)
+        assert (found.token_ids, found.finish_reason) == (alone.token_ids, alone.finish_reason)
+    assert guesser.num_accepted > 5
 
 
 @pytest.mark.parametrize("after", range(1, 9))
