@@ -1,6 +1,7 @@
 """Structured output: its cost, its memory, and the validity of every row.
 
     python -m bench.kernels.grammar cost --model out/bench/46m [--sequences 64] [--rounds 5]
+        [--no-speculative-decoding]
     python -m bench.kernels.grammar overlap [--sequences 256] [--step-ms 4 8 16]
     python -m bench.kernels.grammar memory [--schemas 5000]
     python -m bench.kernels.grammar valid [--rows 10000]
@@ -77,10 +78,15 @@ async def answered(served: Dispatcher, bodies: list[dict[str, Any]]) -> list[Rep
     )
 
 
-def cost(model: Path, sequences: int, rounds: int, dtype: str) -> None:
+def cost(model: Path, sequences: int, rounds: int, dtype: str, *, drafts: bool) -> None:
     """Print tokens a second with and without a schema for each of so many sequences."""
     served = load_served(
-        EngineConfig(str(model), dtype=dtype, max_num_seqs=sequences)  # type: ignore[arg-type]
+        EngineConfig(
+            str(model),
+            dtype=dtype,  # type: ignore[arg-type]
+            max_num_seqs=sequences,
+            speculative_decoding=drafts,
+        )
     )
     rates = compare(served, sequences, rounds)
     print(f"| {sequences} sequences of {NUM_TOKENS} tokens | tok/s |\n|---|---:|")
@@ -219,6 +225,7 @@ def main() -> None:
     of_cost.add_argument("--sequences", type=int, default=64)
     of_cost.add_argument("--rounds", type=int, default=5)
     of_cost.add_argument("--dtype", default="auto")
+    of_cost.add_argument("--no-speculative-decoding", action="store_true")
     of_overlap = commands.add_parser("overlap")
     of_overlap.add_argument("--sequences", type=int, default=256)
     of_overlap.add_argument("--step-ms", type=float, nargs="+", default=(4.0, 8.0, 16.0))
@@ -226,7 +233,8 @@ def main() -> None:
     commands.add_parser("valid").add_argument("--rows", type=int, default=10_000)
     asked = parser.parse_args()
     if asked.what == "cost":
-        cost(asked.model, asked.sequences, asked.rounds, asked.dtype)
+        drafts = not asked.no_speculative_decoding
+        cost(asked.model, asked.sequences, asked.rounds, asked.dtype, drafts=drafts)
     elif asked.what == "overlap":
         overlap(asked.sequences, asked.step_ms)
     elif asked.what == "memory":

@@ -125,6 +125,9 @@ def _sample_rows(
         is_plain = metadata.temperature[row] == 0 and not metadata.has_processors[row]
         if is_plain:
             token_ids[row], is_broken[row] = _argmax(logits[row])
+        elif _is_only_masked(row, metadata):
+            mask = metadata.masks[metadata.mask_rows[row]]
+            token_ids[row], is_broken[row] = _argmax_allowed(logits[row], mask)
         else:
             is_broken[row] = _widen(logits[row], numbers[item])
             if not is_broken[row]:
@@ -150,6 +153,48 @@ def _argmax(row: Any) -> Any:
     while order(row[first]) != best:
         first += 1
     return first, _is_broken(best, size, row[0])
+
+
+@compiled
+def _is_only_masked(number: Any, metadata: Any) -> Any:
+    """Say whether a greedy row has a bitmask, and no other logits processor."""
+    return (
+        metadata.mask_rows[number] >= 0
+        and metadata.temperature[number] == 0
+        and metadata.repetition_penalty[number] == 1
+        and metadata.presence_penalty[number] == 0
+        and metadata.frequency_penalty[number] == 0
+        and metadata.bias_starts[number] == metadata.bias_starts[number + 1]
+        and metadata.ban_starts[number] == metadata.ban_starts[number + 1]
+    )
+
+
+@compiled
+def _argmax_allowed(row: Any, mask: Any) -> Any:
+    """Return the argmax of the tokens in a bitmask, or 0, and whether the row is broken."""
+    best, size = order(row[0]), magnitude(row[0])
+    for i in range(len(row)):
+        best = larger(best, order(row[i]))
+        size = larger(size, magnitude(row[i]))
+    highest, token = order(narrow(np.float32(-np.inf), row[0])), 0
+    for place in range(len(mask)):
+        word, start = mask[place], place * 32
+        if word == 0:
+            continue
+        part = row[start : start + 32]
+        if word == np.uint32(0xFFFFFFFF):
+            of_part = order(part[0])
+            for i in range(len(part)):
+                of_part = larger(of_part, order(part[i]))
+            if of_part > highest:
+                highest, token = of_part, start
+                while order(row[token]) != of_part:
+                    token += 1
+            continue
+        for i in range(len(part)):
+            if (word >> np.uint32(i)) & np.uint32(1) and order(part[i]) > highest:
+                highest, token = order(part[i]), start + i
+    return token, _is_broken(best, size, row[0])
 
 
 @compiled

@@ -370,13 +370,14 @@ def test_log_probabilities_bear_huge_logits_and_more_places_than_tokens(
     ids=["greedy", "random", "cut", "penalised", "biased"],
 )
 def test_a_mask_leaves_a_row_as_if_it_had_no_other_tokens(kernels: SamplingOps, rule: Rule) -> None:
-    """At the borders of words, too; thresholds are of what is left."""
+    """At the borders of words, in whole words, and of ties; thresholds are of what is left."""
     rng = np.random.default_rng(4)
-    logits = rng.normal(size=(40, 100)).astype(np.float32)
+    logits = rng.normal(size=(40, 100)).round(1).astype(np.float32)
     masks = [
         sorted({0, 31, 32, 99, *rng.choice(100, rng.integers(1, 90), replace=False).tolist()})
         for _ in logits
     ]
+    masks[:3] = [[*range(100)], [*range(32, 64)], [5, *range(32, 96)]]
     draws = rng.random(40)
     masked = [replace(rule, mask=mask) for mask in masks]
     barred = [replace(rule, bans=[*rule.bans, *set(range(100)) - set(mask)]) for mask in masks]
