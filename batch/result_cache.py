@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 from zlib import crc32
 
 from .result_key import KEY_BYTES, MAX_BYTES, CacheError, Kept, Scope
@@ -62,7 +62,7 @@ class ResultCache:
         self._database = database
         self._scope = scope
         self._max_bytes = max_bytes
-        self._new: list[tuple[Any, ...]] = []
+        self._new: dict[bytes, Kept] = {}
         self._found: list[tuple[int, int]] = []
         self._today = _day(time.time())
 
@@ -73,10 +73,13 @@ class ResultCache:
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
         """Return the JSON of a reply as it is for the line of a digest, created at this time."""
+        key = self._in_scope(key)
+        if (new := self._new.get(key)) is not None:
+            return new.reply_for(digest, created)
         with _raising():
             found = self._database.execute(
                 "SELECT id, used, created, digest, checksum, body FROM results WHERE key = ?",
-                (self._in_scope(key),),
+                (key,),
             ).fetchone()
         if found is None:
             return None
@@ -91,22 +94,23 @@ class ResultCache:
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
         """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""
-        checksum = crc32(body)
-        row = (self._in_scope(key), self._scope.model, self._today, created, digest, checksum, body)
-        self._new.append(row)
+        self._new[self._in_scope(key)] = Kept(digest, created, body)
         if len(self._new) >= _ROWS_A_WRITE:
             self.flush()
 
     def flush(self) -> None:
         """Write what was added, and which results were used."""
-        new, self._new = self._new, []
+        new, self._new = self._new, {}
         found, self._found = self._found, []
         with _raising(), self._database:
             self._database.executemany(
                 "INSERT OR REPLACE INTO results"
                 " (key, model, used, created, digest, checksum, body)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                new,
+                (
+                    (key, self._scope.model, self._today, created, digest, crc32(body), body)
+                    for key, (digest, created, body) in new.items()
+                ),
             )
             self._database.executemany("UPDATE results SET used = ? WHERE id = ?", found)
 

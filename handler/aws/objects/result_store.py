@@ -106,6 +106,8 @@ class ResultStore:
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
         """Return the JSON of a reply as it is for the line of a digest, created at this time."""
         with self._lock, _raising():
+            if (new := self._new.get(key)) is not None:
+                return new.reply_for(digest, created)
             self._refresh()
             place = self._index.execute(
                 "SELECT pack, start, size, checksum FROM results WHERE key = ?", (key,)

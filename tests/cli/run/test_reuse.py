@@ -312,6 +312,17 @@ async def test_a_server_reuses_what_lines_of_files_were_answered(tmp_path: Path)
     assert not (await ask(5, messages=["é"], temperature=0)).is_reused
 
 
+async def test_a_server_reuses_what_is_not_written_yet(tmp_path: Path) -> None:
+    """Results are written some hundred at a time."""
+    options, echo = SimpleNamespace(reuse=tmp_path, reuse_max_size=None), Echo()
+    with daily_results(options, "m", lambda _created: b"one") as open_at:
+        responder = ReusingResponder(echo, open_at, sampled=False)
+        for created in (1, 2):
+            body = {"messages": ["a"], "temperature": 0}
+            reply = await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
+    assert (reply.is_reused, echo.num_asked) == (True, 1)
+
+
 async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> None:
     """Told once, whatever fails."""
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
