@@ -14,7 +14,8 @@ from ..model.kv_cache_size import KVCacheSize, compute_kv_cache_size
 from ..model.loaded_model import LoadedModel
 from ..scheduling.admission import Admission, ArrivalOrder, PrefixOrder, UrgentFirst
 from ..scheduling.kv_forecast import KVForecast
-from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step_budget import MAX_SCORED_ROWS
 from ..scheduling.table import SequenceTable
 from ..speculation.drafter import NgramDrafter
 from ..state.groups import Pages, StateGroup, Visibility

@@ -194,8 +194,8 @@ class GenerationCore:
             steps=self._num_steps,
             layers=self._runner.num_layers,
             failures=self._num_failures,
-            draft_tokens=self._scheduler.num_draft_tokens,
-            accepted_tokens=self._scheduler.num_accepted_tokens,
+            draft_tokens=self._scheduler.drafts.num_tokens,
+            accepted_tokens=self._scheduler.drafts.num_accepted,
         )
 
     def _awaits_ids(self, plan: StepPlan) -> bool:
@@ -292,7 +292,7 @@ class GenerationCore:
         table, plan, slots = self._table, flight.plan, flight.plan.sampled
         is_lost = is_broken.copy()
         is_lost[list(flight.failed)] = True
-        is_valid = self._scheduler.verify(plan, token_ids, is_lost)
+        is_valid = self._scheduler.drafts.verify(plan, token_ids, is_lost)
         is_lost &= is_valid  # behind a wrong draft it does not matter
         taken = self._scheduler.collect(plan, token_ids, is_valid & ~is_lost)
         is_done = (table.num_known_ids[slots] >= table.max_tokens[slots]) | is_lost
@@ -347,7 +347,7 @@ class GenerationCore:
                 end += 1
             num_behind = int(taken[row + 1 : end].sum())
             if self._has_stopped(slot, int(token_ids[row]), num_behind):
-                self._scheduler.truncate(slot, num_behind)
+                self._scheduler.drafts.truncate(slot, num_behind)
                 taken[row + 1 : end] = is_done[row + 1 : end] = False
                 is_done[row] = True
 

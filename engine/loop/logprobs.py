@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..kernels.backends import choose_sampling
 from ..kernels.step import to_device
-from ..scheduling.scheduler import MAX_SCORED_ROWS, Scheduler
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step_budget import MAX_SCORED_ROWS
 from ..scheduling.step_plan import StepPlan
 from ..scheduling.token_logprobs import HEAD_BYTES, pack_logprobs, pack_pairs
 from .step_logits import StepLogits

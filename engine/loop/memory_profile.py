@@ -16,8 +16,8 @@ import torch
 from ..model.device import StepLimits
 from ..model.kv_cache_size import KVCacheSize
 from ..model.loaded_model import LoadedModel
-from ..scheduling.scheduler import MAX_SCORED_ROWS
 from ..scheduling.sequence import Sampling, SequenceRequest
+from ..scheduling.step_budget import MAX_SCORED_ROWS
 from .cuda_graphs import max_graph_tokens
 from .generation import GenerationCore
 

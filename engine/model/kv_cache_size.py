@@ -12,7 +12,7 @@ import torch
 from ..config import EngineConfig
 from ..errors import OutOfCacheMemory
 from ..kernels.step import MAX_SLOTS
-from ..scheduling.scheduler import MAX_SCORED_ROWS
+from ..scheduling.step_budget import MAX_SCORED_ROWS
 from ..state.groups import most_pages
 from .device import StepLimits, step_limits
 from .loaded_model import LoadedModel

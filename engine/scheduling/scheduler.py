@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,64 +25,18 @@ from numpy.typing import NDArray
 from ..state.groups import Pages, StateGroup
 from ..state.pages import PagePool
 from .admission import Admission, ArrivalOrder
+from .drafts import Drafter, Drafts
 from .fairness import preemptible_slot, prompt_shares
 from .images import whole_stop
 from .kv_forecast import KVForecast
 from .sequence import Sequence
 from .state_cache import Placement, StateCache
-from .step_budget import LineTokenLimit, StepTokenLimit
+from .step_budget import MAX_SCORED_ROWS, LineTokenLimit, StepBudget, StepTokenLimit
 from .step_plan import StepPlan
 from .table import SequenceTable
 
-# Scoring a prompt takes the logits of all its tokens: [rows, vocabulary] at a time must stay small.
-MAX_SCORED_ROWS = 256
 # A failure may pass, or be the size of the batch; one that keeps coming has an owner.
 MAX_FAILURES_IN_COMPANY = 3
-
-
-class Drafter(Protocol):
-    """Drafts tokens that sequences of one table may go on with, for steps to verify."""
-
-    def enter(self, slot: int) -> None:
-        """Take note that another sequence has entered a slot."""
-
-    def draft(self, slots: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Write drafts behind the tokens of slots in the table, at most so many of each.
-
-        Returns how many there are, `[slots]`. The ids of all tokens before them are known.
-        """
-
-    def note_accepted(
-        self,
-        slots: NDArray[np.int64],
-        num_drafts: NDArray[np.int64],
-        num_accepted: NDArray[np.int64],
-    ) -> None:
-        """Learn how many of the drafts of slots were accepted."""
-
-    def note_seconds(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from how long a step took."""
-
-    def note_end(self, sequence: Sequence) -> None:
-        """Learn from a sequence that has ended by itself."""
-
-
-@dataclass(slots=True)
-class _Budget:
-    """The tokens that a step may still take: of all sequences, and of lines of files among them."""
-
-    of_all: int
-    of_lines: int
-
-    def left(self, *, is_urgent: bool) -> int:
-        """Return how many a sequence may have."""
-        return self.of_all if is_urgent else min(self.of_all, self.of_lines)
-
-    def spend(self, num_tokens: int, *, is_urgent: bool) -> None:
-        """Take so many."""
-        self.of_all -= num_tokens
-        if not is_urgent:
-            self.of_lines -= num_tokens
 
 
 class Scheduler:
@@ -114,19 +66,19 @@ class Scheduler:
     ) -> None:
         self.table = table
         self.pool = pool
-        self.num_preemptions = self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_preemptions = 0
         self.step_limit = StepTokenLimit(max_num_batched_tokens)
         self.line_limit = LineTokenLimit() if line_limit is None else line_limit
         self._admission = admission
         self._keeps_ids = keeps_ids
         self._forecast = forecast
         self._max_scored_rows = max_scored_rows
-        self._drafter = drafter
         self._suspects = ArrivalOrder()
         self._num_started = 0
         self._num_in_flight = 0
         pages = Pages(pool, table.page_size, table.pages, table.num_pages)
         self._states = StateCache(table, [pages, *groups])
+        self.drafts = Drafts(table, pool, self._states, drafter)
         self._scored_rows_left = 0  # of the step that is being planned
         self._refused: Placement | None = None  # the last, while nobody was placed since
 
@@ -158,12 +110,12 @@ class Scheduler:
             self.step_limit.tokens, is_awaited=self._is_awaited()
         )
         decodes = self._extended(self._of_lines_at_most(most_of_lines, self._decodes()))
-        budget = _Budget(self.step_limit.tokens, most_of_lines)
+        budget = StepBudget(self.step_limit.tokens, most_of_lines)
         num_urgent = int(self.table.is_urgent[decodes].sum())
         budget.spend(num_urgent, is_urgent=True)
         budget.spend(len(decodes) - num_urgent, is_urgent=False)
         has_prompts = len(decodes) < len(self.table.running)
-        stops = self._draft(decodes, budget)
+        stops = self.drafts.plan(decodes, budget)
         if stops:
             decodes = decodes[~np.isin(decodes, list(stops))]
         stops |= self._continue_prompts(budget) if has_prompts else {}
@@ -182,19 +134,6 @@ class Scheduler:
         table.num_tokens[slots] += table.num_tokens[slots] < table.max_tokens[slots]
         table.is_fully_launched[slots] = table.num_tokens[slots] >= table.max_tokens[slots]
 
-    def verify(
-        self, plan: StepPlan, token_ids: NDArray[np.int64], is_broken: NDArray[np.bool_]
-    ) -> NDArray[np.bool_]:
-        """Say which ids of `plan.sampled` follow no wrong draft, nor one of a broken row."""
-        if not plan.has_drafts:
-            return np.ones(len(token_ids), np.bool_)
-        slots, places = plan.sampled, plan.sampled_places
-        ends = np.minimum(self.table.num_known_ids[slots] + places, self.table.max_model_len - 1)
-        is_miss = (token_ids != self.table.tokens[slots, ends]) | is_broken
-        num_misses = np.cumsum(is_miss) - is_miss  # before each
-        valid: NDArray[np.bool_] = num_misses == num_misses[np.arange(len(slots)) - places]
-        return valid
-
     def collect(
         self, plan: StepPlan, token_ids: NDArray[np.int64], is_valid: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
@@ -212,35 +151,13 @@ class Scheduler:
         table.tokens[grown, ends[taken]] = token_ids[taken]
         if plan.has_drafts:
             np.add.at(table.num_known_ids, grown, 1)
-            self._forget_drafts(plan, taken)
+            self.drafts.forget(plan, taken)
         else:
             table.num_known_ids[grown] += 1
         goes_on = table.is_running[plan.slots]
         slots = plan.slots[goes_on]
         self._states.settle(slots, np.minimum(plan.stops[goes_on], table.num_computed[slots]))
         return taken
-
-    def truncate(self, slot: int, num_tokens: int) -> None:
-        """Take back the last tokens that a sequence was given, behind its end."""
-        self.table.num_known_ids[slot] -= num_tokens
-
-    def _forget_drafts(self, plan: StepPlan, taken: NDArray[np.bool_]) -> None:
-        """Let sequences go on behind the drafts that were right."""
-        table, is_drafted = self.table, plan.num_drafts > 0
-        counts = plan.num_sampled[plan.samples]
-        num_taken = np.add.reduceat(taken, np.cumsum(counts) - counts)
-        is_drafted = is_drafted[plan.samples]
-        drafted, num_taken = plan.slots[plan.samples][is_drafted], num_taken[is_drafted]
-        table.is_verifying[drafted] = False
-        table.num_tokens[drafted] = table.num_known_ids[drafted]
-        table.num_computed[drafted] = table.num_known_ids[drafted] - 1
-        table.is_fully_launched[drafted] = table.num_tokens[drafted] >= table.max_tokens[drafted]
-        if self._drafter is not None:
-            num_drafts = plan.num_drafts[plan.samples][is_drafted]
-            num_accepted = np.minimum(np.maximum(num_taken - 1, 0), num_drafts)
-            self.num_draft_tokens += int(num_drafts.sum())
-            self.num_accepted_tokens += int(num_accepted.sum())
-            self._drafter.note_accepted(drafted, num_drafts, num_accepted)
 
     def undo(self, plan: StepPlan) -> None:
         """Move the counts back of a step that was launched and is lost, newest first."""
@@ -287,14 +204,13 @@ class Scheduler:
 
     def note_end(self, sequence: Sequence) -> None:
         """Learn from a sequence that has ended by itself."""
-        for learner in (self._forecast, self._drafter):
-            if learner is not None:
-                learner.note_end(sequence)
+        if self._forecast is not None:
+            self._forecast.note_end(sequence)
+        self.drafts.note_end(sequence)
 
     def note_seconds(self, plan: StepPlan, seconds: float) -> None:
         """Learn from how long a step took, just after it was collected."""
-        if self._drafter is not None:
-            self._drafter.note_seconds(plan, seconds)
+        self.drafts.note_seconds(plan, seconds)
         table, slots = self.table, plan.slots
         is_urgent = table.is_urgent[slots]
         self.line_limit.note(
@@ -404,31 +320,6 @@ class Scheduler:
         self._states.extend(decodes)
         return decodes
 
-    def _draft(self, decodes: NDArray[np.int64], budget: _Budget) -> dict[int, int]:
-        """Draft tokens for decodes; return the slots of those with drafts, and where they stop.
-
-        Drafts take no page that a sequence may need soon, and leave prompts half of the step.
-        """
-        table = self.table
-        if self._drafter is None or self.pool.num_free < 2 * len(table.running):
-            return {}
-        slots = decodes[table.num_known_ids[decodes] == table.num_tokens[decodes]]
-        if not len(slots):
-            return {}
-        counts = self._drafter.draft(slots, table.max_tokens[slots] - table.num_tokens[slots] - 1)
-        stops: dict[int, int] = {}
-        # As many rows of logits as a step may have without any.
-        left = len(table.sequences) + MAX_SCORED_ROWS - len(decodes)
-        left = min(left, min(budget.of_all, budget.of_lines) // 2)
-        for slot, count in zip(slots[counts > 0].tolist(), counts[counts > 0], strict=True):
-            start = int(table.num_computed[slot])
-            stop = self._states.attend(slot, start, start + 1 + min(int(count), left))
-            if stop > start + 1:
-                left -= stop - start - 1
-                budget.spend(stop - start - 1, is_urgent=bool(table.is_urgent[slot]))
-                stops[slot] = stop
-        return stops
-
     def _is_blocked(self) -> bool:
         """Say whether the sequence that started first has no place for its prompt's next token."""
         table = self.table
@@ -439,7 +330,7 @@ class Scheduler:
         is_prompt = table.num_tokens[slot] - start > 1
         return bool(is_prompt) and self._states.attend(slot, start, start + 1) == start
 
-    def _continue_prompts(self, budget: _Budget) -> dict[int, int]:
+    def _continue_prompts(self, budget: StepBudget) -> dict[int, int]:
         """Go on with prompts that are under way; return slots with where their spans stop."""
         table = self.table
         stops: dict[int, int] = {}
@@ -451,7 +342,7 @@ class Scheduler:
                 stops |= self._compute(slot, budget, num_sharing)
         return stops
 
-    def _admit(self, budget: _Budget) -> dict[int, int]:
+    def _admit(self, budget: StepBudget) -> dict[int, int]:
         """Start waiting sequences; return their slots with where their spans stop."""
         stops: dict[int, int] = {}
         while self.table.free_slots:
@@ -574,8 +465,7 @@ class Scheduler:
         self._states.enter(slot, placement, following)
         if self._forecast is not None:
             self._forecast.enter(slot, num_cached)
-        if self._drafter is not None:
-            self._drafter.enter(slot)
+        self.drafts.enter(slot)
         return slot
 
     def _lasts_to_its_end(self, placement: Placement) -> bool:
@@ -591,7 +481,7 @@ class Scheduler:
         """Say whether the step may compute more of a prompt: all of it, or a few scored rows."""
         return sequence.request.prompt_logprobs is None or self._scored_rows_left > 0
 
-    def _compute(self, slot: int, budget: _Budget, num_sharing: int = 1) -> dict[int, int]:
+    def _compute(self, slot: int, budget: StepBudget, num_sharing: int = 1) -> dict[int, int]:
         """Take tokens of a sequence into the step; return it with where its span stops, if it does.
 
         It leaves their shares to the others of so many that share what is left.

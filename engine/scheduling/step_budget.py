@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+MAX_SCORED_ROWS = 256
+"""Scoring a prompt takes the logits of all its tokens: `[rows, vocabulary]` must stay small."""
 
 MOST_STEPS_ALONE = 7
 """So many steps, one after another, are taken without lines."""
@@ -24,6 +28,24 @@ _FIRST_TOKENS = 256.0
 _SHARE = 0.75  # of the time that a request's own step takes; one comes in the middle, mostly
 _FADING = 0.95  # with each such step, of the longest that is remembered
 _MOST_CHANGE = 1.25
+
+
+@dataclass(slots=True)
+class StepBudget:
+    """The tokens that a step may still take: of all sequences, and of lines of files among them."""
+
+    of_all: int
+    of_lines: int
+
+    def left(self, *, is_urgent: bool) -> int:
+        """Return how many a sequence may have."""
+        return self.of_all if is_urgent else min(self.of_all, self.of_lines)
+
+    def spend(self, num_tokens: int, *, is_urgent: bool) -> None:
+        """Take so many."""
+        self.of_all -= num_tokens
+        if not is_urgent:
+            self.of_lines -= num_tokens
 
 
 class LineTokenLimit:

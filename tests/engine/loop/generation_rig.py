@@ -22,7 +22,8 @@ from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.loop.generation import GenerationCore
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.scheduling.admission import ArrivalOrder
-from tidemill.engine.scheduling.scheduler import Drafter, Scheduler
+from tidemill.engine.scheduling.drafts import Drafter
+from tidemill.engine.scheduling.scheduler import Scheduler
 from tidemill.engine.scheduling.sequence import (
     Sampling,
     Sequence,

@@ -22,9 +22,8 @@ from tests.engine.scheduling.yard import (
 )
 from tidemill.engine.scheduling import state_cache
 from tidemill.engine.scheduling.admission import ArrivalOrder, PrefixOrder, UrgentFirst
-from tidemill.engine.scheduling.scheduler import MAX_SCORED_ROWS
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest
-from tidemill.engine.scheduling.step_budget import LineTokenLimit
+from tidemill.engine.scheduling.step_budget import MAX_SCORED_ROWS, LineTokenLimit
 from tidemill.engine.state.pages import PagePool, page_digests
 
 
