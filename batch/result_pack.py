@@ -16,7 +16,9 @@ from zlib import crc32
 from .result_key import KEY_BYTES, Kept, Scope
 
 _ENTRY: Final = Struct(f">{KEY_BYTES}sQII")
-_NAME: Final = re.compile(r"(?P<model>[^/]+)/(?P<scope>[0-9a-f]+)/[^/]+\.(?P<num_results>\d{1,9})")
+_NAME: Final = re.compile(
+    r"(?P<model>[^/]+)/(?P<scope>[0-9a-f]+)/[^/]+\.(?P<num_results>\d{1,9})\.tidemill"
+)
 _MAX_MODEL_CHARS: Final = 200
 
 
@@ -43,7 +45,7 @@ def scope_folder(scope: Scope) -> str:
 
 def pack_name(scope: Scope, source: str, num_results: int) -> str:
     """Return the name of a pack below the prefix of a store; `source` is unique in it."""
-    return f"{scope_folder(scope)}{source}.{num_results}"
+    return f"{scope_folder(scope)}{source}.{num_results}.tidemill"
 
 
 def parse_pack_name(name: str) -> PackName | None:

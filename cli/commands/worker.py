@@ -377,7 +377,8 @@ async def _work(
                 max_bytes=config.reuse_max_size,
                 sampled=config.reuse_sampled,
             )
-            held.callback(kept.close)
+            # In a thread: one that looks results up may hold it, and wait for this loop.
+            held.push_async_callback(asyncio.to_thread, kept.close)
         context = WorkerContext(
             aws,
             deployment,

@@ -18,14 +18,13 @@ from tidemill.batch.result_cache import (
     remove_results,
 )
 from tidemill.batch.result_key import CacheError
-from tidemill.batch.result_pack import PackName, parse_pack_name
 
 from ..arguments.argument_types import S3Folder
 from ..console.errors import BadInput, Refused
 from ..extras import require_extras
 
 if TYPE_CHECKING:
-    from tidemill.handler.aws.bucket import ObjectHead
+    from tidemill.handler.aws.objects.result_store import Pack
 
 
 class ResultFolder(Protocol):
@@ -112,14 +111,11 @@ class BucketResultFolder:
             self._aws.run(self._bucket.delete_all([head.key for head, _ in packs]))
         return sum(name.num_results for _, name in packs)
 
-    def _packs(self) -> list[tuple[ObjectHead, PackName]]:
+    def _packs(self) -> list[Pack]:
         from tidemill.handler.aws.objects.result_store import list_packs
 
-        prefix = self._where.prefix
         with self._told():
-            listed = list_packs(self._aws.run, self._bucket, prefix)
-        named = ((head, parse_pack_name(head.key.removeprefix(prefix))) for head in listed)
-        return [(head, name) for head, name in named if name is not None]
+            return list_packs(self._aws.run, self._bucket, self._where.prefix)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -17,11 +17,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import RLock
-from typing import IO, Final, Protocol
+from typing import IO, Final, NamedTuple, Protocol
 from uuid import uuid4
 
 from tidemill.batch.result_key import CacheError, Kept, Scope
 from tidemill.batch.result_pack import (
+    PackName,
     decode_index,
     decode_reply,
     encode_pack,
@@ -163,13 +164,10 @@ class ResultStore:
         if self._clock() < self._refreshed_at + _REFRESH_SECONDS:
             return
         self._refreshed_at = self._clock()
-        listed = list_packs(self._drive, self._bucket, self._prefix + scope_folder(self._scope))
-        newest = sorted(listed, key=lambda head: -head.modified)[:_MAX_PACKS]
-        sizes = {
-            head.key: name.num_results
-            for head in newest
-            if (name := parse_pack_name(head.key.removeprefix(self._prefix))) is not None
-        }
+        folder = scope_folder(self._scope)
+        packs = list_packs(self._drive, self._bucket, self._prefix, folder)
+        packs.sort(key=lambda pack: -pack.head.modified)
+        sizes = {pack.head.key: pack.name.num_results for pack in packs[:_MAX_PACKS]}
         for key in self._packs.keys() - sizes.keys():
             self._forget(self._packs[key])
         new = [key for key in sizes if key not in self._packs]
@@ -216,26 +214,36 @@ class ResultStore:
             self._drop(pack)
 
 
-def list_packs(drive: Drive, bucket: Bucket, prefix: str) -> list[ObjectHead]:
-    """Return all objects below a prefix of packs."""
-    found: list[ObjectHead] = []
-    is_more = True
+class Pack(NamedTuple):
+    """A pack in a bucket, and what its name tells."""
+
+    head: ObjectHead
+    name: PackName
+
+
+def list_packs(drive: Drive, bucket: Bucket, prefix: str, folder: str = "") -> list[Pack]:
+    """Return the packs in a folder below a prefix; other objects may lie beside them."""
+    found: list[Pack] = []
+    after, is_more = "", True
     while is_more:
-        page, is_more = drive(bucket.list_page(prefix, found[-1].key if found else ""))
-        found += page
+        page, is_more = drive(bucket.list_page(prefix + folder, after))
+        after = page[-1].key if page else after
+        named = ((head, parse_pack_name(head.key.removeprefix(prefix))) for head in page)
+        found += [Pack(head, name) for head, name in named if name is not None]
     return found
 
 
 def trim_packs(drive: Drive, bucket: Bucket, prefix: str, max_bytes: int) -> None:
     """Remove the oldest packs below a prefix until all take no more than `max_bytes`."""
-    packs = sorted(list_packs(drive, bucket, prefix), key=lambda head: head.modified)
-    excess = sum(head.num_bytes for head in packs) - max_bytes
-    drive(bucket.delete_all([*_oldest(packs, excess)]))
+    heads = [pack.head for pack in list_packs(drive, bucket, prefix)]
+    excess = sum(head.num_bytes for head in heads) - max_bytes
+    heads.sort(key=lambda head: head.modified)
+    drive(bucket.delete_all([*_oldest(heads, excess)]))
 
 
-def _oldest(packs: Iterable[ObjectHead], num_bytes: int) -> Iterator[str]:
-    """Yield the keys of the first packs that take at least so many bytes."""
-    for head in packs:
+def _oldest(heads: Iterable[ObjectHead], num_bytes: int) -> Iterator[str]:
+    """Yield the keys of the first objects that take at least so many bytes."""
+    for head in heads:
         if num_bytes <= 0:
             return
         yield head.key

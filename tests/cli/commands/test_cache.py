@@ -71,6 +71,7 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
             for number in range(count):
                 store.add(b"%016d" % number, "x", 1, b"y" * 500_000)
     aws.run(bucket.put("kept/notes.txt", b"of somebody"))
+    aws.run(bucket.put("kept/a/00ff/b.1", b"of somebody"))
     where = f"s3://{bucket.name}/kept"
     status, table, _ = typed(capsys, "list", where)
     cells = [line.split() for line in table.splitlines()]
@@ -81,7 +82,7 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
     assert "2 results removed" in typed(capsys, "remove", where, "--model", "./small")[2]
     assert "3 results removed" in typed(capsys, "remove", where)[2]
     assert "holds no results" in typed(capsys, "list", where)[2]
-    assert aws.run(bucket.list_keys("kept/")) == ["kept/notes.txt"]
+    assert aws.run(bucket.list_keys("kept/")) == ["kept/a/00ff/b.1", "kept/notes.txt"]
     status, _, said = typed(capsys, "list", "s3://no-such-bucket-of-ours/kept")
     assert (status, "cannot be read" in said) == (1, True)
 

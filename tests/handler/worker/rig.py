@@ -212,7 +212,7 @@ class Rig:
                 worker.stop()
                 running.status = await asyncio.wait_for(running.task, PATIENCE_SECONDS)
                 if kept is not None:
-                    kept.close()
+                    await asyncio.to_thread(kept.close)
 
     def start(self, *options: object, engine: Sequence[object] | None = ()) -> Process:
         """Start `tidemill worker` as a process of its own.
