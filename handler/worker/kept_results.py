@@ -16,12 +16,11 @@ from tidemill.batch.file.rows import print_cached, reply_body
 from tidemill.batch.model import Batch, Shard
 from tidemill.batch.object_keys import results_prefix
 from tidemill.batch.parts import FinishedRow, PartIndex
-from tidemill.batch.result_key import CacheError, Kept, Scope, result_key
+from tidemill.batch.result_key import Kept, Scope, result_key
 
 from ..aws.bucket import Bucket
 from ..aws.calls import Operation, OperationDriver, T
 from ..aws.objects.result_store import PACK_BYTES, Drive, ResultStore
-from ..errors import NotThere
 from ..observability import logger
 
 R = TypeVar("R")
@@ -96,18 +95,16 @@ class KeptResults:
         try:
             async with asyncio.timeout(seconds):
                 return await work
-        except (CacheError, NotThere, TimeoutError) as exc:
-            logger.warning("results not reused", reason=str(exc) or "it takes too long")
+        except Exception as exc:  # noqa: BLE001 - no shard depends on it
+            logger.warning("results not reused", reason=str(exc) or repr(exc))
             self._paused_until = self._clock() + _PAUSE_SECONDS
             return None
 
     async def _look_up(self, batch: Batch, lines: Iterable[RawLine]) -> Lookup:
         store = await self._store(batch)
-        return (
-            _NOTHING
-            if store is None
-            else await asyncio.to_thread(self._look_up_in, store, batch.created_at, lines)
-        )
+        if store is None:
+            return _NOTHING
+        return await asyncio.to_thread(self._look_up_in, store, batch.created_at, lines)
 
     def _look_up_in(self, store: ResultStore, created: int, lines: Iterable[RawLine]) -> Lookup:
         rows, keys = {}, {}

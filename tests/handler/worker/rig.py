@@ -79,7 +79,7 @@ class Rig:
     deployment: Deployment
     environment: dict[str, str]
     processes: list[Process] = field(default_factory=list)
-    results_digest: bytes | None = b"digest"
+    results_digest: bytes | OSError | None = b"digest"
 
     @classmethod
     def on(cls, emulator: Emulator, folder: Path, **settings: str) -> Rig:
@@ -96,6 +96,12 @@ class Rig:
     def run(self, operation: Operation[Any]) -> Any:
         """Run one operation."""
         return self.aws.run(operation)
+
+    def results_digest_at(self, _created: int) -> bytes | None:
+        """Return what decides results, or raise why nobody knows."""
+        if isinstance(self.results_digest, OSError):
+            raise self.results_digest
+        return self.results_digest
 
     @property
     def queue(self) -> Any:
@@ -191,7 +197,7 @@ class Rig:
                     ThreadDrive(aws or quick),
                     self.deployment.bucket,
                     MODEL,
-                    lambda _created: self.results_digest,
+                    self.results_digest_at,
                     max_bytes=config.reuse_max_size,
                     sampled=config.reuse_sampled,
                 )

@@ -116,6 +116,23 @@ async def test_a_store_that_cannot_be_used_costs_no_line(rig: Rig, method: str) 
     assert num_asked == (1 if method == "put_object" else 2)
 
 
+async def test_a_part_that_cannot_be_read_again_costs_its_results_alone(rig: Rig) -> None:
+    """The shard is committed; so it is where nobody can say what decides results."""
+
+    def refuses(call: Call) -> Exception | None:
+        is_part = call.method == "get_object" and "/part-" in call.arguments["Key"]
+        return AwsError("access denied") if is_part and "Range" not in call.arguments else None
+
+    work = rig.batch(greedy("a"))
+    async with QuickAws() as aws:
+        assert await finished(rig, work, aws=FaultyAws(aws, refuses)) == 1
+    assert (work.ids(), packs(rig)) == (["a"], [])
+    rig.results_digest = OSError("no such file")
+    again = rig.batch(greedy("a"))
+    assert await finished(rig, again) == 1
+    assert (again.ids(), packs(rig)) == (["a"], [])
+
+
 async def test_what_is_kept_is_bounded(rig: Rig) -> None:
     """The oldest packs go, and nothing that is none."""
     rig.run(rig.deployment.bucket.put("results/owner/model/00ff/notes.1", b"y" * 30_000))
