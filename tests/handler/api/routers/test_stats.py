@@ -110,6 +110,7 @@ def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
         "batches": {"cancelled": 0, "completed": 1, "expired": 0, "failed": 1},
         "rows_completed": 5,
         "rows_failed": 2,
+        "rows_reused": 0,
         "prompt_tokens": 50,
         "cached_tokens": 10,
         "completion_tokens": 20,
