@@ -7,7 +7,14 @@ import os
 import re
 import shlex
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    ExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +30,16 @@ from ..engine.engine import (
     Load,
     chat_template,
     engine_config,
+    held_weights,
     load_engine,
     loaded_engine,
-    local_weights,
     require_engine,
     results_digests,
     served_names,
 )
 from ..engine.options import EngineOptions, add_engine_flags, engine_fields
 from ..extras import not_installed, require_extras
-from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
+from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag, check_reuse
 
 if TYPE_CHECKING:
     from tidemill.engine.config import EngineConfig
@@ -78,6 +85,10 @@ class ServeOptions(EngineOptions):
     reuse: Path | S3Folder | None = None
     reuse_sampled: bool = False
     reuse_max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse flags of `--reuse` without it."""
+        check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
 
 
 def add_environment_flags(typed: Sequence[str]) -> list[str]:
@@ -230,9 +241,9 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     with (
         StopSignals("nothing was served") as signals,
         _store(options) as store,
-        local_weights(config, options.weights_cache) as here,
+        _weights(options, config) as here,
         loaded_engine(load, here, names, template) as engine,
-        _responder(options, here, engine) as responder,
+        _responder(options, here, template, engine) as responder,
     ):
         context = make_context(engine, names, settings)
         local = make_local_batches(store, engine, names, options.max_file_bytes, responder)
@@ -253,9 +264,16 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
     return 0
 
 
+def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextManager[EngineConfig]:
+    """Hold the weights before the load where results depend on them; else the load has them."""
+    if options.reuse is None:
+        return nullcontext(config)
+    return held_weights(config, options.weights_cache)
+
+
 @contextmanager
 def _responder(
-    options: ServeOptions, config: EngineConfig, engine: Online
+    options: ServeOptions, config: EngineConfig, template: str | None, engine: Online
 ) -> Iterator[Responder | None]:
     """Yield what answers lines of files with the results of `--reuse`; None without it."""
     if options.reuse is None:
@@ -264,7 +282,7 @@ def _responder(
     from ..run.reuse import ReusingResponder, daily_results
 
     name = options.model or config.model
-    digest_at = results_digests(config, chat_template(options))
+    digest_at = results_digests(config, template)
     with daily_results(options, name, digest_at) as open_at:
         yield ReusingResponder(engine, open_at, sampled=options.reuse_sampled)
 

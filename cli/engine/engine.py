@@ -91,6 +91,13 @@ def local_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[E
         yield replace(config, model=model, lora_modules=adapters)
 
 
+@contextmanager
+def held_weights(config: EngineConfig, weights_cache: str | None) -> Iterator[EngineConfig]:
+    """Yield the config as `local_weights` does; a signal interrupts the download."""
+    with ExitStack() as held:
+        yield interruptible(lambda: held.enter_context(local_weights(config, weights_cache)))
+
+
 def as_fetched(config: EngineConfig, folders: Mapping[str, str]) -> EngineConfig:
     """Return the config with the folders of downloaded weights in place of addresses."""
     modules = (

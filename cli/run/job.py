@@ -17,9 +17,9 @@ from ..engine.engine import (
     Load,
     chat_template,
     engine_config,
+    held_weights,
     load_engine,
     loaded_engine,
-    local_weights,
     served_names,
 )
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
@@ -76,7 +76,7 @@ def run_job(
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
         created = requests.source.created
         if options.reuse is not None:  # what results depend on is told by the weights
-            config = stack.enter_context(local_weights(config, options.weights_cache))
+            config = stack.enter_context(held_weights(config, options.weights_cache))
         reuse = open_reuse(options, config, template, created, stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
         _refuse_or_warn(report, options)

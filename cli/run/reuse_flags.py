@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-from ..arguments.argument_types import local_or_s3_folder, size_in_bytes
+from ..arguments.argument_types import S3Folder, local_or_s3_folder, size_in_bytes
+from ..console.errors import Refused
+
+
+def check_reuse(reuse: Path | S3Folder | None, max_size: int | None, *, sampled: bool) -> None:
+    """Refuse flags of `--reuse` without it."""
+    if reuse is None and (sampled or max_size is not None):
+        raise Refused("--reuse-sampled and --reuse-max-size need --reuse")
 
 
 def add_reuse_flags(group: argparse._ActionsContainer) -> None:

@@ -10,6 +10,7 @@ from ..arguments.argument_types import S3Folder
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
+from .reuse_flags import check_reuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,7 @@ class RunOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         """Refuse flags of `--reuse` without it."""
-        if self.reuse is None and (self.reuse_sampled or self.reuse_max_size is not None):
-            raise Refused("--reuse-sampled and --reuse-max-size need --reuse")
+        check_reuse(self.reuse, self.reuse_max_size, sampled=self.reuse_sampled)
 
     @property
     def seconds_limit(self) -> float | None:

@@ -32,6 +32,13 @@ def test_a_port_that_is_taken_is_told_before_a_model_loads(
     assert "loading" not in said
 
 
+@pytest.mark.parametrize("flag", [("--reuse-sampled",), ("--reuse-max-size", "1G")])
+def test_flags_of_reuse_need_it(flag: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """They would do nothing."""
+    assert main(["serve", *flag]) == 2
+    assert "need --reuse" in capsys.readouterr().err
+
+
 def test_a_socket_in_no_folder_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """By its folder."""
     assert main(["serve", "--uds", "/no/such/folder/socket"]) == 2
