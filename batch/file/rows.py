@@ -71,9 +71,9 @@ def print_cached(line: Line, body: bytes) -> bytes:
 
 def reply_body(row: bytes) -> tuple[str, bytes]:
     """Return the digest of a successful row's line, and its printed reply."""
-    head, _, rest = row.partition(b'"body":')  # no string has these quotes as they are
-    digest: str = from_json(head[: head.index(b",")] + b"}")["id"].removeprefix(_ROW_ID)
-    return digest, rest.removesuffix(_ROW_END)
+    _, _, body = row.partition(b'"body":')  # no string has these quotes as they are
+    row_id = row.split(b'"', 4)[3].decode()
+    return row_id.removeprefix(_ROW_ID), body.removesuffix(_ROW_END)
 
 
 def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str) -> bytes:

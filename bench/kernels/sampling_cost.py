@@ -17,9 +17,11 @@ from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tidemill.engine.kernels import sampling as reference
 from tidemill.engine.kernels.backends import choose_sampling
+from tidemill.engine.kernels.sampling import Sampled
 from tidemill.engine.loop.sampler import Sampler
 from tidemill.engine.scheduling.sequence import Sampling, Sequence, SequenceRequest
 from tidemill.engine.scheduling.table import SequenceTable
@@ -64,6 +66,11 @@ def median(run: Callable[[], object], times: int) -> float:
     return statistics.median(taken[1:])
 
 
+def choose(sampler: Sampler, slots: NDArray[np.int64], logits: torch.Tensor) -> Sampled:
+    """Choose a token for each slot, from what they ask for on."""
+    return sampler.sample(logits, sampler.metadata(slots, logits.shape[1]))
+
+
 def main() -> None:
     """Measure every kind of row, then log-probabilities."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -89,7 +96,7 @@ def main() -> None:
             metadata = sampler.metadata(slots, asked.vocabulary)
             show(
                 name,
-                partial(sampler.choose, slots, logits),
+                partial(choose, sampler, slots, logits),
                 partial(reference.sample, logits, metadata),
             )
         rows, chosen = np.arange(asked.rows), torch.zeros_like(logits[:, 0], dtype=torch.int64)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -87,7 +88,7 @@ class BucketResultFolder:
     def totals(self) -> list[Totals]:
         """Return the totals of each model, the one that was used last first."""
         by_model: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-        for head, name in self._packs():
+        for head, name in self._packs:
             by_model[name.model].append((name.num_results, head.num_bytes, head.modified))
         totals = [
             Totals(model, sum(counts), sum(sizes), max(times))
@@ -98,19 +99,20 @@ class BucketResultFolder:
 
     def num_bytes(self) -> int:
         """Return what the packs take."""
-        return sum(head.num_bytes for head, _ in self._packs())
+        return sum(head.num_bytes for head, _ in self._packs)
 
     def remove(self, model: str | None, before: int | None) -> int:
         """Remove packs of a model, or of all, written before a time; return their results."""
         packs = [
             (head, name)
-            for head, name in self._packs()
+            for head, name in self._packs
             if model in {None, name.model} and (before is None or head.modified < before)
         ]
         with self._told():
             self._aws.run(self._bucket.delete_all([head.key for head, _ in packs]))
         return sum(name.num_results for _, name in packs)
 
+    @cached_property
     def _packs(self) -> list[Pack]:
         from tidemill.handler.aws.objects.result_store import list_packs
 

@@ -200,6 +200,8 @@ class GenerationCore:
 
     def _awaits_ids(self, plan: StepPlan) -> bool:
         """Say whether constraints of a step go by tokens that a step in flight is to bring."""
+        if not self._flights:
+            return False
         table, slots = self._table, plan.sampled
         is_unknown = table.num_known_ids[slots] < table.num_tokens[slots]
         return bool((table.is_constrained[slots] & is_unknown).any())

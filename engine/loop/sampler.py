@@ -137,21 +137,6 @@ class Sampler:
         self._ops: dict[torch.dtype, SamplingOps] = {}  # by the logits' dtype
 
     @torch.inference_mode()
-    def choose(
-        self,
-        slots: NDArray[np.int64],
-        logits: Tensor,
-        masks: Masks | None = None,
-        places: NDArray[np.int64] | int = 0,
-    ) -> Sampled:
-        """Choose one token for each slot from `logits [N, V]`, whose row i is slot `slots[i]`'s.
-
-        It follows as many drafts as `places` says, which stand in the table behind what is known.
-        """
-        metadata = self.metadata(slots, logits.shape[1], places)
-        return self.sample(logits, metadata if masks is None else with_masks(metadata, masks))
-
-    @torch.inference_mode()
     def sample(self, logits: Tensor, metadata: SamplingMetadata) -> Sampled:
         """Choose one token for each row of `logits [N, V]` by its metadata."""
         if logits.dtype not in self._ops:
@@ -161,7 +146,10 @@ class Sampler:
     def metadata(
         self, slots: NDArray[np.int64], vocabulary: int, places: NDArray[np.int64] | int = 0
     ) -> SamplingMetadata:
-        """Return what these slots' next tokens are chosen by, but for masks."""
+        """Return what these slots' next tokens are chosen by, but for masks.
+
+        They follow as many drafts as `places` says, which stand in the table behind what is known.
+        """
         table = self._table
         num_prompt, num_tokens = table.num_prompt_tokens[slots], table.num_tokens[slots] + places
         num_new = num_tokens - num_prompt

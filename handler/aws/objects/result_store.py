@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from threading import RLock
@@ -90,6 +91,7 @@ class ResultStore:
         self._run_id, self._num_written = uuid4().hex, 0
         self._packs: dict[str, int] = {}
         self._names: dict[int, str] = {}
+        self._numbers = count()
         self._local: dict[int, IO[bytes]] = {}  # packs on this machine, the latest last
         self._num_local_bytes = 0
         self._refreshed_at = self._trimmed_at = float("-inf")
@@ -174,7 +176,7 @@ class ResultStore:
         with ThreadPoolExecutor(_NUM_THREADS) as pool, self._index:
             indexes = pool.map(lambda key: self._read_index(key, sizes[key]), new)
             for key, index in zip(new, indexes, strict=True):
-                number = self._packs[key] = 1 + max(self._names, default=0)
+                number = self._packs[key] = next(self._numbers)
                 self._names[number] = key
                 self._index.executemany(
                     f"INSERT OR REPLACE INTO results VALUES (?, {number}, ?, ?, ?)",  # noqa: S608 - a number of ours

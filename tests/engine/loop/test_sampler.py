@@ -43,7 +43,9 @@ class Desk:
 
     def choose(self, slots: list[int], logits: torch.Tensor | list[list[float]]) -> Sampled:
         """Choose a token for each slot."""
-        return self.sampler.choose(np.array(slots, np.int64), torch.as_tensor(logits))
+        rows = torch.as_tensor(logits)
+        metadata = self.sampler.metadata(np.array(slots, np.int64), rows.shape[1])
+        return self.sampler.sample(rows, metadata)
 
 
 def choose(
