@@ -144,14 +144,14 @@ def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
     config = settings(folder, 2, steps_ahead=1, **given)
     with led(config) as (leader, model):
         work = work_of(model, config, num_pages=12)
-        choose, failures = work._sampler.choose, iter([False, True])
+        sample, failures = work._sampler.sample, iter([False, True])
 
         def fails(*given: Any) -> Any:
             if next(failures, False):
                 raise RuntimeError("in passing")
-            return choose(*given)
+            return sample(*given)
 
-        work._sampler.choose = fails  # type: ignore[method-assign]
+        work._sampler.sample = fails  # type: ignore[method-assign]
         assert rows_of(work, asked) == expected
         assert work.stats().preemptions > 0
         del work
