@@ -15,10 +15,10 @@ from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message
 from tidemill.protocol.parts import TextPart
+from tidemill.protocol.sandbox import Sandbox, TemplateEndless, strftime_at
 from tidemill.protocol.tools import ToolCall
 from tidemill.protocol.validation import printable, short_repr
 
-from .sandbox import Sandbox, TemplateEndless, strftime_at
 from .vocabulary import Vocabulary
 
 _PROBE = "tidemill probe of a template"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
-from tidemill.engine.text import sandbox
 from tidemill.engine.text.chat_template import ChatTemplate, read_chat_template
 from tidemill.engine.text.vocabulary import vocabulary_of
+from tidemill.protocol import sandbox
 from tidemill.protocol.contract import EngineError
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.messages import Message

@@ -9,8 +9,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
-from tidemill.engine.text import sandbox
-from tidemill.engine.text.sandbox import Sandbox, TemplateEndless
+from tidemill.protocol import sandbox
+from tidemill.protocol.sandbox import Sandbox, TemplateEndless
 
 LOOP = "{% for i in range(99999) %}"
 DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor %}{{ ns.x }}"
