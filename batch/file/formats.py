@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from .json_array import elements_as_lines
@@ -31,7 +32,7 @@ _MAX_EXCESS_BYTES = 2**25
 
 _ARCHIVE = "The file is {}: unpack it, and use the JSONL file that is in it."
 _PACKED = "The file is compressed with {}: use gzip, or leave it as plain JSONL."
-_TABLE = "The file is {}: write one JSON object a line instead."
+_TABLE = "The file is {}: say what to ask of each row, as by `tidemill run --prompt TEMPLATE`."
 _UTF_16 = "The file is UTF-16: save it as UTF-8."
 _SIGNATURES = (
     (b"PK\x03\x04", _ARCHIVE.format("a zip archive (as spreadsheets are, too)")),
@@ -59,22 +60,26 @@ _TAR_OFFSET, _TAR = 257, b"ustar"
 class FileFormat:
     """Format of a file of requests: gzip or not, JSON array or lines.
 
-    `suspicion` is what it looks like, with what to do, should no line of it turn out to be a
-    request: a file is never refused for it alone.
+    Those of a table are rendered by a recipe (`batch.table`). `suspicion` is what it looks like,
+    with what to do, should no line of it turn out to be a request: a file is never refused for it
+    alone.
     """
 
     is_gzip: bool = False
     is_array: bool = False
     suspicion: str | None = None
+    is_table: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Say whether the file is JSONL as it stands."""
-        return not (self.is_gzip or self.is_array)
+        return not (self.is_gzip or self.is_array or self.is_table)
 
     @property
-    def unit(self) -> Literal["line", "element"]:
+    def unit(self) -> Literal["line", "element", "row"]:
         """Return what the numbers of its requests count for whoever wrote it."""
+        if self.is_table:
+            return "row"
         return "element" if self.is_array else "line"
 
 
@@ -92,12 +97,32 @@ def detect_format(head: bytes) -> FileFormat:
     return FileFormat(is_gzip=True, is_array=form.is_array, suspicion=form.suspicion)
 
 
-def _detect_text_format(head: bytes) -> FileFormat:
+def detect_compression(head: bytes) -> tuple[Callable[[BinaryFile], BinaryFile], bytes]:
+    """Return what opens a text file from its start on, and the first bytes of the text.
+
+    Raises FormatError for files that are neither text nor gzip.
+    """
+    if head.startswith(_GZIP):
+        form, head = (
+            FileFormat(is_gzip=True),
+            next(filter(None, gunzip((head,), is_whole=False)), b""),
+        )
+    else:
+        form = FileFormat()
+    _refuse_signatures(head)
+    return partial(open_lines, form), head
+
+
+def _refuse_signatures(head: bytes) -> None:
     for signature, sentence in _SIGNATURES:
         if head.startswith(signature):
             raise FormatError(sentence)
     if head[_TAR_OFFSET:].startswith(_TAR):
         raise FormatError(_ARCHIVE.format("a tar archive"))
+
+
+def _detect_text_format(head: bytes) -> FileFormat:
+    _refuse_signatures(head)
     text = head.removeprefix(BOM).strip(JSON_WHITE_SPACE)
     if text.startswith(b"[") and text[1:].lstrip(JSON_WHITE_SPACE)[:1] in {b"{", b"]", b""}:
         return FileFormat(is_array=True)
@@ -116,7 +141,9 @@ def _suspicion(text: bytes) -> str | None:
         return None
     kinds = {b"\t": "tab-separated values", b",": "CSV"}
     kind = next((kind for mark, kind in kinds.items() if mark in first_line), "plain text")
-    return f"This looks like {kind}: write one JSON object a line."
+    if kind == "plain text":
+        return f"This looks like {kind}: write one JSON object a line."
+    return _TABLE.format(kind).replace("The file is", "This looks like")
 
 
 def as_lines(form: FileFormat, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -25,6 +25,10 @@ EXAMPLE_LINE = (
 )
 """A request that any chat model answers, for those whose file has none."""
 
+INVALID_CELL = "invalid_cell"
+ROW_ERROR = "row_error"
+"""Field of a line that stands for a row of a table that gives no request: `message`, `column`."""
+
 BOM = b"\xef\xbb\xbf"
 JSON_WHITE_SPACE = b" \t\r\n"
 
@@ -192,6 +196,14 @@ def parse_line(raw: RawLine) -> Line:
     fields = _parse_object(raw)
     custom_id = fields.get("custom_id")
     known_id = custom_id if isinstance(custom_id, str) else None
+    if isinstance(told := fields.get(ROW_ERROR), dict):
+        raise LineError(
+            str(told.get("message")),
+            line=raw.number,
+            code=INVALID_CELL,
+            param=told.get("column"),
+            custom_id=known_id,
+        )
     for name, kind in (("custom_id", str), ("url", str), ("body", dict)):
         if not isinstance(fields.get(name), kind):
             raise _bad_field(raw.number, fields, name, _JSON_TYPES[kind], known_id)

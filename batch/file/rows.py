@@ -13,7 +13,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.protocol.errors import ProtocolError
 
-from .lines import Line, LineError
+from .lines import INVALID_CELL, Line, LineError
 
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
@@ -85,7 +85,7 @@ def print_malformed(digest: str, error: LineError) -> bytes:
     """Return the row of a line that is no request, newline included."""
     told = {
         "code": "invalid_json_line",
-        "message": f"Line {error.line}: {error.message}",
+        "message": f"{'Row' if error.code == INVALID_CELL else 'Line'} {error.line}: {error.message}",
         "param": error.param,
         "line": error.line,
     }

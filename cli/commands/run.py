@@ -13,6 +13,7 @@ from ..arguments.argument_types import (
     positive_number,
     size_in_bytes,
 )
+from ..arguments.recipe_flags import add_recipe_flags, recipe_of, table_options_of
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
@@ -28,6 +29,7 @@ examples:
   tidemill run requests.jsonl -o rows.jsonl --model ./model
   tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
   tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
   tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
   cat requests.jsonl | tidemill run - > rows.jsonl
 
@@ -56,6 +58,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the whole run"))
+    add_recipe_flags(parser.add_argument_group("tables: Parquet, CSV, TSV, Arrow, rows of JSON"))
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
@@ -161,8 +164,14 @@ def _add_metrics_flags(group: argparse._ArgumentGroup) -> None:
 
 def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
-    names = name_files(arguments.input_file, arguments.output_file, arguments.files)
+    named = arguments.output_file
+    names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
+    arguments.table = None
+    if (recipe := recipe_of(arguments, names[0])) is not None:
+        asked = arguments.output_format
+        arguments.table = table_options_of(recipe, asked, names[0], named)
+        arguments.output_file = str(arguments.table.output)
     arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))

@@ -160,7 +160,7 @@ def refuse_bad_lines(report: InputReport) -> None:
         named.append(f"  and {amount(num_more, f'more {report.unit}')}")
     if report.lacks_parts:
         named.append(_example())
-    bad = amount(report.num_bad, f"malformed {report.unit}")
+    bad = _bad(report)
     raise BadInput(
         "\n".join(
             (
@@ -221,9 +221,26 @@ def warn_of_duplicates(duplicates: Duplicates) -> None:
     log(f"warning: {duplicates.count:,} {repeat} a custom_id: {named}{more}")
 
 
+def refuse_repeated_ids(report: InputReport) -> None:
+    """Raise BadInput for a table whose column of ids does not tell its rows apart."""
+    duplicates = report.duplicates
+    if duplicates.count:
+        named = ", ".join(f"{row} (as row {first})" for row, first in duplicates.first)
+        more = ", …" if duplicates.count > len(duplicates.first) else ""
+        raise BadInput(
+            f"{amount(duplicates.count, 'row')} of {report.name} repeat an id: {named}{more}. Name "
+            "another column by `id`, or none, and rows are numbered. Nothing was run"
+        )
+
+
+def _bad(report: InputReport) -> str:
+    if report.requests.form.is_table:
+        return f"{amount(report.num_bad, 'row')} without a request"
+    return amount(report.num_bad, f"malformed {report.unit}")
+
+
 def _reasons(report: InputReport) -> list[str]:
-    malformed = f"malformed {report.unit}"
-    bad = [f"  {amount(report.num_bad, malformed)}"] if report.num_bad else []
+    bad = [f"  {_bad(report)}"] if report.num_bad else []
     own = [name for name in own_names(report.served_names) if name not in report.adapters]
     ways = _ways(report, own)
     hint = [f"{ways} runs those that ask for other models"] if report.models else []

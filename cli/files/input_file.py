@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, NamedTuple, Self
 
 from tidemill.batch.file.formats import (
     HEAD_BYTES,
@@ -23,6 +23,9 @@ from tidemill.engine.plan.line_index import LineIndex
 from ..console.errors import BadInput
 from ..console.terminal import log
 from .source import Source
+
+if TYPE_CHECKING:
+    from .table_input import TableInput
 
 _COPIED_BYTES = 2**20
 
@@ -44,12 +47,16 @@ class LineSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none."""
+    """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none.
+
+    Its lines may be the requests of a `table`.
+    """
 
     source: Source
     form: FileFormat
     max_line_bytes: int
     unpacked: IO[bytes] | None = None
+    table: TableInput | None = None
 
     @classmethod
     def from_source(cls, source: Source, max_line_bytes: int) -> Self:
@@ -122,8 +129,8 @@ class InputFile:
 
     def _read(self, span: LineSpan) -> RawLine:
         file = self.source.file if self.unpacked is None else self.unpacked
-        if self.unpacked is None and self.source.steady is not None:
-            self.source.steady.check()
+        if self.unpacked is None:
+            self.source.check()
         if span.num_bytes <= self.max_line_bytes:
             return RawLine(span.number, os.pread(file.fileno(), span.num_bytes, span.start))
         file.seek(span.start)

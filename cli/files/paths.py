@@ -71,7 +71,8 @@ def name_files(
     name = named[0]
     if not name:
         raise Refused("the name of the input is empty")
-    if output_file is None and is_path(name) and not is_regular_or_new(Path(name)):
+    is_folder = is_path(name) and Path(name).is_dir()
+    if output_file is None and is_path(name) and not (is_folder or is_regular_or_new(Path(name))):
         _check_input(Path(name))
         raise Refused(f"the input {name} is no ordinary file: name an output with -o")
     if output_file is None:
@@ -87,8 +88,13 @@ def is_regular_or_new(path: Path) -> bool:
         return True
 
 
-def check_paths(input_file: str, output_file: str, error_file: str | None) -> None:
-    """Raise Refused for unusable inputs and outputs, before anything is opened."""
+def check_paths(
+    input_file: str, output_file: str, error_file: str | None, *, is_table: bool = False
+) -> None:
+    """Raise Refused for unusable inputs and outputs, before anything is opened.
+
+    A table may be a folder.
+    """
     _check_schemes(input_file, output_file, error_file or "")
     for name, stream, what in (
         (input_file, sys.stdin, "input"),
@@ -97,7 +103,7 @@ def check_paths(input_file: str, output_file: str, error_file: str | None) -> No
         if name == STANDARD_STREAM and stream is None:
             raise Refused(f"standard {what} is closed: name a file instead of -")
     if is_path(input_file):
-        _check_input(Path(input_file))
+        _check_input(Path(input_file), is_table=is_table)
     if is_path(output_file):
         _check_output(Path(output_file), "the output")
     named = [("input", input_file), ("output", output_file)]
@@ -139,11 +145,14 @@ def _host_of(url: str) -> str | None:
         raise Refused(f"a url cannot be read: {exc}") from exc
 
 
-def _check_input(path: Path) -> None:
+def _check_input(path: Path, *, is_table: bool = False) -> None:
     if not path.exists():
         raise Refused(f"the input {path} does not exist")
-    if path.is_dir():
-        raise Refused(f"the input {path} is a folder: name one file in it")
+    if path.is_dir() and not is_table:
+        raise Refused(
+            f"the input {path} is a folder: name one file in it, or give --prompt if it holds "
+            "the files of a table"
+        )
     if not os.access(path, os.R_OK):
         raise Refused(f"the input {path} may not be read")
 

@@ -35,11 +35,16 @@ class Source:
     file: IO[bytes]
     name: str
     created: int
-    steady: SteadyFile | None = None
+    files: tuple[SteadyFile, ...] = ()
+
+    def check(self) -> None:
+        """Raise InputChanged when a file was modified since it was opened."""
+        for file in self.files:
+            file.check()
 
     def changed(self) -> str | None:
-        """Return how the file was changed meanwhile; None when unchanged or gone."""
-        return None if self.steady is None else self.steady.changed()
+        """Return how a file was changed meanwhile; None when unchanged or gone."""
+        return next(filter(None, (file.changed() for file in self.files)), None)
 
 
 class SteadyFile(io.FileIO):
@@ -93,7 +98,7 @@ def open_source(
         except OSError as exc:
             raise Refused(f"the input {name} cannot be read: {exc.strerror}") from exc
         with io.BufferedReader(steady, _BUFFER_BYTES) as file:
-            yield Source(file, shown, int(steady.opened.st_mtime), steady)
+            yield Source(file, shown, int(steady.opened.st_mtime), (steady,))
         return
     log(f"reading {shown}")
     started = int(time.time())

@@ -22,7 +22,8 @@ from .run_options import RunOptions
 
 def check_names(options: RunOptions) -> None:
     """Raise Refused for paths that cannot work, before anything is opened."""
-    check_paths(options.input_file, options.output_file, options.error_file)
+    names = options.input_file, options.output_file, options.error_file
+    check_paths(*names, is_table=options.table is not None)
     if options.output_tmp_dir is not None:
         check_folder(options.output_tmp_dir, "--output-tmp-dir")
 
@@ -30,11 +31,22 @@ def check_names(options: RunOptions) -> None:
 def open_input(
     options: RunOptions, stack: ExitStack, delays: Sequence[float] = RETRY_DELAYS_SECONDS
 ) -> InputFile:
-    """Open the input, unpacked where it is packed."""
+    """Open the input, unpacked where it is packed, rendered where it is a table."""
+    limit = options.max_line_bytes or MAX_LINE_BYTES
+    if options.table is not None:
+        # A late import: pyarrow takes a while.
+        from ..files.table_input import open_requests
+
+        return open_requests(
+            options.input_file,
+            options.table.recipe,
+            tmp_dir=options.output_tmp_dir,
+            max_line_bytes=limit,
+            delays=tuple(delays),
+            stack=stack,
+        )
     source = open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=tuple(delays))
-    requests = InputFile.from_source(
-        stack.enter_context(source), options.max_line_bytes or MAX_LINE_BYTES
-    )
+    requests = InputFile.from_source(stack.enter_context(source), limit)
     return requests.unpack(options.output_tmp_dir, stack)
 
 

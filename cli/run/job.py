@@ -27,10 +27,12 @@ from ..files.input_check import (
     InputReport,
     refuse_bad_lines,
     refuse_hopeless,
+    refuse_repeated_ids,
     warn_of_defaults,
     warn_of_duplicates,
     warn_of_failing,
 )
+from ..files.input_file import InputFile
 from ..files.paths import check_resumable
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
@@ -53,6 +55,9 @@ def run_job(
     Raises CliError for errors that users can fix, Stopped for a signal before the first row. The
     output is unchanged until the input has been checked and the model loaded.
     """
+    if (found := _options_of_rows(options)) is None:
+        return 0
+    options = found
     check_names(options)
     _check_resume(options)
     template, names = chat_template(options), served_names(options)
@@ -92,7 +97,9 @@ def run_job(
         run = Run(
             options, requests, index, plan, writer, metrics, signals, launched, deadline, reuse
         )
-        if tally.kept < tally.num_rows:
+        if tally.kept == tally.num_rows:
+            writer.start()
+        else:
             with loaded_engine(load, config, names, template) as served:
                 metrics.served = served
                 is_done = run.run_lines(served)
@@ -100,15 +107,32 @@ def run_job(
                 if signals.received:
                     return 128 + signals.received
                 run.write_rows_not_run()
-        else:
-            writer.start()
         with run.adding_resume_hint():
             writer.finish()
+            _finish_output(options, requests, has_failed=tally.rows_failed > 0)
         changed = requests.source.changed()
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
     if changed:
         raise InputChanged(changed)
     return OVER_LIMIT if tally.num_not_run else _exit_status(tally, options)
+
+
+def _options_of_rows(options: RunOptions) -> RunOptions | None:
+    """Return the options with a file of rows as output; None for a table that is complete."""
+    if options.table is None:
+        return options
+    # Late imports of what tables need, here and below: pyarrow takes a while.
+    from .table_run import with_rows_file
+
+    return with_rows_file(options)
+
+
+def _finish_output(options: RunOptions, requests: InputFile, *, has_failed: bool) -> None:
+    """Make a table of the rows, where the input is one."""
+    if requests.table is not None:
+        from .table_run import finish_table
+
+        finish_table(options, requests.table, has_failed=has_failed)
 
 
 def _exit_status(tally: Tally, options: RunOptions) -> int:
@@ -136,6 +160,8 @@ def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
     refuse_hopeless(report)
+    if report.requests.form.is_table:
+        refuse_repeated_ids(report)
     warn_of_failing(report)
     warn_of_defaults(report)
     warn_of_duplicates(report.duplicates)

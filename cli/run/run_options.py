@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..arguments.argument_types import S3Folder
+from ..arguments.recipe_flags import TableOptions
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
@@ -37,6 +38,7 @@ class RunOptions(EngineOptions):
     max_cost: float | None = None
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
+    table: TableOptions | None = None
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000

@@ -1,0 +1,157 @@
+"""Table readers: Parquet, Arrow IPC, CSV and JSON lines as record batches of a bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute, ipc
+
+from ..file.formats import BinaryFile, detect_compression
+from .errors import TableError
+from .recipe import TableFormat
+from .request_template import NotUtf8
+from .text_reader import CsvTable, JsonTable
+
+HEAD_BYTES: Final = 2**16
+
+_BATCH_BYTES = 2**24
+_MAX_BATCH_ROWS = 2**13
+_PROBED_ROWS = 16
+_MAX_NAMED = 5
+
+
+class Table(Protocol):
+    """A table that can be read repeatedly; a batch holds the asked columns, in their order.
+
+    Raises TableError where it is damaged.
+    """
+
+    format: TableFormat
+    schema: pa.Schema
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read all rows from the first on."""
+
+
+def open_table(file: BinaryFile) -> Table:
+    """Return the table in an open file, by its first bytes; raises TableError for none."""
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    if not head:
+        raise TableError("The table is empty: it has not even names of columns.")
+    if head.startswith(b"PAR1"):
+        table: Table = ParquetTable(file)
+    elif head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        table = ArrowTable(file, is_stream=head.startswith(b"\xff"))
+    else:
+        unpacked, text = detect_compression(head)
+        is_json = text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
+        table = JsonTable(file, unpacked) if is_json else CsvTable(file, unpacked, text)
+    _check_names(table.schema.names)
+    return table
+
+
+class ParquetTable:
+    """A Parquet file; batches are sized by the first rows of each row group."""
+
+    format: TableFormat = "parquet"
+
+    def __init__(self, file: BinaryFile) -> None:
+        with _sentences("Parquet"):
+            self._file = pq.ParquetFile(file, pre_buffer=False)
+            self.schema = self._file.schema_arrow
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read the row groups one after the other."""
+        number, names = 1, list(columns)
+        with _sentences("Parquet", lambda: number):
+            for group in range(self._file.num_row_groups):
+                num_rows = self._probed_rows(group, columns)
+                for batch in self._file.iter_batches(num_rows, [group], columns=names):
+                    yield batch.select(names)
+                    number += batch.num_rows
+
+    def _probed_rows(self, group: int, columns: Sequence[str]) -> int:
+        """Return how many rows make a batch of a good size."""
+        probed = self._file.iter_batches(_PROBED_ROWS, [group], columns=list(columns))
+        for batch in probed:
+            size: int = batch.nbytes // max(1, batch.num_rows)
+            return max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
+        return _MAX_BATCH_ROWS
+
+
+class ArrowTable:
+    """An Arrow IPC file or stream (Feather), read batch by batch as it was written."""
+
+    format: TableFormat = "arrow"
+
+    def __init__(self, file: BinaryFile, *, is_stream: bool) -> None:
+        self._file = file
+        self._is_stream = is_stream
+        with _sentences("Arrow"):
+            self.schema = self._open().schema
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read the batches one after the other, in slices."""
+        number = 1
+        with _sentences("Arrow", lambda: number):
+            for whole in self._read(self._open()):
+                batch = whole.select(list(columns))
+                batch.validate(full=True)
+                for start in range(0, batch.num_rows, _MAX_BATCH_ROWS):
+                    yield batch.slice(start, _MAX_BATCH_ROWS)
+                number += batch.num_rows
+
+    def _read(self, reader: Any) -> Iterator[pa.RecordBatch]:
+        if self._is_stream:
+            return iter(reader)
+        return (reader.get_batch(index) for index in range(reader.num_record_batches))
+
+    def _open(self) -> Any:
+        self._file.seek(0)
+        return ipc.open_stream(self._file) if self._is_stream else ipc.open_file(self._file)
+
+
+def cells_of(column: pa.Array) -> list[Any]:
+    """Return cells as templates have them: dates and times as text, text that is none marked."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_temporal(column.type):
+        text = column.cast(pa.string())
+        column = compute.replace_substring_regex(text, r"\.0+$", "")
+    try:
+        found: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        return [_cell_of(cell) for cell in column]
+    return found
+
+
+def _cell_of(cell: pa.Scalar) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return NotUtf8()
+
+
+def _check_names(names: Sequence[str]) -> None:
+    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if repeated:
+        named = ", ".join(f"`{name}`" for name in repeated[:_MAX_NAMED])
+        raise TableError(f"The table has more than one column named {named}: rename them.")
+
+
+@contextmanager
+def _sentences(kind: str, row: Callable[[], int] | None = None) -> Iterator[None]:
+    """Raise Arrow's errors as TableError, with the first row that was not read."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as exc:
+        if not isinstance(exc, pa.ArrowException) and exc.errno is not None:
+            raise  # of the disk, or the input was changed
+        reason = str(exc).split("\n", 1)[0].rstrip(".")
+        where = "" if row is None else f", at row {row():,} or after it"
+        raise TableError(f"The {kind} table is damaged or cut off{where}: {reason}.") from exc

@@ -1,0 +1,181 @@
+"""Recipe: how rows of a table become requests, and which columns their results become."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Final, Literal, Self, get_args
+
+from tidemill.protocol.requests import PROMPT_FIELDS
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    ENDPOINTS,
+    Route,
+    find_route,
+)
+
+from .errors import RecipeError
+
+TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
+"""Formats of tables, in and out."""
+
+VectorType = Literal["float32", "float16", "int8"]
+"""Types of the elements of embeddings; `int8` is 127 times the value, rounded."""
+
+SUFFIX: Final = ".recipe.toml"
+_OWN_KEYS: Final = ("url", "prompt", "system", "id", "keep", "params", "output", "vectors")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a table is run.
+
+    `fields` are fields of the body with a Jinja template in each string, `params` fields as they
+    are. `id` is the column of custom ids, by default the row's number; `keep` are the columns in
+    the output, by default all; `output` is its format, by default the input's.
+    """
+
+    url: str = CHAT_COMPLETIONS.name
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    keep: tuple[str, ...] | None = None
+    output: TableFormat | None = None
+    vectors: VectorType = "float32"
+
+    @property
+    def route(self) -> Route:
+        """Endpoint of its requests."""
+        route = find_route(self.url)
+        assert route is not None  # `parse_recipe` has checked it
+        return route
+
+    @property
+    def body_params(self) -> dict[str, Any]:
+        """Fields of each body that hold no template; vectors come as base64, printed quickest."""
+        given = dict(self.params)
+        if self.route is EMBEDDINGS:
+            given["encoding_format"] = "base64"
+        return given
+
+    @property
+    def num_choices(self) -> int:
+        """Number of answers to a request."""
+        number = self.params.get("n")
+        return number if isinstance(number, int) else 1
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any]:
+        """JSON schema that answers follow; empty without one."""
+        found = self.params.get("response_format")
+        for name in ("json_schema", "schema"):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) and self.num_choices == 1 else {}
+
+    def keeping(self, columns: Sequence[str]) -> Self:
+        """Return the recipe with other columns kept."""
+        return replace(self, keep=tuple(columns))
+
+
+def parse_recipe(given: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a TOML document's keys; raises RecipeError for one that cannot work."""
+    _check_keys(given)
+    url = _text(given, "url") or CHAT_COMPLETIONS.name
+    route = find_route(url)
+    if route is None:
+        raise RecipeError(f"`url` is {url!r}: it must be one of {', '.join(ENDPOINTS)}")
+    params = given.get("params", {})
+    if not isinstance(params, Mapping):
+        raise RecipeError("`params` must be a table, such as params = {temperature = 0}")
+    return Recipe(
+        url,
+        _fields(given, route, params),
+        params,
+        _text(given, "id"),
+        _names(given),
+        _choice(given, "output", get_args(TableFormat)),
+        _choice(given, "vectors", get_args(VectorType)) or "float32",
+    )
+
+
+def load_recipe(text: str) -> dict[str, Any]:
+    """Return the keys of a recipe file; raises RecipeError where it is no TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise RecipeError(f"it is no TOML: {exc}") from exc
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    """Return `: did you mean …?` for a name that is not among those known."""
+    close = get_close_matches(name, known, n=1)
+    return f": did you mean `{close[0]}`?" if close else ""
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    known = (*_OWN_KEYS, *PROMPT_FIELDS)
+    for key in given:
+        if key not in known:
+            hint = suggestion(key, known) or (
+                "; parameters of the request go into `params`, templates into "
+                f"{', '.join(PROMPT_FIELDS)}"
+            )
+            raise RecipeError(f"`{key}` is no key of a recipe{hint}")
+
+
+def _fields(given: Mapping[str, Any], route: Route, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the templates of the body, those of `prompt` and `system` put where the url has it."""
+    fields = {name: given[name] for name in PROMPT_FIELDS if name in given and name != "prompt"}
+    prompt, system = given.get("prompt"), given.get("system")
+    if prompt is not None:
+        fields |= _prompt_field(prompt, route)
+    if system is not None:
+        if "messages" not in fields:
+            raise RecipeError("`system` needs a `prompt` or `messages` beside it")
+        fields["messages"] = [{"role": "system", "content": system}, *fields["messages"]]
+    if prompt is not None and "messages" in given:
+        raise RecipeError("`prompt` and `messages` exclude each other")
+    if both := sorted(fields.keys() & params.keys()):
+        raise RecipeError(f"`{both[0]}` stands both in `params` and beside it")
+    if not fields:
+        raise RecipeError(
+            "it has no template: give a `prompt`, such as prompt = '{{ text }}', or `messages`"
+        )
+    return fields
+
+
+def _prompt_field(prompt: Any, route: Route) -> dict[str, Any]:
+    if route is CHAT_COMPLETIONS:
+        return {"messages": [{"role": "user", "content": prompt}]}
+    if route is COMPLETIONS:
+        return {"prompt": prompt}
+    if route is EMBEDDINGS:
+        return {"input": prompt}
+    raise RecipeError(f"{route.name} has no `prompt`: give its own fields, such as `query`")
+
+
+def _text(given: Mapping[str, Any], name: str) -> str | None:
+    value = given.get(name)
+    if value is not None and not (isinstance(value, str) and value):
+        raise RecipeError(f"`{name}` must be a text")
+    return value
+
+
+def _names(given: Mapping[str, Any]) -> tuple[str, ...] | None:
+    value = given.get("keep")
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise RecipeError("`keep` must be a list of columns, such as keep = ['review_id']")
+    return tuple(dict.fromkeys(value))
+
+
+def _choice(given: Mapping[str, Any], name: str, choices: Sequence[str]) -> Any:
+    value = given.get(name)
+    if value is not None and value not in choices:
+        raise RecipeError(f"`{name}` is {value!r}: it must be one of {', '.join(choices)}")
+    return value

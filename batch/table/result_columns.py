@@ -1,0 +1,256 @@
+"""Result columns: rows of results as columns beside those that are kept of the table."""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import pyarrow as pa
+from pyarrow import compute
+from pydantic_core import from_json, to_json
+
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    GENERATIVE_SCORING,
+    RERANK,
+    SCORE,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
+
+from ..file.rows import row_error_message
+from .answer_types import JSON_TEXT, column_of_answers, fields_of_schema, is_json_text, parse_answer
+from .errors import RecipeError
+from .recipe import Recipe, VectorType
+
+PREFIX: Final = "output_"
+"""Put before the name of a result's column where a kept column has that name."""
+
+USAGE: Final = pa.struct(
+    [(name, pa.int64()) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+)
+_RANKED: Final = pa.list_(pa.struct([("index", pa.int64()), ("relevance_score", pa.float64())]))
+_VECTOR_TYPES: Final = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+_FLOAT_BYTES = 4
+_INT8_SCALE = 127.0
+_VECTOR_START = b'"embedding":"'
+_VECTOR = re.compile(rb'(?<="embedding":)"([^"]*)"')
+_REASONING = b'"reasoning":"'
+_TOOL_CALLS = b'"tool_calls":['
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFacts:
+    """Facts about all rows that decide the types of columns.
+
+    `num_floats` are those of a vector, 0 where there is none.
+    """
+
+    has_reasoning: bool = False
+    has_tool_calls: bool = False
+    num_floats: int = 0
+    has_many_vectors: bool = False
+
+    @classmethod
+    def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
+        """Read all rows once."""
+        facts, is_embedding = cls(), recipe.route is EMBEDDINGS
+        for row in rows:
+            if not is_embedding:
+                if _REASONING in row and not facts.has_reasoning:
+                    facts = replace(facts, has_reasoning=True)
+                if _TOOL_CALLS in row and not facts.has_tool_calls:
+                    facts = replace(facts, has_tool_calls=True)
+                continue
+            if not facts.num_floats and (found := _VECTOR.search(row)):
+                facts = replace(facts, num_floats=len(a2b_base64(found[1])) // _FLOAT_BYTES)
+            if not facts.has_many_vectors and row.count(_VECTOR_START) > 1:
+                facts = replace(facts, has_many_vectors=True)
+        return facts
+
+
+class ResultColumns:
+    """Columns of the results of a recipe; raises RecipeError where names cannot be told apart.
+
+    `schema` has the kept columns first.
+    """
+
+    def __init__(self, recipe: Recipe, kept: pa.Schema, facts: ResultFacts) -> None:
+        self._recipe = recipe
+        self._facts = facts
+        self._answers = fields_of_schema(recipe.answer_schema)
+        self._fields = self._result_fields()
+        names = set(kept.names)
+        for field in self._fields:
+            if (name := _free_name(field.name, names)) is None:
+                raise RecipeError(
+                    f"the table has columns `{field.name}` and `{PREFIX}{field.name}`, and results "
+                    f"need one of these names: leave one out of `keep`"
+                )
+            names.add(name)
+        fields = [
+            field.with_name(_free_name(field.name, set(kept.names))) for field in self._fields
+        ]
+        self.schema = pa.schema([*kept, *fields])
+
+    def batch(self, kept: Sequence[pa.Array], rows: Sequence[bytes]) -> pa.RecordBatch:
+        """Return kept columns with the columns of their results, a row each."""
+        vectors: list[list[bytes]] = []
+        if self._facts.num_floats:  # without them a row is parsed in half the time
+            vectors = [_VECTOR.findall(row) for row in rows]
+            rows = [
+                _VECTOR.sub(b"0", row) if found else row
+                for row, found in zip(rows, vectors, strict=True)
+            ]
+        parsed = [from_json(row, cache_strings="keys") for row in rows]
+        bodies = [_body(row) for row in parsed]
+        columns = self._columns(bodies, vectors)
+        columns["error"] = pa.array([row_error_message(row) for row in parsed], pa.string())
+        found = [*kept, *(columns[field.name] for field in self._fields)]
+        return pa.RecordBatch.from_arrays(found, schema=self.schema)
+
+    def _result_fields(self) -> list[pa.Field]:
+        recipe, facts = self._recipe, self._facts
+        text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
+        fields = []
+        if recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
+            fields = [pa.field("text", text), *self._answers]
+            if facts.has_reasoning:
+                fields.append(pa.field("reasoning", text))
+            if facts.has_tool_calls:
+                fields.append(JSON_TEXT.with_name("tool_calls"))
+            if recipe.params.get("logprobs"):
+                fields.append(JSON_TEXT.with_name("logprobs"))
+            fields.append(pa.field("finish_reason", text))
+        elif recipe.route is EMBEDDINGS:
+            vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.num_floats or -1)
+            fields = [pa.field("embedding", pa.list_(vector) if facts.has_many_vectors else vector)]
+        elif recipe.route in {SCORE, GENERATIVE_SCORING}:
+            fields = [pa.field("scores", pa.list_(pa.float64()))]
+        elif recipe.route is RERANK:
+            fields = [pa.field("results", _RANKED)]
+        elif recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
+            fields = [pa.field("text", pa.string())]
+        return [*fields, pa.field("usage", USAGE), pa.field("error", pa.string())]
+
+    def _columns(
+        self, bodies: Sequence[Mapping[str, Any] | None], vectors: Sequence[list[bytes]]
+    ) -> dict[str, pa.Array]:
+        columns = {"usage": pa.array([_usage(body) for body in bodies], USAGE)}
+        for field in self._fields:
+            match field.name:
+                case "embedding" if self._recipe.route is EMBEDDINGS:
+                    columns["embedding"] = self._vectors(vectors, len(bodies), field.type)
+                case "scores" | "results" if self._recipe.route in {
+                    SCORE,
+                    GENERATIVE_SCORING,
+                    RERANK,
+                }:
+                    values = [_scores(body, field.name) for body in bodies]
+                    columns[field.name] = pa.array(values, field.type)
+        if self._recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
+            return columns | self._choice_columns(bodies)
+        if self._recipe.route in {TRANSCRIPTIONS, TRANSLATIONS}:
+            columns["text"] = pa.array([body and body.get("text") for body in bodies], pa.string())
+        return columns
+
+    def _choice_columns(self, bodies: Sequence[Mapping[str, Any] | None]) -> dict[str, pa.Array]:
+        """Return columns of choices: lists where a request has several."""
+        number = self._recipe.num_choices
+        choices = [body.get("choices") or [] if body else [] for body in bodies]
+        messages = [[choice.get("message") or choice for choice in each] for each in choices]
+        texts = [[one.get("content", one.get("text")) for one in each] for each in messages]
+        columns = {}
+        for field in self._fields:
+            match field.name:
+                case "text":
+                    values: list[list[Any]] = texts
+                case "finish_reason" | "logprobs":
+                    values = [[one.get(field.name) for one in each] for each in choices]
+                case _:
+                    values = [[one.get(field.name) for one in each] for each in messages]
+            columns[field.name] = _choice_column(values, field, number)
+        if self._answers:
+            answers = [parse_answer(each[0]) if each else None for each in texts]
+            columns |= {field.name: column_of_answers(answers, field) for field in self._answers}
+        return {name: column for name, column in columns.items() if name not in {"usage", "error"}}
+
+    def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
+        """Return vectors of a fixed length, straight from the bytes that base64 holds."""
+        size = self._facts.num_floats
+        if not size:
+            return pa.nulls(num_rows, kind)
+        has_many = self._facts.has_many_vectors
+        zeros = bytes(size * _FLOAT_BYTES)
+        data = b"".join(
+            [
+                piece
+                for texts in each
+                for piece in ([a2b_base64(text) for text in texts] or ([] if has_many else [zeros]))
+            ]
+        )
+        floats = pa.Array.from_buffers(
+            pa.float32(), len(data) // _FLOAT_BYTES, [None, pa.py_buffer(data)]
+        )
+        values = _narrowed(floats, self._recipe.vectors)
+        is_null = pa.array([not texts for texts in each])
+        if not has_many:
+            return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=is_null)
+        vectors = pa.FixedSizeListArray.from_arrays(values, type=kind.value_type)
+        offsets, end = [], 0
+        for texts in each:
+            offsets.append(end if texts else None)
+            end += len(texts)
+        return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), vectors, type=kind)
+
+
+def _free_name(name: str, taken: set[str]) -> str | None:
+    return next((one for one in (name, f"{PREFIX}{name}") if one not in taken), None)
+
+
+def _narrowed(floats: pa.Array, kind: VectorType) -> pa.Array:
+    if kind == "int8":
+        scaled = compute.round(compute.multiply(floats, pa.scalar(_INT8_SCALE, pa.float32())))
+        low = compute.max_element_wise(scaled, pa.scalar(-_INT8_SCALE, pa.float32()))
+        floats = compute.min_element_wise(low, pa.scalar(_INT8_SCALE, pa.float32()))
+    return floats if kind == "float32" else floats.cast(_VECTOR_TYPES[kind])
+
+
+def _body(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the body of a successful row."""
+    response = row.get("response")
+    if not isinstance(response, dict) or response.get("status_code") != 200:
+        return None
+    body = response.get("body")
+    return body if isinstance(body, dict) else None
+
+
+def _usage(body: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    found = body.get("usage") if body else None
+    return found if isinstance(found, dict) else None
+
+
+def _scores(body: Mapping[str, Any] | None, name: str) -> list[Any] | None:
+    if body is None:
+        return None
+    if name == "scores":
+        return [one["score"] for one in body["data"]]
+    names = ("index", "relevance_score")
+    return [{name: one[name] for name in names} for one in body["results"]]
+
+
+def _choice_column(values: Sequence[list[Any]], field: pa.Field, number: int) -> pa.Array:
+    if number > 1:
+        found: list[Any] = [each or None for each in values]
+    else:
+        found = [each[0] if each else None for each in values]
+    if is_json_text(field):
+        return pa.array([None if one is None else to_json(one).decode() for one in found])
+    if field.type not in {pa.string(), pa.list_(pa.string())}:
+        return pa.nulls(len(found), field.type)
+    return pa.array(found, field.type)

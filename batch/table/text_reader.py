@@ -1,0 +1,176 @@
+"""Text tables: CSV, TSV and JSON lines as record batches.
+
+Cells of CSV are texts; empty ones are null.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidemill.protocol.json_bodies import load_json
+
+from ..file.formats import BinaryFile
+from ..file.lines import BOM, MAX_LINE_BYTES, read_lines
+from .errors import TableError
+from .recipe import TableFormat
+
+DELIMITERS: Final = (",", "\t", ";")
+
+_BATCH_ROWS = 1024
+_MAX_NAMED_CHARS = 40
+
+Unpack = Callable[[BinaryFile], BinaryFile]
+"""Returns a file from its start on, unpacked."""
+
+
+def delimiter_of(header: str) -> str:
+    """Return the delimiter of a CSV by its header: the one that stands there most often."""
+    return max(DELIMITERS, key=header.count)
+
+
+class CsvTable:
+    """A CSV or TSV file in UTF-8 with a header."""
+
+    def __init__(self, file: BinaryFile, unpack: Unpack, head: bytes) -> None:
+        self._file = file
+        self._unpack = unpack
+        first = head.removeprefix(BOM).split(b"\n", 1)[0]
+        self._delimiter = delimiter_of(first.decode("utf-8", "replace"))
+        self.format: TableFormat = "tsv" if self._delimiter == "\t" else "csv"
+        names = next(self._records(), (1, []))[1]
+        if not any(names):
+            raise TableError("Line 1 of the CSV must hold the names of its columns.")
+        self.schema = pa.schema([pa.field(name, pa.string()) for name in names])
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read all rows; raises TableError for one with more or fewer cells than the header."""
+        names = self.schema.names
+        places = [names.index(name) for name in columns]
+        schema = pa.schema([self.schema.field(place) for place in places])
+        records, number = self._records(), 0
+        next(records, None)
+        while some := list(islice(records, _BATCH_ROWS)):
+            for line, cells in some:
+                number += 1
+                if len(cells) != len(names):
+                    raise TableError(
+                        f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, and "
+                        f"its header {len(names):,}: a cell with a `{self._delimiter}`, a quote or "
+                        "a newline in it stands in quotes."
+                    )
+            arrays = [
+                pa.array([cells[place] or None for _, cells in some], pa.string())
+                for place in places
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _records(self) -> Iterator[tuple[int, list[str]]]:
+        """Yield the records that are not blank, header included, each with its last line."""
+        csv.field_size_limit(MAX_LINE_BYTES)
+        reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
+        started = 1
+        try:
+            for cells in reader:
+                if cells:
+                    yield reader.line_num, cells
+                started = reader.line_num + 1
+        except csv.Error as exc:
+            raise TableError(
+                f"The CSV has a stray quote, or a cell that is too long, in the row that begins at "
+                f"line {started:,}: {exc}."
+            ) from exc
+
+    def _lines(self) -> Iterator[str]:
+        stream, number = self._unpack(self._file), 0
+        while data := stream.readline(MAX_LINE_BYTES):
+            number += 1
+            if number == 1:
+                data = data.removeprefix(BOM)
+            try:
+                yield data.decode()
+            except UnicodeDecodeError as exc:
+                if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    raise TableError("The CSV is UTF-16: save it as UTF-8.") from exc
+                raise TableError(
+                    f"Line {number:,} of the CSV is not UTF-8: 0x{data[exc.start]:02x} at byte "
+                    f"{exc.start + 1:,}; save the file as UTF-8."
+                ) from exc
+
+
+class JsonTable:
+    """JSON lines, an object each; the types of columns are found by reading all of them."""
+
+    format: TableFormat = "jsonl"
+
+    def __init__(self, file: BinaryFile, unpack: Unpack) -> None:
+        self._file = file
+        self._unpack = unpack
+        self._names: dict[str, None] = {}
+        self.schema = pa.schema([])
+        for rows, first in self._rows():
+            for row in rows:
+                self._names |= dict.fromkeys(row)
+            found = [pa.field(name, _array(rows, name, first).type) for name in self._names]
+            self.schema = _unified(self.schema, pa.schema(found), first)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read all rows; what a row lacks is null."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        for rows, first in self._rows():
+            arrays = [_array(rows, field.name, first, field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _rows(self) -> Iterator[tuple[list[dict[str, Any]], int]]:
+        """Yield some rows at a time, and the number of the first of them."""
+        lines, first = read_lines(self._unpack(self._file)), 1
+        while some := list(islice(lines, _BATCH_ROWS)):
+            rows = []
+            for raw in some:
+                what = f"Line {raw.number:,} of the table"
+                if raw.overlong is not None:
+                    raise TableError(f"{what} is too long: {raw.overlong.num_bytes:,} bytes.")
+                try:
+                    row = load_json(raw.data, cache_strings="keys")
+                except ValueError as exc:
+                    raise TableError(f"{what} is no JSON: {exc}.") from exc
+                if not isinstance(row, dict):
+                    raise TableError(f"{what} is no JSON object: write one object a row.")
+                rows.append(row)
+            yield rows, first
+            first += len(rows)
+
+
+def _array(
+    rows: Sequence[dict[str, Any]], name: str, first: int, kind: pa.DataType | None = None
+) -> pa.Array:
+    """Return a column of some rows; raises TableError for a cell of another type."""
+    cells = [row.get(name) for row in rows]
+    try:
+        return pa.array(cells, kind)
+    except (pa.ArrowException, OverflowError, UnicodeEncodeError):
+        pass
+    for place, cell in enumerate(cells):
+        try:
+            pa.array(cells[: place + 1], kind)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as exc:
+            shown = repr(cell)[:_MAX_NAMED_CHARS]
+            raise TableError(
+                f"Row {first + place:,} of the table has {shown} in column `{name}`, which is of "
+                "another type in the rows before it, or too large for one."
+            ) from exc
+    raise AssertionError
+
+
+def _unified(schema: pa.Schema, other: pa.Schema, first: int) -> pa.Schema:
+    try:
+        return pa.unify_schemas([schema, other], promote_options="permissive")
+    except pa.ArrowException as exc:
+        reason = str(exc).split("\n", 1)[0].rstrip(".")
+        raise TableError(
+            f"Columns of the table change their type at row {first:,} or after it: {reason}."
+        ) from exc

@@ -1,0 +1,146 @@
+"""Flags of tables: the recipe that makes requests of rows, from a file and from flags."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..console.errors import Refused
+from ..console.terminal import log
+
+if TYPE_CHECKING:
+    from tidemill.batch.table.recipe import Recipe, TableFormat
+
+FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
+_FORMATS_BY_SUFFIX: Final = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+_RECIPE_SUFFIX = ".recipe.toml"
+_TEMPLATES = ("prompt", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """A table's recipe, and where its results go: a path, and the format there."""
+
+    recipe: Recipe
+    output: Path
+    output_format: TableFormat
+
+
+def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
+    """Add the flags of a recipe."""
+    add = group.add_argument
+    add(
+        "--recipe",
+        metavar="FILE",
+        help="a TOML file (default: TABLE.recipe.toml beside the table); flags go before it",
+    )
+    add(
+        "--prompt",
+        metavar="TEMPLATE",
+        help="what to ask of each row, in Jinja with its columns: 'Label this: {{ text }}'",
+    )
+    add("--system", metavar="TEMPLATE", help="a system message for each row, likewise")
+    add("--url", metavar="URL", help="what the requests are for (default: /v1/chat/completions)")
+    add("--id", metavar="COLUMN", help="column of custom ids (default: the row's number)")
+    add("--keep", metavar="COLUMNS", help="columns in the output, by commas (default: all)")
+    add(
+        "--output-format",
+        choices=FORMATS,
+        help="of the output (default: by the name of -o, else that of the input)",
+    )
+
+
+def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
+    """Return the recipe for a file; None where neither a flag nor a file gives one.
+
+    Raises Refused for one that cannot work.
+    """
+    flags = _flags_of(arguments)
+    path = Path(arguments.recipe) if arguments.recipe else _recipe_beside(file)
+    if path is None and not flags:
+        return None
+    if path is None and not any(name in flags for name in _TEMPLATES):
+        given = ", ".join(f"--{'output-format' if name == 'output' else name}" for name in flags)
+        raise Refused(
+            f"{given} is for tables, and there is no recipe: give --prompt, or "
+            f"{recipe_path(file).name} beside the table"
+        )
+    # Late imports: only tables need these.
+    from tidemill.batch.table.errors import RecipeError
+    from tidemill.batch.table.recipe import load_recipe, parse_recipe
+
+    try:
+        keys: dict[str, Any] = {}
+        if path is not None:
+            keys = load_recipe(path.read_text(encoding="utf-8"))
+            if not arguments.recipe:
+                log(f"the recipe is {path}")
+        if "prompt" in flags:
+            for name in _TEMPLATES:
+                keys.pop(name, None)
+        return parse_recipe(keys | flags)
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        raise Refused(f"the recipe {path} cannot be read: {reason}") from exc
+    except RecipeError as exc:
+        raise Refused(f"the recipe {path or 'of the flags'} cannot work: {exc}") from exc
+
+
+def table_options_of(
+    recipe: Recipe, flag: str | None, input_file: str, output_file: str | None
+) -> TableOptions:
+    """Return the recipe with its output; `flag` is the format that was asked for."""
+    by_name = None if output_file is None else format_of(output_file)
+    form: Any = flag or by_name or recipe.output or format_of(input_file) or "parquet"
+    if output_file is None:
+        stem = table_stem(input_file)
+        output_file = str(Path(input_file).with_name(f"{stem}.output.{form}"))
+    return TableOptions(recipe, Path(output_file), form)
+
+
+def format_of(name: str) -> Any:
+    """Return the format that a file's name tells, or that of the first file in a folder."""
+    path = Path(name)
+    if path.is_dir():
+        names = sorted(str(inner) for inner in path.rglob("*") if inner.is_file())
+        return next(filter(None, map(format_of, names)), None)
+    return _FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def table_stem(name: str) -> str:
+    """Return the name of a table without its suffix."""
+    path = Path(name)
+    return path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+
+
+def recipe_path(file: str) -> Path:
+    """Return the path of the recipe beside a table."""
+    return Path(file).with_name(table_stem(file) + _RECIPE_SUFFIX)
+
+
+def _recipe_beside(file: str) -> Path | None:
+    if "://" in file or file == "-":
+        return None
+    path = recipe_path(file)
+    return path if path.is_file() else None
+
+
+def _flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {name: getattr(arguments, name) for name in ("prompt", "system", "url", "id")}
+    given["output"] = arguments.output_format
+    if arguments.keep is not None:
+        given["keep"] = [name.strip() for name in arguments.keep.split(",") if name.strip()]
+    return {name: value for name, value in given.items() if value is not None}

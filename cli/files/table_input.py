@@ -1,0 +1,166 @@
+"""Table input: a table, or a folder of them, rendered as the lines of an input file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Self
+
+import pyarrow as pa
+
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.table.errors import RecipeError, TableError
+from tidemill.batch.table.reader import Table, cells_of, open_table
+from tidemill.batch.table.recipe import Recipe
+from tidemill.batch.table.request_template import RequestTemplate
+from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+
+from ..console.errors import BadInput
+from ..console.terminal import amount, log
+from .input_file import InputFile
+from .source import Source, open_source
+
+_SUFFIXES = (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson", ".arrow", ".feather", ".ipc")
+_HIDDEN = (".", "_")
+_ALL_COLUMNS = ResultFacts(has_reasoning=True, has_tool_calls=True)
+_SECONDS_PER_WORD = 5.0
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class TableInput:
+    """Tables of the same columns, read one after the other; `name` is what they were asked by."""
+
+    name: str
+    recipe: Recipe
+    sources: tuple[Source, ...]
+    tables: tuple[Table, ...]
+    schema: pa.Schema
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        recipe: Recipe,
+        *,
+        tmp_dir: Path | None,
+        delays: tuple[float, ...],
+        stack: ExitStack,
+    ) -> Self:
+        """Open a file, a stream, a URL or a folder; raises BadInput for what is no table."""
+        sources: list[Source] = []
+        tables: list[Table] = []
+        for path in _files_of(name):
+            source = stack.enter_context(open_source(path, tmp_dir=tmp_dir, delays=delays))
+            try:
+                tables.append(open_table(source.file))
+            except (TableError, FormatError) as exc:
+                raise BadInput(f"{source.name} cannot be run. {exc}") from exc
+            if tables[-1].schema.remove_metadata() != tables[0].schema.remove_metadata():
+                raise BadInput(
+                    f"{source.name} cannot be run with {sources[0].name}: "
+                    f"{_difference(tables[0].schema, tables[-1].schema)}"
+                )
+            sources.append(source)
+        return cls(name, recipe, tuple(sources), tuple(tables), tables[0].schema)
+
+    @property
+    def kept(self) -> pa.Schema:
+        """Schema of the columns that the output has, too."""
+        keep = self.recipe.keep
+        return (
+            self.schema if keep is None else pa.schema([self.schema.field(name) for name in keep])
+        )
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Read columns of all rows; raises BadInput for a damaged table."""
+        for source, table in zip(self.sources, self.tables, strict=True):
+            try:
+                yield from table.batches(columns)
+            except (TableError, FormatError) as exc:
+                raise BadInput(f"{source.name} cannot be run. {exc}") from exc
+
+    def render(self, tmp_dir: Path | None, max_line_bytes: int, stack: ExitStack) -> InputFile:
+        """Return an input of the rows' requests, in a temporary file.
+
+        Raises BadInput where the recipe does not go with the table, or the disk has no room.
+        """
+        try:
+            template = RequestTemplate(self.recipe, self.schema.names)
+            ResultColumns(self.recipe, self.kept, _ALL_COLUMNS)
+        except RecipeError as exc:
+            raise BadInput(f"{self.name} cannot be run by its recipe: {exc}") from exc
+        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
+        stack.callback(copy.close)
+        num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
+        try:
+            for batch in self.batches(template.columns):
+                cells = {name: cells_of(batch.column(name)) for name in template.columns}
+                copy.writelines(template.lines(cells, batch.num_rows, num_rows + 1))
+                num_rows += batch.num_rows
+                if time.monotonic() >= next_word:
+                    log(f"rendering {self.name}: {amount(num_rows, 'row')}")
+                    next_word = time.monotonic() + _SECONDS_PER_WORD
+            copy.flush()
+        except OSError as exc:
+            folder = tmp_dir or tempfile.gettempdir()
+            raise BadInput(
+                f"the requests of {self.name} cannot be written to {folder} ({exc.strerror}): "
+                "--output-tmp-dir names another folder"
+            ) from exc
+        created = max(source.created for source in self.sources)
+        files = tuple(file for source in self.sources for file in source.files)
+        source = Source(copy, self.name, created, files)
+        form = FileFormat(is_table=True)
+        return InputFile(source, form, max_line_bytes, unpacked=copy, table=self)
+
+
+def open_requests(
+    name: str,
+    recipe: Recipe,
+    *,
+    tmp_dir: Path | None,
+    max_line_bytes: int,
+    delays: tuple[float, ...],
+    stack: ExitStack,
+) -> InputFile:
+    """Open a table and return an input of its rows' requests; raises BadInput."""
+    table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+    return table.render(tmp_dir, max_line_bytes, stack)
+
+
+def _files_of(name: str) -> list[str]:
+    """Return the files of an input: those in a folder by name, but for hidden ones."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return [name]
+    found = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith(_HIDDEN) for part in path.relative_to(folder).parts)
+        and path.name.lower().removesuffix(".gz").endswith(_SUFFIXES)
+    ]
+    if not found:
+        raise BadInput(f"the folder {name} has no table: no file ends in {', '.join(_SUFFIXES)}")
+    return [os.fspath(path) for path in found]
+
+
+def _difference(first: pa.Schema, other: pa.Schema) -> str:
+    if first.names != other.names:
+        odd = [
+            name
+            for name in (*first.names, *other.names)
+            if (name in first.names) != (name in other.names)
+        ]
+        named = ", ".join(f"`{name}`" for name in odd[:_MAX_NAMED])
+        return f"only one of them has {named}" if odd else "their columns are in another order"
+    pairs = [(field, other.field(field.name).type) for field in first]
+    field, kind = next((field, kind) for field, kind in pairs if field.type != kind)
+    return f"column `{field.name}` is {field.type} in one and {kind} in the other"
