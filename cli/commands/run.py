@@ -18,7 +18,8 @@ from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
-from ..files.paths import is_path, name_files
+from ..files.paths import is_path, name_files, name_shard_files
+from ..files.shard import add_shard_flag
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
@@ -28,6 +29,7 @@ examples:
   tidemill run requests.jsonl -o rows.jsonl --model ./model
   tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
   tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
   tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
   cat requests.jsonl | tidemill run - > rows.jsonl
 
@@ -80,6 +82,11 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FOLDER",
         help="where downloads and rows to upload lie meanwhile (default: the system's)",
+    )
+    add_shard_flag(
+        group,
+        "run the third of eight parts of the file, say, into FILE.3-of-8: `tidemill join` puts all "
+        "together",
     )
     _add_rows_flags(group)
     add(
@@ -163,6 +170,10 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     """Return the options of the parsed arguments."""
     names = name_files(arguments.input_file, arguments.output_file, arguments.files)
     arguments.input_file, arguments.output_file = names
+    if arguments.shard is not None:
+        arguments.output_file, arguments.error_file = name_shard_files(
+            arguments.shard, *names, arguments.error_file
+        )
     arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))

@@ -11,6 +11,7 @@ from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.routes import ENDPOINTS
 
+from ..console.terminal import log
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import InputReport, check_lines, no_row
 from ..files.input_file import InputFile
@@ -30,12 +31,26 @@ def check_names(options: RunOptions) -> None:
 def open_input(
     options: RunOptions, stack: ExitStack, delays: Sequence[float] = RETRY_DELAYS_SECONDS
 ) -> InputFile:
-    """Open the input, unpacked where it is packed."""
+    """Open the input, unpacked where it is packed; of a shard its lines alone."""
     source = open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=tuple(delays))
     requests = InputFile.from_source(
         stack.enter_context(source), options.max_line_bytes or MAX_LINE_BYTES
     )
-    return requests.unpack(options.output_tmp_dir, stack)
+    requests = requests.unpack(options.output_tmp_dir, stack)
+    if options.shard is None:
+        return requests
+    requests = requests.select(options.shard)
+    log(f"{options.shard}: {_lines_of(requests)}")
+    return requests
+
+
+def _lines_of(requests: InputFile) -> str:
+    """Return `lines 301 to 400 of requests.jsonl`; blank lines are among them."""
+    assert requests.part is not None
+    first, end = requests.part.first.number, requests.part.end.number
+    if requests.part.end.start > requests.part.first.start:
+        return f"{requests.form.unit}s {first:,} to {end - 1:,} of {requests.source.name}"
+    return f"no {requests.form.unit} of {requests.source.name}"
 
 
 def check_input(

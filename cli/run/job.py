@@ -34,7 +34,7 @@ from ..files.input_check import (
 from ..files.paths import check_resumable
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
-from .outputs import make_writer, open_files
+from .outputs import make_writer, mark_shard, open_files
 from .progress import summary
 from .reuse import open_reuse
 from .run import Run
@@ -57,7 +57,7 @@ def run_job(
     _check_resume(options)
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
-    tally, launched, limit = Tally(), time.monotonic(), options.seconds_limit
+    tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         files = open_files(options, retry_delays, stack)
@@ -104,7 +104,9 @@ def run_job(
             writer.start()
         with run.adding_resume_hint():
             writer.finish()
-        changed = requests.source.changed()
+            changed = requests.source.changed()
+            if requests.part is not None and not changed:
+                mark_shard(options, files, requests.part, tally)
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
     if changed:
         raise InputChanged(changed)
@@ -118,10 +120,10 @@ def _exit_status(tally: Tally, options: RunOptions) -> int:
 
 def _nothing_to_run(tally: Tally) -> str:
     if not tally.num_rows:
-        return "the input has no lines: nothing to run"
-    if tally.reused:
-        return f"every line has its row by reuse ({tally.num_rows:,}): nothing to run"
-    return f"every line has its row already ({tally.num_rows:,}): nothing to run"
+        what = "the input" if tally.shard is None else str(tally.shard)
+        return f"{what} has no lines: nothing to run"
+    how = "by reuse" if tally.reused else "already"
+    return f"{tally.label}every line has its row {how} ({tally.num_rows:,}): nothing to run"
 
 
 def _check_resume(options: RunOptions) -> None:

@@ -10,6 +10,7 @@ from ..arguments.argument_types import S3Folder
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
+from ..files.shard import Shard
 from .reuse_flags import check_reuse
 
 
@@ -20,6 +21,7 @@ class RunOptions(EngineOptions):
     input_file: str
     output_file: str
     error_file: str | None = None
+    shard: Shard | None = None
     output_tmp_dir: Path | None = None
     dialect: Literal["openai", "vllm"] = "openai"
     on_invalid_line: Literal["fail", "skip"] = "fail"
