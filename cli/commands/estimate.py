@@ -57,7 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="run N lines first, spread evenly, and estimate by them (their rows are discarded)",
     )
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
-    add_shard_flag(parser, "of the third of eight parts of the file, say")
+    add_shard_flag(parser, "of part I of N of the file, such as 3/8")
     add("--json", action="store_true", help="print one JSON object")
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")

@@ -67,7 +67,7 @@ def command(arguments: argparse.Namespace) -> int:
     from tidemill.batch.file.lines import MAX_LINE_BYTES
 
     from ..files.input_file import InputFile
-    from ..files.join import check_outputs, join_shards
+    from ..files.shard_join import check_outputs, join_shards
     from ..files.source import open_source
 
     output, errors = arguments.output_file, arguments.error_file

@@ -85,8 +85,8 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
     )
     add_shard_flag(
         group,
-        "run the third of eight parts of the file, say, into FILE.3-of-8: `tidemill join` puts all "
-        "together",
+        "run part I of N of the file, such as 3/8, with the rows in FILE.3-of-8: `tidemill join` "
+        "puts all together",
     )
     _add_rows_flags(group)
     add(

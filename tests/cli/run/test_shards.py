@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import pytest
 
 from tests.cli.given import CHAT, line, rows
 from tests.cli.place import typed
-from tidemill.cli.console.errors import BadInput, Refused
+from tidemill.cli.console.errors import BadInput, EngineLost, Refused
 from tidemill.cli.files import input_check
-from tidemill.cli.main import main
+from tidemill.cli.files.shard import Shard
+from tidemill.cli.main import main, parse
 
 Write = Callable[..., Path]
 COUNT = 3
+EXAMPLE = Path(__file__).parents[3] / "docs/examples/shards.sbatch"
 
 
 @pytest.fixture
@@ -269,6 +272,22 @@ def test_a_shard_that_is_being_written_is_not_joined(
     assert not out.exists()
 
 
+def test_a_run_that_starts_over_removes_the_mark_first(
+    run: Any, write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it ends amid the lines there is none; a refused run leaves all as it was."""
+    source, out = write_input(line("a"), line("b", name="b")), tmp_path / "rows"
+    given = ["-i", source, "-o", out, "--shard", "1/1"]
+    run(*given)
+    with pytest.raises(Refused, match="holds rows already"):
+        run(*given)
+    assert join(capsys, out)[0] == 0
+    run.dies_at = "b"
+    with pytest.raises(EngineLost):
+        run(*given, "--force", "--max-inflight", 1)
+    assert "so its run has not finished" in join(capsys, out, "--force")[1]
+
+
 def test_an_error_file_is_joined_where_there_was_one(
     shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -298,3 +317,21 @@ def test_a_failed_join_leaves_no_output(
     (tmp_path / "rows.joining").write_text("of a join that was killed")
     assert join(capsys, out)[0] == 0
     assert CHAT not in out.read_text()[:10]
+
+
+def test_the_example_of_slurm_runs_its_task_of_the_array(tmp_path: Path) -> None:
+    """With the two variables that Slurm sets."""
+    command = tmp_path / "tidemill"
+    command.write_text('#!/bin/sh\necho "$@"\n')
+    command.chmod(0o755)
+    task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
+    said = subprocess.run(
+        ["bash", EXAMPLE, "in.jsonl", "rows.jsonl"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **task},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    parsed = parse(said.stdout.split())
+    assert (parsed.files, parsed.output_file) == (["in.jsonl"], "rows.jsonl")
+    assert (parsed.shard, parsed.resume) == (Shard(3, 8), True)
