@@ -15,6 +15,7 @@ from .commands import (
     drop,
     erase,
     estimate,
+    join,
     keys,
     local,
     models,
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     to_batches = (submit, resume, status, results, cancel, erase, drop)
     for command in (
         run,
+        join,
         estimate,
         serve,
         models,

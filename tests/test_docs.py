@@ -42,10 +42,11 @@ def test_every_room_of_the_engine_is_explained() -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-def test_every_flag_of_run_is_explained() -> None:
-    """A new flag of `tidemill run` comes with its line in docs/running.md."""
+@pytest.mark.parametrize("command", ["run", "join"])
+def test_every_flag_of_run_and_join_is_explained(command: str) -> None:
+    """A new flag of theirs comes with its line in docs/running.md."""
     page = (DOCS / "running.md").read_text(encoding="utf-8")
-    flags = flags_of(make_parser(), "run")
+    flags = flags_of(make_parser(), command)
     assert "--input-file" in flags
     assert [flag for flag in flags if f"`{flag}" not in page] == []
 

@@ -83,9 +83,10 @@ def print_not_run(digest: str, custom_id: str | None, *, code: str, message: str
 
 def print_malformed(digest: str, error: LineError) -> bytes:
     """Return the row of a line that is no request, newline included."""
+    unit = "Row" if error.code == INVALID_CELL else "Line"
     told = {
         "code": "invalid_json_line",
-        "message": f"{'Row' if error.code == INVALID_CELL else 'Line'} {error.line}: {error.message}",
+        "message": f"{unit} {error.line}: {error.message}",
         "param": error.param,
         "line": error.line,
     }

@@ -15,6 +15,7 @@ from ..engine.engine import require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import STANDARD_STREAM, name_files
+from ..files.shard import add_shard_flag
 from ..run.reuse_flags import add_reuse_flags
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="run N lines first, spread evenly, and estimate by them (their rows are discarded)",
     )
     add("--price-per-hour", type=positive_number, metavar="PRICE", help="of this machine")
+    add_shard_flag(parser, "of part I of N of the file, such as 3/8")
     add("--json", action="store_true", help="print one JSON object")
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
@@ -77,6 +79,7 @@ def command(arguments: argparse.Namespace) -> int:
         **engine_fields(arguments),
         input_file=source,
         output_file=STANDARD_STREAM,
+        shard=arguments.shard,
         output_tmp_dir=arguments.output_tmp_dir,
         max_line_bytes=arguments.max_line_bytes,
         price_per_hour=arguments.price_per_hour,

@@ -19,7 +19,8 @@ from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
-from ..files.paths import is_path, name_files
+from ..files.paths import is_path, name_files, name_shard_files
+from ..files.shard import add_shard_flag
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
@@ -30,6 +31,7 @@ examples:
   tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
   tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
   tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
+  tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
   tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
   cat requests.jsonl | tidemill run - > rows.jsonl
 
@@ -83,6 +85,11 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         type=Path,
         metavar="FOLDER",
         help="where downloads and rows to upload lie meanwhile (default: the system's)",
+    )
+    add_shard_flag(
+        group,
+        "run part I of N of the file, such as 3/8, with the rows in FILE.3-of-8: `tidemill join` "
+        "puts all together",
     )
     _add_rows_flags(group)
     add(
@@ -172,6 +179,10 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
         asked = arguments.output_format
         arguments.table = table_options_of(recipe, asked, names[0], named)
         arguments.output_file = str(arguments.table.output)
+    elif arguments.shard is not None:
+        arguments.output_file, arguments.error_file = name_shard_files(
+            arguments.shard, *names, arguments.error_file
+        )
     arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))
@@ -190,6 +201,7 @@ def command(arguments: argparse.Namespace) -> int:
         status in {0, ROWS_FAILED, OVER_LIMIT}
         and not is_output_named
         and is_path(options.output_file)
+        and not (options.table and options.shard)
     ):
         log(f"the rows are in {options.output_file}")
     return status

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class InputReport:
     `num_bad` lines are malformed; the first of them are in `bad`, by number and message. `failing`
     are requests that the engine will refuse; `models` counts the unserved model names that they ask
     for. `without_effect` counts, for each default flag, the lines without such a parameter, and
-    `kinds` requests by url and model.
+    `kinds` requests by url and model. `others_run` says of a shard none of whose lines can run that
+    a line of another shard can.
     """
 
     requests: InputFile
@@ -56,16 +58,22 @@ class InputReport:
     duplicates: Duplicates = field(default_factory=lambda: Duplicates(0, ()))
     without_effect: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
+    others_run: bool = False
 
     @property
     def name(self) -> str:
         """The display name of the input."""
-        return self.requests.source.name
+        return self.requests.name
 
     @property
     def unit(self) -> str:
         """The unit of its numbers, such as `line`."""
         return self.requests.form.unit
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Say whether there are lines, and none of them can run."""
+        return 0 < self.num_rows <= self.failing.count + self.num_bad
 
     def count_kind(self, url: str, model: str) -> None:
         """Count a request; of very many names the last are left out."""
@@ -142,7 +150,23 @@ def check_lines(
                 log(f"checking {report.name}: {amount(report.num_rows, report.unit)}")
                 next_word = time.monotonic() + _SECONDS_PER_WORD
         report.duplicates = finder.find(_MAX_NAMED_DUPLICATES)
+    if requests.part is not None and report.is_hopeless:
+        report.others_run = _can_any_run(
+            replace(requests, part=None), served_names, endpoints, defaults
+        )
     return report
+
+
+def _can_any_run(
+    requests: InputFile, served_names: Sequence[str], endpoints: Sequence[str], defaults: Defaults
+) -> bool:
+    for raw in requests.lines():
+        with suppress(LineError, RequestError):
+            line = parse_line(raw)
+            body = defaults.apply(line.url, line.body)
+            check_request(line.url, body, served_names, endpoints)
+            return True
+    return False
 
 
 def refuse_bad_lines(report: InputReport) -> None:
@@ -173,9 +197,12 @@ def refuse_bad_lines(report: InputReport) -> None:
 
 
 def refuse_hopeless(report: InputReport) -> None:
-    """Raise BadInput with the reasons when none of the lines can run."""
+    """Raise BadInput with the reasons when none of the lines can run.
+
+    A shard runs all the same if lines of other shards can: the whole file would run, too.
+    """
     num_failing = report.failing.count
-    if not report.num_rows or num_failing + report.num_bad < report.num_rows:
+    if not report.is_hopeless or report.others_run:
         return
     if num_failing and report.models.total() == num_failing:
         raise BadInput(f"{_asked_for(report)}; {_ways(report)} runs them. Nothing was run")
@@ -199,10 +226,10 @@ def warn_of_failing(report: InputReport) -> None:
 
 
 def warn_of_defaults(report: InputReport) -> None:
-    """Warn about defaults without effect on some lines; BadInput if on all lines."""
+    """Warn about defaults without effect on some lines; BadInput if on all lines of a file."""
     num_lines = report.num_rows - report.num_bad
     for flag, count in sorted(report.without_effect.items()):
-        if count == num_lines:
+        if count == num_lines and report.requests.part is None:
             raise BadInput(
                 f"no {report.unit} of {report.name} has a url that {flag} is for: leave it out. "
                 "Nothing was run"

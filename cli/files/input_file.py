@@ -17,11 +17,12 @@ from tidemill.batch.file.formats import (
     detect_format,
     open_lines,
 )
-from tidemill.batch.file.lines import BytesByLine, FormatError, RawLine, read_lines
+from tidemill.batch.file.lines import FormatError, RawLine, read_lines
 from tidemill.engine.plan.line_index import LineIndex
 
 from ..console.errors import BadInput
 from ..console.terminal import log
+from .shard import Shard, ShardLines, find_shard_lines
 from .source import Source
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class InputFile:
     """An input whose lines can be read repeatedly; `unpacked` is its plain JSONL, if it is none.
 
     Its lines may be the requests of a `table`.
+    With `part` its lines are those of a shard, with the numbers that they have in the whole file.
     """
 
     source: Source
@@ -57,6 +59,7 @@ class InputFile:
     max_line_bytes: int
     unpacked: IO[bytes] | None = None
     table: TableInput | None = None
+    part: ShardLines | None = None
 
     @classmethod
     def from_source(cls, source: Source, max_line_bytes: int) -> Self:
@@ -93,6 +96,29 @@ class InputFile:
             return self
         return replace(self, unpacked=copy)
 
+    def select(self, shard: Shard) -> InputFile:
+        """Return the input with the lines of a shard alone; those before are counted, not parsed.
+
+        Raises BadInput for an input that is not seekable.
+        """
+        num_bytes = self.num_bytes
+        return replace(self, part=find_shard_lines(self._plain, num_bytes, shard))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the plain JSONL; raises BadInput for an input that is not seekable."""
+        if not self.is_seekable:
+            raise BadInput(
+                f"{self.source.name} is compressed, and its shards are known by a plain copy: "
+                "name a folder with room for it by --output-tmp-dir"
+            )
+        return os.fstat(self._plain.fileno()).st_size
+
+    @property
+    def name(self) -> str:
+        """The display name of the input, or of its shard."""
+        return self.source.name + ("" if self.part is None else f" ({self.part.shard})")
+
     @property
     def is_seekable(self) -> bool:
         """Say whether lines can be read in any order."""
@@ -106,8 +132,13 @@ class InputFile:
     def spans(self) -> Iterator[tuple[RawLine, LineSpan]]:
         """Yield the non-blank lines with their spans; raises BadInput for a damaged file."""
         try:
-            stream = _Counted(self._stream())
-            for raw in read_lines(stream, max_line_bytes=self.max_line_bytes):
+            stream, first_number = _Counted(self._stream()), 1
+            if (part := self.part) is not None:
+                stream.seek(part.first.start, part.end.start)
+                first_number = part.first.number
+            for raw in read_lines(
+                stream, max_line_bytes=self.max_line_bytes, first_number=first_number
+            ):
                 num_bytes = len(raw.data) if raw.overlong is None else raw.overlong.num_bytes
                 start = stream.num_bytes - stream.ends_line - num_bytes
                 yield raw, LineSpan(start, num_bytes, raw.number)
@@ -128,13 +159,18 @@ class InputFile:
             yield PlacedLine(wanted, next(raw for place, raw in numbered if place == wanted))
 
     def _read(self, span: LineSpan) -> RawLine:
-        file = self.source.file if self.unpacked is None else self.unpacked
+        file = self._plain
         if self.unpacked is None:
             self.source.check()
         if span.num_bytes <= self.max_line_bytes:
             return RawLine(span.number, os.pread(file.fileno(), span.num_bytes, span.start))
         file.seek(span.start)
         return next(read_lines(file, max_line_bytes=self.max_line_bytes, first_number=span.number))
+
+    @property
+    def _plain(self) -> IO[bytes]:
+        """The file of a seekable input's plain JSONL."""
+        return self.source.file if self.unpacked is None else self.unpacked
 
     def _stream(self) -> BinaryFile:
         if self.unpacked is None:
@@ -149,13 +185,21 @@ class InputFile:
 class _Counted:
     """A stream by lines that counts its bytes."""
 
-    def __init__(self, stream: BytesByLine) -> None:
+    def __init__(self, stream: BinaryFile) -> None:
         self._stream = stream
+        self._end: int | None = None
         self.num_bytes = 0
         self.ends_line = False
 
+    def seek(self, start: int, end: int) -> None:
+        """Go to the start of a line; `end`, where another begins, is then that of the stream."""
+        self._stream.seek(start)
+        self.num_bytes, self._end = start, end
+
     def readline(self, size: int) -> bytes:
         """Return the next bytes up to a newline."""
+        if self.num_bytes == self._end:
+            return b""
         data = self._stream.readline(size)
         if data:
             self.num_bytes += len(data)

@@ -54,11 +54,11 @@ def find_kept_rows(lines: Iterable[RawLine], paths: list[Path]) -> KeptRows:
         readers = []
         for path in paths:
             file = path.open("rb", buffering=_BUFFER_BYTES) if path.exists() else io.BytesIO()
-            readers.append(_RowReader(path, stack.enter_context(file)))
+            readers.append(RowReader(path, stack.enter_context(file)))
         return _compare(lines, readers)
 
 
-def _compare(lines: Iterable[RawLine], readers: list[_RowReader]) -> KeptRows:
+def _compare(lines: Iterable[RawLine], readers: list[RowReader]) -> KeptRows:
     ok = bytearray()
     num_ahead = 0
     cuts = [0] * len(readers)
@@ -68,7 +68,7 @@ def _compare(lines: Iterable[RawLine], readers: list[_RowReader]) -> KeptRows:
         if all(reader.head is None for reader in readers):
             break
         row_id = row_id_of(raw.digest)
-        index = _index_of(row_id, readers)
+        index = index_of(row_id, readers)
         if index is None:
             missing = missing or raw
             if len(readers) == 1:
@@ -85,14 +85,15 @@ def _compare(lines: Iterable[RawLine], readers: list[_RowReader]) -> KeptRows:
     return KeptRows(bytes(ok), tuple(cuts), created)
 
 
-def _index_of(row_id: str, readers: list[_RowReader]) -> int | None:
+def index_of(row_id: str, readers: list[RowReader]) -> int | None:
+    """Return which of the readers has this row next, None if none has."""
     for index, reader in enumerate(readers):
         if reader.head is not None and reader.head.row_id == row_id:
             return index
     return None
 
 
-def _refuse_strangers(readers: list[_RowReader], missing: RawLine | None, num_ahead: int) -> None:
+def _refuse_strangers(readers: list[RowReader], missing: RawLine | None, num_ahead: int) -> None:
     for reader in readers:
         if reader.head is None:
             continue
@@ -110,7 +111,7 @@ def _refuse_strangers(readers: list[_RowReader], missing: RawLine | None, num_ah
         )
 
 
-class _RowReader:
+class RowReader:
     """Reads the complete rows of a file with one row of look-ahead; `head` is None at the end."""
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:

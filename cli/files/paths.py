@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ..console.errors import Refused
+from .shard import Shard
 
 STANDARD_STREAM = "-"
 
@@ -80,6 +81,24 @@ def name_files(
     return name, output_file
 
 
+def name_shard_files(
+    shard: Shard, input_file: str, output_file: str, error_file: str | None
+) -> tuple[str, str | None]:
+    """Return output and error file of a shard; a stream stays what it is.
+
+    Raises Refused for a URL, and for names that `check_paths` refuses for the whole file.
+    """
+    if is_url(output_file):
+        raise Refused(
+            f"--shard writes a file for `tidemill join`, and {display_name(output_file)} is a url: "
+            "name a path with -o"
+        )
+    check_paths(input_file, output_file, error_file)
+    if is_path(output_file) and is_regular_or_new(Path(output_file)):
+        output_file = shard.path(output_file)
+    return output_file, None if error_file is None else shard.path(error_file)
+
+
 def is_regular_or_new(path: Path) -> bool:
     """Say whether the path is a regular file or does not exist; not a pipe or device."""
     try:
@@ -89,24 +108,26 @@ def is_regular_or_new(path: Path) -> bool:
 
 
 def check_paths(
-    input_file: str, output_file: str, error_file: str | None, *, is_table: bool = False
+    input_file: str | None, output_file: str, error_file: str | None, *, is_table: bool = False
 ) -> None:
     """Raise Refused for unusable inputs and outputs, before anything is opened.
 
     A table may be a folder.
     """
-    _check_schemes(input_file, output_file, error_file or "")
+    _check_schemes(input_file or "", output_file, error_file or "")
     for name, stream, what in (
         (input_file, sys.stdin, "input"),
         (output_file, sys.stdout, "output"),
     ):
         if name == STANDARD_STREAM and stream is None:
             raise Refused(f"standard {what} is closed: name a file instead of -")
-    if is_path(input_file):
-        _check_input(Path(input_file), is_table=is_table)
+    named = [("output", output_file)]
+    if input_file is not None:
+        if is_path(input_file):
+            _check_input(Path(input_file), is_table=is_table)
+        named.insert(0, ("input", input_file))
     if is_path(output_file):
         _check_output(Path(output_file), "the output")
-    named = [("input", input_file), ("output", output_file)]
     if error_file is not None:
         if not is_path(error_file):
             raise Refused("the error file must be a path, not a stream or a URL")

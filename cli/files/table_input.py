@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import os
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 import pyarrow as pa
 
-from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.file.lines import FormatError
-from tidemill.batch.table.errors import RecipeError, TableError
-from tidemill.batch.table.reader import Table, cells_of, open_table
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.reader import Table, open_table
 from tidemill.batch.table.recipe import Recipe
-from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 
 from ..console.errors import BadInput
-from ..console.terminal import amount, log
-from .input_file import InputFile
 from .source import Source, open_source
 
 _SUFFIXES = (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson", ".arrow", ".feather", ".ipc")
 _HIDDEN = (".", "_")
-_ALL_COLUMNS = ResultFacts(has_reasoning=True, has_tool_calls=True)
-_SECONDS_PER_WORD = 5.0
 _MAX_NAMED = 3
 
 
@@ -85,54 +76,6 @@ class TableInput:
                 yield from table.batches(columns)
             except (TableError, FormatError) as exc:
                 raise BadInput(f"{source.name} cannot be run. {exc}") from exc
-
-    def render(self, tmp_dir: Path | None, max_line_bytes: int, stack: ExitStack) -> InputFile:
-        """Return an input of the rows' requests, in a temporary file.
-
-        Raises BadInput where the recipe does not go with the table, or the disk has no room.
-        """
-        try:
-            template = RequestTemplate(self.recipe, self.schema.names)
-            ResultColumns(self.recipe, self.kept, _ALL_COLUMNS)
-        except RecipeError as exc:
-            raise BadInput(f"{self.name} cannot be run by its recipe: {exc}") from exc
-        copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
-        stack.callback(copy.close)
-        num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
-        try:
-            for batch in self.batches(template.columns):
-                cells = {name: cells_of(batch.column(name)) for name in template.columns}
-                copy.writelines(template.lines(cells, batch.num_rows, num_rows + 1))
-                num_rows += batch.num_rows
-                if time.monotonic() >= next_word:
-                    log(f"rendering {self.name}: {amount(num_rows, 'row')}")
-                    next_word = time.monotonic() + _SECONDS_PER_WORD
-            copy.flush()
-        except OSError as exc:
-            folder = tmp_dir or tempfile.gettempdir()
-            raise BadInput(
-                f"the requests of {self.name} cannot be written to {folder} ({exc.strerror}): "
-                "--output-tmp-dir names another folder"
-            ) from exc
-        created = max(source.created for source in self.sources)
-        files = tuple(file for source in self.sources for file in source.files)
-        source = Source(copy, self.name, created, files)
-        form = FileFormat(is_table=True)
-        return InputFile(source, form, max_line_bytes, unpacked=copy, table=self)
-
-
-def open_requests(
-    name: str,
-    recipe: Recipe,
-    *,
-    tmp_dir: Path | None,
-    max_line_bytes: int,
-    delays: tuple[float, ...],
-    stack: ExitStack,
-) -> InputFile:
-    """Open a table and return an input of its rows' requests; raises BadInput."""
-    table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
-    return table.render(tmp_dir, max_line_bytes, stack)
 
 
 def _files_of(name: str) -> list[str]:

@@ -11,6 +11,7 @@ from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.routes import ENDPOINTS
 
+from ..console.terminal import log
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import InputReport, check_lines, no_row
 from ..files.input_file import InputFile
@@ -31,23 +32,39 @@ def check_names(options: RunOptions) -> None:
 def open_input(
     options: RunOptions, stack: ExitStack, delays: Sequence[float] = RETRY_DELAYS_SECONDS
 ) -> InputFile:
-    """Open the input, unpacked where it is packed, rendered where it is a table."""
-    limit = options.max_line_bytes or MAX_LINE_BYTES
+    """Open the input, unpacked where it is packed, rendered where it is a table.
+
+    With a shard it is its lines alone.
+    """
+    requests = _open_whole(options, stack, tuple(delays))
+    if options.shard is None:
+        return requests
+    requests = requests.select(options.shard)
+    log(f"{options.shard}: {_lines_of(requests)}")
+    return requests
+
+
+def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]) -> InputFile:
+    limit, tmp_dir = options.max_line_bytes or MAX_LINE_BYTES, options.output_tmp_dir
     if options.table is not None:
         # A late import: pyarrow takes a while.
-        from ..files.table_input import open_requests
+        from ..files.table_input import TableInput
+        from ..files.table_requests import render_requests
 
-        return open_requests(
-            options.input_file,
-            options.table.recipe,
-            tmp_dir=options.output_tmp_dir,
-            max_line_bytes=limit,
-            delays=tuple(delays),
-            stack=stack,
-        )
-    source = open_source(options.input_file, tmp_dir=options.output_tmp_dir, delays=tuple(delays))
-    requests = InputFile.from_source(stack.enter_context(source), limit)
-    return requests.unpack(options.output_tmp_dir, stack)
+        name, recipe = options.input_file, options.table.recipe
+        table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+        return render_requests(table, tmp_dir, limit, stack)
+    source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
+    return InputFile.from_source(stack.enter_context(source), limit).unpack(tmp_dir, stack)
+
+
+def _lines_of(requests: InputFile) -> str:
+    """Return `lines 301 to 400 of requests.jsonl`; blank lines are among them."""
+    assert requests.part is not None
+    first, end = requests.part.first.number, requests.part.end.number
+    if requests.part.end.start > requests.part.first.start:
+        return f"{requests.form.unit}s {first:,} to {end - 1:,} of {requests.source.name}"
+    return f"no {requests.form.unit} of {requests.source.name}"
 
 
 def check_input(

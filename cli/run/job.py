@@ -32,11 +32,11 @@ from ..files.input_check import (
     warn_of_duplicates,
     warn_of_failing,
 )
-from ..files.input_file import InputFile
 from ..files.paths import check_resumable
+from ..files.row_writer import OutputFiles
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
-from .outputs import make_writer, open_files
+from .outputs import make_writer, mark_shard, open_files
 from .progress import summary
 from .reuse import open_reuse
 from .run import Run
@@ -62,7 +62,7 @@ def run_job(
     _check_resume(options)
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
-    tally, launched, limit = Tally(), time.monotonic(), options.seconds_limit
+    tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         files = open_files(options, retry_delays, stack)
@@ -107,10 +107,7 @@ def run_job(
                 if signals.received:
                     return 128 + signals.received
                 run.write_rows_not_run()
-        with run.adding_resume_hint():
-            writer.finish()
-            _finish_output(options, requests, has_failed=tally.rows_failed > 0)
-        changed = requests.source.changed()
+        changed = _finish(run, files, tally)
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
     if changed:
         raise InputChanged(changed)
@@ -127,12 +124,22 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
     return with_rows_file(options)
 
 
-def _finish_output(options: RunOptions, requests: InputFile, *, has_failed: bool) -> None:
-    """Make a table of the rows, where the input is one."""
-    if requests.table is not None:
-        from .table_run import finish_table
+def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
+    """Finish the output, make a table of its rows if the input is one, and mark a shard.
 
-        finish_table(options, requests.table, has_failed=has_failed)
+    Returns how the input has changed meanwhile.
+    """
+    requests = run.requests
+    with run.adding_resume_hint():
+        run.writer.finish()
+        if requests.table is not None:
+            from .table_run import finish_table
+
+            finish_table(run.options, requests.table, has_failed=tally.rows_failed > 0)
+        changed = requests.source.changed()
+        if requests.part is not None and not changed:
+            mark_shard(run.options, files, requests.part, tally)
+    return changed
 
 
 def _exit_status(tally: Tally, options: RunOptions) -> int:
@@ -142,10 +149,10 @@ def _exit_status(tally: Tally, options: RunOptions) -> int:
 
 def _nothing_to_run(tally: Tally) -> str:
     if not tally.num_rows:
-        return "the input has no lines: nothing to run"
-    if tally.reused:
-        return f"every line has its row by reuse ({tally.num_rows:,}): nothing to run"
-    return f"every line has its row already ({tally.num_rows:,}): nothing to run"
+        what = "the input" if tally.shard is None else str(tally.shard)
+        return f"{what} has no lines: nothing to run"
+    how = "by reuse" if tally.reused else "already"
+    return f"{tally.label}every line has its row {how} ({tally.num_rows:,}): nothing to run"
 
 
 def _check_resume(options: RunOptions) -> None:

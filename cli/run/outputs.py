@@ -15,8 +15,11 @@ from ..files.output import LocalFile, Output, open_output
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
 from ..files.reused_rows import ReusedRows
 from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
+from ..files.shard import ShardLines
+from ..files.shard_mark import mark_finished, mark_path
 from ..files.spool import Spool, spool_path
 from .run_options import RunOptions
+from .tally import Tally
 
 Lines = Callable[[], Iterator[RawLine]]
 """Reads the input from its start."""
@@ -52,13 +55,14 @@ def make_writer(
     A retry takes no reused rows: it runs what has failed.
     """
     paths = _paths(options)
+    marks = [] if options.shard is None else [mark_path(paths[0])]
     if not options.resume:
         nothing = KeptRows(b"", (0,) * (1 if files.errors is None else 2))
         path = files.output.spool_path
         spool = Spool(path, num_rows, tmp_dir=options.output_tmp_dir)
         stack.callback(spool.close)
         is_file = isinstance(files.output, LocalFile)
-        stale = [*retry_files(*paths), *([path] if path else [])] if is_file else ()
+        stale = [*retry_files(*paths), *([path] if path else []), *marks] if is_file else ()
         return AppendWriter(files, nothing, spool, stale=stale, reused=reused)
     kept = find_kept_rows(lines(), [path for path in paths if path is not None])
     spool = Spool(spool_path(paths[0]), num_rows, tmp_dir=options.output_tmp_dir)
@@ -68,7 +72,7 @@ def make_writer(
         log("a retry of failed rows was cut off: it goes on")
     elif not (options.retry_failed and num_failed):
         spool.load(lines(), kept.num_rows, only_successes=options.retry_failed)
-        appending = AppendWriter(files, kept, spool, reused=reused)
+        appending = AppendWriter(files, kept, spool, stale=marks, reused=reused)
         num_kept = appending.num_kept - appending.num_reused
         log(f"resuming: {amount(num_kept, 'row')} kept")
         return appending
@@ -76,6 +80,14 @@ def make_writer(
     retrying = RetryWriter(*paths, kept, spool, lines, stack=stack)
     log(f"resuming: {amount(retrying.num_kept, 'row')} kept, failed ones run again")
     return retrying
+
+
+def mark_shard(options: RunOptions, files: OutputFiles, lines: ShardLines, tally: Tally) -> None:
+    """Leave the mark of a shard that has all its rows in files."""
+    if isinstance(files.output, LocalFile):
+        mark_finished(
+            *_paths(options), lines, num_rows=tally.num_rows, num_errors=tally.rows_failed
+        )
 
 
 def _paths(options: RunOptions) -> tuple[Path, Path | None]:

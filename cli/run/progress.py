@@ -102,7 +102,7 @@ class BarReporter:
         """Update the bar."""
         columns = self._progress.console.width
         self._bar.bar_width = bar_width(columns)
-        count = f"{tally.rows_done}/{tally.num_rows}"
+        count = f"{tally.label}{tally.rows_done}/{tally.num_rows}"
         words, room = (
             _words(tally, rates, forecast),
             columns - bar_width(columns) - len(count) - 2,
@@ -116,7 +116,7 @@ def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> 
 
     Where nothing is forecast the time left is that of the rows at their rate.
     """
-    count = f"{tally.rows_done:,} of {tally.num_rows:,} rows"
+    count = f"{tally.label}{tally.rows_done:,} of {tally.num_rows:,} rows"
     return ", ".join([count, *_words(tally, rates, forecast)])
 
 
@@ -155,7 +155,7 @@ def summary(tally: Tally) -> str:
         parts.insert(0, f"{usage.audio_seconds:,.1f} s of audio")
     costs = (usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)
     parts.append(format_rate(*(each / seconds for each in costs)))
-    words = f"{rows} in {seconds:,.1f} s: {outcome}; {', '.join(parts)}"
+    words = f"{tally.label}{rows} in {seconds:,.1f} s: {outcome}; {', '.join(parts)}"
     if tally.kept:
         all_ok = tally.rows_done - tally.rows_failed
         ways = ((tally.kept - tally.reused, "kept from before"), (tally.reused, "reused"))

@@ -68,7 +68,7 @@ class Run:
                 is_done = asyncio.run(self._feed(served, reporter))
         if not is_done:
             hint = f". {self.writer.resume_hint()}" if self.signals.received else ""
-            log(f"stopped with {self._progress()}{hint}")
+            log(f"{tally.label}stopped with {self._progress()}{hint}")
         return is_done
 
     def write_rows_not_run(self) -> None:

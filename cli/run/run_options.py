@@ -11,6 +11,7 @@ from ..arguments.recipe_flags import TableOptions
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
+from ..files.shard import Shard
 from .reuse_flags import check_reuse
 
 
@@ -21,6 +22,7 @@ class RunOptions(EngineOptions):
     input_file: str
     output_file: str
     error_file: str | None = None
+    shard: Shard | None = None
     output_tmp_dir: Path | None = None
     dialect: Literal["openai", "vllm"] = "openai"
     on_invalid_line: Literal["fail", "skip"] = "fail"

@@ -33,13 +33,25 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
     elif target.exists() and not rows.exists():
         log(f"{target} is complete: nothing to run")
         return None
+    if options.shard is not None:
+        rows = Path(options.shard.path(str(rows)))
     return replace(options, output_file=str(rows))
 
 
 def finish_table(options: RunOptions, table: TableInput, *, has_failed: bool) -> None:
-    """Write the table, and remove the rows that it was made of unless some can be tried again."""
+    """Write the table, and remove the rows that it was made of unless some can be tried again.
+
+    Those of a shard stay: the table is made of all of them, once they are joined.
+    """
     assert options.table is not None
     rows = Path(options.output_file)
+    if options.shard is not None:
+        whole = rows_path(options.table.output)
+        log(
+            f"the shard's rows are in {rows}: `tidemill join {whole}` joins those of all shards, "
+            "then this command with --resume and no --shard makes the table"
+        )
+        return
     write_table(table, rows, options.table.output, options.table.output_format)
     if has_failed:
         log(f"the rows are kept in {rows}: --resume --retry-failed runs the failed ones again")

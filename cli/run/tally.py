@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tidemill.protocol.contract import Usage
 
 from ..console.error_summary import ErrorSummary
+from ..files.shard import Shard
 
 
 @dataclass(slots=True)
@@ -18,6 +19,7 @@ class Tally:
     `started` is on the monotonic clock.
     """
 
+    shard: Shard | None = None
     num_rows: int = 0
     kept: int = 0
     kept_ok: int = 0
@@ -40,6 +42,11 @@ class Tally:
             self.failures.add(failure, line)
         if usage is not None:
             self.usage += usage
+
+    @property
+    def label(self) -> str:
+        """Start of messages about a shard: `shard 3 of 8: `; empty for a whole file."""
+        return "" if self.shard is None else f"{self.shard}: "
 
     @property
     def rows_done(self) -> int:

@@ -69,6 +69,12 @@ def test_tokens_are_those_of_a_run(
     assert found["most_output_tokens"] >= sum(usage["completion_tokens"] for usage in ran)
 
 
+def test_a_shard_is_estimated_by_itself(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines of all shards are those of the file."""
+    found = [estimated(capsys, source, "--shard", f"{number}/2") for number in (1, 2)]
+    assert sum(each["num_lines"] for each in found) == 13
+
+
 def test_lines_that_are_reused_are_no_work(
     write_input: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

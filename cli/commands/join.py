@@ -1,0 +1,91 @@
+"""`tidemill join`: puts the rows of shards together."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from ..arguments.argument_types import positive_int
+from ..console.signals import StopSignals
+from ..console.terminal import amount, log
+
+_DESCRIPTION = """\
+Puts the rows of `tidemill run --shard I/N -o OUTPUT` together in OUTPUT: those of OUTPUT.1-of-N
+first, then of OUTPUT.2-of-N, and so on. Nothing is written unless all shards are there and have
+finished, as the files OUTPUT.I-of-N.done say that their runs have left. With -i the rows are
+compared with the lines of the whole input instead.
+"""
+_EPILOG = """\
+examples:
+  tidemill join rows.jsonl
+  tidemill join rows.jsonl -i requests.jsonl        (needs no .done files)
+  tidemill join rows.jsonl -e errors.jsonl --remove
+
+exit status:
+  0  OUTPUT has a row for every line
+  1  rows that are not those of the lines, or a failure on the way
+  2  shards that are missing or unfinished, or paths that cannot work; nothing was written
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `join` to the command line."""
+    parser = commands.add_parser(
+        "join",
+        help="put the rows of shards together",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("output_file", metavar="OUTPUT", help="the output that was named, without .I-of-N")
+    add("-e", "--error-file", metavar="FILE", help="the error file that was named, likewise")
+    add(
+        "-i",
+        "--input-file",
+        metavar="FILE",
+        help="the input, to compare each line with its row: a path, - or an http(s) URL",
+    )
+    add(
+        "-n",
+        "--num-shards",
+        type=positive_int,
+        metavar="N",
+        help="how many shards there are (default: as their names say)",
+    )
+    add("--force", action="store_true", help="replace an OUTPUT that is there")
+    add("--remove", action="store_true", help="remove the shards once OUTPUT has their rows")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Join the shards and return the exit status."""
+    # Late imports: JSON libraries would slow down `--help`.
+    from tidemill.batch.file.lines import MAX_LINE_BYTES
+
+    from ..files.input_file import InputFile
+    from ..files.shard_join import check_outputs, join_shards
+    from ..files.source import open_source
+
+    output, errors = arguments.output_file, arguments.error_file
+    check_outputs(output, errors, input_file=arguments.input_file, force=arguments.force)
+    with StopSignals(), ExitStack() as stack:
+        requests, tmp_dir = None, arguments.output_tmp_dir
+        if arguments.input_file is not None:
+            source = stack.enter_context(open_source(arguments.input_file, tmp_dir=tmp_dir))
+            requests = InputFile.from_source(source, MAX_LINE_BYTES).unpack(tmp_dir, stack)
+        joined = join_shards(
+            Path(output),
+            None if errors is None else Path(errors),
+            count=arguments.num_shards,
+            requests=requests,
+            force=arguments.force,
+            remove=arguments.remove,
+        )
+    rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
+    failed = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
+    log(f"{rows}{failed} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
+    return 0

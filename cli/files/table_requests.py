@@ -1,0 +1,61 @@
+"""Requests of a table: its rows rendered as the lines of an input file."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO
+
+from tidemill.batch.file.formats import FileFormat
+from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.reader import cells_of
+from tidemill.batch.table.request_template import RequestTemplate
+from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+
+from ..console.errors import BadInput
+from ..console.terminal import amount, log
+from .input_file import InputFile
+from .source import Source
+from .table_input import TableInput
+
+_ALL_COLUMNS = ResultFacts(has_reasoning=True, has_tool_calls=True)
+_SECONDS_PER_WORD = 5.0
+
+
+def render_requests(
+    table: TableInput, tmp_dir: Path | None, max_line_bytes: int, stack: ExitStack
+) -> InputFile:
+    """Return an input of the rows' requests, in a temporary file.
+
+    Raises BadInput where the recipe does not go with the table, or the disk has no room.
+    """
+    try:
+        template = RequestTemplate(table.recipe, table.schema.names)
+        ResultColumns(table.recipe, table.kept, _ALL_COLUMNS)
+    except RecipeError as exc:
+        raise BadInput(f"{table.name} cannot be run by its recipe: {exc}") from exc
+    copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
+    stack.callback(copy.close)
+    num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
+    try:
+        for batch in table.batches(template.columns):
+            cells = {name: cells_of(batch.column(name)) for name in template.columns}
+            copy.writelines(template.lines(cells, batch.num_rows, num_rows + 1))
+            num_rows += batch.num_rows
+            if time.monotonic() >= next_word:
+                log(f"rendering {table.name}: {amount(num_rows, 'row')}")
+                next_word = time.monotonic() + _SECONDS_PER_WORD
+        copy.flush()
+    except OSError as exc:
+        folder = tmp_dir or tempfile.gettempdir()
+        raise BadInput(
+            f"the requests of {table.name} cannot be written to {folder} ({exc.strerror}): "
+            "--output-tmp-dir names another folder"
+        ) from exc
+    created = max(source.created for source in table.sources)
+    files = tuple(file for source in table.sources for file in source.files)
+    source = Source(copy, table.name, created, files)
+    form = FileFormat(is_table=True)
+    return InputFile(source, form, max_line_bytes, unpacked=copy, table=table)
