@@ -8,9 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
 
-ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve]'
-LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,cloud,infra]'
-DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,cloud,infra,dev]'
+ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
+LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
+DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra,dev]'
 
 # An index or registry that cannot be reached ends in a sentence within a minute, not in many minutes
 # of retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).

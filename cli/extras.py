@@ -20,6 +20,7 @@ MODULES = MappingProxyType(
             *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"),
             *("numba", "llguidance", "lark", "jsonschema", "jinja2", "regex", "av", "soxr", "PIL"),
         ),
+        "tables": ("jinja2", "pyarrow"),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),
     }

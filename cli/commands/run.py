@@ -18,6 +18,7 @@ from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
+from ..extras import require_extras
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files, name_shard_files
 from ..files.shard import add_shard_flag
@@ -176,6 +177,7 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     arguments.input_file, arguments.output_file = names
     arguments.table = None
     if (recipe := recipe_of(arguments, names[0])) is not None:
+        require_extras("a table", "tables")
         asked = arguments.output_format
         arguments.table = table_options_of(recipe, asked, names[0], named)
         arguments.output_file = str(arguments.table.output)
