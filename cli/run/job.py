@@ -30,6 +30,7 @@ from ..files.input_check import (
     warn_of_defaults,
     warn_of_duplicates,
     warn_of_failing,
+    warn_of_unknown_parameters,
 )
 from ..files.paths import check_resumable
 from .inputs import check_input, check_names, open_input
@@ -136,6 +137,7 @@ def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
     if options.on_invalid_line == "fail":
         refuse_bad_lines(report)
     refuse_hopeless(report)
+    warn_of_unknown_parameters(report, is_strict=options.strict_parameters)
     warn_of_failing(report)
     warn_of_defaults(report)
     warn_of_duplicates(report.duplicates)
