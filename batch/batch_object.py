@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from .file.throughput import Rates
+from .file.unknown_parameters import UnknownParameter
 from .fleet import WaitingReason, WorkerRate
 from .forecast import batch_seconds_left, estimate_gpu_seconds
 from .model import Batch, Progress
@@ -91,6 +92,16 @@ class WaitingObject(BaseModel):
     since: int
 
 
+class UnknownParameterObject(BaseModel):
+    """A name in `count` lines' bodies that is no parameter of their url, and the one meant."""
+
+    name: str
+    url: str
+    count: int
+    first_line: int
+    suggestion: str | None
+
+
 class TidemillObject(BaseModel):
     """Extra fields of a Batch, beyond OpenAI's.
 
@@ -98,7 +109,8 @@ class TidemillObject(BaseModel):
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to.
     `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
-    tokens. `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
+    tokens. `unknown_parameters` are the most frequent ones, without which lines run.
+    `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
     What is estimated is of the whole batch, null where nobody can know and once it ends.
     `has_worker` says whether a worker runs lines of it now. A batch that is erased is so from
     `erasing_at` on, and all its bytes are gone at `erased_at`.
@@ -111,6 +123,7 @@ class TidemillObject(BaseModel):
     audio_seconds_per_second: float
     audio_seconds: float
     reused_rows: int
+    unknown_parameters: list[UnknownParameterObject]
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
@@ -206,7 +219,14 @@ def batch_object(
         ),
         metadata=batch.options.metadata or None,
         tidemill=_tidemill_object(
-            batch, done, now, price_per_gpu_hour, waiting, rate=rate, has_worker=has_worker
+            batch,
+            done,
+            now,
+            price_per_gpu_hour,
+            waiting,
+            rate=rate,
+            has_worker=has_worker,
+            max_errors=max_errors,
         ),
     )
 
@@ -241,6 +261,7 @@ def _tidemill_object(
     *,
     rate: WorkerRate | None,
     has_worker: bool,
+    max_errors: int,
 ) -> TidemillObject:
     is_running = batch.status is Status.IN_PROGRESS
     estimated = estimate_gpu_seconds(batch, done, rate or WorkerRate()) if is_running else None
@@ -250,6 +271,7 @@ def _tidemill_object(
         **(done.rates if is_running else Rates())._asdict(),
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
+        unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
         cost=cost_of(done.gpu_seconds, price_per_gpu_hour),
@@ -266,6 +288,10 @@ def _tidemill_object(
         erasing_at=batch.erasing_at,
         erased_at=batch.erased_at,
     )
+
+
+def _unknown(unknown: UnknownParameter) -> UnknownParameterObject:
+    return UnknownParameterObject(**asdict(unknown))
 
 
 def _webhook(batch: Batch) -> WebhookObject | None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from email.errors import MessageError
 from email.header import decode_header, make_header
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
@@ -61,7 +62,8 @@ _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
 _MAX_COST = 10**9
 _URL_CHARS = re.compile(r"[!-\[\]-~]+", re.ASCII)  # printable, no space and no backslash
 _URLS = ("output_url", "error_url", "webhook_url")
-_NAMES = ("completion_window", *_URLS, "on_invalid_line", "max_cost")
+_NAMES = ("completion_window", *_URLS, "on_invalid_line", "max_cost", "strict_parameters")
+_BOOLEANS: Mapping[str, bool] = MappingProxyType({"true": True, "false": False})
 
 _Url = Annotated[
     str | None,
@@ -130,6 +132,10 @@ class BatchRequest(BaseModel):
             json_schema_extra={"exclusiveMinimum": 0},
         ),
     ] = None
+    strict_parameters: Annotated[
+        bool | None,
+        Field(description="Refuses a file whose lines have unknown parameters."),
+    ] = None
     idempotency_key: Annotated[
         str | None,
         Field(
@@ -192,6 +198,9 @@ def parse_options(
         asked["completion_window"] = default_window
     with suppress(TypeError, ValueError):
         asked["max_cost"] = float(asked["max_cost"])
+    is_strict = asked["strict_parameters"]
+    if is_strict is not None:
+        asked["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
     return _check(asked, names, values)
 
 
@@ -262,6 +271,7 @@ def _check(asked: Mapping[str, Any], names: Mapping[str, str], metadata: object)
         on_invalid_line=_check_choice(asked["on_invalid_line"], names["on_invalid_line"]),
         metadata=_check_metadata(metadata),
         max_cost=_check_cost(asked["max_cost"], names["max_cost"]),
+        strict_parameters=_check_boolean(asked["strict_parameters"], names["strict_parameters"]),
     )
 
 
@@ -281,6 +291,12 @@ def _check_choice(value: object, param: str) -> OnInvalidLine:
     if value == "skip":
         return "skip"
     raise InvalidOption(f'`{param}` must be "fail" or "skip"; got {excerpt(value)}.', param=param)
+
+
+def _check_boolean(value: object, param: str) -> bool:
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise InvalidOption(f"`{param}` must be true or false; got {excerpt(value)}.", param=param)
 
 
 def _problem_of_url(value: object) -> str | None:

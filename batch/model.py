@@ -11,6 +11,7 @@ from typing import Any, Literal
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.formats import FileFormat
 from .file.throughput import Rates
+from .file.unknown_parameters import UnknownParameter
 from .states import TERMINAL, Status, check_move
 
 OnInvalidLine = Literal["fail", "skip"]
@@ -47,6 +48,7 @@ class Options:
 
     No line is begun once its GPU time has come to `max_cost`, in the deployment's currency.
     Its result files are forgotten `output_expires_seconds` after they were made, if that is set.
+    With `strict_parameters` a file with unknown parameters is refused.
     """
 
     completion_window: str = "24h"
@@ -57,6 +59,7 @@ class Options:
     output_expires_seconds: int | None = None
     webhook_url: str | None = None
     max_cost: float | None = None
+    strict_parameters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,7 @@ class Batch:
     num_errors: int = 0
     num_rows: int = 0
     expected: ExpectedTokens = NO_TOKENS
+    unknown_parameters: tuple[UnknownParameter, ...] = ()
     num_shards: int = 0
     shards_left: int = 0
     shards_rung: int = 0

@@ -20,9 +20,11 @@ from .batch_object import MAX_LISTED_ERRORS
 from .file.duplicate_ids import Duplicates
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
 from .file.lines import Line, LineError, RawLine, parse_line
+from .file.unknown_parameters import UnknownParameters
 from .model import BatchError, OnInvalidLine
 
 NOT_JSON = "invalid_json_line"
+UNKNOWN_PARAMETER = "unknown_parameter"
 
 _MORE_NAMES = "`aliases` in the deployment's configuration give a model more names."
 _MAX_SHOWN_CHARS = 100
@@ -36,7 +38,8 @@ class Findings:
     """Findings of the lines so far: rows to come, the file's model, and errors.
 
     `model` and `endpoint` are those of the first line that has one which is served. `errors` are
-    the first ones; all are counted. Tokens are `expected` of all lines that have a body.
+    the first ones; all are counted. Tokens are `expected` of all lines that have a body. `unknown`
+    parameters are no errors: lines run without them.
     """
 
     num_rows: int = 0
@@ -45,6 +48,7 @@ class Findings:
     num_errors: int = 0
     errors: list[BatchError] = field(default_factory=list)
     expected: ExpectedTokens = NO_TOKENS
+    unknown: UnknownParameters = field(default_factory=UnknownParameters)
 
 
 class LineChecker:
@@ -78,6 +82,7 @@ class LineChecker:
             line = parse_line(raw)
             custom_id: str | None = line.custom_id
             self._findings.expected += expected_tokens(line.body, len(raw.data))
+            self._findings.unknown.add(line.url, line.body, line.number)
             self._check_url(line)
             self._check_model(line)
             if is_stream(line.body):
@@ -156,12 +161,14 @@ def judge(
     *,
     mistake: str | None,
     on_invalid_line: OnInvalidLine,
+    strict_parameters: bool = False,
     unit: str = "line",
 ) -> Verdict:
     """Return what a file comes to whose lines, each a `unit` of it, have all been looked at.
 
     `mistake` is what its beginning looks like, told when no line is a request. With `skip` only
-    repeated ids count, unless there is no line that a model could run.
+    repeated ids count, unless there is no line that a model could run. With `strict_parameters`
+    each unknown parameter is an error.
     """
     if findings.num_rows == 0:
         return refuse("empty_file", "The file has no lines: write one request a line.")
@@ -181,6 +188,18 @@ def judge(
         for repeated in duplicates.first
     ]
     num_errors += duplicates.count
+    if strict_parameters:
+        unknown = findings.unknown.most_frequent(MAX_LISTED_ERRORS)
+        listed += [
+            BatchError(
+                UNKNOWN_PARAMETER,
+                each.sentence(unit, names_first=False),
+                f"body.{each.name}",
+                each.first_line,
+            )
+            for each in unknown
+        ]
+        num_errors += len(unknown)
     listed = sorted(listed, key=lambda error: error.line or 0)[:MAX_LISTED_ERRORS]
     if num_errors > len(listed):
         message = f"There are {num_errors - len(listed):,} more errors."

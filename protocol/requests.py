@@ -26,6 +26,7 @@ from .routes import (
     SCORE,
     TRANSCRIPTIONS,
     TRANSLATIONS,
+    Route,
     served_route,
 )
 from .scoring import GenerativeScoringRequest, RerankRequest, ScoreRequest
@@ -74,12 +75,22 @@ _NEUTRAL_VALUES: Mapping[type[BaseModel], NeutralValues] = MappingProxyType(
 )
 
 
+def request_types(route: Route) -> tuple[type[BaseModel], ...]:
+    """Return the types that a body of an endpoint may be parsed as."""
+    return (ScoreRequest, RerankRequest) if route is SCORE else (_REQUESTS[route.name],)
+
+
+def neutral_values(kind: type[BaseModel]) -> NeutralValues:
+    """Return the unsupported parameters of a type of request, with their neutral values."""
+    return _NEUTRAL_VALUES.get(kind, GENERATION)
+
+
 def read_body(kind: type[_Request], body: Mapping[str, Any]) -> _Request:
     """Return a body parsed as a request of its endpoint.
 
     Raises `RequestError` for a parameter that is not served, or a body that is not valid.
     """
-    refuse_unsupported(body, _NEUTRAL_VALUES.get(kind, GENERATION))
+    refuse_unsupported(body, neutral_values(kind))
     return parse(kind, body)
 
 

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from tidemill.batch.errors import InvalidOption
 
 WINDOW, ON_INVALID_LINE = "completion_window", "on_invalid_line"
-NAMES = (WINDOW, ON_INVALID_LINE, "output_url", "error_url", "webhook_url", "max_cost")
+NAMES = (
+    *(WINDOW, ON_INVALID_LINE, "strict_parameters"),
+    *("output_url", "error_url", "webhook_url", "max_cost"),
+)
 """Names of the options in the API; in S3 metadata they have dashes."""
 
 
@@ -39,6 +42,12 @@ def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
         choices=("fail", "skip"),
         default="fail",
         help="refuse a file with bad lines, or give those an error row (default: fail)",
+    )
+    add(
+        "--strict-parameters",
+        action="store_true",
+        default=None,
+        help="refuse a file with unknown parameters (default: they have no effect, with a warning)",
     )
     add(
         "--max-cost",

@@ -82,7 +82,11 @@ def _ending_of(form: FileFormat) -> str:
 
 def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:
     """Return options and metadata as user metadata of the object; raises Refused."""
-    options = {name.replace("_", "-"): str(fields[name]) for name in fields if name != "metadata"}
+    given = {name: value for name, value in fields.items() if name != "metadata"}
+    options = {
+        name.replace("_", "-"): "true" if value is True else str(value)
+        for name, value in given.items()
+    }
     own = {name.lower(): value for name, value in fields.get("metadata", {}).items()}
     for name in own:
         if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9a-z-]+", name):
@@ -104,8 +108,11 @@ def _header(value: str) -> str:
 
 def drop_file(target: Drop, source: Source, targets: Targets | None, *, as_json: bool) -> int:
     """Drop a file; with targets, wait and fetch its rows. Return the exit status."""
-    on_invalid_line = target.metadata.get("on-invalid-line", "fail")
-    check_source(source, None, "skip" if on_invalid_line == "skip" else "fail", as_json=as_json)
+    fields = {
+        "on_invalid_line": target.metadata.get("on-invalid-line", "fail"),
+        "strict_parameters": "strict-parameters" in target.metadata,
+    }
+    check_source(source, None, fields, as_json=as_json)
     s3 = make_client("s3")
     before = _etag_of(s3, target.bucket, target.outputs.report_key) if targets else None
     try:

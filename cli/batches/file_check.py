@@ -12,6 +12,7 @@ from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
 from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
+from tidemill.batch.file.unknown_parameters import UnknownParameters
 from tidemill.batch.model import OnInvalidLine
 from tidemill.batch.validation import (
     NOT_JSON,
@@ -39,6 +40,7 @@ class FileReport:
     `failing` are valid lines whose request the engine will refuse with an error row. Token counts
     are estimates: input tokens are a quarter of the prompts' bytes, without audio; output tokens
     are the requests' limits, without the `num_unlimited` requests that have none.
+    Lines run without their `unknown` parameters.
     """
 
     num_bytes: int = 0
@@ -52,6 +54,7 @@ class FileReport:
     input_tokens: int = 0
     output_tokens: int = 0
     num_unlimited: int = 0
+    unknown: UnknownParameters = field(default_factory=UnknownParameters)
 
     @property
     def is_hopeless(self) -> bool:
@@ -135,6 +138,7 @@ def check_file(
     *,
     models: Mapping[str, str] | None,
     on_invalid_line: OnInvalidLine,
+    strict_parameters: bool = False,
     show: Callable[[int], object] = lambda _: None,
 ) -> FileReport:
     """Read a file once, from its start, and return a report; memory stays flat.
@@ -142,8 +146,8 @@ def check_file(
     `models` maps the names that lines may use to served models, None when unknown; `show` gets the
     number of bytes of each read.
     """
-    report = FileReport()
     findings = Findings()
+    report = FileReport(unknown=findings.unknown)
     try:
         report.form = _form_in(file)
         with DuplicateFinder() as finder:
@@ -156,6 +160,7 @@ def check_file(
                 finder.find(MAX_LISTED_ERRORS),
                 mistake=report.form.suspicion,
                 on_invalid_line=on_invalid_line,
+                strict_parameters=strict_parameters,
                 unit=report.form.unit,
             )
     except FormatError as exc:

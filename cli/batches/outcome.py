@@ -40,6 +40,8 @@ def log_end(batch: Batch) -> None:
     log(", ".join(words))
     for error in errors_of(batch):
         log(f"  {error}")
+    for sentence in unknown_parameters_of(batch):
+        log(f"warning: {sentence}")
 
 
 def errors_of(batch: Batch) -> list[str]:
@@ -49,6 +51,17 @@ def errors_of(batch: Batch) -> list[str]:
         + without_control_chars(str(error.get("message")))
         for error in batch.errors
     ]
+
+
+def unknown_parameters_of(batch: Batch) -> list[str]:
+    """Return a sentence for each unknown parameter of a batch's lines."""
+    from tidemill.batch.file.unknown_parameters import UnknownParameter
+
+    listed = [
+        UnknownParameter(*(each.get(name) for name in UnknownParameter.__slots__))
+        for each in batch.extension.get("unknown_parameters") or ()
+    ]
+    return [without_control_chars(each.sentence()) for each in listed]
 
 
 def _figures(batch: Batch) -> list[str]:

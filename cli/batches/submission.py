@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tidemill.batch.file.lines import EXAMPLE_LINE
-from tidemill.batch.model import OnInvalidLine
+from tidemill.batch.file.unknown_parameters import sentences
 
 from ..api.client import Client
 from ..api.objects import Batch
@@ -26,14 +27,14 @@ from .wait import Targets, wait_and_fetch
 
 
 def dry_run(
-    server: Server | None, source: Source, on_invalid_line: OnInvalidLine, *, as_json: bool
+    server: Server | None, source: Source, fields: Mapping[str, Any], *, as_json: bool
 ) -> int:
     """Print what is in a file; return 0 if it is valid, raise BadInput otherwise."""
     models = None
     if server is not None:
         with Client(server) as client:
             models = client.models()
-    report = check_source(source, models, on_invalid_line, as_json=as_json)
+    report = check_source(source, models, fields, as_json=as_json)
     if as_json:
         print_json(_fields_of(report))
     else:
@@ -52,9 +53,7 @@ def submit(
 ) -> int:
     """Submit a file and return the exit status; with targets, wait and fetch its rows."""
     with Client(server) as client:
-        report = check_source(
-            source, client.models(), fields.get("on_invalid_line", "fail"), as_json=as_json
-        )
+        report = check_source(source, client.models(), fields, as_json=as_json)
         path = Path(source.name) if _is_file(source) else None
         with open_state_file(server, path) as state_file:
             try:
@@ -78,20 +77,31 @@ def submit(
 def check_source(
     source: Source,
     models: Mapping[str, str] | None,
-    on_invalid_line: OnInvalidLine,
+    fields: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> FileReport:
-    """Return the report on a file; raises BadInput that names the bad lines, up to a hundred."""
+    """Return the report on a file; raises BadInput that names the bad lines, up to a hundred.
+
+    `fields` are the options of its batch.
+    """
     size = os.fstat(source.file.fileno()).st_size
     with byte_progress(f"checking {source.name}", size) as show:
-        report = check_file(source.file, models=models, on_invalid_line=on_invalid_line, show=show)
+        report = check_file(
+            source.file,
+            models=models,
+            on_invalid_line=fields.get("on_invalid_line", "fail"),
+            strict_parameters=fields.get("strict_parameters", False),
+            show=show,
+        )
     wrong = _wrong_with(report)
     if wrong:
         if as_json:
             print_json(_fields_of(report))
         message = (f"{source.name} cannot be a batch; nothing was uploaded:", *wrong)
         raise BadInput("\n".join(message))
+    if unknown := sentences(report.unknown, report.form.unit):
+        log("\n".join(("warning: unknown parameters have no effect:", *unknown)))
     if report.failing.count:
         failing = f"{report.failing.count:,} of {amount(report.num_lines, report.form.unit)}"
         reasons = report.failing.sentences(report.form.unit)
@@ -151,6 +161,7 @@ def _fields_of(report: FileReport) -> dict[str, Any]:
         "max_output_tokens": None if report.num_unlimited else report.output_tokens,
         "num_errors": report.verdict.num_errors,
         "num_failing": report.failing.count,
+        "unknown_parameters": [asdict(each) for each in report.unknown.most_frequent()],
         "errors": [
             {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
             for error in report.verdict.errors
@@ -162,6 +173,7 @@ def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
     tokens = f"about {amount(report.input_tokens, 'token')} in"
     if report.writes:
         tokens += f", at most {report.output_tokens:,} out"
+    is_faulty = report.failing.count or report.unknown.found
     unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
     return [
         f"{amount(report.num_lines, 'line')}, {amount(report.num_bytes, 'byte')}",
@@ -171,6 +183,6 @@ def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
             for name, count in sorted(report.models.items())
         ),
         tokens + unlimited,
-        ("nothing else is wrong with it" if report.failing.count else "nothing is wrong with it")
+        ("nothing else is wrong with it" if is_faulty else "nothing is wrong with it")
         + ("" if is_asked else ", as far as can be told without a server"),
     ]

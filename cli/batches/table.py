@@ -21,7 +21,7 @@ from ..console.terminal import (
     without_control_chars,
 )
 from .follow import rates
-from .outcome import cost_words, errors_of, tokens_of
+from .outcome import cost_words, errors_of, tokens_of, unknown_parameters_of
 
 if TYPE_CHECKING:
     from ..api.client import Client
@@ -139,7 +139,9 @@ def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
         for name, value in pairs
         if value
     ]
-    return [*lines, *_failures(batch, failures), *(f"error: {words}" for words in errors_of(batch))]
+    unknown = [f"warning: {words}" for words in unknown_parameters_of(batch)]
+    errors = [f"error: {words}" for words in errors_of(batch)]
+    return [*lines, *_failures(batch, failures), *unknown, *errors]
 
 
 def _input(file_id: str | None, file: str) -> str | None:

@@ -92,7 +92,8 @@ def command(arguments: argparse.Namespace) -> int:
         print_output(json.dumps(found.fields(), ensure_ascii=False, indent=2))
     else:
         lines = [*columns([*rows_of(found)])]
-        print_output("\n".join((*lines, *found.reasons)))
+        unknown = [f"  {each.sentence()}" for each in found.unknown_parameters]
+        print_output("\n".join((*lines, *found.reasons, *unknown)))
     return int(0 < found.num_lines == found.num_failing)
 
 

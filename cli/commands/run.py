@@ -106,6 +106,11 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         help="refuse a file with malformed lines, or give those an error row (default: fail)",
     )
     add(
+        "--strict-parameters",
+        action="store_true",
+        help="refuse a file with unknown parameters (default: they have no effect, with a warning)",
+    )
+    add(
         "--max-inflight",
         type=positive_int,
         metavar="N",

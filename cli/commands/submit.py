@@ -66,7 +66,7 @@ def command(arguments: argparse.Namespace) -> int:
         server = server_of(arguments.base_url)
     with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
         if arguments.dry_run:
-            return dry_run(server, source, arguments.on_invalid_line, as_json=arguments.json)
+            return dry_run(server, source, fields, as_json=arguments.json)
         assert server is not None
         endpoint = arguments.endpoint
         return submit(server, source, endpoint, fields, targets, as_json=arguments.json)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.engine.model.device import StepLimits, choose_device, device_name, step_limits
 from tidemill.engine.model.endpoint_names import endpoints_of
 from tidemill.engine.plan.cost_model import CostModel, Work
@@ -69,6 +70,7 @@ class Estimate:
     num_repeats: int
     num_unlimited: int
     kinds: tuple[Kind, ...]
+    unknown_parameters: tuple[UnknownParameter, ...] = ()
     num_reused: int = 0
     num_sampled: int = 0
     num_tokenized: int | None = None
@@ -154,6 +156,7 @@ def _estimate_lines(
         num_repeats=int(plan.is_repeat.sum()),
         num_unlimited=int((index.records["max_tokens"] == UNKNOWN).sum()),
         kinds=tuple(Kind(*kind, count) for kind, count in report.kinds.most_common()),
+        unknown_parameters=report.unknown.most_frequent(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates
 from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
+from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.errors import ModelNotFound, RequestError
 from tidemill.protocol.names import ANY_MODEL, own_names
@@ -43,7 +44,7 @@ class InputReport:
     are requests that the engine will refuse; `models` counts the unserved model names that they ask
     for. `without_effect` counts, for each default flag, the lines without such a parameter, and
     `kinds` requests by url and model. `others_run` says of a shard none of whose lines can run that
-    a line of another shard can.
+    a line of another shard can. `unknown` are parameters that no request has.
     """
 
     requests: InputFile
@@ -59,6 +60,7 @@ class InputReport:
     without_effect: Counter[str] = field(default_factory=Counter)
     kinds: Counter[tuple[str, str]] = field(default_factory=Counter)
     others_run: bool = False
+    unknown: UnknownParameters = field(default_factory=UnknownParameters)
 
     @property
     def name(self) -> str:
@@ -134,6 +136,7 @@ def check_lines(
             finder.add(line.custom_id, line.number)
             body = line.body
             report.count_kind(line.url, str(body.get("model") or ""))
+            report.unknown.add(line.url, body, line.number)
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
@@ -223,6 +226,16 @@ def warn_of_failing(report: InputReport) -> None:
     if num_failing:
         lines = f"{num_failing:,} of {amount(report.num_rows, report.unit)}"
         log("\n".join((f"warning: {lines} will get an error row:", *_reasons(report))))
+
+
+def warn_of_unknown_parameters(report: InputReport, *, is_strict: bool = False) -> None:
+    """Warn about unknown parameters, which have no effect; BadInput where that is strict."""
+    unknown = sentences(report.unknown, report.unit)
+    if unknown and is_strict:
+        words = f"{report.name} has unknown parameters; nothing was run:"
+        raise BadInput("\n".join((words, *unknown, "Mend them, or leave out --strict-parameters")))
+    if unknown:
+        log("\n".join(("warning: unknown parameters have no effect:", *unknown)))
 
 
 def warn_of_defaults(report: InputReport) -> None:

@@ -31,6 +31,7 @@ from ..files.input_check import (
     warn_of_defaults,
     warn_of_duplicates,
     warn_of_failing,
+    warn_of_unknown_parameters,
 )
 from ..files.paths import check_resumable
 from ..files.row_writer import OutputFiles
@@ -169,6 +170,7 @@ def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
     refuse_hopeless(report)
     if report.requests.form.is_table:
         refuse_repeated_ids(report)
+    warn_of_unknown_parameters(report, is_strict=options.strict_parameters)
     warn_of_failing(report)
     warn_of_defaults(report)
     warn_of_duplicates(report.duplicates)

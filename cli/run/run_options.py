@@ -26,6 +26,7 @@ class RunOptions(EngineOptions):
     output_tmp_dir: Path | None = None
     dialect: Literal["openai", "vllm"] = "openai"
     on_invalid_line: Literal["fail", "skip"] = "fail"
+    strict_parameters: bool = False
     resume: bool = False
     retry_failed: bool = False
     force: bool = False

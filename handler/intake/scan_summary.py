@@ -66,6 +66,7 @@ class ScanSummary:
         whole.endpoint = whole.endpoint or found.endpoint
         whole.num_errors += found.num_errors
         whole.expected += found.expected
+        whole.unknown.merge(found.unknown, shift)
         room = MAX_LISTED_ERRORS - len(whole.errors)
         whole.errors += [
             replace(error, line=error.line + shift if error.line else None)

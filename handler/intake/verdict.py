@@ -84,6 +84,7 @@ def verdict_of(
         duplicates,
         mistake=reading.form.suspicion,
         on_invalid_line=batch.options.on_invalid_line,
+        strict_parameters=batch.options.strict_parameters,
         unit=reading.form.unit,
     )
 
@@ -136,6 +137,7 @@ def start_batch(lock: BatchLock, survey: ScanSummary) -> None:
             endpoint=findings.endpoint if is_drop(batch.outputs) else batch.endpoint,
             num_rows=findings.num_rows,
             expected=dump(findings.expected),
+            unknown_parameters=[dump(each) for each in findings.unknown.most_frequent()],
             num_shards=num_shards,
             shards_left=num_shards,
         )

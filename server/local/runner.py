@@ -266,7 +266,7 @@ class Runner:
                     check_file,
                     self._store.input_path(batch.id),
                     self._models,
-                    batch.options.on_invalid_line,
+                    batch.options,
                     check_stopped,
                 )
             except _Interrupted:
@@ -281,6 +281,7 @@ class Runner:
             model=findings.model,
             num_rows=findings.num_rows,
             expected=findings.expected,
+            unknown_parameters=findings.unknown.most_frequent(),
         )
 
     def _is_served(self, batch: Batch) -> bool:

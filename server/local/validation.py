@@ -10,7 +10,7 @@ from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import HEAD_BYTES, detect_format, open_lines
 from tidemill.batch.file.lines import FormatError, read_lines
-from tidemill.batch.model import OnInvalidLine
+from tidemill.batch.model import Options
 from tidemill.batch.validation import NOT_JSON, Findings, LineChecker, Verdict, judge, refuse
 
 # Model threads wait for the GIL no longer than this many lines take.
@@ -20,7 +20,7 @@ _LINES_PER_CHECKPOINT = 32
 def check_file(
     path: Path,
     models: Mapping[str, str],
-    on_invalid_line: OnInvalidLine,
+    options: Options,
     checkpoint: Callable[[], None],
 ) -> tuple[Verdict, Findings]:
     """Return the verdict on a file and its findings.
@@ -44,7 +44,8 @@ def check_file(
         findings,
         duplicates,
         mistake=form.suspicion,
-        on_invalid_line=on_invalid_line,
+        on_invalid_line=options.on_invalid_line,
+        strict_parameters=options.strict_parameters,
         unit=form.unit,
     )
     return verdict, findings

@@ -8,6 +8,7 @@ from openai.types import Batch as OpenAIBatch
 
 from tests.batch.test_states import NEW
 from tidemill.batch.batch_object import batch_object, cost_of
+from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.batch.model import BatchError, EngineInfo, Options, Progress
 from tidemill.batch.states import Status
 
@@ -90,3 +91,14 @@ def test_lists_show_fewer_errors_and_say_how_many_there_are() -> None:
     assert wire.errors is not None
     assert [error.line for error in wire.errors.data] == [0, 1, 2, 3, 4]
     assert wire.tidemill.num_errors == 7000
+
+
+def test_unknown_parameters_are_listed_and_fewer_in_lists() -> None:
+    """An erased batch has none: the names are the client's words."""
+    unknown = tuple(UnknownParameter(f"p{n}", "/v1/embeddings", 2, 1, None) for n in range(20))
+    batch = replace(NEW, unknown_parameters=unknown)
+    assert len(batch_object(batch, Progress(), now=0).tidemill.unknown_parameters) == 20
+    [listed] = batch_object(batch, Progress(), now=0, max_errors=1).tidemill.unknown_parameters
+    assert (listed.name, listed.count, listed.suggestion) == ("p0", 2, None)
+    erased = replace(batch, erasing_at=5)
+    assert batch_object(erased, Progress(), now=9).tidemill.unknown_parameters == []

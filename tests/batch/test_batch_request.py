@@ -61,6 +61,7 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
         "error-url": "https://example.com:8443/e",
         "webhook-url": f"{GOOD_URL}/hook",
         "on-invalid-line": "skip",
+        "strict-parameters": "True",
         "project": "tides",
         "completion_window": "left alone",
     }
@@ -71,7 +72,17 @@ def test_an_upload_says_everything_in_its_metadata() -> None:
         "skip",
         {"project": "tides", "completion_window": "left alone"},
         webhook_url=f"{GOOD_URL}/hook",
+        strict_parameters=True,
     )
+
+
+@pytest.mark.parametrize("value", ["", "yes", "1"])
+def test_strict_parameters_of_an_upload_are_true_or_false(value: str) -> None:
+    """Other words are named, never taken for either."""
+    assert not parse_options({"strict-parameters": "false"}).strict_parameters
+    with pytest.raises(InvalidOption) as caught:
+        parse_options({"strict-parameters": value})
+    assert caught.value.param == "strict-parameters"
 
 
 def test_a_request_says_the_same_with_underscores() -> None:

@@ -10,10 +10,11 @@ import pytest
 from tidemill.batch.file.duplicate_ids import Duplicate, Duplicates
 from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import RawLine
-from tidemill.batch.model import BatchError
+from tidemill.batch.model import BatchError, OnInvalidLine
 from tidemill.batch.validation import (
     Findings,
     LineChecker,
+    Verdict,
     _route_of_short,
     judge,
 )
@@ -193,6 +194,19 @@ def test_a_hundred_errors_are_listed_and_all_are_counted() -> None:
     assert verdict.num_errors == 250
     assert [error.line for error in verdict.errors] == [*range(1, 101), None]
     assert verdict.errors[-1].message == "There are 150 more errors."
+
+
+@pytest.mark.parametrize("choice", ["fail", "skip"])
+def test_unknown_parameters_are_errors_where_that_is_strict(choice: OnInvalidLine) -> None:
+    """Each name once, at its first line; else the file is good."""
+    findings = check(request(), *[request(body={"model": "m", "temprature": 1})] * 2)
+    assert judge(findings, NO_DUPLICATES, mistake=None, on_invalid_line=choice) == Verdict()
+    verdict = judge(
+        findings, NO_DUPLICATES, mistake=None, on_invalid_line=choice, strict_parameters=True
+    )
+    message = f"`temprature` in 2 lines is no parameter of {CHAT}; did you mean `temperature`?"
+    error = BatchError("unknown_parameter", message, "body.temprature", 2)
+    assert verdict == Verdict(1, (error,))
 
 
 def test_repeated_ids_stand_among_the_others_in_the_order_of_lines() -> None:

@@ -77,14 +77,20 @@ def test_a_file_and_its_options_are_put_where_intake_looks(
     file = shell.file(*LINES, name="questions.jsonl")
     said = shell.type(
         *("drop", file, "--bucket", bucket, "--window", "2h", "--metadata", "team=Küche"),
-        *("--on-invalid-line", "skip", "--output-url", "https://x.example/?a=b"),
+        *(
+            "--on-invalid-line",
+            "skip",
+            "--strict-parameters",
+            "--output-url",
+            "https://x.example/?a=b",
+        ),
     )
     assert (said.status, said.out) == (0, f"s3://{bucket}/input/questions.jsonl\n")
     found = s3.get_object(Bucket=bucket, Key="input/questions.jsonl")
     assert found["Body"].read() == Path(file).read_bytes()
     options = parse_options(found["Metadata"])
     assert options.completion_window == "2h"
-    assert options.on_invalid_line == "skip"
+    assert (options.on_invalid_line, options.strict_parameters) == ("skip", True)
     assert options.output_url == "https://x.example/?a=b"
     assert options.metadata["team"] == "Küche"
 

@@ -58,6 +58,17 @@ def test_a_refused_batch_tells_why_in_the_table(shell: Shell) -> None:
     assert "line 3: It is no� JSON 3. (and 1 more)" in shell.type("status").out
 
 
+def test_unknown_parameters_of_a_batch_are_told(shell: Shell) -> None:
+    """While it runs and at its end."""
+    batch_id = submitted(shell, "a")
+    unknown = {"name": "topp", "url": "/v1/completions", "count": 1, "first_line": 4}
+    more = {"suggestion": "top_p", "new": 1}
+    shell.api.batches[batch_id]["tidemill"] = {"unknown_parameters": [unknown | more]}
+    words = "`topp` in 1 line (line 4) is no parameter of /v1/completions; did you mean `top_p`?\n"
+    assert f"warning: {words}" in shell.type("status", batch_id).out
+    assert f"warning: {words}" in shell.type("resume", batch_id).err
+
+
 def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
     """In detail by a sentence, in the table by a word."""
     batch_id = submitted(shell)

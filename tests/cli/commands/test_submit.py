@@ -40,7 +40,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
     typed = (
         "--endpoint /v1/chat/completions --window 2h --metadata team=search --metadata a=b=c "
         "--output-url https://x.example/o --error-url https://x.example/e "
-        "--webhook-url https://x.example/w --on-invalid-line skip --create-only"
+        "--webhook-url https://x.example/w --on-invalid-line skip --strict-parameters --create-only"
     )
     assert shell.type("submit", shell.file(line("a")), *typed.split()).status == 0
     [batch] = shell.api.batches.values()
@@ -53,6 +53,7 @@ def test_every_option_reaches_the_request(shell: Shell) -> None:
         "error_url": "https://x.example/e",
         "webhook_url": "https://x.example/w",
         "on_invalid_line": "skip",
+        "strict_parameters": True,
     }
 
 
@@ -132,6 +133,22 @@ def test_lines_that_an_engine_will_refuse_are_told_before_the_upload(shell: Shel
     said = shell.type("submit", shell.file(line("a"), line("c", n=0)))
     assert said.status == 0
     assert "warning: 1 of 2 lines will get an error row:\n  1 × `n` must be " in said.err
+
+
+def test_unknown_parameters_are_told_before_the_upload(shell: Shell) -> None:
+    """Also by a dry run; where that is strict the file is not uploaded."""
+    file = shell.file(line("a", temprature=1), line("b", temprature=1))
+    sentence = "is no parameter of /v1/completions; did you mean `temperature`?\n"
+    said = shell.type("submit", file, "--dry-run")
+    assert f"  `temprature` in 2 lines (first: line 1) {sentence}" in said.err
+    assert "nothing else is wrong with it" in said.out
+    [value] = shell.type("submit", file, "--dry-run", "--json").values
+    assert [each["name"] for each in value["unknown_parameters"]] == ["temprature"]
+    said = shell.type("submit", file, "--strict-parameters")
+    assert said.status == 1
+    assert f"  line 1: `temprature` in 2 lines {sentence}" in said.err
+    assert shell.api.files == {}
+    assert shell.type("submit", file).status == 0
 
 
 def test_a_file_of_which_no_line_can_run_is_not_uploaded(shell: Shell) -> None:

@@ -272,3 +272,22 @@ def test_a_file_of_embeddings_for_a_chat_model_is_refused_by_its_url(
         "vectors; this one serves /v1/chat/completions, /v1/completions, "
         "/v1/generative_scoring. (first: line 1)"
     )
+
+
+def test_unknown_parameters_are_counted_before_the_model_loads(
+    run: Any, write_input: Write, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They have no effect, so the lines run; a strict run refuses the file, and says it as well."""
+    source = write_input(line("a", temprature=0), line("b"), line("c", temprature=0))
+    sentence = (
+        "  `temprature` in 2 lines (first: line 1) is no parameter of /v1/chat/completions; "
+        "did you mean `temperature`?\n"
+    )
+    assert run("-i", source, "-o", out) == 0
+    assert capsys.readouterr().err.startswith(
+        f"tidemill: warning: unknown parameters have no effect:\n{sentence}tidemill: loading m\n"
+    )
+    out.unlink()
+    words = refused(run, "-i", source, "-o", out, "--strict-parameters")
+    assert sentence in words
+    assert not out.exists()

@@ -80,6 +80,17 @@ def test_a_made_up_address_leads_to_views_only(
     assert not [url for url in asked if "/dashboard" not in url]
 
 
+def test_unknown_parameters_are_escaped(cloud: Cloud) -> None:
+    """A name is the client's."""
+    body = {"model": MODEL, "messages": [], "<i>temprature": 1}
+    batch = cloud.ingest(cloud.create(line_of("a", body=body)))
+    event = request_of(f"/dashboard/view/batches/{batch.id}")
+    event["headers"].pop("accept-encoding")
+    shown = answer_to(event)["body"]
+    assert "<code>&lt;i&gt;temprature</code> in 1 line for" in shown
+    assert "did you mean <code>temperature</code>?" in shown
+
+
 def test_why_a_file_was_refused_is_escaped(page: Page, cloud: Cloud, new_key: NewKey) -> None:
     """Intake's words hold pieces of the line."""
     cloud.ingest(cloud.create(line_of("a", url=HOSTILE) + b"\n", "input/bad.jsonl"))

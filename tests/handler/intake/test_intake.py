@@ -11,6 +11,7 @@ import pytest
 
 from tests.emulators import MODEL, active_ids
 from tests.handler.intake.rig import Cloud, line_of, lines_of
+from tidemill.batch.file.unknown_parameters import UnknownParameter
 from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import intake_message
@@ -109,6 +110,20 @@ def test_repeated_ids_fail_a_file_all_the_same(mini: Cloud) -> None:
     batch = mini.ingest(mini.create(data, metadata={"on-invalid-line": "skip"}))
     assert batch.status is Status.FAILED
     assert [(error.code, error.line) for error in batch.errors] == [("duplicate_custom_id", 5)]
+
+
+def test_unknown_parameters_are_counted_in_the_batch(mini: Cloud) -> None:
+    """It runs; one that is strict fails, whatever invalid lines do."""
+    body = {"model": MODEL, "messages": [], "temprature": 1}
+    data = lines_of(1) + b"".join(line_of(name, body=body) + b"\n" for name in "ab")
+    batch = mini.ingest(mini.create(data))
+    url, found = "/v1/chat/completions", batch.unknown_parameters
+    assert batch.status is Status.IN_PROGRESS
+    assert found == (UnknownParameter("temprature", url, 2, 2, "temperature"),)
+    asked = {"strict-parameters": "true", "on-invalid-line": "skip"}
+    batch = mini.ingest(mini.create(data, metadata=asked))
+    assert batch.status is Status.FAILED
+    assert [(error.code, error.line) for error in batch.errors] == [("unknown_parameter", 2)]
 
 
 def test_an_option_that_cannot_be_fails_the_batch(mini: Cloud) -> None:

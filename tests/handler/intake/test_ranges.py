@@ -19,7 +19,7 @@ from tidemill.batch.file.duplicate_ids import DuplicateFinder, Duplicates, Share
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
-from tidemill.batch.model import OnInvalidLine, Shard, Source
+from tidemill.batch.model import OnInvalidLine, Options, Shard, Source
 from tidemill.batch.shard_cutter import ShardLimits
 from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
 from tidemill.handler.intake.scan import Scanner, ScanResult
@@ -154,7 +154,7 @@ def whole(data: bytes, choice: OnInvalidLine) -> tuple[Verdict, Findings]:
     with NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
-        return check_file(Path(file.name), MODELS, choice, lambda: None)
+        return check_file(Path(file.name), MODELS, Options(on_invalid_line=choice), lambda: None)
 
 
 def check_shards(data: bytes, shards: Sequence[Shard]) -> None:

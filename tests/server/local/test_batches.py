@@ -105,6 +105,18 @@ async def test_wrong_lines_get_a_row_where_that_is_asked_for(tmp_path: Path) -> 
     assert failed[0]["error"]["code"] == "invalid_json_line"
 
 
+async def test_unknown_parameters_are_counted_in_the_batch(tmp_path: Path) -> None:
+    """A batch that is strict fails."""
+    async with serving(tmp_path) as local:
+        data = lines_of([{}, {"temprature": 1}])
+        batch = await local.ended((await local.submit(data))["id"])
+        strict = await local.ended((await local.submit(data, strict_parameters=True))["id"])
+    unknown = {each["name"]: each for each in batch["tidemill"]["unknown_parameters"]}
+    assert (unknown["temprature"]["count"], unknown["temprature"]["first_line"]) == (1, 2)
+    assert (batch["status"], strict["status"]) == ("completed", "failed")
+    assert {error["code"] for error in strict["errors"]["data"]} == {"unknown_parameter"}
+
+
 async def test_finished_rows_of_a_cancelled_batch_are_kept(tmp_path: Path) -> None:
     """What was on its way is dropped and counts as nothing; a second cancel changes nothing."""
     engine = ScriptedEngine()

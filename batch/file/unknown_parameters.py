@@ -1,0 +1,103 @@
+"""Unknown parameters of a file's lines: counted by endpoint and name, and put into sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tidemill.protocol.parameters import find_parameters
+
+MAX_NAMES: Final = 100
+"""Names that are counted; lines with others count as those of no name."""
+
+MAX_LISTED: Final = 20
+
+_MAX_NAME_CHARS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownParameter:
+    """A parameter that an endpoint does not know, in `count` lines.
+
+    The first of them is `first_line`; `suggestion` is the parameter that was probably meant.
+    """
+
+    name: str
+    url: str
+    count: int
+    first_line: int
+    suggestion: str | None = None
+
+    def sentence(self, unit: str = "line", *, names_first: bool = True) -> str:
+        """Return a sentence about it, without its full stop."""
+        lines = f"{self.count:,} {unit}{'' if self.count == 1 else 's'}"
+        first = f" ({'' if self.count == 1 else 'first: '}{unit} {self.first_line:,})"
+        which = f"`{self.name}` in {lines}{first if names_first else ''}"
+        words = f"{which} is no parameter of {self.url}"
+        return f"{words}; did you mean `{self.suggestion}`?" if self.suggestion else words
+
+
+@dataclass(slots=True)
+class UnknownParameters:
+    """Counts of unknown parameters; memory is bounded by `MAX_NAMES`.
+
+    `found` has them by endpoint and name. `num_others` counts appearances of further names.
+    """
+
+    found: dict[str, UnknownParameter] = field(default_factory=dict)
+    num_others: int = 0
+
+    def add(self, url: str, body: Mapping[str, Any], line: int) -> None:
+        """Count the unknown parameters of a line's body."""
+        known = find_parameters(url)
+        if known is not None:
+            for name in known.unknown_in(body):
+                self._count(known.endpoint, _printable(name), line)
+
+    def merge(self, others: UnknownParameters, shift: int = 0) -> None:
+        """Add the counts of later lines, whose numbers are `shift` too low."""
+        for other in others.found.values():
+            self._count(other.url, other.name, other.first_line + shift, other.count)
+        self.num_others += others.num_others
+
+    def most_frequent(self, limit: int = MAX_LISTED) -> tuple[UnknownParameter, ...]:
+        """Return the most frequent ones with suggestions; of equals the one that came first."""
+        found = sorted(self.found.values(), key=lambda each: -each.count)[:limit]
+        return tuple(replace(each, suggestion=_suggestion(each)) for each in found)
+
+    def _count(self, url: str, name: str, line: int, count: int = 1) -> None:
+        key = f"{url} {name}"
+        seen = self.found.get(key)
+        if seen is not None:
+            self.found[key] = replace(seen, count=seen.count + count)
+        elif len(self.found) < MAX_NAMES:
+            self.found[key] = UnknownParameter(name, url, count, line)
+        else:
+            self.num_others += count
+
+
+def sentences(unknown: UnknownParameters, unit: str = "line") -> list[str]:
+    """Return an indented sentence for each of the most frequent ones, and one for the others."""
+    listed = unknown.most_frequent()
+    others = sum(each.count for each in unknown.found.values()) + unknown.num_others
+    others -= sum(each.count for each in listed)
+    named = [f"  {each.sentence(unit)}" for each in listed]
+    return [*named, *([f"  {others:,} × other names"] if others else [])]
+
+
+def _suggestion(unknown: UnknownParameter) -> str | None:
+    known = find_parameters(unknown.url)
+    return None if known is None else known.nearest(unknown.name)
+
+
+def _printable(name: str) -> str:
+    """Return a name of bounded length with escapes for what cannot be printed."""
+    shown = name[:_MAX_NAME_CHARS]
+    if not shown.isprintable():
+        shown = "".join(
+            char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+            for char in shown
+        )
+    is_whole = len(name) <= _MAX_NAME_CHARS and len(shown) <= _MAX_NAME_CHARS
+    return shown if is_whole else f"{shown[:_MAX_NAME_CHARS]}…"
