@@ -36,6 +36,8 @@ def column_of_answers(answers: Sequence[Any], field: pa.Field) -> pa.Array:
     if is_json_text(field):
         texts = [None if value is None else to_json(value).decode() for value in values]
         return pa.array(texts, pa.string())
+    if pa.types.is_nested(field.type):
+        values = [value if _is_nested_as(value, field.type) else None for value in values]
     try:
         return pa.array(values, field.type)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
@@ -53,6 +55,17 @@ def parse_answer(text: Any) -> Any:
 def is_json_text(field: pa.Field) -> bool:
     """Say whether the values of a field are printed as JSON."""
     return bool(field.metadata) and field.metadata.get(b"format") == b"json"
+
+
+def _is_nested_as(value: Any, kind: pa.DataType) -> bool:
+    """Say whether lists are where a type has them; Arrow would make one of a text."""
+    if value is None or not pa.types.is_nested(kind):
+        return True
+    if pa.types.is_list(kind):
+        return isinstance(value, list) and all(_is_nested_as(one, kind.value_type) for one in value)
+    return isinstance(value, dict) and all(
+        _is_nested_as(value.get(field.name), field.type) for field in kind
+    )
 
 
 def _fitting(value: Any, kind: pa.DataType) -> Any:

@@ -85,18 +85,17 @@ class ResultColumns:
         self._facts = facts
         self._answers = fields_of_schema(recipe.answer_schema)
         self._fields = self._result_fields()
-        names = set(kept.names)
-        for field in self._fields:
-            if (name := _free_name(field.name, names)) is None:
+        fields, taken = list(kept), set(kept.names)
+        for field in (*self._fields, *self._answers):
+            name = _free_name(field.name, taken)
+            if name is None:
                 raise RecipeError(
-                    f"the table has columns `{field.name}` and `{PREFIX}{field.name}`, and results "
-                    f"need one of these names: leave one out of `keep`"
+                    f"results need a column `{field.name}` or `{PREFIX}{field.name}`, and the table "
+                    "has both: leave one out of `keep`"
                 )
-            names.add(name)
-        fields = [
-            field.with_name(_free_name(field.name, set(kept.names))) for field in self._fields
-        ]
-        self.schema = pa.schema([*kept, *fields])
+            taken.add(name)
+            fields.append(field.with_name(name))
+        self.schema = pa.schema(fields)
 
     def batch(self, kept: Sequence[pa.Array], rows: Sequence[bytes]) -> pa.RecordBatch:
         """Return kept columns with the columns of their results, a row each."""
@@ -111,15 +110,18 @@ class ResultColumns:
         bodies = [_body(row) for row in parsed]
         columns = self._columns(bodies, vectors)
         columns["error"] = pa.array([row_error_message(row) for row in parsed], pa.string())
-        found = [*kept, *(columns[field.name] for field in self._fields)]
-        return pa.RecordBatch.from_arrays(found, schema=self.schema)
+        found = [columns[field.name] for field in self._fields]
+        if self._answers:
+            answers = [parse_answer(_first_text(body)) for body in bodies]
+            found += [column_of_answers(answers, field) for field in self._answers]
+        return pa.RecordBatch.from_arrays([*kept, *found], schema=self.schema)
 
     def _result_fields(self) -> list[pa.Field]:
         recipe, facts = self._recipe, self._facts
         text = pa.list_(pa.string()) if recipe.num_choices > 1 else pa.string()
         fields = []
         if recipe.route in {CHAT_COMPLETIONS, COMPLETIONS}:
-            fields = [pa.field("text", text), *self._answers]
+            fields = [pa.field("text", text)]
             if facts.has_reasoning:
                 fields.append(pa.field("reasoning", text))
             if facts.has_tool_calls:
@@ -164,21 +166,19 @@ class ResultColumns:
         number = self._recipe.num_choices
         choices = [body.get("choices") or [] if body else [] for body in bodies]
         messages = [[choice.get("message") or choice for choice in each] for each in choices]
-        texts = [[one.get("content", one.get("text")) for one in each] for each in messages]
         columns = {}
         for field in self._fields:
             match field.name:
+                case "usage" | "error":
+                    continue
                 case "text":
-                    values: list[list[Any]] = texts
+                    values = [[_text_of(one) for one in each] for each in messages]
                 case "finish_reason" | "logprobs":
                     values = [[one.get(field.name) for one in each] for each in choices]
                 case _:
                     values = [[one.get(field.name) for one in each] for each in messages]
             columns[field.name] = _choice_column(values, field, number)
-        if self._answers:
-            answers = [parse_answer(each[0]) if each else None for each in texts]
-            columns |= {field.name: column_of_answers(answers, field) for field in self._answers}
-        return {name: column for name, column in columns.items() if name not in {"usage", "error"}}
+        return columns
 
     def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
         """Return vectors of a fixed length, straight from the bytes that base64 holds."""
@@ -244,13 +244,22 @@ def _scores(body: Mapping[str, Any] | None, name: str) -> list[Any] | None:
     return [{name: one[name] for name in names} for one in body["results"]]
 
 
+def _text_of(message: Mapping[str, Any]) -> Any:
+    return message.get("content", message.get("text"))
+
+
+def _first_text(body: Mapping[str, Any] | None) -> Any:
+    choices = (body or {}).get("choices") or [{}]
+    return _text_of(choices[0].get("message") or choices[0])
+
+
 def _choice_column(values: Sequence[list[Any]], field: pa.Field, number: int) -> pa.Array:
     if number > 1:
         found: list[Any] = [each or None for each in values]
     else:
         found = [each[0] if each else None for each in values]
     if is_json_text(field):
-        return pa.array([None if one is None else to_json(one).decode() for one in found])
-    if field.type not in {pa.string(), pa.list_(pa.string())}:
-        return pa.nulls(len(found), field.type)
+        return pa.array(
+            [None if one is None else to_json(one).decode() for one in found], pa.string()
+        )
     return pa.array(found, field.type)

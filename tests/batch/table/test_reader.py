@@ -1,0 +1,161 @@
+"""Tables in every format, and the sentence for each that is damaged."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import gzip
+import io
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import ipc
+
+from tidemill.batch.file.formats import FormatError
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.reader import cells_of, open_table
+from tidemill.batch.table.request_template import NotUtf8
+
+TABLE = pa.table({"id": pa.array([1, 2]), "text": ["a", None]})
+
+
+def parquet(table: pa.Table = TABLE) -> bytes:
+    """Return a table as Parquet."""
+    file = io.BytesIO()
+    pq.write_table(table, file, row_group_size=1)
+    return file.getvalue()
+
+
+def arrow(*, is_stream: bool = False) -> bytes:
+    """Return the table as Arrow IPC."""
+    file = io.BytesIO()
+    make = ipc.new_stream if is_stream else ipc.new_file
+    with make(file, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    return file.getvalue()
+
+
+def rows_of(data: bytes) -> list[dict[str, Any]]:
+    """Read all columns of a table."""
+    table = open_table(io.BytesIO(data))
+    names = table.schema.names
+    batches = [*table.batches(names), *table.batches(names)]
+    found: list[dict[str, Any]] = [row for batch in batches for row in batch.to_pylist()]
+    assert found[: len(found) // 2] == found[len(found) // 2 :]  # it can be read again
+    return found[: len(found) // 2]
+
+
+@pytest.mark.parametrize("data", [parquet(), arrow(), arrow(is_stream=True)])
+def test_typed_tables_are_read_as_they_are(data: bytes) -> None:
+    """Row groups and batches follow each other."""
+    assert rows_of(data) == [{"id": 1, "text": "a"}, {"id": 2, "text": None}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"id,text\n1,a\n\n2,\n",
+        b"id\ttext\r\n1\ta\r\n2\t",
+        b"\xef\xbb\xbfid;text\n1;a\n2;\n",
+        gzip.compress(b'id,"text"\n"1","a"\n2,""\n'),
+    ],
+)
+def test_csv_has_texts_and_nulls(data: bytes) -> None:
+    """Whatever its delimiter; blank lines are no rows."""
+    assert rows_of(data) == [{"id": "1", "text": "a"}, {"id": "2", "text": None}]
+
+
+def test_a_cell_of_csv_may_hold_anything_in_quotes() -> None:
+    """Newlines, delimiters, quotes."""
+    assert rows_of(b'a,b\n"x\n,""y""",2\n') == [{"a": 'x\n,"y"', "b": "2"}]
+
+
+def test_json_rows_have_columns_of_all_rows() -> None:
+    """The types of columns are those of all rows together."""
+    data = b'{"id": 1, "tags": ["a"]}\n{"id": 2.5, "more": {"x": 1}}\n'
+    assert rows_of(data) == [
+        {"id": 1.0, "tags": ["a"], "more": None},
+        {"id": 2.5, "tags": None, "more": {"x": 1}},
+    ]
+
+
+def test_large_rows_come_in_small_batches() -> None:
+    """The first rows of each row group say how many."""
+    wide = pa.table({"text": ["x" * 2**20] * 100})
+    file = io.BytesIO()
+    pq.write_table(wide, file, use_dictionary=False)
+    sizes = [batch.num_rows for batch in open_table(file).batches(["text"])]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 16
+
+
+def test_cells_are_texts_numbers_lists_and_structs() -> None:
+    """Dates and times as text without trailing zeros, categories as their values."""
+    columns = {
+        "time": pa.array([1767323045 * 10**6], pa.timestamp("us")),
+        "day": pa.array([dt.date(2026, 1, 2)]),
+        "price": pa.array([decimal.Decimal("1.50")]),
+        "kind": pa.array(["x"]).dictionary_encode(),
+        "bad": pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+        ),
+    }
+    cells = {name: cells_of(column)[0] for name, column in columns.items()}
+    assert isinstance(cells.pop("bad"), NotUtf8)
+    assert cells == {
+        "time": "2026-01-02 03:04:05",
+        "day": "2026-01-02",
+        "price": decimal.Decimal("1.50"),
+        "kind": "x",
+    }
+
+
+WRONG = [
+    (b"", "The table is empty"),
+    (b"\n\n", "must hold the names of its columns"),
+    (b"a,a\n1,2\n", "more than one column named `a`"),
+    (b"a,b\n1,2\n1\n", "Row 2 (line 3) of the CSV has 1 cells, and its header 2"),
+    (b'a,b\n1,"x"y\n', "stray quote, or a cell that is too long, in the row that begins at line 2"),
+    (b'a,b\n1,2\n3,"x\n4,5\n', "in the row that begins at line 3"),
+    (b"a,b\n1,\xff\n", "Line 2 of the CSV is not UTF-8: 0xff at byte 3"),
+    ("a,b\n1,2\n".encode("utf-16"), "UTF-16"),
+    (b'{"a": 1}\n{"a": "x"}\n', "Row 2 of the table has 'x' in column `a`"),
+    (b'{"a": 1}\n[]\n', "Line 2 of the table is no JSON object"),
+    (b'{"a": 1}\n{"a"\n', "Line 2 of the table is no JSON"),
+    (b'{"a": 123456789012345678901234567890}\n', "in column `a`"),
+    (b"PAR1 and no more", "The Parquet table is damaged or cut off"),
+    (parquet()[:-9], "The Parquet table is damaged or cut off"),
+    (parquet()[:4] + bytes(60) + parquet()[64:], "damaged or cut off, at row 1 or after it"),
+    (arrow()[:-20], "The Arrow table is damaged or cut off"),
+    (arrow(is_stream=True)[:-100], "The Arrow table is damaged or cut off"),
+    (b"PK\x03\x04", "zip archive"),
+    (gzip.compress(b"a,b\n1,2\n")[:-9], "gzip data is cut off"),
+    (gzip.compress(b"a\n" + bytes(2**28)), "unfolds to more than"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), WRONG, ids=range(len(WRONG)))
+def test_a_table_that_cannot_be_read_is_told(data: bytes, words: str) -> None:
+    """With row or line, where there is one."""
+    with pytest.raises((TableError, FormatError)) as caught:
+        rows_of(data)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("codec", ["snappy", "gzip", "zstd", "lz4", "brotli", "none"])
+def test_a_flipped_byte_gives_rows_or_a_sentence(codec: str) -> None:
+    """And no other exception, wherever it is."""
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["some text"] * 50, "n": range(50)}), file, compression=codec)
+    data = bytearray(file.getvalue())
+    for place in range(4, len(data), 29):
+        broken = bytes(data[:place]) + bytes([data[place] ^ 0xFF]) + bytes(data[place + 1 :])
+        try:
+            table = open_table(io.BytesIO(broken))
+            for batch in table.batches(table.schema.names):
+                for column in batch.columns:
+                    cells_of(column)
+        except TableError:
+            pass

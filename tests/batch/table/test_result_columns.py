@@ -1,0 +1,201 @@
+"""Results as columns: their names, types and cells, and the files that hold them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import ipc
+
+from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.recipe import parse_recipe
+from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.writer import open_writer
+
+SCHEMA = {
+    "$defs": {"Label": {"enum": ["good", "bad"]}},
+    "type": "object",
+    "properties": {
+        "label": {"$ref": "#/$defs/Label"},
+        "stars": {"type": ["integer", "null"]},
+        "score": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "place": {"type": "object", "properties": {"x": {"type": "number"}}},
+        "any": {},
+    },
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "review", "schema": SCHEMA}}
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+
+
+def row(body: dict[str, Any] | None, **error: Any) -> bytes:
+    """Return a printed row with a body, or with an error."""
+    response = {"status_code": 200 if body else 400, "request_id": "r", "body": body or error}
+    told = {"id": "batch_req_1", "custom_id": "1", "response": response, "error": None}
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
+
+
+def chat(*texts: str | None, **message: Any) -> bytes:
+    """Return the row of a chat with these answers."""
+    choices = [
+        {"index": place, "message": {"content": text, **message}, "finish_reason": "stop"}
+        for place, text in enumerate(texts)
+    ]
+    return row({"choices": choices, "usage": USAGE})
+
+
+def columns_of(rows: list[bytes], **given: Any) -> tuple[pa.Schema, list[dict[str, Any]]]:
+    """Return schema and rows of the results of a recipe, beside a kept column `text`."""
+    recipe = parse_recipe({"prompt": "{{ text }}", **given})
+    made = ResultColumns(
+        recipe, pa.schema([("text", pa.string())]), ResultFacts.of_rows(rows, recipe)
+    )
+    batch = made.batch([pa.array(["kept"] * len(rows))], rows)
+    return made.schema, batch.to_pylist()
+
+
+def test_answers_stand_beside_kept_columns() -> None:
+    """Under another name where a kept column has theirs; a failed row says why."""
+    schema, (good, bad) = columns_of([chat("hi"), row(None, error={"message": "no"})])
+    assert schema.names == ["text", "output_text", "finish_reason", "usage", "error"]
+    assert good == {
+        "text": "kept",
+        "output_text": "hi",
+        "finish_reason": "stop",
+        "usage": USAGE,
+        "error": None,
+    }
+    assert bad == dict.fromkeys(good) | {"text": "kept", "error": "no"}
+
+
+def test_fields_of_a_schema_are_columns_of_their_types() -> None:
+    """What is cut off, or does not fit, is null, and the text still has it."""
+    whole = {"label": "good", "stars": 3, "score": 1, "tags": ["a"], "place": {"x": 1}, "any": [1]}
+    odd = {"label": 5, "stars": 10**30, "score": None, "tags": "a", "place": {}, "any": None}
+    texts = [json.dumps(whole), json.dumps(odd), '{"label": "go', "[]"]
+    schema, found = columns_of(
+        [chat(text) for text in texts], params={"response_format": FORMAT}, keep=[]
+    )
+    types = {field.name: str(field.type) for field in schema}
+    assert (types["label"], types["stars"], types["score"]) == ("string", "int64", "double")
+    assert (types["tags"], types["place"]) == ("list<item: string>", "struct<x: double>")
+    assert [{name: each[name] for name in whole} for each in found] == [
+        whole | {"any": "[1]"},
+        dict.fromkeys(whole) | {"place": {"x": None}},
+        dict.fromkeys(whole),
+        dict.fromkeys(whole),
+    ]
+    assert [each["output_text"] for each in found] == texts
+
+
+def test_several_choices_are_lists() -> None:
+    """A column of lists for each."""
+    _, (found,) = columns_of([chat("a", "b")], params={"n": 2})
+    assert (found["output_text"], found["finish_reason"]) == (["a", "b"], ["stop", "stop"])
+
+
+def test_reasoning_and_tool_calls_have_columns_where_a_row_has_them() -> None:
+    """As text, and as JSON."""
+    calls = [{"function": {"name": "f", "arguments": "{}"}}]
+    schema, found = columns_of([chat("a"), chat(None, reasoning="why", tool_calls=calls)])
+    assert {"reasoning", "tool_calls"} <= {*schema.names}
+    assert [each["reasoning"] for each in found] == [None, "why"]
+    assert json.loads(found[1]["tool_calls"]) == calls
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("float32", [0.5, -1.0]), ("float16", [0.5, -1.0]), ("int8", [64, -127])],
+)
+def test_vectors_are_lists_of_a_fixed_length(kind: str, expected: list[float]) -> None:
+    """Of the type that was asked for; null where a row failed."""
+    text = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode()
+    rows = [row(None), row({"data": [{"index": 0, "embedding": text}], "usage": USAGE})]
+    schema, found = columns_of(rows, url="/v1/embeddings", vectors=kind)
+    assert pa.types.is_fixed_size_list(schema.field("embedding").type)
+    assert [each["embedding"] for each in found] == [None, expected]
+
+
+def test_rows_of_several_texts_have_several_vectors() -> None:
+    """And rows that failed have none."""
+    texts = [base64.b64encode(struct.pack("<2f", n, n)).decode() for n in (1, 2)]
+    data = [{"index": place, "embedding": text} for place, text in enumerate(texts)]
+    rows = [row({"data": data}), row(None), row({"data": data[:1]})]
+    _, found = columns_of(rows, url="/v1/embeddings")
+    assert [each["embedding"] for each in found] == [[[1, 1], [2, 2]], None, [[1, 1]]]
+
+
+def test_scores_and_ranks_are_lists() -> None:
+    """In the order of the reply."""
+    scored = row({"data": [{"index": 0, "score": 0.25}, {"index": 1, "score": 0.5}]})
+    ranked = row({"results": [{"index": 1, "relevance_score": 0.5, "document": {"text": "b"}}]})
+    given = {"prompt": None, "text_1": "a", "text_2": "b"}
+    assert columns_of([scored], url="/v1/score", **given)[1][0]["scores"] == [0.25, 0.5]
+    given = {"prompt": None, "query": "a", "documents": "{{ text }}"}
+    (found,) = columns_of([ranked], url="/v1/rerank", **given)[1]
+    assert found["results"] == [{"index": 1, "relevance_score": 0.5}]
+
+
+def test_names_that_cannot_be_told_apart_are_refused() -> None:
+    """Before anything runs."""
+    kept = pa.schema([("error", pa.string()), ("output_error", pa.string())])
+    with pytest.raises(RecipeError, match="`error` or `output_error`"):
+        ResultColumns(parse_recipe({"prompt": "x"}), kept, ResultFacts())
+
+
+BATCH = pa.RecordBatch.from_pydict(
+    {
+        "n": [1, None],
+        "text": ['a "b"\n', None],
+        "tags": [["x"], None],
+        "ok": [True, False],
+        "kind": pa.array(["k", "k"]).dictionary_encode(),
+    }
+)
+
+
+def written(form: Any) -> bytes:
+    """Return the table of that batch twice."""
+    file = io.BytesIO()
+    writer = open_writer(file, BATCH.schema, form)
+    writer.write(BATCH)
+    writer.write(BATCH)
+    writer.close()
+    return file.getvalue()
+
+
+def test_tables_are_written_in_every_format() -> None:
+    """Types stay in Parquet and Arrow; nested cells of CSV are JSON."""
+    rows = BATCH.to_pylist() * 2
+    parquet = pq.read_table(io.BytesIO(written("parquet")))
+    assert parquet.to_pylist() == rows
+    assert parquet.schema == BATCH.schema
+    assert ipc.open_file(written("arrow")).read_all().to_pylist() == rows
+    assert [json.loads(line) for line in written("jsonl").splitlines()] == rows
+    for form, delimiter in (("csv", ","), ("tsv", "\t")):
+        header, *found = csv.reader(io.StringIO(written(form).decode()), delimiter=delimiter)
+        assert header == BATCH.schema.names
+        assert (
+            found
+            == [
+                ["1", 'a "b"\n', '["x"]', "true", "k"],
+                ["", "", "", "false", "k"],
+            ]
+            * 2
+        )
+
+
+def test_a_property_may_be_named_as_a_column_of_results() -> None:
+    """It gets the other name."""
+    schema = {"type": "object", "properties": {"error": {"type": "string"}}}
+    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    found, (each,) = columns_of([chat('{"error": "none"}')], params={"response_format": given})
+    assert (each["error"], each["output_error"]) == (None, "none")
+    assert found.names[-2:] == ["error", "output_error"]
