@@ -21,6 +21,7 @@ from .commands import (
     results,
     resume,
     run,
+    sample,
     serve,
     status,
     submit,
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     for command in (
         run,
         estimate,
+        sample,
         serve,
         models,
         cache,

@@ -67,6 +67,16 @@ def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) 
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
 
 
+@pytest.mark.parametrize("command", ["sample"])
+def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
+    """A new flag of theirs comes with its line in docs/files.md, in the section of its command."""
+    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {command.capitalize()}\n")[2].partition("\n## ")[0]
+    flags = flags_of(make_parser(), command)
+    assert "--output-tmp-dir" in flags
+    assert [flag for flag in flags if f"`{flag}" not in section] == []
+
+
 @pytest.mark.parametrize(
     "request_type",
     [ChatCompletionRequest, CompletionRequest, TranscriptionRequest, TranslationRequest],
