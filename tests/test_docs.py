@@ -58,7 +58,9 @@ def test_every_flag_of_serve_is_explained() -> None:
     assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
 
 
-@pytest.mark.parametrize("command", ["submit", "resume", "status", "results", "cancel", "drop"])
+@pytest.mark.parametrize(
+    "command", ["submit", "resume", "status", "results", "retry", "cancel", "drop"]
+)
 def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) -> None:
     """A new flag of theirs comes with its line in docs/commands.md."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from tidemill.batch.file.error_kinds import ErrorCounter
 
 from ..files.row_file import RowFile, RowPlace, StoredRow
+from ..files.row_index import RowIndex
 from .answers import Answer, NumberDifference, TextDifference, answer_of, difference_between
-from .row_index import RowIndex
 
 _MAX_KINDS = 100
 _MAX_CHARS = 300

@@ -1,24 +1,42 @@
 """Request lines: copies some lines of a batch file, byte for byte, in the order of the file.
 
-The file may be JSONL, one JSON array of requests, or either compressed with gzip. Memory is bounded
-by a piece of a line, whatever a line's length.
+The file may be JSONL, one JSON array of requests, or either compressed with gzip. A sample takes
+memory for its places and a piece of a line, requests by custom id for one line.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
-from tidemill.batch.file.lines import BOM, JSON_WHITE_SPACE, BytesByLine, FormatError
+from tidemill.batch.file.lines import (
+    BOM,
+    JSON_WHITE_SPACE,
+    BytesByLine,
+    FormatError,
+    LineError,
+    parse_line,
+    read_lines,
+)
 
 from ..console.errors import BadInput
 from .new_file import NewFile
 from .source import Source
 
 _PIECE_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class CopiedRequests:
+    """Numbers of lines that are not blank, of those copied, and of those that are no request."""
+
+    num_lines: int = 0
+    num_copied: int = 0
+    num_malformed: int = 0
 
 
 def detect_source(source: Source) -> FileFormat:
@@ -68,6 +86,26 @@ def copy_lines(source: Source, form: FileFormat, places: Container[int], out: Ne
                 out.write(b"\n")
     except FormatError as exc:
         raise unreadable(source, exc) from exc
+
+
+def copy_requests(source: Source, out: NewFile, is_wanted: Callable[[str], bool]) -> CopiedRequests:
+    """Write the requests with a wanted custom id; each line's is asked once, in their order."""
+    form = detect_source(source)
+    copied = CopiedRequests()
+    try:
+        for raw in read_lines(open_lines(form, source.file)):
+            copied.num_lines += 1
+            try:
+                line = parse_line(raw)
+            except LineError:
+                copied.num_malformed += 1
+                continue
+            if is_wanted(line.custom_id):
+                out.write(raw.data + b"\n")
+                copied.num_copied += 1
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+    return copied
 
 
 def _pieces(stream: BytesByLine) -> Iterator[tuple[int, bytes]]:

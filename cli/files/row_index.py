@@ -9,8 +9,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import Self
 
-from ..files.row_file import RowPlace, StoredRow
+from .row_file import RowFile, RowPlace, StoredRow
 
 _FREE = 0  # else the row's position + 1, negative once all rows of the id were found
 _DIGEST_BYTES = 8
@@ -36,6 +37,18 @@ class RowIndex:
         self._numbers.append(place.number)
         self._offsets.append(place.offset)
         self._end = place.offset + place.num_bytes
+
+    @classmethod
+    def from_rows(cls, rows: RowFile) -> Self:
+        """Return the index of a whole file; raises BadInput for a line that is no row."""
+        index = cls()
+        for place, row in rows.rows():
+            index.add(row, place)
+        return index
+
+    def pop_id(self, custom_id: str) -> RowPlace | None:
+        """Return the place of the first row of a custom id that was not yet found."""
+        return self.pop(StoredRow(None, custom_id, None, None))
 
     def pop(self, row: StoredRow) -> RowPlace | None:
         """Return the place of the first row of the same id that was not yet found."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from random import Random
 
-from tidemill.cli.compare.row_index import RowIndex
 from tidemill.cli.files.row_file import RowPlace, StoredRow
+from tidemill.cli.files.row_index import RowIndex
 
 
 def row(custom_id: str | None, row_id: str | None = None) -> StoredRow:
