@@ -108,7 +108,7 @@ def test_people_read_the_same(diff: Diff) -> None:
     assert said.status == 0
     assert "4 rows in both; of 2 with an answer in both, 1 are identical (50.0%)" in said.out
     assert "error in a: `n` is 4: 1 (4)" in said.out
-    assert "first 2 of 3 rows that differ:" in said.out
+    assert "rows that differ, 2 of 3:" in said.out
     assert '3 (rows 3, 2), from character 4 on\n  a  "three"\n  b  "thrEE"\n' in said.out
 
 

@@ -35,12 +35,12 @@ def lines_of(found: Comparison) -> Iterator[str]:
         if side.num_only:
             yield f"only in {letter}: {_named(side.only_ids, side.num_only)}"
         for kind in side.errors.most_frequent(_MAX_SHOWN_KINDS):
-            message = _cut(kind.message, _MAX_ERROR_CHARS)
+            message = _cut(kind.message.rstrip("."), _MAX_ERROR_CHARS)
             yield f"error in {letter}: {message}: {_named(kind.first, kind.count)}"
     num_all = found.num_differing + found.num_failed_in_a + found.num_failed_in_b
     if found.first:
         yield ""
-        yield f"first {len(found.first):,} of {amount(num_all, 'row')} that differ:"
+        yield f"rows that differ, {len(found.first):,} of {num_all:,}:"
     for row in found.first:
         yield from _differing(row)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tidemill.cli.compare.answers import (
+from tidemill.cli.rows.answers import (
     NumberDifference,
     TextDifference,
     answer_of,
