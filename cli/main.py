@@ -28,6 +28,7 @@ from .commands import (
     status,
     submit,
     tenants,
+    view,
     worker,
     workers,
 )
@@ -66,6 +67,7 @@ def make_parser() -> argparse.ArgumentParser:
         estimate,
         sample,
         diff,
+        view,
         serve,
         models,
         cache,

@@ -69,7 +69,7 @@ def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) 
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
 
 
-@pytest.mark.parametrize("command", ["sample", "diff"])
+@pytest.mark.parametrize("command", ["sample", "diff", "view"])
 def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
     """A new flag of theirs comes with its line in docs/files.md, in the section of its command."""
     page = (DOCS / "files.md").read_text(encoding="utf-8")

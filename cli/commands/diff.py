@@ -58,9 +58,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the comparison and return the exit status."""
+    from ..files.row_file import open_rows
     from ..rows.comparison import compare
     from ..rows.report import json_of, lines_of
-    from ..files.row_file import open_rows
     from ..transfer.progress_bar import byte_progress
 
     if arguments.a == arguments.b == STANDARD_STREAM:
