@@ -12,6 +12,7 @@ from .commands import (
     cache,
     cancel,
     completion,
+    diff,
     drop,
     erase,
     estimate,
@@ -21,11 +22,14 @@ from .commands import (
     models,
     results,
     resume,
+    retry,
     run,
+    sample,
     serve,
     status,
     submit,
     tenants,
+    view,
     worker,
     workers,
 )
@@ -58,11 +62,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(command=_without_a_command)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    to_batches = (submit, resume, status, results, cancel, erase, drop)
+    to_batches = (submit, resume, status, results, retry, cancel, erase, drop)
     for command in (
         run,
         join,
         estimate,
+        sample,
+        diff,
+        view,
         serve,
         models,
         cache,
@@ -85,7 +92,7 @@ def _without_a_command(_: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
     parser = make_parser()
-    typed = serve.add_environment_flags(expand_positional_model(arguments))
+    typed = serve.add_environment_flags(expand_positional_model(retry.expand_rows(arguments)))
     parsed, unknown = parser.parse_known_args(typed)
     parsed.files = sort_unknown(parser, typed, unknown)
     return parsed

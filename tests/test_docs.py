@@ -59,13 +59,25 @@ def test_every_flag_of_serve_is_explained() -> None:
     assert [flag for flag in flags if not any(f"`{flag}" in page for page in pages)] == []
 
 
-@pytest.mark.parametrize("command", ["submit", "resume", "status", "results", "cancel", "drop"])
+@pytest.mark.parametrize(
+    "command", ["submit", "resume", "status", "results", "retry", "cancel", "drop"]
+)
 def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) -> None:
     """A new flag of theirs comes with its line in docs/commands.md."""
     page = (DOCS / "commands.md").read_text(encoding="utf-8")
     flags = flags_of(make_parser(), command)
     assert "--json" in flags
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
+
+
+@pytest.mark.parametrize("command", ["sample", "diff", "view"])
+def test_every_flag_of_the_commands_for_files_is_explained(command: str) -> None:
+    """A new flag of theirs comes with its line in docs/files.md, in the section of its command."""
+    page = (DOCS / "files.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n## {command.capitalize()}\n")[2].partition("\n## ")[0]
+    flags = flags_of(make_parser(), command)
+    assert "--output-tmp-dir" in flags
+    assert [flag for flag in flags if f"`{flag}" not in section] == []
 
 
 @pytest.mark.parametrize(

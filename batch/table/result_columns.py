@@ -90,8 +90,8 @@ class ResultColumns:
             name = _free_name(field.name, taken)
             if name is None:
                 raise RecipeError(
-                    f"results need a column `{field.name}` or `{PREFIX}{field.name}`, and the table "
-                    "has both: leave one out of `keep`"
+                    f"results need a column `{field.name}` or `{PREFIX}{field.name}`, and the "
+                    "table has both: leave one out of `keep`"
                 )
             taken.add(name)
             fields.append(field.with_name(name))

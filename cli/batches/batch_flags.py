@@ -19,7 +19,7 @@ NAMES = (
 """Names of the options in the API; in S3 metadata they have dashes."""
 
 
-def _add_batch_flags(parser: argparse.ArgumentParser) -> None:
+def add_batch_flags(parser: argparse.ArgumentParser) -> None:
     """Add the options of a batch; the server sets the defaults."""
     group = parser.add_argument_group("the batch")
     add = group.add_argument
@@ -69,7 +69,7 @@ def add_input_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="where an input that is no file lies meanwhile (default: the system's)",
     )
-    _add_batch_flags(parser)
+    add_batch_flags(parser)
     add_file_flags(parser, ("FILE.output.jsonl beside it", "FILE.errors.jsonl beside it"))
 
 

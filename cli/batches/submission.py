@@ -50,16 +50,19 @@ def submit(
     targets: Targets | None,
     *,
     as_json: bool,
+    filename: str = "input.jsonl",
 ) -> int:
-    """Submit a file and return the exit status; with targets, wait and fetch its rows."""
+    """Submit a file and return the exit status; with targets, wait and fetch its rows.
+
+    `filename` is what the server is told of a source that is no file.
+    """
     with Client(server) as client:
         report = check_source(source, client.models(), fields, as_json=as_json)
         path = Path(source.name) if _is_file(source) else None
         with open_state_file(server, path) as state_file:
             try:
-                batch = _make(
-                    client, source, {**fields, "endpoint": endpoint or report.endpoint}, state_file
-                )
+                asked = {**fields, "endpoint": endpoint or report.endpoint}
+                batch = _make(client, source, filename, asked, state_file)
             except Stopped as exc:
                 kept = "the same command goes on where it was" if path else "no batch was made"
                 raise Stopped(exc.signum, kept) from exc
@@ -133,9 +136,13 @@ def _report_created(batch: Batch, targets: Targets | None, *, as_json: bool) -> 
 
 
 def _make(
-    client: Client, source: Source, fields: Mapping[str, Any], state_file: StateFile
+    client: Client,
+    source: Source,
+    filename: str,
+    fields: Mapping[str, Any],
+    state_file: StateFile,
 ) -> Batch:
-    name = Path(source.name).name if _is_file(source) else "input.jsonl"
+    name = Path(source.name).name if _is_file(source) else filename
     file_id = upload_file(client, source.file, name, state_file)
     asked = {"input_file_id": file_id, "completion_window": "24h", **fields}
     return client.create_batch(asked, state_file.state.idempotency_key(asked))

@@ -138,6 +138,11 @@ def check_paths(
     _check_distinct([(role, Path(name)) for role, name in named if is_path(name)])
 
 
+def check_input_path(name: str) -> None:
+    """Raise Refused for an unusable input of a command that writes no file."""
+    check_paths(name, STANDARD_STREAM, None)
+
+
 def check_folder(folder: Path, flag: str) -> None:
     """Raise Refused for a missing folder; `flag` is its flag."""
     if not folder.is_dir():

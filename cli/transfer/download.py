@@ -76,7 +76,9 @@ def _check(response: httpx.Response, start: int) -> None:
         # An expired presigned url is replaced in the next attempt.
         if response.status_code == 403 or is_transient(response):
             raise Interrupted(words, retry_after(response))
-        raise ServerRefused(f"the storage does not give the results: {words}")
+        raise ServerRefused(
+            f"the storage does not give the results: {words}", status=response.status_code
+        )
     if start and response.status_code != 206:
         raise ServerRefused(f"the storage does not go on at byte {start:,}: {words}")
 
@@ -140,6 +142,11 @@ def fetch(content: Content, name: str, *, force: bool) -> None:
             check_target(name, force=force)
             part.replace(path)
     log(f"{content.num_bytes:,} bytes in {path}")
+
+
+def fetch_into(content: Content, file: IO[bytes], name: str) -> None:
+    """Download content to an open file; errors and the progress bar call it `name`."""
+    _copy(content, file, 0, name)
 
 
 @contextmanager

@@ -133,6 +133,8 @@ def row_of(line: dict[str, Any]) -> bytes:
     fields = {"custom_id": line["custom_id"], "pad": "x" * 100}
     if words := line["body"].get("fail"):
         fields["error"] = {"message": words}
+    else:
+        fields["response"] = {"status_code": 200, "request_id": "r", "body": {}}
     return json.dumps(fields).encode() + b"\n"
 
 

@@ -1,0 +1,135 @@
+"""Retry of a batch: a new batch of the lines that have no good row."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from tidemill.batch.batch_request import MAX_METADATA_PAIRS
+
+from ..api.client import Client
+from ..api.objects import Batch
+from ..console.errors import BadInput, CliError, ServerRefused
+from ..console.terminal import amount, log
+from ..files.new_file import NewFile
+from ..files.request_lines import copy_requests
+from ..files.row_file import RowFile
+from ..files.row_index import RowIndex
+from ..files.source import Source
+from ..transfer.download import FileContent, fetch_into
+from .batch_flags import WINDOW
+from .outcome import errors_of
+
+RETRY_OF = "retry_of"
+"""Key of the retried batch's id in the new one's metadata."""
+
+_GONE = frozenset({404, 410})
+
+
+def check_can_retry(batch: Batch) -> None:
+    """Raise CliError for a batch that has no lines to retry yet, or no more."""
+    if not batch.has_ended:
+        raise CliError(
+            f"{batch.id} is {batch.status}: its lines can be retried once it has ended, which "
+            f"`tidemill resume {batch.id}` waits for"
+        )
+    if batch.extension.get("erasing_at"):
+        raise BadInput(f"{batch.id} is erased, and its lines with it")
+    if batch.status == "failed" and not (batch.output_file_id or batch.error_file_id):
+        why = "; ".join(errors_of(batch)[:1]) or "no line was run"
+        raise BadInput(f"{batch.id} has failed as a whole ({why}): mend its file and submit that")
+
+
+@contextmanager
+def open_failed_requests(
+    client: Client, batch: Batch, tmp_dir: Path | None
+) -> Iterator[Source | None]:
+    """Open the requests of an ended batch without a good row; None where there are none.
+
+    Raises BadInput when a file of the batch is gone.
+    """
+    with ExitStack() as stack:
+
+        def open_file(file_id: str, kind: str) -> Source:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=tmp_dir))
+            _fetch(client, batch, file_id, kind, file)
+            return Source(file, f"the {kind} of {batch.id}", int(time.time()))
+
+        is_wanted = _wanted(batch, lambda file_id, kind: _rows(open_file(file_id, kind)))
+        if is_wanted is None:
+            yield None
+            return
+        source = open_file(str(batch.fields.get("input_file_id")), "input")
+        requests = stack.enter_context(tempfile.TemporaryFile(dir=tmp_dir))
+        out = NewFile(requests, f"a temporary file in {tmp_dir or tempfile.gettempdir()}")
+        copied = copy_requests(source, out, is_wanted)
+        out.flush()
+        if copied.num_malformed:
+            left_out = amount(copied.num_malformed, "malformed line")
+            log(f"note: {left_out} of {batch.id} cannot be retried")
+        if not copied.num_copied:
+            yield None
+            return
+        retried = f"{copied.num_copied:,} of {amount(copied.num_lines, 'line')}"
+        log(f"retrying {retried} of {batch.id}")
+        yield Source(requests, f"the retry of {batch.id}", source.created)
+
+
+def fields_of_retry(batch: Batch, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the new batch: those of the old one unless others are given."""
+    metadata = {**(batch.fields.get("metadata") or {}), **given.get("metadata", {})}
+    if len(metadata) < MAX_METADATA_PAIRS or RETRY_OF in metadata:
+        metadata[RETRY_OF] = batch.id
+    else:
+        log(f"note: the metadata of {batch.id} is full, so that it takes no `{RETRY_OF}`")
+    window = {WINDOW: batch.fields[WINDOW]} if batch.fields.get(WINDOW) else {}
+    return {**window, **given, "metadata": metadata}
+
+
+def filename_of_retry(client: Client, batch: Batch) -> str:
+    """Return a name for the file of the new batch: `questions.retry.jsonl`."""
+    name = client.file(str(batch.fields["input_file_id"])).name.rpartition("/")[2]
+    stem = name.removesuffix(".gz")
+    for suffix in (".jsonl", ".ndjson", ".json", ".retry"):
+        stem = stem.removesuffix(suffix)
+    return f"{stem}.retry.jsonl"
+
+
+def _wanted(batch: Batch, open_rows: Callable[[str, str], RowFile]) -> Callable[[str], bool] | None:
+    """Return what says by custom id whether a line is to be retried; None where none is.
+
+    Where every line has a row, the error file has all that failed; else the output has all that
+    did not.
+    """
+    is_whole = 0 < batch.total <= batch.completed + batch.failed
+    if is_whole and not batch.failed:
+        return None
+    if is_whole and batch.error_file_id is not None:
+        failed = RowIndex.from_rows(open_rows(batch.error_file_id, "error file"))
+        return lambda custom_id: failed.pop_id(custom_id) is not None
+    if batch.output_file_id is None:
+        return lambda _: True
+    good = RowIndex.from_rows(open_rows(batch.output_file_id, "output"))
+    return lambda custom_id: good.pop_id(custom_id) is None
+
+
+def _rows(source: Source) -> RowFile:
+    return RowFile(source.file, source)
+
+
+def _fetch(client: Client, batch: Batch, file_id: str, kind: str, file: IO[bytes]) -> None:
+    try:
+        found = client.file(file_id)
+        fetch_into(FileContent(client, found.id, found.num_bytes), file, f"the {kind}")
+    except ServerRefused as exc:
+        if exc.status not in _GONE:
+            raise
+        raise BadInput(
+            f"the {kind} of {batch.id} is not to be had any more ({file_id}). With the input and "
+            "the rows in files of yours: `tidemill retry ROWS -i FILE -o failed.jsonl`"
+        ) from exc
+    file.flush()

@@ -1,0 +1,79 @@
+"""`tidemill diff`: compares two outputs of rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..arguments.argument_types import positive_int
+from ..console.errors import Refused
+from ..console.signals import StopSignals
+from ..console.terminal import print_output
+from ..files.paths import STANDARD_STREAM, check_input_path
+
+_EPILOG = """\
+examples:
+  tidemill diff before.jsonl after.jsonl
+  tidemill diff a.jsonl b.jsonl --exit-code > report.txt
+
+exit status:
+  0  the files were compared; with --exit-code: and nothing differs
+  1  a bad input; with --exit-code: or something differs
+  2  arguments or paths that cannot work
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `diff` to the command line."""
+    parser = commands.add_parser(
+        "diff",
+        help="compare two outputs of rows",
+        description="Compares the rows of two outputs by custom_id, in any order: which are\n"
+        "there, whether answers are identical, how long they are, how they end, what failed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("a", metavar="A", help="a path, - or an http(s) URL of rows, of ours or of OpenAI's")
+    add("b", metavar="B", help="the same")
+    add(
+        "-n",
+        "--num-shown",
+        type=positive_int,
+        default=5,
+        metavar="N",
+        help="rows that differ, and custom_ids of one kind, to show (default: 5)",
+    )
+    add("--json", action="store_true", help="print one JSON object")
+    add("--exit-code", action="store_true", help="end with 1 if something differs")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where rows that are compressed or no file lie meanwhile (default: the system's)",
+    )
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print the comparison and return the exit status."""
+    from ..files.row_file import open_rows
+    from ..rows.comparison import compare
+    from ..rows.report import json_of, lines_of
+    from ..transfer.progress_bar import byte_progress
+
+    if arguments.a == arguments.b == STANDARD_STREAM:
+        raise Refused("standard input can be one of the two files only")
+    for name in (arguments.a, arguments.b):
+        check_input_path(name)
+    tmp_dir = arguments.output_tmp_dir
+    with (
+        StopSignals(),
+        open_rows(arguments.a, tmp_dir=tmp_dir) as a,
+        open_rows(arguments.b, tmp_dir=tmp_dir) as b,
+        byte_progress("comparing", a.num_bytes + b.num_bytes) as show,
+    ):
+        found = compare(a, b, arguments.num_shown, show)
+    print_output(json_of(found) if arguments.json else "\n".join(lines_of(found)))
+    return int(arguments.exit_code and not found.is_same)

@@ -1,0 +1,175 @@
+"""`tidemill retry`: runs the lines again that failed or were not run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..api.server import add_server_flags, server_of
+from ..batches.batch_flags import add_batch_flags, add_file_flags, options_of
+from ..batches.outcome import EXIT_STATUSES
+from ..console.errors import Refused
+from ..console.signals import StopSignals
+from ..console.terminal import amount, log
+from ..files.paths import STANDARD_STREAM, check_input_path
+
+_DESCRIPTION = """\
+Runs what failed or was not run once more.
+
+  tidemill retry ID                       a new batch of such lines of an ended batch
+  tidemill retry ROWS [-i FILE]           on this machine, with the flags of `tidemill run`; the new
+                                          rows take the places of the failed ones in ROWS
+  tidemill retry ROWS -i FILE -o FAILED   only writes such requests to FAILED, to submit or to edit
+"""
+_EPILOG = f"""\
+The new batch has the window and the metadata of the old one, with its id as `retry_of`; its id is
+printed on standard output, alone. ROWS has to follow `retry`. FILE is found by itself where ROWS is
+x.output.jsonl beside x.jsonl.
+
+{EXIT_STATUSES}"""
+_ROW_ENDINGS = (".jsonl", ".ndjson", ".json", ".gz")
+_INPUT_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
+_OUTPUT = ".output.jsonl"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `retry` to the command line."""
+    parser = commands.add_parser(
+        "retry",
+        usage="tidemill retry ID [--wait] [flags] | ROWS [-i FILE] [-o FAILED] [flags of run]",
+        help="run lines again that failed or were not run",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("id", metavar="ID|ROWS", help="a batch: its id, how that begins, or @last; or a file")
+    add("-i", "--input-file", metavar="FILE", help="the requests that ROWS answers")
+    add("--wait", action="store_true", help="stay until the batch has ended, then fetch its rows")
+    add(
+        "--output-tmp-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where files of the batch lie meanwhile (default: the system's)",
+    )
+    add_batch_flags(parser)
+    add_file_flags(parser, ("ID.retry.output.jsonl", "ID.retry.errors.jsonl"))
+    add_server_flags(parser)
+    parser.set_defaults(command=command)
+
+
+def expand_rows(typed: Sequence[str]) -> Sequence[str]:
+    """Expand `retry ROWS` to the `run` that it is; what makes a batch or writes requests stays.
+
+    Raises Refused for rows that are not there, or whose requests are not found.
+    """
+    match typed:
+        case ["retry", rows, *rest] if _names_rows(rows) and not _has(
+            rest, "-o", "--output-file", "-h", "--help"
+        ):
+            check_input_path(rows)
+            if rows.endswith(".gz"):
+                raise Refused(f"{rows} is compressed: unpack it, or write its requests with -o")
+            named = [] if _has(rest, "-i", "--input-file") else ["-i", _requests_beside(rows)]
+            errors = rows.removesuffix(_OUTPUT) + ".errors.jsonl"
+            if rows.endswith(_OUTPUT) and Path(errors).exists():
+                named += [] if _has(rest, "-e", "--error-file") else ["-e", errors]
+            run = ["run", *named, "-o", rows, "--resume", "--retry-failed", *rest]
+            log(f"this is `{shlex.join(['tidemill', *run])}`")
+            return run
+    return typed
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Make the batch or write the requests, and return the exit status."""
+    if _names_rows(arguments.id):
+        return _write_failed(arguments)
+    if arguments.input_file is not None:
+        raise Refused("-i is for rows in a file: a batch has its input")
+    given = options_of(arguments)
+    from ..api.client import Client
+    from ..batches import retry
+    from ..batches.lookup import find_batch
+    from ..batches.submission import submit
+    from ..batches.wait import targets_if_waited
+
+    server = server_of(arguments.base_url)
+    with StopSignals(), Client(server) as client:
+        batch = find_batch(client, arguments.id)
+        targets = targets_if_waited(arguments, f"{batch.id}.retry.jsonl")
+        retry.check_can_retry(batch)
+        tmp_dir = arguments.output_tmp_dir
+        with retry.open_failed_requests(client, batch, tmp_dir) as requests:
+            if requests is None:
+                log(f"no line of {batch.id} is left to retry")
+                return 0
+            return submit(
+                server,
+                requests,
+                batch.fields["endpoint"],
+                retry.fields_of_retry(batch, given),
+                targets,
+                as_json=arguments.json,
+                filename=retry.filename_of_retry(client, batch),
+            )
+
+
+def _write_failed(arguments: argparse.Namespace) -> int:
+    """Write the requests that have no good row."""
+    from ..files.new_file import check_new_file, open_new_file
+    from ..files.request_lines import copy_requests
+    from ..files.row_file import open_rows
+    from ..files.row_index import RowIndex
+    from ..files.source import open_source
+
+    rows_name, output, tmp_dir = arguments.id, arguments.output_file, arguments.output_tmp_dir
+    if output is None:
+        raise Refused(f"name the rows first: `tidemill retry {rows_name} -i FILE`")
+    check_input_path(rows_name)
+    name = arguments.input_file or _requests_beside(rows_name)
+    check_new_file(output, [rows_name, name], force=arguments.force)
+    with StopSignals(), open_rows(rows_name, tmp_dir=tmp_dir) as rows:
+        index = RowIndex.from_rows(rows)
+
+        def is_wanted(custom_id: str) -> bool:
+            place = index.pop_id(custom_id)
+            return place is None or rows.read(place).body is None
+
+        with open_source(name, tmp_dir=tmp_dir) as source, open_new_file(output) as out:
+            copied = copy_requests(source, out, is_wanted)
+    if copied.num_malformed:
+        log(f"note: {amount(copied.num_malformed, 'malformed line')} of {name} left out")
+    where = "" if output == STANDARD_STREAM else f": {output}"
+    log(f"{copied.num_copied:,} of {amount(copied.num_lines, 'request')} have no good row{where}")
+    return 0
+
+
+def _names_rows(name: str) -> bool:
+    """Say whether this is a file of rows, not a batch."""
+    return os.sep in name or name.lower().endswith(_ROW_ENDINGS) or Path(name).is_file()
+
+
+def _has(words: Sequence[str], *flags: str) -> bool:
+    """Say whether one of the flags is among the words, its value joined to it or not."""
+    return any(
+        word == flag or word.startswith(f"{flag}=" if flag.startswith("--") else flag)
+        for word in words
+        for flag in flags
+        if not (word.startswith("--") and not flag.startswith("--"))
+    )
+
+
+def _requests_beside(rows: str) -> str:
+    """Return the file whose rows these are by their name; raises Refused for none, or several."""
+    stem, is_named, _ = rows.removesuffix(".gz").rpartition(_OUTPUT)
+    names = [stem + ending for ending in _INPUT_ENDINGS] if is_named else []
+    found = [name for name in names if Path(name).is_file()]
+    if not found:
+        raise Refused(f"the requests of {rows} are not beside it: name their file with -i")
+    if len(found) > 1:
+        raise Refused(f"{' and '.join(found)} may be the requests of {rows}: name one with -i")
+    return found[0]

@@ -1,0 +1,123 @@
+"""Request lines: copies some lines of a batch file, byte for byte, in the order of the file.
+
+The file may be JSONL, one JSON array of requests, or either compressed with gzip. A sample takes
+memory for its places and a piece of a line, requests by custom id for one line.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
+from tidemill.batch.file.lines import (
+    BOM,
+    JSON_WHITE_SPACE,
+    BytesByLine,
+    FormatError,
+    LineError,
+    parse_line,
+    read_lines,
+)
+
+from ..console.errors import BadInput
+from .new_file import NewFile
+from .source import Source
+
+_PIECE_BYTES = 2**20
+
+
+@dataclass(slots=True)
+class CopiedRequests:
+    """Numbers of lines that are not blank, of those copied, and of those that are no request."""
+
+    num_lines: int = 0
+    num_copied: int = 0
+    num_malformed: int = 0
+
+
+def detect_source(source: Source) -> FileFormat:
+    """Return the format of a source; raises BadInput for an unsupported file."""
+    source.file.seek(0)
+    try:
+        return detect_format(source.file.read(HEAD_BYTES))
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+
+
+def unreadable(source: Source, exc: FormatError) -> BadInput:
+    """Return the error for a source that cannot be read to its end."""
+    return BadInput(f"{source.name} cannot be read. {exc.message}")
+
+
+def count_lines(source: Source, form: FileFormat) -> int:
+    """Return the number of lines that are not blank; raises BadInput for a damaged file."""
+    num_lines = 0
+    try:
+        for place, _ in _pieces(open_lines(form, source.file)):
+            num_lines = place + 1
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+    return num_lines
+
+
+def choose_sample(num_lines: int, size: int, seed: int) -> list[int]:
+    """Return the places of a uniform random sample in ascending order; all of a short file."""
+    if size >= num_lines:
+        return [*range(num_lines)]
+    return sorted(random.Random(seed).sample(range(num_lines), size))  # noqa: S311 - no secret
+
+
+def copy_lines(source: Source, form: FileFormat, places: Container[int], out: NewFile) -> None:
+    r"""Write the lines at these places, counted from 0 without blank ones, each ended by `\n`."""
+    try:
+        pieces = _pieces(open_lines(form, source.file))
+        for place, line in groupby(pieces, key=itemgetter(0)):
+            if place not in places:
+                continue
+            is_ended = False
+            for _, piece in line:
+                out.write(piece)
+                is_ended = piece.endswith(b"\n")
+            if not is_ended:
+                out.write(b"\n")
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+
+
+def copy_requests(source: Source, out: NewFile, is_wanted: Callable[[str], bool]) -> CopiedRequests:
+    """Write the requests with a wanted custom id; each line's is asked once, in their order."""
+    form = detect_source(source)
+    copied = CopiedRequests()
+    try:
+        for raw in read_lines(open_lines(form, source.file)):
+            copied.num_lines += 1
+            try:
+                line = parse_line(raw)
+            except LineError:
+                copied.num_malformed += 1
+                continue
+            if is_wanted(line.custom_id):
+                out.write(raw.data + b"\n")
+                copied.num_copied += 1
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+    return copied
+
+
+def _pieces(stream: BytesByLine) -> Iterator[tuple[int, bytes]]:
+    """Yield the place of each line that is not blank with its bytes, in pieces of bounded size."""
+    place, is_first, is_new = -1, True, True
+    while piece := stream.readline(_PIECE_BYTES):
+        is_ended = piece.endswith(b"\n")
+        if is_first:
+            piece, is_first = piece.removeprefix(BOM), False
+        if is_new:
+            if not piece.strip(JSON_WHITE_SPACE) and (is_ended or len(piece) < _PIECE_BYTES):
+                continue
+            place += 1
+        is_new = is_ended
+        yield place, piece

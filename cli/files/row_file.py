@@ -1,0 +1,160 @@
+"""Row file: the rows of an output, of ours or of another batch API, in order and at any offset."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+from pydantic_core import from_json
+
+from tidemill.batch.file.formats import open_lines
+from tidemill.batch.file.lines import BOM, JSON_WHITE_SPACE, FormatError
+from tidemill.batch.file.rows import row_error_message
+
+from ..console.errors import BadInput
+from ..console.terminal import log
+from .request_lines import detect_source, unreadable
+from .source import Source, open_source
+
+_MAX_ROW_BYTES = 2**28
+_COPIED_BYTES = 2**20
+
+
+class RowPlace(NamedTuple):
+    """Where a row is in its file; `number` counts from 1 and includes blank lines."""
+
+    number: int
+    offset: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row as it was read: `body` is its answer, None where `error` says why there is none.
+
+    `row_id` and `custom_id` are None where the row has none.
+    """
+
+    row_id: str | None
+    custom_id: str | None
+    body: Mapping[str, Any] | None
+    error: str | None
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the row of a parsed line in either dialect."""
+        response, message = fields.get("response"), row_error_message(fields)
+        body, status = None, None
+        if isinstance(response, dict):
+            body, status = response.get("body"), response.get("status_code")
+        is_ok = message is None and isinstance(body, dict) and status in {200, None}
+        if not is_ok and message is None:
+            message = "the row has no answer" if status is None else f"status {status}"
+        row_id, custom_id = fields.get("id"), fields.get("custom_id")
+        return cls(
+            row_id if isinstance(row_id, str) else None,
+            custom_id if isinstance(custom_id, str) else None,
+            body if is_ok else None,
+            message,
+        )
+
+
+class RowFile:
+    """An open file of rows, plain JSONL on a disk."""
+
+    def __init__(self, file: IO[bytes], source: Source) -> None:
+        self._file = file
+        self._source = source
+        self.name = source.name
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the plain rows."""
+        return os.fstat(self._file.fileno()).st_size
+
+    def rows(self) -> Iterator[tuple[RowPlace, StoredRow]]:
+        """Yield the rows in order; raises BadInput, which names it, for a line that is none.
+
+        A last row that is cut off, as a run that is being written has one, is left out with a note.
+        """
+        self._file.seek(0)
+        number = offset = 0
+        while data := self._file.readline(_MAX_ROW_BYTES):
+            number += 1
+            place = RowPlace(number, offset, len(data))
+            offset += len(data)
+            if not data.strip(JSON_WHITE_SPACE):
+                continue
+            if len(data) == _MAX_ROW_BYTES and not data.endswith(b"\n"):
+                raise self._bad(number, f"has more than {_MAX_ROW_BYTES:,} bytes")
+            try:
+                fields = self._parse_json(number, data)
+            except BadInput:
+                if data.endswith(b"\n") or number == 1:
+                    raise
+                log(f"note: row {number:,} of {self.name} is cut off, and left out")
+                return
+            yield place, self._row(number, fields)
+
+    def read(self, place: RowPlace) -> StoredRow:
+        """Return the row at a place; raises InputChanged for a file that was modified."""
+        if self._source.steady is not None:
+            self._source.steady.check()
+        data = os.pread(self._file.fileno(), place.num_bytes, place.offset)
+        return self._row(place.number, self._parse_json(place.number, data))
+
+    def _row(self, number: int, fields: object) -> StoredRow:
+        if not isinstance(fields, dict):
+            raise self._bad(number, "is no JSON object")
+        if not fields.keys() & {"response", "error"}:
+            if fields.keys() >= {"url", "body"}:
+                raise self._bad(number, "is a request: name the file of its answers")
+            raise self._bad(number, "is not of a batch's output: it has no `response`")
+        if not isinstance(fields.get("custom_id"), str | None):
+            raise self._bad(number, "has a `custom_id` that is no string")
+        return StoredRow.from_fields(fields)
+
+    def _parse_json(self, number: int, data: bytes) -> object:
+        data = data.removeprefix(BOM) if number == 1 else data
+        try:
+            parsed: object = from_json(data)
+        except ValueError:
+            try:
+                # Other programs write lone surrogates, which the quicker parser refuses.
+                parsed = json.loads(data)
+            except (ValueError, RecursionError) as exc:
+                raise self._bad(number, f"is not JSON ({exc})") from exc
+        return parsed
+
+    def _bad(self, number: int, words: str) -> BadInput:
+        return BadInput(f"row {number:,} of {self.name} {words}")
+
+
+@contextmanager
+def open_rows(name: str, *, tmp_dir: Path | None) -> Iterator[RowFile]:
+    """Open a file of rows; what is compressed or an array is unpacked to a temporary file."""
+    with open_source(name, tmp_dir=tmp_dir) as source:
+        form = detect_source(source)
+        if form.is_plain:
+            yield RowFile(source.file, source)
+            return
+        with tempfile.TemporaryFile(dir=tmp_dir) as copy:
+            try:
+                stream = open_lines(form, source.file)
+                while data := stream.read(_COPIED_BYTES):
+                    copy.write(data)
+                copy.flush()
+            except FormatError as exc:
+                raise unreadable(source, exc) from exc
+            except OSError as exc:
+                raise BadInput(
+                    f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
+                    f"({exc.strerror}); --output-tmp-dir names another folder"
+                ) from exc
+            yield RowFile(copy, source)

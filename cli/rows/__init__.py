@@ -1,0 +1,1 @@
+"""Rows of outputs, compared and shown."""

@@ -1,0 +1,202 @@
+"""Answers: the part of a row's body that two runs should agree on, and how two answers differ."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any, NamedTuple
+
+# They differ in each run of some APIs, or say nothing about the answer.
+_NOT_COMPARED = ("id", "created", "created_at", "model", "object", "usage", "system_fingerprint")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Texts of all choices, or numbers: each vector, or all scores.
+
+    `finish_reasons` are those of the choices, and `num_tokens` the tokens that were generated.
+    """
+
+    texts: tuple[str, ...] = ()
+    vectors: tuple[Sequence[float], ...] = ()
+    finish_reasons: tuple[str, ...] = ()
+    num_tokens: int | None = None
+
+
+class TextDifference(NamedTuple):
+    """The first choice whose text differs, both from 0, and the first character in it."""
+
+    choice: int
+    position: int
+    a: str
+    b: str
+
+
+class NumberDifference(NamedTuple):
+    """The largest absolute difference of two numbers, and the least cosine of two vectors.
+
+    Null where there is none to compare: another number of vectors, or of numbers in one.
+    """
+
+    max_abs: float | None
+    cosine: float | None
+
+
+def answer_of(body: Mapping[str, Any]) -> Answer:
+    """Return the answer in a body of any endpoint; of an unknown one its JSON is the text."""
+    tokens = _tokens_of(body)
+    if isinstance(choices := body.get("choices"), list):
+        named = [choice for choice in choices if isinstance(choice, dict)]
+        reasons = tuple(_reason(choice.get("finish_reason")) for choice in named)
+        return Answer(tuple(map(_text_of, named)), (), reasons, tokens)
+    vectors = _vectors_of(body)
+    if vectors:
+        return Answer(vectors=vectors, num_tokens=tokens)
+    if isinstance(text := body.get("text"), str):
+        return Answer((text,), num_tokens=tokens)
+    if isinstance(items := body.get("output"), list):
+        return Answer((_text_of_output(items),), (), (_reason(body.get("status")),), tokens)
+    rest = {name: value for name, value in body.items() if name not in _NOT_COMPARED}
+    return Answer((_json(rest),), num_tokens=tokens)
+
+
+def difference_between(a: Answer, b: Answer) -> TextDifference | NumberDifference | None:
+    """Return how two answers differ; None for identical ones."""
+    if a.vectors and b.vectors:
+        return None if a.vectors == b.vectors else _number_difference(a.vectors, b.vectors)
+    texts_a, texts_b = _texts_of(a), _texts_of(b)
+    for choice, (one, other) in enumerate(zip(texts_a, texts_b, strict=False)):
+        if one != other:
+            return TextDifference(choice, common_prefix(one, other), one, other)
+    if len(texts_a) == len(texts_b):
+        return None
+    choice = min(len(texts_a), len(texts_b))
+    one, other = (texts[choice] if choice < len(texts) else "" for texts in (texts_a, texts_b))
+    return TextDifference(choice, 0, one, other)
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Return how many characters two texts have in common at their start."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _texts_of(answer: Answer) -> tuple[str, ...]:
+    return answer.texts or tuple(_json([*vector]) for vector in answer.vectors)
+
+
+def _text_of(choice: Mapping[str, Any]) -> str:
+    """Return the text of a choice, with its refusal and its tool calls, without their ids."""
+    message = choice.get("message")
+    if not isinstance(message, dict):
+        return _as_text(choice.get("text"))
+    texts = [_as_text(message.get(name)) for name in ("content", "refusal")]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        texts += [_json(call.get("function")) for call in calls if isinstance(call, dict)]
+    return "\n".join(filter(None, texts))
+
+
+def _text_of_output(items: Sequence[Any]) -> str:
+    """Return the text of the items of `/v1/responses`, with their calls of functions."""
+    texts = []
+    for item in items:
+        if not isinstance(item, dict) or item.get("type") == "reasoning":
+            continue
+        parts = item.get("content")
+        if isinstance(parts, list):
+            texts += [_as_text(part.get("text")) for part in parts if isinstance(part, dict)]
+        if "arguments" in item:
+            texts.append(_json([item.get("name"), item["arguments"]]))
+    return "\n".join(filter(None, texts))
+
+
+def _reason(value: object) -> str:
+    return value if isinstance(value, str) else "none"
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _tokens_of(body: Mapping[str, Any]) -> int | None:
+    usage = body.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    tokens = usage.get("completion_tokens", usage.get("output_tokens"))
+    return tokens if isinstance(tokens, int) else None
+
+
+def _vectors_of(body: Mapping[str, Any]) -> tuple[Sequence[float], ...]:
+    """Return the embeddings, or a vector of one number for each score; nothing where one is odd."""
+    items = [*_items_by_index(body)]
+    vectors = [_vector_of(item) for item in items]
+    return tuple(vector for vector in vectors if vector is not None) if all(vectors) else ()
+
+
+def _vector_of(item: Mapping[str, Any]) -> Sequence[float] | None:
+    found = item.get("embedding")
+    if found is None:
+        found = [item.get("score", item.get("relevance_score"))]
+    if isinstance(found, str):
+        found = _decoded(found)
+    if not isinstance(found, list) or not set(map(type, found)) <= {int, float}:
+        return None
+    try:
+        return found if math.isfinite(math.fsum(found)) else None
+    except (OverflowError, ValueError):
+        return None
+
+
+def _items_by_index(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield what `data` or `results` hold, in the order of the inputs."""
+    found = body.get("data", body.get("results"))
+    if isinstance(found, list) and all(isinstance(item, dict) for item in found):
+        index_of = {id(item): item.get("index") for item in found}
+        is_indexed = all(isinstance(index, int) for index in index_of.values())
+        yield from sorted(found, key=lambda item: index_of[id(item)]) if is_indexed else found
+
+
+def _decoded(text: str) -> list[float] | None:
+    """Return a vector in base64, as `encoding_format` asks for."""
+    try:
+        return array("f", b64decode(text, validate=True)).tolist()
+    except ValueError:
+        return None
+
+
+def _number_difference(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]]
+) -> NumberDifference:
+    pairs = [*zip(a, b, strict=False)]
+    if len(a) != len(b) or any(len(one) != len(other) for one, other in pairs):
+        return NumberDifference(None, None)
+    gaps = (abs(x - y) for one, other in pairs for x, y in zip(one, other, strict=True))
+    cosines = [_cosine(one, other) for one, other in pairs]
+    known = [cosine for cosine in cosines if cosine is not None]
+    return NumberDifference(max(gaps, default=None), min(known, default=None))
+
+
+def _cosine(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Return the cosine of two vectors; None of a zero one and of a single number."""
+    size = math.hypot(*a) * math.hypot(*b)
+    if len(a) < 2 or not size:
+        return None
+    return math.fsum(map(mul, a, b)) / size

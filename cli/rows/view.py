@@ -1,0 +1,131 @@
+"""View: rows of an output for a person to read, each beside its request where that is known."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tidemill.batch.file.formats import open_lines
+from tidemill.batch.file.lines import FormatError, LineError, parse_line, read_lines
+
+from ..console.terminal import coloured, without_control_chars
+from ..files.request_lines import detect_source, unreadable
+from ..files.row_file import RowFile, StoredRow
+from ..files.source import Source
+from .answers import answer_of
+from .request_text import request_text
+
+_MIN_COLUMNS_OF_TWO = 80
+_MAX_ID_CHARS = 80
+_MAX_NUMBERS = 4
+
+
+@dataclass(slots=True)
+class ViewedRow:
+    """A row as it is shown; `request` is empty until it is found."""
+
+    number: int
+    custom_id: str | None
+    words: str
+    text: str
+    is_error: bool
+    request: str = ""
+
+
+def matching_rows(
+    rows: RowFile, *, only_errors: bool, pattern: str | None, max_chars: int | None
+) -> Iterator[ViewedRow]:
+    """Yield the rows with the pattern in their custom id, answer or error, whatever its case."""
+    folded = None if pattern is None else pattern.casefold()
+    for place, row in rows.rows():
+        if only_errors and row.body is not None:
+            continue
+        words, text = _answer(row)
+        if folded is not None:
+            texts = (row.custom_id or "", text)
+            if not any(folded in each.casefold() for each in texts):
+                continue
+        shown = _cut(text, max_chars)
+        yield ViewedRow(place.number, row.custom_id, words, shown, is_error=row.body is None)
+
+
+def add_requests(rows: list[ViewedRow], source: Source, max_chars: int | None) -> None:
+    """Set the requests of the rows by custom id, the first of an id; raises BadInput."""
+    wanted = defaultdict(list)
+    for row in rows:
+        if row.custom_id is not None:
+            wanted[row.custom_id].append(row)
+    try:
+        for raw in read_lines(open_lines(detect_source(source), source.file)):
+            if not wanted:
+                return
+            try:
+                line = parse_line(raw)
+            except LineError:
+                continue
+            for row in wanted.pop(line.custom_id, ()):
+                row.request = _cut(request_text(line.body), max_chars)
+    except FormatError as exc:
+        raise unreadable(source, exc) from exc
+
+
+def render_row(row: ViewedRow) -> str:
+    """Return the lines of a row for the terminal: side by side where it is wide."""
+    # A late import: the rest of the command needs none of it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    width = shutil.get_terminal_size().columns
+    name = "without custom_id" if row.custom_id is None else row.custom_id[:_MAX_ID_CHARS]
+    head = without_control_chars(f"row {row.number:,}  {name}  {row.words}")
+    texts = [Text(_clean(text)) for text in (row.request, row.text) if text]
+    if row.request and width < _MIN_COLUMNS_OF_TWO:
+        texts.insert(1, Text("-" * (width // 4)))
+    table = Table.grid(padding=(0, 2), expand=True)
+    if row.request and width >= _MIN_COLUMNS_OF_TWO:
+        table.add_column(ratio=1, overflow="fold")
+        table.add_column(ratio=1, overflow="fold")
+        table.add_row(*texts)
+    else:
+        table.add_column(overflow="fold")
+        for text in texts:
+            table.add_row(text)
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, highlight=False)
+    console.print(table)
+    lines = (line.rstrip() for line in out.getvalue().splitlines())
+    return "\n".join([coloured(head, "red" if row.is_error else "blue"), *lines, ""])
+
+
+def _answer(row: StoredRow) -> tuple[str, str]:
+    """Return what the head of a row says, and its text."""
+    if row.body is None:
+        return "error", row.error or ""
+    answer = answer_of(row.body)
+    words = [*dict.fromkeys(answer.finish_reasons)]
+    if answer.num_tokens is not None:
+        words.append(f"{answer.num_tokens:,} tokens")
+    texts = [*answer.texts]
+    for vector in answer.vectors:
+        first = ", ".join(f"{number:.6g}" for number in vector[:_MAX_NUMBERS])
+        more = f", … ({len(vector):,} numbers)" if len(vector) > _MAX_NUMBERS else ""
+        texts.append(f"{first}{more}")
+    if len(answer.texts) > 1:
+        texts = [f"[{place}] {text}" for place, text in enumerate(texts)]
+    return ", ".join(words), "\n".join(texts)
+
+
+def _cut(text: str, max_chars: int | None) -> str:
+    if max_chars is None or len(text) <= max_chars:
+        return text
+    return f"{text[:max_chars]}… ({len(text) - max_chars:,} more characters)"
+
+
+def _clean(text: str) -> str:
+    """Return a text whose lines have no control characters."""
+    lines = text.expandtabs(4).replace("\r\n", "\n").split("\n")
+    return "\n".join(map(without_control_chars, lines))

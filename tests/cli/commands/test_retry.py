@@ -1,0 +1,168 @@
+"""`tidemill retry`: the lines of a batch or of a file that have no good row."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.api_rig import Shell, line
+from tests.cli.fake_api import row_of
+from tidemill.cli.commands.run import options_from
+from tidemill.cli.console.errors import Refused
+from tidemill.cli.main import main, parse
+
+LINES = [line("a"), line("b", fail="busy"), line("c"), line("d", fail="`n` is 4")]
+
+
+def ended(shell: Shell, *lines: dict[str, Any], flags: str = "") -> str:
+    """Return the id of a batch of these lines that has ended."""
+    batch_id = shell.type("submit", shell.file(*lines), *flags.split()).out.strip()
+    shell.type("status", batch_id, "--watch")
+    return batch_id
+
+
+def content(shell: Shell, batch_id: str) -> list[Any]:
+    """Return the lines of a batch's input."""
+    data = shell.api.files[shell.api.batches[batch_id]["input_file_id"]]
+    return [json.loads(each) for each in data.splitlines()]
+
+
+def test_lines_that_failed_make_a_new_batch(shell: Shell) -> None:
+    """In their order, with the endpoint, the window and the metadata of the old one."""
+    old = ended(shell, *LINES, flags="--window 2h --metadata team=search")
+    said = shell.type("retry", old)
+    new = said.out.strip()
+    assert (said.status, new != old) == (0, True)
+    assert f"retrying 2 of 4 lines of {old}" in said.err
+    assert content(shell, new) == [LINES[1], LINES[3]]
+    asked = shell.api.batches[new]["asked"]
+    assert asked.pop("input_file_id") != shell.api.batches[old]["input_file_id"]
+    assert asked == {
+        "endpoint": "/v1/completions",
+        "completion_window": "2h",
+        "metadata": {"team": "search", "retry_of": old},
+    }
+    again = ended(shell, LINES[1], flags="--metadata retry_of=x")
+    said = shell.type("retry", again, "--window", "3h", "--metadata", "team=a", "--json")
+    asked = said.values[0]["asked"]
+    assert asked["metadata"] == {"team": "a", "retry_of": again}
+    assert asked["completion_window"] == "3h"
+
+
+def test_lines_that_were_not_run_are_retried_too(shell: Shell) -> None:
+    """Of a batch that was cancelled not every line has a row: what has a good one is left out."""
+    old = ended(shell, *LINES, line("e"))
+    batch = shell.api.batches[old]
+    batch["status"], batch["request_counts"]["completed"] = "cancelled", 1
+    shell.api.files[batch["output_file_id"]] = row_of(LINES[2])
+    assert [each["custom_id"] for each in content(shell, shell.type("retry", old).out.strip())] == [
+        *"abde"
+    ]
+    batch["output_file_id"] = batch["error_file_id"] = None
+    assert len(content(shell, shell.type("retry", old).out.strip())) == 5
+
+
+def test_waiting_ends_with_the_new_rows(shell: Shell) -> None:
+    """In files of their own; rows of the old batch are not touched."""
+    old = ended(shell, *LINES)
+    said = shell.type("retry", "@last", "--wait")
+    assert said.status == 3
+    assert Path(f"{old}.retry.errors.jsonl").read_bytes() == row_of(LINES[1]) + row_of(LINES[3])
+
+
+def test_lines_that_are_no_request_are_left_out(shell: Shell) -> None:
+    """As they would fail again."""
+    old = ended(shell, *LINES)
+    file_id = shell.api.batches[old]["input_file_id"]
+    packed = gzip.compress(shell.api.files[file_id] + b'{"custom_id": "b"}\nnot JSON')
+    shell.api.files[file_id] = packed
+    said = shell.type("retry", old)
+    assert f"note: 2 malformed lines of {old} cannot be retried" in said.err
+    assert content(shell, said.out.strip()) == [LINES[1], LINES[3]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "words"),
+    [
+        ({"status": "in_progress"}, 1, "can be retried once it has ended"),
+        ({"tidemill": {"erasing_at": 5}}, 1, "is erased"),
+        (
+            {
+                "status": "failed",
+                "output_file_id": None,
+                "error_file_id": None,
+                "errors": {"data": [{"message": "no \x1b JSON", "line": 2}]},
+            },
+            1,
+            "has failed as a whole (line 2: no � JSON): mend its file",
+        ),
+        ({"input_file_id": "file-gone"}, 1, "is not to be had any more (file-gone)"),
+        ({"request_counts": {"total": 4, "completed": 4, "failed": 0}}, 0, "no line of"),
+    ],
+)
+def test_a_batch_without_lines_to_retry_is_told_by_a_sentence(
+    fields: dict[str, Any], status: int, words: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs, it is gone, or nothing failed; no batch is made."""
+    old = ended(shell, *LINES)
+    shell.api.batches[old] |= fields
+    monkeypatch.setattr(shell.api, "advance", lambda _: None)
+    said = shell.type("retry", old)
+    assert (said.status, said.out) == (status, "")
+    assert words in said.err
+    assert len(shell.api.batches) == 1
+
+
+def test_rows_in_a_file_are_a_run_that_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The input is found by its name, as is the file of errors; all flags of run may follow."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("x.jsonl.gz", "x.output.jsonl", "y.jsonl", "rows.jsonl"):
+        Path(name).touch()
+    asked = "-o x.output.jsonl --resume --retry-failed --model m --seed 1"
+    found = parse("retry x.output.jsonl --model m --seed 1".split())
+    assert options_from(found) == options_from(parse(f"run -i x.jsonl.gz {asked}".split()))
+    assert "this is `tidemill run -i x.jsonl.gz -o x.output.jsonl" in capsys.readouterr().err
+    Path("x.errors.jsonl").touch()
+    found = parse("retry x.output.jsonl -i y.jsonl --model m --seed 1".split())
+    wanted = parse(f"run -i y.jsonl -e x.errors.jsonl {asked}".split())
+    assert options_from(found) == options_from(wanted)
+    for typed, words in (
+        ("rows.jsonl", "are not beside it: name their file with -i"),
+        ("gone.jsonl", "gone.jsonl does not exist"),
+        ("x.output.jsonl.gz -i y.jsonl", "does not exist"),
+        ("rows.jsonl.gz", "does not exist"),
+    ):
+        with pytest.raises(Refused, match=words):
+            parse(["retry", *typed.split()])
+    Path("x.jsonl").touch()
+    with pytest.raises(Refused, match=r"x\.jsonl and x\.jsonl\.gz may be the requests"):
+        parse(["retry", "x.output.jsonl"])
+
+
+def test_requests_without_a_good_row_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte for byte; rows of one id go with its lines in their order."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{json.dumps(each)} \r".encode() for each in (*LINES, LINES[0], line("e"))]
+    Path("x.jsonl").write_bytes(b"\n\n".join([*lines, b"torn"]))
+    bad = {**json.loads(row_of(LINES[0])), "response": {"status_code": 500}}
+    rows = [*map(row_of, LINES[::-1]), json.dumps(bad).encode()]
+    Path("x.output.jsonl").write_bytes(b"".join(rows))
+    assert main(["retry", "x.output.jsonl", "-o", "failed.jsonl"]) == 0
+    said = capsys.readouterr().err
+    assert "note: 1 malformed line of x.jsonl left out" in said
+    assert "4 of 7 requests have no good row: failed.jsonl" in said
+    failed = b"".join(lines[place] + b"\n" for place in (1, 3, 4, 5))
+    assert Path("failed.jsonl").read_bytes() == failed
+    for output, words in (("failed.jsonl", "is there already"), ("x.jsonl", "same file")):
+        assert main(["retry", "x.output.jsonl", "-o", output]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["retry", "x.output.jsonl", "-i", "x.jsonl", "-o", "-"]) == 0
+    assert capsys.readouterr().out.encode() == failed

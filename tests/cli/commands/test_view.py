@@ -1,0 +1,93 @@
+"""`tidemill view`: rows, to be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidemill.cli.main import main
+
+Type = Callable[..., tuple[str, str]]
+
+
+def row(custom_id: str | None, body: dict[str, Any] | None, error: object = None) -> str:
+    """Return a row."""
+    response = None if body is None else {"status_code": 200, "body": body}
+    return json.dumps({"id": "x", "custom_id": custom_id, "response": response, "error": error})
+
+
+def chat(*texts: str) -> dict[str, Any]:
+    """Return a body of a chat."""
+    choices = [{"message": {"content": text}, "finish_reason": "stop"} for text in texts]
+    return {"choices": choices, "usage": {"completion_tokens": 3}}
+
+
+def request(custom_id: str, **body: Any) -> str:
+    """Return a request."""
+    return json.dumps({"custom_id": custom_id, "url": "/v1/chat/completions", "body": body})
+
+
+@pytest.fixture(name="view")
+def fixture_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Type:
+    """Return a function that types the command in a folder with rows and requests."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    rows = [
+        row("a", chat("Lisbon\nit is")),
+        row("b", None, {"message": "the engine was BUSY"}),
+        row(None, {"data": [{"index": 0, "embedding": [0.5] * 9}]}),
+        row("d\x1b[2J", chat("\x1b[31m[bold]red[/bold]\x9b\td\ud83d", "two")),
+        row("long", chat("x" * 5000)),
+    ]
+    Path("rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {}}]
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": parts}]
+    requests = ["no request", request("b", prompt="Say b."), request("a", messages=messages)]
+    Path("x.jsonl").write_text("\n".join(requests), encoding="utf-8")
+
+    def type_command(*arguments: str) -> tuple[str, str]:
+        assert main(["view", "rows.jsonl", *arguments]) == 0
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    return type_command
+
+
+def test_a_request_stands_beside_its_answer(view: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or above it where there is no room."""
+    out, err = view("-i", "x.jsonl", "-n", "2")
+    head, first, second, _, error, text, *_ = out.splitlines()
+    assert (head, error) == ("row 1  a  stop, 3 tokens", "row 2  b  error")
+    assert first.split("  ")[0] == "system: Be brief."
+    assert first.endswith("  Lisbon")
+    assert second.startswith("user: What is this? [image_url] ")
+    assert second.endswith("  it is")
+    assert text.split() == "Say b. the engine was BUSY".split()
+    assert err == "tidemill: there are more rows: -n N prints more\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    out, _ = view("-i", "x.jsonl", "-n", "1")
+    assert out.splitlines()[1:4:2] == ["system: Be brief.", "---------------"]
+
+
+def test_rows_are_chosen_by_words_and_failures(view: Type) -> None:
+    """In any case; no row is no failure."""
+    assert view("--errors")[0] == "row 2  b  error\nthe engine was BUSY\n\n"
+    assert view("--grep", "lisBON")[0].startswith("row 1  a")
+    assert view("--grep", "busy")[0] == view("--errors")[0]
+    assert view("--grep", "nowhere") == ("", "tidemill: no row of rows.jsonl matches\n")
+
+
+def test_a_terminal_gets_text_alone(view: Type) -> None:
+    """Neither control characters nor marks of rich; long texts are cut unless asked for."""
+    out, _ = view()
+    assert all(char.isprintable() or char == "\n" for char in out)
+    assert "[bold]red[/bold]" in out
+    assert "0.5, 0.5, 0.5, 0.5, … (9 numbers)" in out
+    assert "(4,000 more characters)" in out
+    assert view("--full")[0].count("x") == 5000
