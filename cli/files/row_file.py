@@ -104,8 +104,7 @@ class RowFile:
 
     def read(self, place: RowPlace) -> StoredRow:
         """Return the row at a place; raises InputChanged for a file that was modified."""
-        if self._source.steady is not None:
-            self._source.steady.check()
+        self._source.check()
         data = os.pread(self._file.fileno(), place.num_bytes, place.offset)
         return self._row(place.number, self._parse_json(place.number, data))
 

@@ -1,0 +1,284 @@
+"""Tables through `tidemill run`: the same table out, with its results, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv, feather
+
+from tests.cli.given import rows, wait_for_rows
+from tidemill.cli.console.errors import BadInput, Refused
+from tidemill.cli.main import main
+
+REPLY = '{choices = [{message = {content = "hi"}, finish_reason = "stop"}]}'
+NAMES = ["id", "text", "stars"]
+TABLE = pa.table(
+    {"id": ["a", "b", "c"], "text": ["Hello!", 'Hi "you"\n', "Bye."], "stars": [1, 2, 3]}
+)
+
+
+def write_table(path: Path, table: pa.Table = TABLE) -> Path:
+    """Write a table in the format that the path's suffix names."""
+    match path.suffix:
+        case ".parquet":
+            pq.write_table(table, path, row_group_size=2)
+        case ".csv":
+            csv.write_csv(table, path)
+        case ".tsv":
+            csv.write_csv(table, path, csv.WriteOptions(delimiter="\t"))
+        case ".arrow":
+            feather.write_feather(table, path)
+        case ".jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    return path
+
+
+def write_recipe(folder: Path, *lines: str) -> Path:
+    """Write the recipe of `table.*`, in which a scripted engine says hi."""
+    path = folder / "table.recipe.toml"
+    path.write_text("\n".join(("prompt = '{{ text }}'", f"params.reply = {REPLY}", *lines)))
+    return path
+
+
+SUFFIXES = ("parquet", "csv", "tsv", "arrow", "jsonl")
+
+
+def test_a_table_gives_the_same_rows_in_every_format(tmp_path: Path) -> None:
+    """Those of a file of requests, with a real model."""
+    requests = [
+        {"custom_id": each["id"], "url": "/v1/chat/completions"}
+        | {"body": {"messages": [{"role": "user", "content": each["text"]}]}}
+        for each in TABLE.to_pylist()
+    ]
+    source = tmp_path / "requests.jsonl"
+    source.write_text("".join(json.dumps(one) + "\n" for one in requests))
+    flags = ["--temperature", "0", "--max-tokens", "6"]
+    assert main(["run", str(source), *flags]) == 0
+    bodies = [row["response"]["body"] for row in rows(tmp_path / "requests.output.jsonl")]
+    expected = [
+        (each["id"], body["choices"][0]["message"]["content"], body["usage"]["completion_tokens"])
+        for each, body in zip(TABLE.to_pylist(), bodies, strict=True)
+    ]
+    (tmp_path / "folder").mkdir()
+    write_table(tmp_path / "folder/2.parquet", TABLE.slice(2))
+    write_table(tmp_path / "folder/1.parquet", TABLE.slice(0, 2))
+    for name in (*(f"t.{suffix}" for suffix in SUFFIXES), "folder"):
+        source = tmp_path / name
+        if source.suffix:
+            write_table(source)
+        out = tmp_path / f"{name}.out.parquet"
+        given = ["--prompt", "{{ text }}", "--id", "id", "--keep", "id"]
+        assert main(["run", str(source), "-o", str(out), *given, *flags]) == 0
+        found = [
+            (each["id"], each["text"], each["usage"]["completion_tokens"])
+            for each in pq.read_table(out).to_pylist()
+        ]
+        assert found == expected, name
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_same_table_comes_out(run: Any, tmp_path: Path, suffix: str) -> None:
+    """By the recipe beside it, with its columns and types; nothing else is left."""
+    source = write_table(tmp_path / f"table.{suffix}")
+    recipe = write_recipe(tmp_path)
+    assert run(source) == 0
+    out = tmp_path / f"table.output.{suffix}"
+    assert {*tmp_path.iterdir()} == {source, recipe, out}
+    if suffix == "parquet":
+        found = pq.read_table(out)
+        assert found.select(NAMES).equals(TABLE)
+        assert found.column("output_text").to_pylist() == ["hi"] * 3
+    elif suffix == "arrow":
+        assert feather.read_table(out).select(NAMES).equals(TABLE)
+    elif suffix == "jsonl":
+        assert [{name: row[name] for name in NAMES} for row in rows(out)] == TABLE.to_pylist()
+    else:
+        header = out.read_text().split("\n", 1)[0]
+        assert header.replace("\t", ",") == "id,text,stars,output_text,finish_reason,usage,error"
+
+
+def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
+    """And the name of the output before both, unless a flag says the format."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path, "keep = ['id']", "output = 'arrow'")
+    assert run(source, "--keep", "stars") == 0
+    assert feather.read_table(tmp_path / "table.output.arrow").column_names[0] == "stars"
+    assert run(source, "-o", tmp_path / "x.csv") == 0
+    assert (tmp_path / "x.csv").read_text().startswith("id,text,finish_reason")
+    assert run(source, "-o", tmp_path / "y.csv", "--output-format", "jsonl") == 0
+    assert rows(tmp_path / "y.csv")[0]["id"] == "a"
+
+
+def test_a_row_that_fails_says_why_and_can_run_again(run: Any, tmp_path: Path) -> None:
+    """Its cells stay; the rows of a run with failed ones are kept for that."""
+    cells = pa.table({"id": ["a", "b"], "text": ["x", None]})
+    source = write_table(tmp_path / "table.parquet", cells)
+    write_recipe(tmp_path)
+    with pytest.raises(BadInput, match="row 2: column `text` is null"):
+        run(source)
+    assert run(source, "--on-invalid-line", "skip") == 0
+    out = tmp_path / "table.output.parquet"
+    good, bad = pq.read_table(out).to_pylist()
+    assert (good["output_text"], good["error"]) == ("hi", None)
+    assert (bad["id"], bad["output_text"]) == ("b", None)
+    assert bad["error"].startswith("Row 2: column `text` is null")
+    with pytest.raises(Refused, match="is there already"):
+        run(source, "--on-invalid-line", "skip")
+    flags = ["--on-invalid-line", "skip", "--resume", "--retry-failed"]
+    assert run(source, *flags) == 0
+    assert pq.read_table(out).to_pylist() == [good, bad]
+    assert (tmp_path / "table.output.parquet.rows.jsonl").exists()
+
+
+def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
+    """With --resume that is said; with --force it is made anew."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path)
+    assert run(source) == 0
+    assert run(source, "--resume") == 0
+    assert "is complete: nothing to run" in capsys.readouterr().err
+    assert run(source, "--force") == 0
+    assert run.engine.asked == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_goes_on(
+    spawn: Callable[..., Any], run: Any, tmp_path: Path, number: int
+) -> None:
+    """Only what is missing runs, and the table is that of an unbroken run."""
+    source = write_table(
+        tmp_path / "table.parquet", pa.table({"text": [str(n) for n in range(40)]})
+    )
+    write_recipe(tmp_path, "params.wait = 0.2")
+    out = tmp_path / "table.output.parquet"
+    process = spawn("-i", source, "-o", out, "--max-inflight", "4")
+    wait_for_rows(tmp_path / "table.output.parquet.rows.jsonl", 8)
+    process.send_signal(number)
+    process.wait(timeout=20)
+    assert not out.exists()
+    run.speed = 1_000
+    assert run(source, "-o", out, "--resume") == 0
+    assert run.engine.asked <= 32
+    assert run(source, "-o", tmp_path / "whole.parquet") == 0
+    assert pq.read_table(out).equals(pq.read_table(tmp_path / "whole.parquet"))
+
+
+def test_shards_of_a_table_are_joined(run: Any, tmp_path: Path) -> None:
+    """Their rows are put together, and make the table of one run."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path)
+    for number in (1, 2):
+        assert run(source, "--shard", f"{number}/2") == 0
+    out = tmp_path / "table.output.parquet"
+    assert not out.exists()
+    assert main(["join", f"{out}.rows.jsonl"]) == 0
+    assert run(source, "--resume") == 0
+    assert pq.read_table(out).select(NAMES).equals(TABLE)
+
+
+def test_empty_tables_have_results_of_no_row(run: Any, tmp_path: Path) -> None:
+    """And no model is loaded."""
+    source = write_table(tmp_path / "table.parquet", TABLE.slice(0, 0))
+    write_recipe(tmp_path)
+    assert run(source) == 0
+    assert pq.read_table(tmp_path / "table.output.parquet").num_rows == 0
+    assert run.engine is None
+
+
+def test_a_table_that_changes_meanwhile_is_no_output(
+    spawn: Callable[..., Any], tmp_path: Path
+) -> None:
+    """What was kept of it would not be of the rows that were run."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path, "params.wait = 1")
+    process = spawn("-i", source, "-o", tmp_path / "out.parquet")
+    assert process.stderr is not None
+    while "model loaded" not in process.stderr.readline():
+        pass
+    write_table(source, TABLE.slice(0, 2))
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "has changed" in err
+    assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines", "words"),
+    [
+        (["--id", "id"], None, "--id is for tables, and there is no recipe"),
+        (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
+        (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "a table has no error file"),
+        ([], ["colour = 1"], "`colour` is no key of a recipe"),
+    ],
+)
+def test_a_recipe_that_cannot_work_is_refused(
+    run: Any, tmp_path: Path, flags: list[str], lines: list[str] | None, words: str
+) -> None:
+    """Before anything is read."""
+    source = write_table(tmp_path / "table.parquet")
+    if lines is not None:
+        write_recipe(tmp_path, *lines)
+    with pytest.raises(Refused) as caught:
+        run(source, *flags)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("t.parquet", b"PAR1", "t.parquet cannot be run. The Parquet table is damaged"),
+        ("t.csv", b"text\n\xff\n", "t.csv cannot be run. Line 2 of the CSV is not UTF-8"),
+        ("t.csv", b"body\nx\n", "names `text`, which is no column of the table"),
+        ("t.csv", b"text,error,output_error\nx,y,z\n", "results need a column `error`"),
+        ("folder", b"", "the folder {} has no table"),
+    ],
+)
+def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, words: str) -> None:
+    """In a sentence, and nothing is run."""
+    source = tmp_path / name
+    if source.suffix:
+        source.write_bytes(data)
+    else:
+        source.mkdir()
+    with pytest.raises(BadInput) as caught:
+        run(source, "--prompt", "{{ text }}", "-o", tmp_path / "out.csv")
+    assert words.format(source) in str(caught.value)
+    assert [*tmp_path.iterdir()] == [source]
+
+
+def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
+    """With their rows."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path)
+    table = pa.table({"text": ["x", "y", "x"]})
+    source = write_table(tmp_path / "table.csv", table)
+    with pytest.raises(BadInput, match=r"1 row of .* repeat an id: 3 \(as row 1\)"):
+        run(source, "--id", "text")
+
+
+def test_tables_in_a_folder_have_the_same_columns(run: Any, tmp_path: Path) -> None:
+    """What differs is said; hidden files are none of it."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_table(folder / "a.parquet")
+    write_table(folder / "_b.parquet", TABLE.select(["id"]))
+    flags = ["--prompt", "{{ text }}", "-o", tmp_path / "out.parquet", "--force"]
+    assert run(folder, *flags) == 0
+    write_table(folder / "b.parquet", TABLE.select(["id"]))
+    with pytest.raises(BadInput, match="only one of them has `text`, `stars`"):
+        run(folder, *flags)
+
+
+def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
+    """As do files of other kinds that hold no requests."""
+    for suffix in ("parquet", "csv", "arrow"):
+        source = write_table(tmp_path / f"t.{suffix}")
+        with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE"):
+            run(source, "-o", tmp_path / "out")
