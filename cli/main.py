@@ -11,6 +11,7 @@ from .arguments.unknown_flags import expand_positional_model, sort_unknown
 from .commands import (
     cache,
     cancel,
+    check,
     completion,
     diff,
     drop,
@@ -65,6 +66,7 @@ def make_parser() -> argparse.ArgumentParser:
     to_batches = (submit, resume, status, results, retry, cancel, erase, drop)
     for command in (
         run,
+        check,
         join,
         estimate,
         sample,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,36 +10,16 @@ from ..console.errors import Refused
 from ..console.terminal import log
 
 if TYPE_CHECKING:
-    from tidemill.batch.table.recipe import Recipe, TableFormat
+    from tidemill.batch.table.recipe import Recipe
 
 FORMATS: Final = ("parquet", "csv", "tsv", "jsonl", "arrow")
-_FORMATS_BY_SUFFIX: Final = {
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".arrow": "arrow",
-    ".arrows": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-}
 _RECIPE_SUFFIX = ".recipe.toml"
 _TEMPLATES = ("prompt", "messages")
 
 
-@dataclass(frozen=True, slots=True)
-class TableOptions:
-    """A table's recipe, and where its results go: a path, and the format there."""
-
-    recipe: Recipe
-    output: Path
-    output_format: TableFormat
-
-
-def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
+def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of a recipe."""
+    group = parser.add_argument_group("tables: Parquet, CSV, TSV, Arrow, rows of JSON")
     add = group.add_argument
     add(
         "--recipe",
@@ -61,6 +40,11 @@ def add_recipe_flags(group: argparse._ArgumentGroup) -> None:
         choices=FORMATS,
         help="of the output (default: by the name of -o, else that of the input)",
     )
+
+
+def has_recipe(arguments: argparse.Namespace) -> bool:
+    """Say whether flags name a recipe."""
+    return bool(arguments.recipe or arguments.prompt)
 
 
 def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
@@ -97,27 +81,6 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc
     except RecipeError as exc:
         raise Refused(f"the recipe {path or 'of the flags'} cannot work: {exc}") from exc
-
-
-def table_options_of(
-    recipe: Recipe, flag: str | None, input_file: str, output_file: str | None
-) -> TableOptions:
-    """Return the recipe with its output; `flag` is the format that was asked for."""
-    by_name = None if output_file is None else format_of(output_file)
-    form: Any = flag or by_name or recipe.output or format_of(input_file) or "parquet"
-    if output_file is None:
-        stem = table_stem(input_file)
-        output_file = str(Path(input_file).with_name(f"{stem}.output.{form}"))
-    return TableOptions(recipe, Path(output_file), form)
-
-
-def format_of(name: str) -> Any:
-    """Return the format that a file's name tells, or that of the first file in a folder."""
-    path = Path(name)
-    if path.is_dir():
-        names = sorted(str(inner) for inner in path.rglob("*") if inner.is_file())
-        return next(filter(None, map(format_of, names)), None)
-    return _FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
 
 
 def table_stem(name: str) -> str:

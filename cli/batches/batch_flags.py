@@ -85,12 +85,12 @@ def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> N
     group.add_argument("--force", action="store_true", help="write over files that are there")
 
 
-def file_of(arguments: argparse.Namespace) -> str:
-    """Return the input file; raises Refused for an empty name or a directory."""
+def file_of(arguments: argparse.Namespace, *, is_table: bool = False) -> str:
+    """Return the input file; raises Refused for an empty name, or a directory but for a table."""
     name: str = arguments.file
     if not name:
         raise Refused("the name of the file is empty: name a file")
-    if Path(name).is_dir():
+    if Path(name).is_dir() and not is_table:
         raise Refused(f"{name} is a directory: name a file")
     return name
 

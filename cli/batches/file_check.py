@@ -139,17 +139,18 @@ def check_file(
     models: Mapping[str, str] | None,
     on_invalid_line: OnInvalidLine,
     strict_parameters: bool = False,
+    form: FileFormat | None = None,
     show: Callable[[int], object] = lambda _: None,
 ) -> FileReport:
     """Read a file once, from its start, and return a report; memory stays flat.
 
     `models` maps the names that lines may use to served models, None when unknown; `show` gets the
-    number of bytes of each read.
+    number of bytes of each read, and `form` is the file's format where that is known.
     """
     findings = Findings()
     report = FileReport(unknown=findings.unknown)
     try:
-        report.form = _form_in(file)
+        report.form = _form_in(file) if form is None else form
         with DuplicateFinder() as finder:
             checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
             for raw in read_lines(open_lines(report.form, _ProgressReader(file, show))):

@@ -95,6 +95,7 @@ def check_source(
             models=models,
             on_invalid_line=fields.get("on_invalid_line", "fail"),
             strict_parameters=fields.get("strict_parameters", False),
+            form=source.form,
             show=show,
         )
     wrong = _wrong_with(report)
@@ -177,16 +178,17 @@ def _fields_of(report: FileReport) -> dict[str, Any]:
 
 
 def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
+    unit = report.form.unit
     tokens = f"about {amount(report.input_tokens, 'token')} in"
     if report.writes:
         tokens += f", at most {report.output_tokens:,} out"
     is_faulty = report.failing.count or report.unknown.found
     unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
     return [
-        f"{amount(report.num_lines, 'line')}, {amount(report.num_bytes, 'byte')}",
-        *(f"{name}: {amount(count, 'line')}" for name, count in sorted(report.endpoints.items())),
+        f"{amount(report.num_lines, unit)}, {amount(report.num_bytes, 'byte')}",
+        *(f"{name}: {amount(count, unit)}" for name, count in sorted(report.endpoints.items())),
         *(
-            f"model {without_control_chars(name) or '(none named)'}: {amount(count, 'line')}"
+            f"model {without_control_chars(name) or '(none named)'}: {amount(count, unit)}"
             for name, count in sorted(report.models.items())
         ),
         tokens + unlimited,

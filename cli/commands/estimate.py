@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arguments.argument_types import positive_int, positive_number, size_in_bytes
+from ..arguments.recipe_flags import add_recipe_flags
 from ..console.tables import columns
 from ..console.terminal import amount, duration, print_output
 from ..engine.engine import require_engine
@@ -16,6 +17,7 @@ from ..engine.options import add_engine_flags, engine_fields
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import STANDARD_STREAM, name_files
 from ..files.shard import add_shard_flag
+from ..files.table_options import table_options
 from ..run.reuse_flags import add_reuse_flags
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
     add_reuse_flags(parser)
+    add_recipe_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     parser.set_defaults(command=command, files=())
@@ -86,6 +89,7 @@ def command(arguments: argparse.Namespace) -> int:
         reuse=arguments.reuse,
         reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
+        table=table_options(arguments, source, None),
     )
     found = estimate(options, arguments.sample)
     if arguments.json:

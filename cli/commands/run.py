@@ -13,15 +13,15 @@ from ..arguments.argument_types import (
     positive_number,
     size_in_bytes,
 )
-from ..arguments.recipe_flags import add_recipe_flags, recipe_of, table_options_of
+from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
-from ..extras import require_extras
 from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files, name_shard_files
 from ..files.shard import add_shard_flag
+from ..files.table_options import table_options
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
@@ -61,7 +61,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the whole run"))
-    add_recipe_flags(parser.add_argument_group("tables: Parquet, CSV, TSV, Arrow, rows of JSON"))
+    add_recipe_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
@@ -180,11 +180,8 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
-    arguments.table = None
-    if (recipe := recipe_of(arguments, names[0])) is not None:
-        require_extras("a table", "tables")
-        asked = arguments.output_format
-        arguments.table = table_options_of(recipe, asked, names[0], named)
+    arguments.table = table_options(arguments, names[0], named)
+    if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)
     elif arguments.shard is not None:
         arguments.output_file, arguments.error_file = name_shard_files(

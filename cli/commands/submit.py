@@ -6,9 +6,12 @@ import argparse
 import os
 
 from ..api.server import BASE_URL, add_server_flags, server_of
+from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
+from ..console.errors import Refused
 from ..console.signals import StopSignals
+from ..files.table_options import TableOptions, table_options
 
 _DESCRIPTION = """\
 Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on
@@ -33,6 +36,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     add_input_flags(parser)
+    add_recipe_flags(parser)
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument(
         "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"
@@ -55,18 +59,45 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Submit the file and return the exit status."""
-    file, fields = file_of(arguments), options_of(arguments)
+    is_table = has_recipe(arguments)
+    file, fields = file_of(arguments, is_table=is_table), options_of(arguments)
+    from ..batches.opened_input import open_batch_input, print_first_requests
     from ..batches.submission import dry_run, submit
     from ..batches.wait import targets_if_waited
-    from ..files.source import open_source
 
+    table = table_options(arguments, file, arguments.output_file)
+    if table is not None:
+        _name_fetched_rows(arguments, table)
     targets = targets_if_waited(arguments, file)
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)
-    with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
+    tmp_dir, as_json = arguments.output_tmp_dir, arguments.json
+    with StopSignals(), open_batch_input(file, table, tmp_dir) as (source, requests):
         if arguments.dry_run:
-            return dry_run(server, source, fields, as_json=arguments.json)
+            status = dry_run(server, source, fields, as_json=as_json)
+            if requests is not None and not as_json:
+                print_first_requests(requests)
+            return status
         assert server is not None
-        endpoint = arguments.endpoint
-        return submit(server, source, endpoint, fields, targets, as_json=arguments.json)
+        status = submit(server, source, arguments.endpoint, fields, targets, as_json=as_json)
+        if requests is not None and table is not None and targets is not None:
+            from ..batches.table_results import make_table
+
+            make_table(table, requests)
+        return status
+
+
+def _name_fetched_rows(arguments: argparse.Namespace, table: TableOptions) -> None:
+    """Name the files of rows that the table is made of; raises Refused where it is there."""
+    if not arguments.wait:
+        if arguments.output_file:
+            raise Refused("-o is for the table that --wait makes: give it too")
+        return
+    if arguments.error_file:
+        raise Refused("a table has no error file: failed rows say why in its column `error`")
+    if table.output.exists() and not arguments.force:
+        raise Refused(f"{table.output} is there already: name another file, or give --force")
+    from ..batches.table_results import fetched_files
+
+    arguments.output_file, arguments.error_file = fetched_files(table.output)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from tidemill.batch.file.formats import FileFormat
+
 from ..console.errors import BadInput, InputChanged, Refused
 from ..console.signals import interruptible
 from ..console.terminal import log
@@ -28,14 +30,15 @@ class Source:
     """An input that can be read repeatedly.
 
     `created` (Unix seconds) is the same for each run of the same local file, so that rows are
-    reproducible. A local file raises InputChanged when it is modified; `changed` returns what only
-    shows at the end.
+    reproducible. `form` is its format where that is known beforehand. A local file raises
+    InputChanged when it is modified; `changed` returns what only shows at the end.
     """
 
     file: IO[bytes]
     name: str
     created: int
     files: tuple[SteadyFile, ...] = ()
+    form: FileFormat | None = None
 
     def check(self) -> None:
         """Raise InputChanged when a file was modified since it was opened."""

@@ -56,6 +56,6 @@ def render_requests(
         ) from exc
     created = max(source.created for source in table.sources)
     files = tuple(file for source in table.sources for file in source.files)
-    source = Source(copy, table.name, created, files)
     form = FileFormat(is_table=True)
+    source = Source(copy, table.name, created, files, form)
     return InputFile(source, form, max_line_bytes, unpacked=copy, table=table)

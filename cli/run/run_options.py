@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal
 
 from ..arguments.argument_types import S3Folder
-from ..arguments.recipe_flags import TableOptions
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
 from ..files.defaults import Defaults
 from ..files.shard import Shard
+from ..files.table_options import TableOptions
 from .reuse_flags import check_reuse
 
 

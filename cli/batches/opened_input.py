@@ -1,0 +1,48 @@
+"""Opened input of a batch: a file of requests, or those of a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from tidemill.batch.file.lines import MAX_LINE_BYTES
+
+from ..console.terminal import print_output
+from ..files.http_transfer import RETRY_DELAYS_SECONDS
+from ..files.input_file import InputFile
+from ..files.source import Source, open_source
+from ..files.table_options import TableOptions
+
+NUM_SHOWN: Final = 3
+
+
+@contextmanager
+def open_batch_input(
+    file: str, table: TableOptions | None, tmp_dir: Path | None
+) -> Iterator[tuple[Source, InputFile | None]]:
+    """Open the input of a batch; of a table the requests too. Raises BadInput."""
+    if table is None:
+        with open_source(file, tmp_dir=tmp_dir) as source:
+            yield source, None
+        return
+    # Late imports: pyarrow takes a while.
+    from ..files.table_input import TableInput
+    from ..files.table_requests import render_requests
+
+    with ExitStack() as stack:
+        opened = TableInput.open(
+            file, table.recipe, tmp_dir=tmp_dir, delays=RETRY_DELAYS_SECONDS, stack=stack
+        )
+        requests = render_requests(opened, tmp_dir, MAX_LINE_BYTES, stack)
+        yield requests.source, requests
+
+
+def print_first_requests(requests: InputFile) -> None:
+    """Print the first requests of a table as they will be sent."""
+    for raw in islice(requests.lines(), NUM_SHOWN):
+        shown = json.dumps(json.loads(raw.data), ensure_ascii=False, indent=2)
+        print_output(f"row {raw.number:,}:\n{shown}")

@@ -1,0 +1,68 @@
+"""`tidemill check`: what a file holds, and what is wrong with it, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..arguments.recipe_flags import add_recipe_flags, has_recipe
+from ..batches.batch_flags import file_of
+from ..console.signals import StopSignals
+from ..files.table_options import table_options
+
+_EPILOG = """\
+examples:
+  tidemill check requests.jsonl
+  tidemill check reviews.parquet --prompt 'Label this review: {{ text }}'
+
+exit status:
+  0  it can be run
+  1  it cannot, or only in part: what is wrong is said, with lines or rows
+  2  arguments or paths that cannot work
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `check` to the command line."""
+    parser = commands.add_parser(
+        "check",
+        help="check a batch file, or a table and its recipe",
+        description="Reads a file of requests as a deployment would, or makes requests of a table, "
+        "and says\nwhat is wrong. Of a table the first three requests are printed. No model is "
+        "loaded, and no\nserver is asked.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("file", metavar="FILE", help="a path, - or an http(s) URL; of a table a folder, too")
+    add(
+        "--on-invalid-line",
+        choices=("fail", "skip"),
+        default="fail",
+        help="as of `run` and `submit` (default: fail)",
+    )
+    add("--strict-parameters", action="store_true", help="refuse unknown parameters")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
+    add_recipe_flags(parser)
+    parser.set_defaults(command=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Check the file and return the exit status."""
+    file = file_of(arguments, is_table=has_recipe(arguments))
+    # Late imports: JSON libraries would slow down `--help`.
+    from ..batches.opened_input import open_batch_input, print_first_requests
+    from ..batches.submission import dry_run
+
+    table = table_options(arguments, file, None)
+    fields = {
+        "on_invalid_line": arguments.on_invalid_line,
+        "strict_parameters": arguments.strict_parameters,
+    }
+    with StopSignals(), open_batch_input(file, table, arguments.output_tmp_dir) as (source, rows):
+        status = dry_run(None, source, fields, as_json=arguments.json)
+        if rows is not None and not arguments.json:
+            print_first_requests(rows)
+        return status

@@ -1,0 +1,63 @@
+"""Options of a table: its recipe, and where its results go."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..arguments.recipe_flags import recipe_of, table_stem
+from ..extras import require_extras
+
+if TYPE_CHECKING:
+    from tidemill.batch.table.recipe import Recipe, TableFormat
+
+_FORMATS_BY_SUFFIX: Final = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """A table's recipe, and where its results go: a path, and the format there."""
+
+    recipe: Recipe
+    output: Path
+    output_format: TableFormat
+
+
+def table_options(
+    arguments: argparse.Namespace, file: str, output_file: str | None
+) -> TableOptions | None:
+    """Return the options of a table; None where nothing gives a recipe for the file.
+
+    Raises Refused for a recipe that cannot work, CliError where an extra is missing.
+    """
+    recipe = recipe_of(arguments, file)
+    if recipe is None:
+        return None
+    require_extras("a table", "tables")
+    by_name = None if output_file is None else format_of(output_file)
+    form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
+    if output_file is None:
+        output_file = str(Path(file).with_name(f"{table_stem(file)}.output.{form}"))
+    return TableOptions(recipe, Path(output_file), form)
+
+
+def format_of(name: str) -> Any:
+    """Return the format that a file's name tells, or that of the first file in a folder."""
+    path = Path(name)
+    if path.is_dir():
+        names = sorted(str(inner) for inner in path.rglob("*") if inner.is_file())
+        return next(filter(None, map(format_of, names)), None)
+    return _FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
