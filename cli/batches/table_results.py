@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
+
+from pydantic_core import from_json
 
 from tidemill.batch.file.lines import LineError, RawLine, parse_line
-from tidemill.batch.file.rows import RowHead, parse_row_head, print_malformed, print_not_run
+from tidemill.batch.file.rows import print_malformed, print_not_run
 
 from ..console.terminal import log
 from ..files.input_file import InputFile
@@ -28,7 +30,7 @@ def make_table(options: TableOptions, requests: InputFile) -> None:
     rows = options.output.with_name(f"{options.output.name}.joined.jsonl")
     try:
         with rows.open("wb") as file:
-            file.writelines(_in_order(requests.lines(), fetched))
+            file.writelines(in_order(requests.lines(), fetched))
         assert requests.table is not None
         write_table(requests.table, rows, options.output, options.output_format)
     finally:
@@ -43,7 +45,7 @@ def fetched_files(output: Path) -> tuple[str, str]:
     return f"{output}{ROWS_SUFFIX}", f"{output}{ERRORS_SUFFIX}"
 
 
-def _in_order(lines: Iterable[RawLine], files: Iterable[Path]) -> Iterator[bytes]:
+def in_order(lines: Iterable[RawLine], files: Iterable[Path]) -> Iterator[bytes]:
     """Yield the row of each line; what was not run gets one that says so."""
     with ExitStack() as stack:
         readers = [_RowReader(stack.enter_context(path.open("rb"))) for path in files]
@@ -65,15 +67,16 @@ class _RowReader:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._data = b""
-        self._head: RowHead | None = None
+        self._custom_id: Any = None
         self.pop()
 
     def is_of(self, custom_id: str | None) -> bool:
         """Say whether the next row is that of a line."""
-        return self._head is not None and self._head.custom_id == custom_id
+        return bool(self._data) and self._custom_id == custom_id
 
     def pop(self) -> bytes:
         """Return the next row and advance."""
         data, self._data = self._data, self._file.readline()
-        self._head = parse_row_head(self._data) if self._data else None
+        # A server may be another's, and its rows have other heads than ours.
+        self._custom_id = from_json(self._data).get("custom_id") if self._data else None
         return data

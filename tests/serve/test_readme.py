@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -76,29 +78,25 @@ def test_an_answer_is_parsed(served: Place, tmp_path: Path) -> None:
     assert told == "Lisbon\n"
 
 
-def test_ten_lines_lead_from_csv_to_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line of code is one that is not blank; a second run finds all rows there."""
-    heading = "From CSV to answers in ten lines"
+def test_a_command_leads_from_a_table_to_answers(tmp_path: Path) -> None:
+    """And --resume finds that nothing is missing."""
+    heading = "From a table to answers"
     [table] = [text for language, text in blocks(heading) if language == "csv"]
     (tmp_path / "questions.csv").write_text(table)
-    command = tmp_path / "tidemill"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tidemill "$@"\n')
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert len([line for line in program(heading).splitlines() if line]) == 10
-    for _ in range(2):
+    command = commands(heading)[0]
+    for flags in ([], ["--resume"]):
         done = subprocess.run(
-            [sys.executable, "-c", program(heading)],
+            [sys.executable, "-m", *shlex.split(command), *flags],
             cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=True,
         )
-        assert done.stdout == "1,Paris\n2,19\n"
-    assert "every line has its row already" in done.stderr
+        with (tmp_path / "questions.output.csv").open() as file:
+            answers = [(row["id"], row["text"]) for row in csv.DictReader(file)]
+        assert answers == [("1", "Paris"), ("2", "19")]
+    assert "is complete: nothing to run" in done.stderr
 
 
 def test_the_example_file_is_run_by_its_own_test() -> None:

@@ -1,0 +1,81 @@
+"""`tidemill check` and `submit` of tables, typed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.api_rig import Shell
+from tidemill.batch.file.lines import RawLine
+from tidemill.cli.batches.table_results import in_order
+
+PROMPT = ("--prompt", "Say {{ text }}", "--id", "id")
+
+
+def write(name: str, text: str) -> str:
+    """Write a table."""
+    Path(name).write_text(text)
+    return name
+
+
+def test_check_shows_the_first_requests(shell: Shell) -> None:
+    """As they would be sent, three of them."""
+    table = write("t.csv", "id,text\n" + "".join(f"r{n},x{n}\n" for n in range(5)))
+    said = shell.type("check", table, *PROMPT)
+    assert said.status == 0
+    assert said.out.startswith("5 rows, ")
+    assert "/v1/chat/completions: 5 rows" in said.out
+    shown = [json.loads(text.partition(":\n")[2]) for text in said.out.split("\nrow ")[1:]]
+    assert [one["custom_id"] for one in shown] == ["r0", "r1", "r2"]
+    assert shown[1]["body"]["messages"] == [{"role": "user", "content": "Say x1"}]
+
+
+@pytest.mark.parametrize("command", ["check", "submit"])
+def test_rows_without_a_request_are_told(shell: Shell, command: str) -> None:
+    """With row and column; nothing is uploaded. So is a parameter that there is not."""
+    table = write("t.csv", "id,text\na,x\nb,\n")
+    said = shell.type(command, table, *PROMPT)
+    assert said.status == 1
+    assert "row 2: column `text` is null" in said.err
+    write("t.recipe.toml", "params = {temprature = 0}")
+    said = shell.type(command, table, *PROMPT, "--on-invalid-line", "skip", "--strict-parameters")
+    assert said.status == 1
+    assert "did you mean `temperature`?" in said.err
+    assert shell.api.batches == {}
+
+
+def test_a_file_of_requests_is_checked_as_by_submit(shell: Shell) -> None:
+    """Without any server."""
+    said = shell.type("check", write("t.jsonl", '{"text": "x"}\n'))
+    assert said.status == 1
+    assert "line 1: `custom_id` is missing" in said.err
+
+
+def test_waiting_ends_with_the_table(shell: Shell) -> None:
+    """The rows that it was made of are gone."""
+    table = write("t.csv", "id,text\na,x\nb,y\n")
+    assert shell.type("submit", table, *PROMPT, "--wait").status == 0
+    with Path("t.output.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [(row["id"], row["text"]) for row in rows] == [("a", "x"), ("b", "y")]
+    assert sorted(path.name for path in Path().glob("t.*")) == ["t.csv", "t.output.csv"]
+    said = shell.type("submit", table, *PROMPT, "--wait")
+    assert (said.status, "t.output.csv is there already" in said.err) == (2, True)
+    assert len(shell.api.batches) == 1
+
+
+def test_rows_are_put_in_the_order_of_their_requests(tmp_path: Path) -> None:
+    """Good ones, failed ones, what was no request, and what was not run, which says so."""
+    lines = [b'{"custom_id": "%d", "url": "u", "body": {}}' % number for number in range(4)]
+    lines[2] = b'{"custom_id": "2", "row_error": {"message": "no cell", "column": "c"}}'
+    files = [tmp_path / "rows", tmp_path / "errors"]
+    files[0].write_text('{"custom_id": "3"}\n')
+    files[1].write_text('{"custom_id": "0"}\n')
+    raw = [RawLine(number, line) for number, line in enumerate(lines, 1)]
+    first, second, third, fourth = map(json.loads, in_order(raw, files))
+    assert (first, fourth) == ({"custom_id": "0"}, {"custom_id": "3"})
+    assert second["error"]["message"].startswith("This row was not run")
+    assert third["error"]["message"] == "Row 3: no cell"
