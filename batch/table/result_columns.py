@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from binascii import a2b_base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +38,6 @@ _VECTOR_TYPES: Final = {"float32": pa.float32(), "float16": pa.float16(), "int8"
 _FLOAT_BYTES = 4
 _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
-_VECTOR = re.compile(rb'(?<="embedding":)"([^"]*)"')
 _REASONING = b'"reasoning":"'
 _TOOL_CALLS = b'"tool_calls":['
 
@@ -67,8 +65,8 @@ class ResultFacts:
                 if _TOOL_CALLS in row and not facts.has_tool_calls:
                     facts = replace(facts, has_tool_calls=True)
                 continue
-            if not facts.num_floats and (found := _VECTOR.search(row)):
-                facts = replace(facts, num_floats=len(a2b_base64(found[1])) // _FLOAT_BYTES)
+            if not facts.num_floats and (found := _without_vectors(row)[1]):
+                facts = replace(facts, num_floats=len(a2b_base64(found[0])) // _FLOAT_BYTES)
             if not facts.has_many_vectors and row.count(_VECTOR_START) > 1:
                 facts = replace(facts, has_many_vectors=True)
         return facts
@@ -100,12 +98,9 @@ class ResultColumns:
     def batch(self, kept: Sequence[pa.Array], rows: Sequence[bytes]) -> pa.RecordBatch:
         """Return kept columns with the columns of their results, a row each."""
         vectors: list[list[bytes]] = []
-        if self._facts.num_floats:  # without them a row is parsed in half the time
-            vectors = [_VECTOR.findall(row) for row in rows]
-            rows = [
-                _VECTOR.sub(b"0", row) if found else row
-                for row, found in zip(rows, vectors, strict=True)
-            ]
+        if self._facts.num_floats:
+            found = [_without_vectors(row) for row in rows]
+            rows, vectors = [row for row, _ in found], [texts for _, texts in found]
         parsed = [from_json(row, cache_strings="keys") for row in rows]
         bodies = [_body(row) for row in parsed]
         columns = self._columns(bodies, vectors)
@@ -207,6 +202,19 @@ class ResultColumns:
             offsets.append(end if texts else None)
             end += len(texts)
         return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), vectors, type=kind)
+
+
+def _without_vectors(row: bytes) -> tuple[bytes, list[bytes]]:
+    """Return a row with empty vectors, which is parsed in half the time, and their base64."""
+    rest, *pieces = row.split(_VECTOR_START)
+    if not pieces:
+        return row, []
+    texts, kept = [], [rest]
+    for piece in pieces:
+        text, _, after = piece.partition(b'"')
+        texts.append(text)
+        kept.append(after)
+    return (_VECTOR_START + b'"').join(kept), texts
 
 
 def _free_name(name: str, taken: set[str]) -> str | None:
