@@ -93,6 +93,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "puts all together",
     )
     _add_rows_flags(group)
+    add("--no-card", action="store_true", help="write no run card beside the output")
     add(
         "--dialect",
         choices=("openai", "vllm"),

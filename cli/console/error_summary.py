@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from tidemill.batch.file.error_kinds import ErrorCounter, ErrorKind
 
@@ -30,6 +31,17 @@ class ErrorSummary:
     def add(self, message: str, line: int | None = None) -> None:
         """Count an error; `line` is its line number in the file."""
         self._counter.add(message[:_MAX_CHARS], line)
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """Return the most frequent kinds: their message, count, and first line."""
+        return [
+            {
+                "message": without_control_chars(kind.message),
+                "count": kind.count,
+                "first_line": kind.first[0],
+            }
+            for kind in self._counter.most_frequent(_MAX_SHOWN)
+        ]
 
     def sentences(self, unit: str = "line") -> list[str]:
         """Return a sentence for each kind, the most frequent first: `  30 × `top_k` must be …`."""

@@ -41,6 +41,7 @@ from .outputs import make_writer, mark_shard, open_files
 from .progress import summary
 from .reuse import open_reuse
 from .run import Run
+from .run_card import write_card
 from .run_options import RunOptions
 from .tally import Tally
 
@@ -101,7 +102,9 @@ def run_job(
         if tally.kept == tally.num_rows:
             writer.start()
         else:
+            loading = time.monotonic()
             with loaded_engine(load, config, names, template) as served:
+                tally.load_seconds = time.monotonic() - loading
                 metrics.served = served
                 is_done = run.run_lines(served)
             if not is_done:
@@ -140,6 +143,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
         changed = requests.source.changed()
         if requests.part is not None and not changed:
             mark_shard(run.options, files, requests.part, tally)
+    write_card(run, files, tally)
     return changed
 
 

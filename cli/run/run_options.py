@@ -42,6 +42,7 @@ class RunOptions(EngineOptions):
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     table: TableOptions | None = None
+    no_card: bool = False
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000

@@ -10,6 +10,28 @@ from tidemill.protocol.contract import Usage
 from ..console.error_summary import ErrorSummary
 from ..files.shard import Shard
 
+_MAX_BITS = 32
+
+
+class LengthCounts:
+    """Counts of rows by their number of tokens, in bins that double in width."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * _MAX_BITS
+
+    def add(self, num_tokens: int) -> None:
+        """Count a row."""
+        self._counts[min(num_tokens.bit_length(), _MAX_BITS - 1)] += 1
+
+    def bins(self) -> list[dict[str, int]]:
+        """Return the bins from the first to the last that has a row: bounds and counts."""
+        counts = dict(enumerate(self._counts))
+        used = [bits for bits, count in counts.items() if count]
+        return [
+            {"least": 1 << bits >> 1, "most": (1 << bits) - 1, "count": counts[bits]}
+            for bits in (range(used[0], used[-1] + 1) if used else ())
+        ]
+
 
 @dataclass(slots=True)
 class Tally:
@@ -30,6 +52,9 @@ class Tally:
     usage: Usage = field(default_factory=Usage)
     computed_output_tokens: int = 0
     failures: ErrorSummary = field(default_factory=ErrorSummary)
+    prompt_lengths: LengthCounts = field(default_factory=LengthCounts)
+    completion_lengths: LengthCounts = field(default_factory=LengthCounts)
+    load_seconds: float = 0.0
     started: float = field(default_factory=time.monotonic)
 
     def count(
@@ -42,6 +67,8 @@ class Tally:
             self.failures.add(failure, line)
         if usage is not None:
             self.usage += usage
+            self.prompt_lengths.add(usage.prompt_tokens)
+            self.completion_lengths.add(usage.completion_tokens)
 
     @property
     def label(self) -> str:

@@ -60,10 +60,12 @@ class Runner:
     loaded_with: dict[str, Any] = field(default_factory=dict)
     fails_at: set[str] = field(default_factory=set)
     dies_at: str | None = None
+    has_card: bool = False
 
     def __call__(self, *arguments: object) -> int:
         """Run `tidemill run` with these arguments and a scripted engine."""
-        parsed = parse(["run", "--model", "m", *map(str, arguments)])
+        card = () if self.has_card else ("--no-card",)
+        parsed = parse(["run", "--model", "m", *card, *map(str, arguments)])
         return run_job(options_from(parsed), load=self._load, retry_delays=(0.01,) * 4)
 
     def _load(self, config: EngineConfig, **given: Any) -> ScriptedEngine:
@@ -87,6 +89,7 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(*arguments: object, options: list[str] | None = None, **given: Any) -> Any:
         command = [sys.executable, str(SCRIPT), *(options or []), "run", "--model", "m"]
+        command += ["--no-card"]
         process = subprocess.Popen(
             [*command, *map(str, arguments)],
             cwd=ROOT,

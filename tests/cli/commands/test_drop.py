@@ -284,4 +284,4 @@ def test_a_file_in_another_form_is_dropped_as_it_is(
     Path(name).write_bytes(b"a,b\n1,2\n")
     refused = shell.type("drop", name, "--bucket", bucket, *asked)
     assert (refused.status, refused.out) == (1, "")
-    assert "This looks like CSV: write one JSON object a line." in refused.err
+    assert "This looks like CSV: say what to ask of each row" in refused.err

@@ -112,8 +112,8 @@ def test_a_url_that_nothing_here_serves_is_refused(run: Any, write_input: Write,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"id,prompt\na,Hello\n", "This looks like CSV: write one JSON object a line."),
-        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: write one JSON"),
+        (b"id,prompt\na,Hello\n", "This looks like CSV: say what to ask of each row"),
+        (b"id\tprompt\na\tHello\n", "This looks like tab-separated values: say what"),
         (b"Tell me a joke\nAnd another\n", "This looks like plain text: write one JSON object a"),
         (line("a").encode("utf-16"), "The file is UTF-16: save it as UTF-8."),
         (b"PK\x03\x04rest", "The file is a zip archive"),

@@ -1,0 +1,200 @@
+"""Run card: what a run did, beside its output, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from tidemill.protocol.contract import EngineError, EngineInfo
+
+from ..console.terminal import amount, duration, log
+from ..files.output import LocalFile
+from ..files.row_writer import OutputFiles
+from .run import Run
+from .run_options import RunOptions
+from .tally import Tally
+
+SUFFIXES: Final = (".card.md", ".card.json")
+
+_NOT_SETTINGS = frozenset(
+    {
+        *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
+        *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
+        *("resume", "retry_failed", "force"),
+    }
+)
+_BAR_CHARS = 30
+_BAR = "█"
+
+
+def write_card(run: Run, files: OutputFiles, tally: Tally) -> None:
+    """Write the card of a finished run; a disk that takes none is a note, not a failure."""
+    options = run.options
+    if options.no_card or not isinstance(files.output, LocalFile):
+        return
+    target = files.output.path if options.table is None else options.table.output
+    info = None
+    if run.metrics.served is not None:
+        with suppress(EngineError):
+            info = run.metrics.served.info()
+    card = card_of(run, tally, info, str(target))
+    try:
+        for path, text in zip(card_paths(target), (as_markdown(card), as_json(card)), strict=True):
+            path.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        log(f"note: the run card cannot be written ({exc.strerror})")
+
+
+def card_paths(output: Path) -> tuple[Path, Path]:
+    """Return where the card of an output lies."""
+    stem = output.name
+    if output.suffix in {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow"}:
+        stem = output.stem
+    markdown, plain = (output.with_name(stem + suffix) for suffix in SUFFIXES)
+    return markdown, plain
+
+
+def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dict[str, Any]:
+    """Return the card; tokens, lengths, rates and cost are of the rows that this run answered."""
+    options, usage = run.options, tally.usage
+    seconds = tally.seconds if tally.answered else 0.0
+    cost = None
+    if options.price_per_hour is not None:
+        cost = options.price_per_hour * (seconds + tally.load_seconds) / 3600
+    return {
+        "object": "run.card",
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "input": run.requests.source.name,
+        "output": output,
+        "shard": None if options.shard is None else str(options.shard),
+        "rows": {
+            "total": tally.num_rows,
+            "ok": tally.rows_done - tally.rows_failed,
+            "failed": tally.rows_failed,
+            "kept": tally.kept - tally.reused,
+            "reused": tally.reused,
+            "not_run": tally.num_not_run,
+        },
+        "tokens": {
+            "prompt": usage.prompt_tokens,
+            "cached": usage.cached_tokens,
+            "completion": usage.completion_tokens,
+            "reasoning": usage.reasoning_tokens,
+        },
+        "lengths": {
+            "prompt": tally.prompt_lengths.bins(),
+            "completion": tally.completion_lengths.bins(),
+        },
+        "errors": tally.failures.kinds(),
+        "load_seconds": round(tally.load_seconds, 3),
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(tally.answered / seconds, 3) if seconds else None,
+        "completion_tokens_per_second": (
+            round(usage.completion_tokens / seconds, 3) if seconds else None
+        ),
+        "cost": cost,
+        "model": None if info is None else _model_fields(info),
+        "settings": _settings(options),
+        "recipe": None if options.table is None else asdict(options.table.recipe),
+    }
+
+
+def as_json(card: Mapping[str, Any]) -> str:
+    """Return the card for programs."""
+    return json.dumps(card, ensure_ascii=False, indent=2) + "\n"
+
+
+def as_markdown(card: Mapping[str, Any]) -> str:
+    """Return the card for people: facts, errors, and token counts as small plots."""
+    parts = [f"# {card['input']}\n", _table(_facts(card))]
+    if card["errors"]:
+        parts += ["\n## Errors\n"]
+        parts += [f"- {kind['count']:,} × {kind['message']}" for kind in card["errors"]]
+    for name, title in (("prompt", "Tokens of prompts"), ("completion", "Tokens of answers")):
+        if card["lengths"][name]:
+            parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
+    for name in ("settings", "recipe"):
+        if card[name]:
+            text = json.dumps(card[name], ensure_ascii=False, indent=2)
+            parts.append(f"\n## {name.capitalize()}\n```json\n{text}\n```")
+    return "\n".join(parts) + "\n"
+
+
+def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows, tokens, model = card["rows"], card["tokens"], card["model"]
+    facts = [("output", card["output"])]
+    if card["shard"]:
+        facts.append(("part", card["shard"]))
+    words = [f"{amount(rows['total'], 'row')}: {rows['ok']:,} ok, {rows['failed']:,} failed"]
+    words += [
+        f"{rows[name]:,} {shown}"
+        for name, shown in (("kept", "kept"), ("reused", "reused"), ("not_run", "not run"))
+        if rows[name]
+    ]
+    facts.append(("rows", ", ".join(words)))
+    cached = f" ({tokens['cached']:,} cached)" if tokens["cached"] else ""
+    facts.append(("tokens", f"{tokens['prompt']:,} in{cached}, {tokens['completion']:,} out"))
+    if card["seconds"]:
+        times = f"{duration(card['seconds'])} and {duration(card['load_seconds'])} of loading"
+        rate = f"{card['completion_tokens_per_second']:,.0f} tokens/s out"
+        facts.append(("time", f"{times}, {card['rows_per_second']:,.1f} rows/s, {rate}"))
+    if card["cost"] is not None:
+        facts.append(("cost", f"{card['cost']:,.4f}"))
+    if model is not None:
+        revision = f" at {model['revision']}" if model["revision"] else ""
+        facts.append(("model", f"{model['name']}{revision}"))
+        facts.append(("machine", f"{model['device']}, engine {model['engine_version']}"))
+    return [*facts, ("written at", card["written_at"])]
+
+
+def _table(facts: Sequence[tuple[str, str]]) -> str:
+    rows = (f"| {name} | {value.replace('|', chr(92) + '|')} |" for name, value in facts)
+    return "\n".join(("| | |", "|---|---|", *rows))
+
+
+def _plot(bins: Sequence[Mapping[str, int]]) -> list[str]:
+    """Return a bar for each bin, with its bounds and its count."""
+    most = max(each["count"] for each in bins)
+    names = [f"{each['least']:,}–{each['most']:,}" for each in bins]
+    width = max(map(len, names))
+    return [
+        f"{name:>{width}} {_BAR * max(1, _BAR_CHARS * each['count'] // most)} {each['count']:,}"
+        for name, each in zip(names, bins, strict=True)
+    ]
+
+
+def _model_fields(info: EngineInfo) -> dict[str, Any]:
+    return {
+        "name": info.model,
+        "revision": info.revision,
+        "engine_version": info.engine_version,
+        "device": info.device,
+        "num_gpus": info.num_gpus,
+        "max_num_seqs": info.max_num_seqs,
+        "adapters": list(info.adapters),
+    }
+
+
+def _settings(options: RunOptions) -> dict[str, Any]:
+    """Return the options that are not the defaults."""
+    given = {}
+    for option in fields(options):
+        value = getattr(options, option.name)
+        made = option.default_factory
+        default = option.default if made is MISSING else made()
+        if option.name not in _NOT_SETTINGS and value != default:
+            given[option.name] = _plain(value)
+    return given
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: _plain(inner) for name, inner in asdict(value).items() if inner is not None}
+    if isinstance(value, (tuple, list)):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, (str, int, float, bool)) else str(value)
