@@ -1,4 +1,30 @@
 """LLM batch inference in your own cloud.
 
-In a checkout its packages are links to folders of the root (docs/adr/0001).
+In a checkout its packages are links to folders of the root (docs/adr/0001). What a program imports
+is loaded when it is asked for: `import tidemill` alone loads nothing.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cli.python.commands import RunResult, run, submit
+    from .cli.python.engine import Engine
+    from .cli.python.errors import EngineDied, RequestFailed, TidemillError
+
+__all__ = ["Engine", "EngineDied", "RequestFailed", "RunResult", "TidemillError", "run", "submit"]
+
+_MODULES = {
+    **dict.fromkeys(("RunResult", "run", "submit"), "commands"),
+    "Engine": "engine",
+    **dict.fromkeys(("EngineDied", "RequestFailed", "TidemillError"), "errors"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name of the Python API."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".cli.python.{_MODULES[name]}", __name__), name)

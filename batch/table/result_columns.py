@@ -72,6 +72,10 @@ class ResultFacts:
         return facts
 
 
+ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
+"""Stands for rows that are not there yet, in a check of names."""
+
+
 class ResultColumns:
     """Columns of the results of a recipe; raises RecipeError where names cannot be told apart.
 

@@ -12,7 +12,7 @@ from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.reader import cells_of
 from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns
 
 from ..console.errors import BadInput
 from ..console.terminal import amount, log
@@ -20,7 +20,6 @@ from .input_file import InputFile
 from .source import Source
 from .table_input import TableInput
 
-_ALL_COLUMNS = ResultFacts(has_reasoning=True, has_tool_calls=True)
 _SECONDS_PER_WORD = 5.0
 
 
@@ -33,7 +32,7 @@ def render_requests(
     """
     try:
         template = RequestTemplate(table.recipe, table.schema.names)
-        ResultColumns(table.recipe, table.kept, _ALL_COLUMNS)
+        ResultColumns(table.recipe, table.kept, ALL_COLUMNS)
     except RecipeError as exc:
         raise BadInput(f"{table.name} cannot be run by its recipe: {exc}") from exc
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end

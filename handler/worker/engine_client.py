@@ -102,6 +102,11 @@ class EngineClient:
         return self._stats
 
     @property
+    def pid(self) -> int:
+        """Return the id of the process, once started."""
+        return self._process.pid
+
+    @property
     def inflight(self) -> int:
         """Return the number of requests in flight."""
         return len(self._pending)

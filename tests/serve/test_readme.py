@@ -99,6 +99,18 @@ def test_a_command_leads_from_a_table_to_answers(tmp_path: Path) -> None:
     assert "is complete: nothing to run" in done.stderr
 
 
+def test_five_lines_of_python_print_an_answer() -> None:
+    """In a process of their own, which leaves none behind."""
+    done = subprocess.run(
+        [sys.executable, "-c", program("Call it from Python")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "Hello! How can I help you?\n"
+
+
 def test_the_example_file_is_run_by_its_own_test() -> None:
     """The README's command is that of tests/examples/test_forms.py, and is taken as it stands."""
     [command] = commands("Structured output")

@@ -1,0 +1,1 @@
+"""Python API: what `from tidemill import …` gives."""

@@ -1,0 +1,128 @@
+"""Runs and batches of Python programs: commands in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from ..commands.run import options_from
+from ..console.errors import OVER_LIMIT, ROWS_FAILED, CliError
+from ..files.paths import is_path
+from ..main import parse
+from ..run.run_card import card_paths
+from .errors import TidemillError
+
+_ENDED: Final = (0, ROWS_FAILED, OVER_LIMIT)
+_STOP_SECONDS = 30.0
+_MAX_WORDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Outcome of a run: where its output is, and how many rows are ok and failed.
+
+    `card` has everything that its run card says.
+    """
+
+    output: Path
+    num_rows: int
+    num_ok: int
+    num_failed: int
+    card: Mapping[str, Any]
+
+
+def run(input_file: str | Path, output_file: str | Path | None = None, **flags: Any) -> RunResult:
+    """Run a file or a table on this machine, as `tidemill run` with these flags does.
+
+    Flags are named as there, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
+    `resume=True`. Progress goes to standard error. Raises TidemillError where the run cannot be, or
+    did not come to its end; an interrupt ends it, and `resume=True` goes on.
+    """
+    typed = ["run", str(input_file), *_flags_of(flags)]
+    if output_file is not None:
+        typed += ["-o", str(output_file)]
+    try:
+        options = options_from(parse(typed))
+    except CliError as exc:
+        raise TidemillError(str(exc)) from exc
+    if not is_path(options.output_file):
+        raise TidemillError("a run of a program needs a file for its rows: name `output_file`")
+    target = Path(options.output_file) if options.table is None else options.table.output
+    _, status, words = _run_command(typed)
+    if status not in _ENDED:
+        raise TidemillError(words or f"the run ended with status {status}")
+    try:
+        card = json.loads(card_paths(target)[1].read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise TidemillError(f"the run ended, and its card cannot be read: {exc}") from exc
+    rows = card["rows"]
+    return RunResult(target, rows["total"], rows["ok"], rows["failed"], card)
+
+
+def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, Any]:
+    """Submit a file or a table to a server, as `tidemill submit` does, and return its Batch.
+
+    With `wait` it has ended, and its rows or its table lie beside the file. Raises TidemillError.
+    """
+    typed = ["submit", str(file), "--json", *_flags_of({**flags, "wait": wait})]
+    said, status, words = _run_command(typed)
+    lines = said.splitlines()
+    if not lines or (status not in _ENDED and not wait):
+        raise TidemillError(words or f"the command ended with status {status}")
+    batch: dict[str, Any] = json.loads(lines[-1])
+    return batch
+
+
+def _flags_of(flags: Mapping[str, Any]) -> list[str]:
+    typed = []
+    for name, value in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            typed.append(flag)
+        elif isinstance(value, (list, tuple)):
+            typed += (
+                [flag, ",".join(map(str, value))] if name == "keep" else [flag, *map(str, value)]
+            )
+        elif value is not None and value is not False:
+            typed.append(f"{flag}={value}")
+    return typed
+
+
+def _run_command(typed: Sequence[str]) -> tuple[str, int, str]:
+    """Run a command; return its standard output, its status and its last words."""
+    command = [sys.executable, "-m", "tidemill", *typed]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(  # noqa: S603 - our own command
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            words = _echoed(process.stderr)
+            said = process.stdout.read()
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_SECONDS)
+            process.kill()
+            raise
+    return said, status, words
+
+
+def _echoed(stream: IO[str]) -> str:
+    """Pass on what a command says, and return the last message of it."""
+    message: list[str] = []
+    for line in stream:
+        sys.stderr.write(line)
+        if line.startswith("tidemill: "):
+            message = []
+        message.append(line.removeprefix("tidemill: "))
+        del message[_MAX_WORDS:]
+    return "".join(message).strip()

@@ -1,0 +1,136 @@
+"""Engine process of a Python program, and the thread that speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeVar
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from tidemill.handler.worker import engine_client
+from tidemill.handler.worker.engine_process.frames import FrameError
+from tidemill.protocol.contract import EngineInfo, EngineStats
+
+from .errors import EngineDied, RequestFailed
+
+_START_SECONDS = 3600.0
+_STALL_SECONDS = 600.0
+_CLOSE_SECONDS = 20.0
+_INFLIGHT_PER_SEQUENCE = 4
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredRow:
+    """A printed row of the engine."""
+
+    is_success: bool
+    data: bytes
+
+
+class EngineProcess:
+    """The engine's process, and the thread with the event loop that speaks to it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._client = engine_client.EngineClient(
+            command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
+        )
+        self._numbers = count(1)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
+        self._thread.start()
+        self._started = self._in_loop(self._start())
+        self._is_closed = False
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(asyncio.sleep(0))  # what was closed is told
+            self._loop.close()
+
+    def send(self, url: str, body: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        """Send a request; the future has its body, RequestFailed or EngineDied."""
+        line = {"custom_id": "", "url": url, "body": body}
+        try:
+            data = to_json(line)
+        except PydanticSerializationError as exc:
+            raise TypeError(f"the request cannot be JSON: {exc}") from exc
+        return self._in_loop(self._answer(data))
+
+    def send_line(self, number: int, data: bytes) -> Future[AnsweredRow]:
+        """Send a line of a file; the future has its row, or EngineDied."""
+        return self._in_loop(self._fetch_row(number, data))
+
+    def info(self) -> EngineInfo:
+        """Wait for the model; raises EngineDied."""
+        return self._started.result()
+
+    def pid(self) -> int:
+        """Return the id of the process, once the model is loaded."""
+        self.info()
+        return self._client.pid
+
+    def max_inflight(self) -> int:
+        """Return how many requests keep the engine busy, once it is loaded."""
+        return _INFLIGHT_PER_SEQUENCE * self.info().max_num_seqs
+
+    def stats(self) -> EngineStats:
+        """Return the last statistics."""
+        return self._client.stats
+
+    def close(self) -> None:
+        """End process and thread; once."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        closing = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        with suppress(TimeoutError, CancelledError):
+            closing.result(timeout=_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=_CLOSE_SECONDS)
+
+    def _in_loop(self, running: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        if self._loop.is_closed() or not self._thread.is_alive():
+            running.close()
+            raise EngineDied("the engine is closed")
+        return asyncio.run_coroutine_threadsafe(running, self._loop)
+
+    async def _start(self) -> EngineInfo:
+        try:
+            return await self._client.start()
+        except engine_client.EngineFailed as exc:
+            raise EngineDied(f"the engine did not start: {exc}") from exc
+
+    async def _answer(self, data: bytes) -> dict[str, Any]:
+        row = await self._fetch_row(next(self._numbers), data)
+        fields: dict[str, Any] = from_json(row.data)
+        if not row.is_success:
+            raise RequestFailed.from_row(fields)
+        body: dict[str, Any] = fields["response"]["body"]
+        return body
+
+    async def _fetch_row(self, number: int, data: bytes) -> AnsweredRow:
+        await asyncio.shield(asyncio.wrap_future(self._started))
+        try:
+            row = await self._client.fetch_row(number, int(time.time()), data)
+        except engine_client.EngineDied as exc:
+            raise EngineDied(f"the engine's process has ended: {exc}") from exc
+        except FrameError as exc:
+            raise RequestFailed(
+                f"the request is too long: {exc}", status_code=413, code="too_long", param=None
+            ) from exc
+        return AnsweredRow(row.is_success, row.row)
+
+    async def _end(self) -> None:
+        if not self._started.done():
+            self._started.cancel()
+        await self._client.close()

@@ -1,0 +1,54 @@
+"""`from tidemill import run, submit`: commands as functions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.api_rig import Shell, line
+from tidemill import TidemillError, run, submit
+
+
+def test_a_run_returns_what_its_card_says(tmp_path: Path) -> None:
+    """Flags as keywords, those of tables too; a second one has to say what it wants."""
+    source, out = tmp_path / "t.csv", tmp_path / "o.jsonl"
+    source.write_text("id,q\na,What is the capital of France?\nb,\n")
+    flags = {"prompt": "{{ q }}", "keep": ["id"], "max_tokens": 8, "on_invalid_line": "skip"}
+    done = run(source, out, **flags)
+    assert (done.output, done.num_rows, done.num_ok, done.num_failed) == (out, 2, 1, 1)
+    assert done.card["tokens"]["completion"] > 0
+    rows = [json.loads(row) for row in out.read_text().splitlines()]
+    assert [(row["id"], row["text"]) for row in rows] == [("a", "Paris"), ("b", None)]
+    with pytest.raises(TidemillError, match="is there already"):
+        run(source, out, **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "words"),
+    [
+        ("none.csv", {}, "none.csv does not exist"),
+        ("t.csv", {"prompt": "{{ nope }}"}, "did you mean|no column of the table"),
+        ("t.csv", {"colour": 1}, "--colour"),
+        ("t.csv", {"max_tokens": "many"}, "--max-tokens"),
+    ],
+)
+def test_what_cannot_run_is_an_exception(
+    tmp_path: Path, name: str, flags: dict[str, object], words: str
+) -> None:
+    """With the words of the command."""
+    (tmp_path / "t.csv").write_text("q\nx\n")
+    with pytest.raises(TidemillError, match=words):
+        run(tmp_path / name, tmp_path / "out", **flags)
+    with pytest.raises(TidemillError, match="needs a file for its rows"):
+        run("-")
+
+
+def test_submitting_returns_the_batch(shell: Shell) -> None:
+    """Ended with `wait`; what the server refuses is an exception."""
+    path = shell.file(line("a"))
+    assert submit(path, metadata=["a=b"])["status"] == "validating"
+    assert submit(path, wait=True)["status"] == "completed"
+    with pytest.raises(TidemillError, match="custom_id"):
+        submit(shell.file({"no": "request"}, name="bad.jsonl"))

@@ -1,0 +1,192 @@
+"""`from tidemill import Engine`: a process of its own, asked from threads, tasks and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidemill import Engine, EngineDied, RequestFailed, TidemillError
+
+ROOT = Path(__file__).parents[3]
+FRANCE = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "max_tokens": 8,
+    "temperature": 0,
+}
+BAD = {"messages": 1}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    """Return an engine of the demo model."""
+    with Engine() as engine:
+        yield engine
+
+
+def text_of(answer: Any) -> str:
+    """Return the text of a chat, or what went wrong."""
+    if isinstance(answer, RequestFailed):
+        return str(answer.param)
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_an_answer_is_the_body_of_a_response(engine: Engine) -> None:
+    """Also of another url, and in a loop of its own each time."""
+    body = asyncio.run(engine.answer(FRANCE))
+    assert (body["object"], text_of(body)) == ("chat.completion", "Paris")
+    body = asyncio.run(engine.answer({"prompt": "Hi", "max_tokens": 1}, url="/v1/completions"))
+    assert body["object"] == "text_completion"
+
+
+def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> None:
+    """With status, code and parameter, as of the API."""
+    with pytest.raises(RequestFailed, match="`messages` must be") as caught:
+        asyncio.run(engine.answer(BAD))
+    assert (caught.value.status_code, caught.value.param) == (400, "messages")
+    with pytest.raises(TypeError, match="cannot be JSON"):
+        asyncio.run(engine.answer({"messages": object()}))
+
+
+def test_many_are_answered_in_order(engine: Engine) -> None:
+    """A failed one in its place; the url may be said with each."""
+    requests = [FRANCE, BAD, ("/v1/chat/completions", FRANCE)]
+    assert [text_of(one) for one in engine.answer_many(requests)] == ["Paris", "messages", "Paris"]
+    assert list(engine.answer_many([])) == []
+
+
+def test_many_are_answered_as_they_come(engine: Engine) -> None:
+    """Each with its place."""
+    long = FRANCE | {"max_tokens": 200, "ignore_eos": True}
+    found = list(engine.answer_many([long, FRANCE, BAD, FRANCE], in_order=False))
+    assert sorted(place for place, _ in found) == [0, 1, 2, 3]
+    assert found[-1][0] == 0
+    assert text_of(dict(found)[2]) == "messages"
+
+
+def test_requests_without_end_are_taken_as_needed(engine: Engine) -> None:
+    """No more than a few at a time, in both ways of iterating."""
+    taken = count()
+
+    def endless() -> Iterator[Any]:
+        for _ in taken:
+            yield FRANCE
+
+    async def endlessly() -> AsyncIterator[Any]:
+        for request in endless():
+            yield request
+
+    async def first(number: int) -> list[str]:
+        found = []
+        async for one in engine.answer_many(endlessly(), max_inflight=3):
+            found.append(text_of(one))
+            if len(found) == number:
+                return found
+        return found
+
+    answers = engine.answer_many(endless(), max_inflight=3)
+    assert [text_of(one) for one in islice(answers, 5)] == ["Paris"] * 5
+    assert asyncio.run(first(5)) == ["Paris"] * 5
+    assert next(taken) <= 20
+
+
+def test_what_requests_raise_passes_through(engine: Engine) -> None:
+    """After the answers before it are no use any more."""
+
+    def broken() -> Iterator[Any]:
+        yield FRANCE
+        raise LookupError("no more")
+
+    with pytest.raises(LookupError, match="no more"):
+        list(engine.answer_many(broken()))
+
+
+def test_threads_and_tasks_ask_at_once(engine: Engine) -> None:
+    """Also where a loop is running already, as in a notebook; a cancelled one ends alone."""
+
+    async def several() -> list[str]:
+        cancelled = asyncio.create_task(engine.answer(FRANCE | {"max_tokens": 500}))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        here = [text_of(one) for one in engine.answer_many([FRANCE])]
+        bodies = await asyncio.gather(*(engine.answer(FRANCE) for _ in range(5)))
+        return [*here, *map(text_of, bodies)]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: asyncio.run(several()), range(3)))
+    assert found == [["Paris"] * 6] * 3
+
+
+def test_a_table_is_answered(engine: Engine) -> None:
+    """As `tidemill run` answers one; what cannot work is told."""
+    table = pa.table({"q": ["What is the capital of France?", None], "n": [1, 2]})
+    params = {"max_tokens": 8, "temperature": 0}
+    found = engine.answer_table(table, prompt="{{ q }}", keep=["n"], params=params)
+    assert found.column("n").to_pylist() == [1, 2]
+    assert found.column("text").to_pylist() == ["Paris", None]
+    assert "column `q` is null" in found.column("error").to_pylist()[1]
+    with pytest.raises(TidemillError, match="did you mean `q`"):
+        engine.answer_table({"q": ["x"]}, prompt="{{ qq }}")
+
+
+def test_an_engine_that_is_killed_says_so() -> None:
+    """To what is in flight and to what comes after; closing is then nothing."""
+    engine = Engine()
+
+    async def killed() -> None:
+        asking = asyncio.create_task(
+            engine.answer(FRANCE | {"max_tokens": 1_500, "ignore_eos": True})
+        )
+        await asyncio.to_thread(engine.info)
+        os.kill(engine.pid, signal.SIGKILL)
+        await asking
+
+    for _ in range(2):
+        with pytest.raises(EngineDied, match="killed by SIGKILL"):
+            asyncio.run(killed() if _ == 0 else engine.answer(FRANCE))
+    engine.close()
+    with pytest.raises(EngineDied, match="closed"):
+        asyncio.run(engine.answer(FRANCE))
+
+
+def test_a_model_that_is_not_there_is_told() -> None:
+    """By what asks first."""
+    with Engine("/no/model") as engine, pytest.raises(EngineDied, match="no such folder"):
+        asyncio.run(engine.answer(FRANCE))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_its_parent(number: int) -> None:
+    """However that ends."""
+    program = (
+        "import tidemill, time; engine = tidemill.Engine(); engine.info();"
+        "print(engine.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        watched = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(number)
+    assert select.select([watched], [], [], 20)[0]
+    os.close(watched)
+
+
+def test_importing_loads_nothing() -> None:
+    """Names are loaded when they are asked for."""
+    program = "import sys, tidemill; print(*sys.modules); tidemill.Engine; tidemill.nothing"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert {"pydantic", "torch", "pyarrow", "numpy"}.isdisjoint(done.stdout.split())
+    assert "module 'tidemill' has no attribute 'nothing'" in done.stderr
