@@ -30,8 +30,8 @@ BUNDLES: Final = ROOT / "out" / "bundles"
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
-# Only workers run these.
-_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py")
+# Only workers run these, and tables (`batch/table`) only commands.
+_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "table")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {*SERVICES, "sts"}
 

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _S3 = "s3://"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -94,3 +94,8 @@ def nonblank_text(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("the text is empty")
     return text
+
+
+def data_parallel_size(text: str) -> int | Literal["auto"]:
+    """Return `auto`, or a whole number of 1 or more; raises ArgumentTypeError."""
+    return "auto" if text == "auto" else positive_int(text)

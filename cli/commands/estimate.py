@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arguments.argument_types import positive_int, positive_number, size_in_bytes
+from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.tables import columns
 from ..console.terminal import amount, duration, print_output
 from ..engine.engine import require_engine
 from ..engine.options import add_engine_flags, engine_fields
-from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import STANDARD_STREAM, name_files
 from ..files.shard import add_shard_flag
 from ..files.table_options import table_options

@@ -8,17 +8,18 @@ from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import (
+    data_parallel_size,
     port_number,
     positive_int,
     positive_number,
     size_in_bytes,
 )
+from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
-from ..files.default_flags import add_default_flags, defaults_of
 from ..files.paths import is_path, name_files, name_shard_files
 from ..files.shard import add_shard_flag
 from ..files.table_options import table_options
@@ -122,6 +123,14 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="start lines in the order of the file, each computed by itself (default: lines that "
         "begin alike together, the longest outputs first)",
+    )
+    add(
+        "--data-parallel-size",
+        "-dp",
+        type=data_parallel_size,
+        metavar="N",
+        help="engine processes that share the lines, each with GPUs of its own (as many as "
+        "--tensor-parallel-size says) or cores; auto: as many as the GPUs allow (default: 1)",
     )
     add_reuse_flags(group)
     add_reuse_size_flag(group)

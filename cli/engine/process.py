@@ -1,17 +1,20 @@
-"""The engine process of a worker: `python -m tidemill.cli.engine.process`.
+"""The engine process of a worker, a run or a program: `python -m tidemill.cli.engine.process`.
 
-The worker survives when a request, the system or a driver kills the engine.
+Its parent survives when a request, the system or a driver kills the engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from tidemill.handler.worker.engine_process.child import serve
 from tidemill.protocol.contract import EngineError
 
+from ..arguments.default_flags import add_default_flags, defaults_of
+from ..arguments.defaults import DefaultingServed
 from ..console.errors import CliError
 from .engine import chat_template, engine_config, load_engine, served_names
 from .options import EngineOptions, add_engine_flags, engine_fields
@@ -29,6 +32,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--reader-fd", type=int, required=True, metavar="N")
     parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
     parser.add_argument("--liveness-fd", type=int, metavar="N")
+    parser.add_argument("--cpus", metavar="N,N", help="the cores that it may use")
+    parser.add_argument("--dialect", choices=("openai", "vllm"), default="openai")
+    add_default_flags(parser)
     add_engine_flags(parser)
     return parser
 
@@ -54,11 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Serve until the worker is gone or the engine fails."""
     parsed = make_parser().parse_args(arguments)
     options = EngineOptions(**engine_fields(parsed))
+    defaults = defaults_of(parsed)
+    if parsed.cpus is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(cpu) for cpu in parsed.cpus.split(",")})
     serve(
-        lambda fetched: load(options, fetched),
+        lambda fetched: DefaultingServed(load(options, fetched), defaults),
         reader_fd=parsed.reader_fd,
         writer_fd=parsed.writer_fd,
         liveness_fd=parsed.liveness_fd,
+        dialect=parsed.dialect,
     )
 
 

@@ -12,8 +12,8 @@ from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.parts import has_images
 
+from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary
-from ..files.defaults import Defaults
 from ..files.input_file import PlacedLine
 
 MAX_TOKENIZED: Final = 20_000

@@ -19,10 +19,10 @@ from tidemill.protocol.names import ANY_MODEL, own_names
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
+from ..arguments.defaults import Defaults
 from ..console.error_summary import ErrorSummary, sentences_by_line
 from ..console.errors import BadInput
 from ..console.terminal import amount, log, without_control_chars
-from .defaults import Defaults
 from .input_file import InputFile, LineSpan
 
 MAX_NAMED = 100

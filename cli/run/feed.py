@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
-from tidemill.batch.file.run_line import run_line
+from tidemill.batch.file.run_line import LineResult, run_line
 from tidemill.protocol.contract import EngineError, Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
 
@@ -33,31 +33,42 @@ class InFlightLimits:
     max_held_bytes: int = MAX_HELD_BYTES
 
 
-class Feed:
-    """Runs lines through a responder. Made for one run, inside the event loop.
+RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
+"""Returns the row of a line; raises EngineError."""
 
-    Every reply carries `created` (seconds since the epoch). An exception of one request becomes its
-    500 row; EngineError and errors of the output end the run. `note_row` is called with the place
-    and the usage of each finished line.
+
+def line_runner(responder: Responder, *, created: int, dialect: Dialect = "openai") -> RunLine:
+    """Return what runs lines through a responder, with `created` (Unix seconds) in every reply.
+
+    An exception of one request becomes its 500 row.
+    """
+
+    async def run(line: PlacedLine) -> LineResult:
+        return await run_line(line.raw, responder, created=created, dialect=dialect)
+
+    return run
+
+
+class Feed:
+    """Runs lines through an engine. Made for one run, inside the event loop.
+
+    EngineError and errors of the output end the run. `note_row` is called with the place and the
+    usage of each finished line.
     """
 
     def __init__(
         self,
-        responder: Responder,
+        runner: RunLine,
         writer: RowWriter,
         tally: Tally,
         *,
-        created: int,
         limits: InFlightLimits,
-        dialect: Dialect = "openai",
         note_row: Callable[[int, Usage], None] = lambda _place, _usage: None,
     ) -> None:
-        self._responder = responder
+        self._run = runner
         self._writer = writer
         self._tally = tally
-        self._created = created
         self._in_flight = InFlightLimiter(limits.max_held_bytes, limits.max_inflight)
-        self._dialect = dialect
         self._note_row = note_row
         self._loop = asyncio.get_running_loop()
         self._requests: set[asyncio.Task[None]] = set()
@@ -130,9 +141,7 @@ class Feed:
     async def _run_line(self, line: PlacedLine) -> None:
         num_bytes = len(line.raw.data)
         try:
-            answered = await run_line(
-                line.raw, self._responder, created=self._created, dialect=self._dialect
-            )
+            answered = await self._run(line)
         except EngineError as exc:
             self._fatal = self._fatal or exc
         else:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import Served
@@ -35,10 +37,12 @@ from ..files.input_check import (
 )
 from ..files.paths import check_resumable
 from ..files.row_writer import OutputFiles
+from .data_parallel import num_replicas, replicas
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, mark_shard, open_files
 from .progress import summary
+from .replicas import EngineReplicas
 from .reuse import open_reuse
 from .run import Run
 from .run_card import write_card
@@ -62,6 +66,7 @@ def run_job(
     options = found
     check_names(options)
     _check_resume(options)
+    num_replicas(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
@@ -102,9 +107,7 @@ def run_job(
         if tally.kept == tally.num_rows:
             writer.start()
         else:
-            loading = time.monotonic()
-            with loaded_engine(load, config, names, template) as served:
-                tally.load_seconds = time.monotonic() - loading
+            with _engines(run, load, config, names, template) as served:
                 metrics.served = served
                 is_done = run.run_lines(served)
             if not is_done:
@@ -126,6 +129,25 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
     from .table_run import with_rows_file
 
     return with_rows_file(options)
+
+
+@contextmanager
+def _engines(
+    run: Run,
+    load: Load[Served],
+    config: EngineConfig,
+    names: tuple[str, ...],
+    template: str | None,
+) -> Iterator[Served | EngineReplicas]:
+    """Yield the engine of a run, loaded, or several that load once lines come."""
+    if num_replicas(run.options) > 1:
+        with replicas(run.options, config, names, run.index, run.created) as several:
+            yield several
+        return
+    started = time.monotonic()
+    with loaded_engine(load, config, names, template) as served:
+        run.metrics.tally.load_seconds = time.monotonic() - started
+        yield served
 
 
 def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:

@@ -12,6 +12,7 @@ from tidemill.server.loop_lag import LoopLag
 
 from ..console.errors import Refused
 from ..console.terminal import log
+from .replicas import EngineReplicas
 from .tally import Tally
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class RunMetrics:
     """Metrics collector: counts of the run, and the engine's stats once it is loaded."""
 
     tally: Tally
-    served: Served | None = None
+    served: Served | EngineReplicas | None = None
     loop_lag: LoopLag = field(default_factory=LoopLag)
 
     def collect(self) -> Iterator[Metric]:

@@ -17,17 +17,18 @@ from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import EngineError, EngineStats, Responder, Served, Usage
 
+from ..arguments.defaults import DefaultingResponder
 from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
 from ..console.terminal import log
-from ..files.defaults import DefaultingResponder
 from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
 from ..files.spool import Row
-from .feed import Feed, InFlightLimits
+from .feed import Feed, InFlightLimits, RunLine, line_runner
 from .metrics import RunMetrics
 from .progress import Reporter, make_reporter
+from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
 from .tally import Tally
@@ -58,7 +59,7 @@ class Run:
     deadline: float | None = None
     reuse: Reuse | None = None
 
-    def run_lines(self, served: Served) -> bool:
+    def run_lines(self, served: Served | EngineReplicas) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
         tally = self.metrics.tally
         tally.started = time.monotonic()
@@ -104,25 +105,39 @@ class Run:
             return f"{tally.rows_done:,} of {tally.num_rows:,} rows finished"
         return f"{self.writer.num_written:,} of {tally.num_rows:,} rows written"
 
-    async def _feed(self, served: Served, reporter: Reporter) -> bool:
-        tally = self.metrics.tally
-        info = served.info()
-        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
-        defaults = self.options.defaults
+    async def _feed(self, served: Served | EngineReplicas, reporter: Reporter) -> bool:
+        if not isinstance(served, EngineReplicas):
+            return await self._run_feed(served, self._line_runner(served), reporter)
+        async with served.started():
+            self.metrics.tally.started = time.monotonic()
+            self.metrics.tally.load_seconds = served.load_seconds
+            return await self._run_feed(served, served.run_line, reporter)
+
+    def _line_runner(self, served: Served) -> RunLine:
         responder: Responder = served
         if self.reuse is not None:
             responder = KeepingResponder(responder, self.reuse)
-        if defaults.flags:
-            responder = DefaultingResponder(responder, defaults)
+        if self.options.defaults.flags:
+            responder = DefaultingResponder(responder, self.options.defaults)
+        return line_runner(responder, created=self.created, dialect=self.options.dialect)
+
+    @property
+    def created(self) -> int:
+        """Timestamp of the replies: that of kept rows, or of the input."""
+        kept = self.writer.created
+        return self.requests.source.created if kept is None else kept
+
+    async def _run_feed(
+        self, served: Served | EngineReplicas, runner: RunLine, reporter: Reporter
+    ) -> bool:
+        tally = self.metrics.tally
+        info = served.info()
+        max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
         feed = Feed(
-            responder,
+            runner,
             self.writer,
             tally,
-            created=self.requests.source.created
-            if self.writer.created is None
-            else self.writer.created,
             limits=InFlightLimits(max_inflight),
-            dialect=self.options.dialect,
             note_row=self._note_row,
         )
         remembered = CostModel.recall(info.model, info.device)
@@ -148,7 +163,9 @@ class Run:
             self.metrics.tally.computed_output_tokens += usage.completion_tokens
 
 
-async def _report(reporter: Reporter, tally: Tally, served: Served, forecast: Forecast) -> None:
+async def _report(
+    reporter: Reporter, tally: Tally, served: Served | EngineReplicas, forecast: Forecast
+) -> None:
     """Show progress with the row and token rates of the last minute, and the time left."""
     pace, left = RateWindow(time.monotonic), None
     num_rows, seen = 0, Usage()
@@ -180,7 +197,9 @@ def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:
     )
 
 
-def _save_costs(forecast: Forecast, served: Served, tally: Tally, fixed_seconds: float) -> None:
+def _save_costs(
+    forecast: Forecast, served: Served | EngineReplicas, tally: Tally, fixed_seconds: float
+) -> None:
     """Keep what work took, where there was enough of it to tell."""
     if tally.seconds - forecast.num_seconds >= _MIN_INTERVAL_SECONDS:
         forecast.update(tally.seconds, _done(tally, served.stats(), forecast.plan))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from ..arguments.argument_types import S3Folder
+from ..arguments.defaults import Defaults
 from ..console.errors import Refused
 from ..engine.options import EngineOptions
-from ..files.defaults import Defaults
 from ..files.shard import Shard
 from ..files.table_options import TableOptions
 from .reuse_flags import check_reuse
@@ -42,6 +42,7 @@ class RunOptions(EngineOptions):
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     table: TableOptions | None = None
+    data_parallel_size: int | Literal["auto"] | None = None
     no_card: bool = False
     enable_metrics: bool = False
     host: str = "127.0.0.1"

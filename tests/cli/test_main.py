@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tidemill.cli.arguments.argument_types import size_in_bytes
+from tidemill.cli.arguments.defaults import Defaults
 from tidemill.cli.commands.run import options_from
 from tidemill.cli.console.errors import BadInput, Refused, Stopped
-from tidemill.cli.files.defaults import Defaults
 from tidemill.cli.main import exit_status_of, main, parse
 from tidemill.cli.run.run_options import RunOptions
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import NoReturn, TypeAlias, TypeVar
 
 from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import run_line
 from tidemill.protocol.contract import EngineError, Served, Usage
 
@@ -60,13 +61,14 @@ def serve(
     writer_fd: int,
     liveness_fd: int | None = None,
     stats_seconds: float = STATS_SECONDS,
+    dialect: Dialect = "openai",
 ) -> NoReturn:
     """Read requests from one pipe, write rows to the other, then exit this process.
 
     Exits with 0 once the reader has ended, and with 3 after a `Failed` frame, when `load` raised
     or the engine has failed. Statistics are sent every `stats_seconds`, heartbeats written to the
-    page at `liveness_fd`. SIGINT and SIGTERM are ignored: the parent process decides. On Linux this
-    process dies with the thread that started it.
+    page at `liveness_fd`; error rows are printed in the `dialect`. SIGINT and SIGTERM are ignored:
+    the parent process decides. On Linux this process dies with the thread that started it.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -79,7 +81,9 @@ def serve(
         liveness = LivenessWriter(LivenessPage(liveness_fd))
         os.close(liveness_fd)
         liveness.start()
-    status = asyncio.run(_serve(load, reader_fd, writer_fd, stats_seconds, liveness))
+    status = asyncio.run(
+        _serve(load, reader_fd, writer_fd, stats_seconds, liveness, dialect=dialect)
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread that hangs inside the engine, or still loads it, must not keep the process alive.
@@ -92,9 +96,11 @@ async def _serve(
     writer_fd: int,
     stats_seconds: float,
     liveness: LivenessWriter | None,
+    *,
+    dialect: Dialect,
 ) -> int:
     reader, writer = await open_wire(reader_fd, writer_fd)
-    return await _Process(load, reader, writer, stats_seconds, liveness).run()
+    return await _Process(load, reader, writer, stats_seconds, liveness, dialect=dialect).run()
 
 
 class _Process:
@@ -107,7 +113,10 @@ class _Process:
         writer: asyncio.StreamWriter,
         stats_seconds: float,
         liveness: LivenessWriter | None,
+        *,
+        dialect: Dialect,
     ) -> None:
+        self._dialect = dialect
         self._reader = reader
         self._writer = writer
         self._stats_seconds = stats_seconds
@@ -182,6 +191,7 @@ class _Process:
             RawLine(run.number, run.data),
             await asyncio.shield(self._loaded),  # aborting a request must not end the loading
             created=run.created,
+            dialect=self._dialect,
             max_row_bytes=MAX_ROW_BYTES,
         )
         usage = answered.usage or Usage()

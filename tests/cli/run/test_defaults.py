@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.cli.given import CHAT, HI, line, rows
+from tidemill.cli.arguments.defaults import Defaults
 from tidemill.cli.console.errors import BadInput
-from tidemill.cli.files.defaults import Defaults
 
 Write = Callable[..., Path]
 ALL = Defaults(temperature=0.5, max_tokens=9, system_prompt="Be brief.")

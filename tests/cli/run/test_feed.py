@@ -17,7 +17,7 @@ from tidemill.cli.console.errors import OutputLost
 from tidemill.cli.files.input_file import PlacedLine
 from tidemill.cli.files.row_writer import OrderedRows, OutputFiles
 from tidemill.cli.files.spool import Spool
-from tidemill.cli.run.feed import Feed, InFlightLimits
+from tidemill.cli.run.feed import Feed, InFlightLimits, line_runner
 from tidemill.cli.run.tally import Tally
 from tidemill.protocol.contract import Reply
 
@@ -100,7 +100,7 @@ def feed(
     engine = Turns()
 
     async def run(writer: OrderedRows) -> bool:
-        one = Feed(engine, writer, Tally(), created=0, limits=limits)
+        one = Feed(line_runner(engine, created=0), writer, Tally(), limits=limits)
         if stop_after is not None:
             stopping = asyncio.create_task(stop(one))
             done = await one.run(lines(bodies))
@@ -170,7 +170,7 @@ def test_rows_behind_a_slow_line_do_not_keep_the_engine_idle() -> None:
     async def run(writer: OrderedRows) -> bool:
         nonlocal one
         limits = InFlightLimits(3, 10_000)
-        one = Feed(engine, writer, Tally(), created=0, limits=limits)
+        one = Feed(line_runner(engine, created=0), writer, Tally(), limits=limits)
         return await one.run(lines(bodies))
 
     one: Any = None

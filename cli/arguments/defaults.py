@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tidemill.protocol.contract import Reply, Responder
+    from tidemill.protocol.contract import Reply, Responder, Served
 
 TEMPERATURE, MAX_TOKENS, SYSTEM_PROMPT = "--temperature", "--max-tokens", "--system-prompt"
 
@@ -52,6 +52,16 @@ class Defaults:
             first = {"role": "system", "content": self.system_prompt}
             given["messages"] = [first, *body["messages"]]
         return {**body, **given} if given else body
+
+
+class DefaultingServed:
+    """A `Served` that applies defaults to each request and delegates."""
+
+    def __init__(self, served: Served, defaults: Defaults) -> None:
+        self.info = served.info
+        self.stats = served.stats
+        self.close = served.close
+        self.respond = DefaultingResponder(served, defaults).respond
 
 
 class DefaultingResponder:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from ..arguments.argument_types import nonblank_text, positive_int, temperature
-from .defaults import Defaults
+from .argument_types import nonblank_text, positive_int, temperature
+from .defaults import MAX_TOKENS, SYSTEM_PROMPT, TEMPERATURE, Defaults
 
 
-def add_default_flags(group: argparse._ArgumentGroup) -> None:
+def add_default_flags(group: argparse._ActionsContainer) -> None:
     """Add the flags of default parameters."""
     add = group.add_argument
     add("--temperature", type=temperature, metavar="T", help="of sampling; 0 is greedy")
@@ -19,6 +19,16 @@ def add_default_flags(group: argparse._ArgumentGroup) -> None:
         metavar="TEXT",
         help="put before conversations that have no system or developer message",
     )
+
+
+def default_arguments(defaults: Defaults) -> list[str]:
+    """Return the defaults as command-line flags, to start another process with."""
+    given = {
+        TEMPERATURE: defaults.temperature,
+        MAX_TOKENS: defaults.max_tokens,
+        SYSTEM_PROMPT: defaults.system_prompt,
+    }
+    return [f"{flag}={value}" for flag, value in given.items() if value is not None]
 
 
 def defaults_of(arguments: argparse.Namespace) -> Defaults:
