@@ -68,7 +68,8 @@ _INSTEAD = MappingProxyType(
     {
         "config": "write the flags themselves",
         "config-format": _IN_FOLDER,
-        "data-parallel-size": "start a run for each GPU, with a part of the file each",
+        # `run` has it, and none of this is asked there.
+        "data-parallel-size": "start one for each GPU; `tidemill run` has it",
         "default-chat-template-kwargs": "write `chat_template_kwargs` into the lines",
         "disable-sliding-window": "--max-model-len bounds the context",
         "download-dir": "HF_HOME says where models from the hub are kept",
