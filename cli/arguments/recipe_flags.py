@@ -42,9 +42,9 @@ def add_recipe_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def has_recipe(arguments: argparse.Namespace) -> bool:
-    """Say whether flags name a recipe."""
-    return bool(arguments.recipe or arguments.prompt)
+def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
+    """Say whether a flag or a file gives a recipe."""
+    return bool(arguments.recipe or arguments.prompt or (file and _recipe_beside(file)))
 
 
 def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:

@@ -51,12 +51,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Check the file and return the exit status."""
-    file = file_of(arguments, is_table=has_recipe(arguments))
+    file = file_of(arguments, is_table=has_recipe(arguments, arguments.file))
     # Late imports: JSON libraries would slow down `--help`.
     from ..batches.opened_input import open_batch_input, print_first_requests
     from ..batches.submission import dry_run
 
-    table = table_options(arguments, file, None)
+    table = table_options(arguments, file, None, is_written=False)
     fields = {
         "on_invalid_line": arguments.on_invalid_line,
         "strict_parameters": arguments.strict_parameters,

@@ -89,7 +89,7 @@ def command(arguments: argparse.Namespace) -> int:
         reuse=arguments.reuse,
         reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
-        table=table_options(arguments, source, None),
+        table=table_options(arguments, source, None, is_written=False),
     )
     found = estimate(options, arguments.sample)
     if arguments.json:

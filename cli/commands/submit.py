@@ -59,13 +59,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Submit the file and return the exit status."""
-    is_table = has_recipe(arguments)
+    is_table = has_recipe(arguments, arguments.file)
     file, fields = file_of(arguments, is_table=is_table), options_of(arguments)
     from ..batches.opened_input import open_batch_input, print_first_requests
     from ..batches.submission import dry_run, submit
     from ..batches.wait import targets_if_waited
 
-    table = table_options(arguments, file, arguments.output_file)
+    table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
     if table is not None:
         _name_fetched_rows(arguments, table)
     targets = targets_if_waited(arguments, file)

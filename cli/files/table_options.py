@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..arguments.recipe_flags import recipe_of, table_stem
+from ..console.errors import Refused
 from ..extras import require_extras
+from .paths import is_path
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe, TableFormat
@@ -37,11 +39,12 @@ class TableOptions:
 
 
 def table_options(
-    arguments: argparse.Namespace, file: str, output_file: str | None
+    arguments: argparse.Namespace, file: str, output_file: str | None, *, is_written: bool = True
 ) -> TableOptions | None:
     """Return the options of a table; None where nothing gives a recipe for the file.
 
-    Raises Refused for a recipe that cannot work, CliError where an extra is missing.
+    Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
+    CliError where an extra is missing.
     """
     recipe = recipe_of(arguments, file)
     if recipe is None:
@@ -49,6 +52,8 @@ def table_options(
     require_extras("a table", "tables")
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
+    if is_written and not is_path(file if output_file is None else output_file):
+        raise Refused("a table is written to a file: name one with -o")
     if output_file is None:
         output_file = str(Path(file).with_name(f"{table_stem(file)}.output.{form}"))
     return TableOptions(recipe, Path(output_file), form)

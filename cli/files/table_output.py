@@ -36,7 +36,8 @@ def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) 
                 writer = open_writer(out, columns.schema, form)
                 for batch in table.batches(table.kept.names):
                     for kept_rows, results in _with_rows(batch, file):
-                        writer.write(columns.batch(kept_rows.columns, results))
+                        kept = [kept_rows.column(name) for name in table.kept.names]
+                        writer.write(columns.batch(kept, results))
                 writer.close()
                 out.flush()
                 os.fsync(out.fileno())

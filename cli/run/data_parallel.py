@@ -30,19 +30,18 @@ def num_replicas(options: RunOptions) -> int:
     if asked is None or asked == 1:
         return 1
     gpus, of_one = visible_gpus(options), options.tensor_parallel_size or 1
-    if asked == "auto":
-        return max(1, len(gpus) // of_one)
-    if gpus and asked * of_one > len(gpus):
+    count = max(1, len(gpus) // of_one) if asked == "auto" else asked
+    if gpus and count * of_one > len(gpus):
         raise Refused(
-            f"--data-parallel-size {asked} needs {asked * of_one} GPUs, and there are {len(gpus)}"
+            f"--data-parallel-size {count} needs {count * of_one} GPUs, and there are {len(gpus)}"
         )
-    if not gpus and asked > len(_cores()):
+    if not gpus and count > len(_cores()):
         raise Refused(
-            f"--data-parallel-size {asked} needs as many cores, and there are {len(_cores())}"
+            f"--data-parallel-size {count} needs as many cores, and there are {len(_cores())}"
         )
-    if options.reuse is not None:
+    if options.reuse is not None and count > 1:
         raise Refused("--data-parallel-size and --reuse exclude each other")
-    return asked
+    return count
 
 
 def visible_gpus(options: RunOptions) -> Sequence[str]:

@@ -29,6 +29,7 @@ _STALL_SECONDS: Final = 600.0
 _START_SECONDS: Final = 3600.0
 _MAX_DEATHS_OF_A_LINE: Final = 2
 _MAX_DEATHS_WITHOUT_A_ROW: Final = 5
+_MAX_RESTARTS: Final = 10
 _HOME_LOAD: Final = 1.25
 _CLOSE_SECONDS: Final = 0.1
 _KILLED = "This line was in an engine that ended, twice: it was not tried again."
@@ -54,6 +55,7 @@ class _Replica:
         self.command = command
         self.client: EngineClient | None = None
         self._made: EngineClient | None = None
+        self.num_restarts = 0
         self.info: EngineInfo | None = None
         self.sent: dict[_Sent, None] = {}
 
@@ -64,6 +66,13 @@ class _Replica:
         )
         self.info = await self._made.start()
         self.client = self._made
+
+    async def restart(self) -> None:
+        """Start the process once more; raises EngineFailed, also where that was done too often."""
+        self.num_restarts += 1
+        if self.num_restarts > _MAX_RESTARTS:
+            raise EngineFailed("it has ended too often", code=EngineDied.code)
+        await self.start()
 
     async def close(self) -> None:
         """End the process, which may be starting."""
@@ -238,9 +247,9 @@ class EngineReplicas:
     async def _restart(self, replica: _Replica, client: EngineClient) -> None:
         await client.close()
         try:
-            await replica.start()
+            await replica.restart()
         except EngineFailed as exc:
-            log(f"engine {replica.number} cannot be started again: {exc}")
+            log(f"engine {replica.number} is not started again: {exc}")
             if not self._is_any_left(replica):
                 self._fail(f"no engine is left: {exc}")
         async with self._changed:

@@ -216,6 +216,7 @@ def test_a_table_that_changes_meanwhile_is_no_output(
         (["--recipe", "none.toml"], None, "the recipe none.toml cannot be read"),
         (["--prompt", "{{ x }}", "-e", "e.jsonl"], None, "a table has no error file"),
         ([], ["colour = 1"], "`colour` is no key of a recipe"),
+        (["-o", "-"], [], "a table is written to a file: name one with -o"),
     ],
 )
 def test_a_recipe_that_cannot_work_is_refused(
@@ -251,6 +252,19 @@ def test_a_bad_table_is_told(run: Any, tmp_path: Path, name: str, data: bytes, w
         run(source, "--prompt", "{{ text }}", "-o", tmp_path / "out.csv")
     assert words.format(source) in str(caught.value)
     assert [*tmp_path.iterdir()] == [source]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_table_of_which_no_column_is_asked_has_all_its_rows(
+    run: Any, tmp_path: Path, suffix: str
+) -> None:
+    """Whether or not any is kept."""
+    source = write_table(tmp_path / f"table.{suffix}")
+    write_recipe(tmp_path)
+    out = tmp_path / "out.parquet"
+    assert run(source, "--prompt", "Hi", "--keep", "", "-o", out) == 0
+    found = pq.read_table(out)
+    assert (found.num_rows, found.column_names[0]) == (3, "text")
 
 
 def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
