@@ -33,16 +33,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--writer-fd", type=int, required=True, metavar="N")
     parser.add_argument("--liveness-fd", type=int, metavar="N")
     parser.add_argument("--cpus", metavar="N,N", help="the cores that it may use")
+    parser.add_argument(
+        "--own-weights", action="store_true", help="fetch weights, which the parent does not"
+    )
     parser.add_argument("--dialect", choices=("openai", "vllm"), default="openai")
     add_default_flags(parser)
     add_engine_flags(parser)
     return parser
 
 
-def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]]) -> Served:
+def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]] | None) -> Served:
     """Load the engine of the options; raises EngineError.
 
-    Libraries and the device load while the parent downloads weights from S3; `fetched` waits.
+    Libraries and the device load while the parent downloads weights from S3; `fetched` waits. It is
+    None where the parent downloads none.
     """
     try:
         config = engine_config(options)
@@ -64,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if parsed.cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(cpu) for cpu in parsed.cpus.split(",")})
     serve(
-        lambda fetched: DefaultingServed(load(options, fetched), defaults),
+        lambda fetched: DefaultingServed(
+            load(options, None if parsed.own_weights else fetched), defaults
+        ),
         reader_fd=parsed.reader_fd,
         writer_fd=parsed.writer_fd,
         liveness_fd=parsed.liveness_fd,

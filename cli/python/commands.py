@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from ..run.run_card import card_paths
 from .errors import TidemillError
 
 _ENDED: Final = (0, ROWS_FAILED, OVER_LIMIT)
+_BATCH_ENDS: Final = ("completed", "failed", "expired", "cancelled")
 _STOP_SECONDS = 30.0
 _MAX_WORDS = 20
 
@@ -73,9 +75,9 @@ def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, A
     typed = ["submit", str(file), "--json", *_flags_of({**flags, "wait": wait})]
     said, status, words = _run_command(typed)
     lines = said.splitlines()
-    if not lines or (status not in _ENDED and not wait):
+    batch: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if batch.get("object") != "batch" or (wait and batch.get("status") not in _BATCH_ENDS):
         raise TidemillError(words or f"the command ended with status {status}")
-    batch: dict[str, Any] = json.loads(lines[-1])
     return batch
 
 
@@ -96,24 +98,36 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
 
 def _run_command(typed: Sequence[str]) -> tuple[str, int, str]:
     """Run a command; return its standard output, its status and its last words."""
-    command = [sys.executable, "-m", "tidemill", *typed]
+    command = [sys.executable, "-m", "tidemill.cli.python.child", *typed]
     pipe = subprocess.PIPE
     with subprocess.Popen(  # noqa: S603 - our own command
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        # Its standard input is open as long as this process lives. In a session of its own Ctrl-C
+        # does not reach it: it is told once, by us.
+        command,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
     ) as process:
-        assert process.stdout is not None
+        stdout = process.stdout
+        assert stdout is not None
         assert process.stderr is not None
+        said: list[str] = []
+        reading = threading.Thread(target=lambda: said.append(stdout.read()))
+        reading.start()
         try:
             words = _echoed(process.stderr)
-            said = process.stdout.read()
+            reading.join()
             status = process.wait()
         except BaseException:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_STOP_SECONDS)
             process.kill()
+            reading.join()
             raise
-    return said, status, words
+    return said[0], status, words
 
 
 def _echoed(stream: IO[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import weakref
@@ -10,14 +11,17 @@ from base64 import b64decode
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import fields
+from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidemill.protocol.contract import EngineInfo, EngineStats
 
-from ..console.errors import CliError
+from ..arguments.parser import Parser
+from ..console.errors import CliError, Refused
 from ..engine.engine import require_engine
-from ..engine.options import EngineOptions, engine_arguments
+from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
 from .in_flight import InFlight
@@ -46,20 +50,21 @@ class Engine:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         try:
-            given = EngineOptions(model=model, **options)
+            given = _options_of({"model": model, **options})
             require_engine("an engine", given.model)
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
-        command = [sys.executable, "-m", "tidemill.cli.engine.process", *engine_arguments(given)]
-        self._process = EngineProcess(command)
-        self._close = weakref.finalize(self, self._process.close)
+        command = [sys.executable, "-m", "tidemill.cli.engine.process", "--own-weights"]
+        command += engine_arguments(given)
+        self.process = EngineProcess(command)
+        self._close = weakref.finalize(self, self.process.close)
 
     async def answer(self, body: Mapping[str, Any], *, url: str = CHAT) -> dict[str, Any]:
         """Return the body of the response; raises RequestFailed for a request that failed.
 
         Cancelling it ends the request.
         """
-        return await asyncio.wrap_future(self._process.send(url, body))
+        return await asyncio.wrap_future(self.process.send(url, body))
 
     def answer_many(
         self,
@@ -75,7 +80,7 @@ class Engine:
         as the engine needs; there may be no end of them. Without `in_order` answers come as they
         are finished, each with its place: `(3, {…})`.
         """
-        return Answers(self._process, requests, url, in_order, max_inflight)
+        return Answers(self, requests, url, in_order, max_inflight)
 
     def embed(self, texts: Iterable[str], **params: Any) -> NDArray[np.float32]:
         """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`."""
@@ -100,20 +105,20 @@ class Engine:
         """
         from .tables import answer_table
 
-        return answer_table(self._process, table, recipe)
+        return answer_table(self.process, table, recipe)
 
     def info(self) -> EngineInfo:
         """Return model, device and limits, once the model is loaded."""
-        return self._process.info()
+        return self.process.info()
 
     @property
     def pid(self) -> int:
         """Return the id of the engine's process, once the model is loaded."""
-        return self._process.pid()
+        return self.process.pid()
 
     def stats(self) -> EngineStats:
         """Return how much runs and waits, and totals since the start."""
-        return self._process.stats()
+        return self.process.stats()
 
     def close(self) -> None:
         """End the process; requests in flight raise EngineDied."""
@@ -137,13 +142,13 @@ class Answers:
 
     def __init__(
         self,
-        process: EngineProcess,
+        engine: Engine,
         requests: Iterable[Request] | AsyncIterable[Request],
         url: str,
         in_order: bool,  # noqa: FBT001 - as `answer_many` was called
         max_inflight: int | None,
     ) -> None:
-        self._process = process
+        self._engine = engine  # which would end its process if it were forgotten
         self._requests = requests
         self._url = url
         self._in_order = in_order
@@ -155,18 +160,19 @@ class Answers:
             raise TypeError("these requests come from an async iterable: use `async for`")
         answered = threading.Event()
         running = InFlight[dict[str, Any]](answered.set, in_order=self._in_order)
-        remaining, limit = iter(self._requests), self._limit()
+        limit = self._limit()
         try:
-            while True:
-                answered.clear()
-                for request in islice(remaining, limit - len(running)):
-                    running.add(self._send(request))
-                if not running:
-                    return
-                for place, answer in running.take():
-                    yield answer if self._in_order else (place, answer)
-                if running:
+            for request in self._requests:
+                running.add(self._send(request))
+                yield from self._taken(running)
+                while len(running) >= limit:
                     answered.wait()
+                    answered.clear()
+                    yield from self._taken(running)
+            while running:
+                answered.wait()
+                answered.clear()
+                yield from self._taken(running)
         finally:
             running.cancel()
 
@@ -180,28 +186,71 @@ class Answers:
 
         running = InFlight[dict[str, Any]](notify, in_order=self._in_order)
         remaining, is_more = aiter(_as_async(self._requests)), True
+        reading: asyncio.Task[Any] | None = None
         limit = await asyncio.to_thread(self._limit)
         try:
             while is_more or running:
+                # In a task of its own: the source may wait for answers itself.
+                if is_more and reading is None and len(running) < limit:
+                    reading = asyncio.create_task(_next(remaining))
+                waiting = asyncio.create_task(answered.wait())
+                parts = {waiting} if reading is None else {waiting, reading}
+                await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+                waiting.cancel()
                 answered.clear()
-                while is_more and len(running) < limit:
-                    try:
-                        running.add(self._send(await anext(remaining)))
-                    except StopAsyncIteration:
+                if reading is not None and reading.done():
+                    if (request := reading.result()) is None:
                         is_more = False
-                for place, answer in running.take():
-                    yield answer if self._in_order else (place, answer)
-                if running:
-                    await answered.wait()
+                    else:
+                        running.add(self._send(request))
+                    reading = None
+                for answer in self._taken(running):
+                    yield answer
         finally:
+            if reading is not None:
+                reading.cancel()
             running.cancel()
 
+    def _taken(self, running: InFlight[dict[str, Any]]) -> Iterator[Any]:
+        for place, answer in running.take():
+            yield answer if self._in_order else (place, answer)
+
     def _limit(self) -> int:
-        return self._max_inflight or self._process.max_inflight()
+        return self._max_inflight or self._engine.process.max_inflight()
 
     def _send(self, request: Request) -> Future[dict[str, Any]]:
         url, body = request if isinstance(request, tuple) else (self._url, request)
-        return self._process.send(url, body)
+        try:
+            return self._engine.process.send(url, body)
+        except TypeError as exc:
+            failed: Future[dict[str, Any]] = Future()
+            failed.set_exception(
+                RequestFailed(str(exc), status_code=400, code="invalid_json", param=None)
+            )
+            return failed
+
+
+def _options_of(given: Mapping[str, Any]) -> EngineOptions:
+    """Return options as their flags are read; raises Refused for what is no option or value."""
+    known = [option.name for option in fields(EngineOptions)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f": did you mean `{near[0]}`?" if near else ""
+            raise Refused(f"an engine has no option `{name}`{hint}")
+    texts: dict[str, Any] = {
+        name: json.dumps(value) if isinstance(value, Mapping) else value
+        for name, value in given.items()
+    }
+    parser = Parser(prog="tidemill run", allow_abbrev=False)
+    add_engine_flags(parser)
+    return EngineOptions(
+        **engine_fields(parser.parse_args(engine_arguments(EngineOptions(**texts))))
+    )
+
+
+async def _next(requests: AsyncIterator[Request]) -> Request | None:
+    return await anext(requests, None)
 
 
 async def _as_async(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:

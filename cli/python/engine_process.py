@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Coroutine, Mapping
@@ -24,6 +25,8 @@ _START_SECONDS = 3600.0
 _STALL_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4
+_POLL_SECONDS = 0.05
+_CLOSED = "the engine is closed"
 
 _Result = TypeVar("_Result")
 
@@ -44,18 +47,25 @@ class EngineProcess:
             command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
         )
         self._numbers = count(1)
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="tidemill-engine", daemon=True)
+        self._is_closed = False
         self._thread.start()
         self._started = self._in_loop(self._start())
-        self._is_closed = False
 
     def _run(self) -> None:
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(asyncio.sleep(0))  # what was closed is told
+            self._loop.run_until_complete(self._cancel_rest())
             self._loop.close()
+
+    async def _cancel_rest(self) -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def send(self, url: str, body: Mapping[str, Any]) -> Future[dict[str, Any]]:
         """Send a request; the future has its body, RequestFailed or EngineDied."""
@@ -89,7 +99,10 @@ class EngineProcess:
 
     def close(self) -> None:
         """End process and thread; once."""
-        if self._is_closed:
+        if self._is_closed or os.getpid() != self._pid:  # a fork's copy has no process
+            return
+        if threading.current_thread() is self._thread:  # garbage was collected there
+            threading.Thread(target=self.close, daemon=True).start()
             return
         self._is_closed = True
         closing = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
@@ -99,9 +112,9 @@ class EngineProcess:
         self._thread.join(timeout=_CLOSE_SECONDS)
 
     def _in_loop(self, running: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        if self._loop.is_closed() or not self._thread.is_alive():
+        if self._is_closed or not self._thread.is_alive():
             running.close()
-            raise EngineDied("the engine is closed")
+            raise EngineDied(_CLOSED)
         return asyncio.run_coroutine_threadsafe(running, self._loop)
 
     async def _start(self) -> EngineInfo:
@@ -119,9 +132,13 @@ class EngineProcess:
         return body
 
     async def _fetch_row(self, number: int, data: bytes) -> AnsweredRow:
-        await asyncio.shield(asyncio.wrap_future(self._started))
         try:
+            await asyncio.shield(asyncio.wrap_future(self._started))
             row = await self._client.fetch_row(number, int(time.time()), data)
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise EngineDied(_CLOSED) from None
+            raise
         except engine_client.EngineDied as exc:
             raise EngineDied(f"the engine's process has ended: {exc}") from exc
         except FrameError as exc:
@@ -131,6 +148,7 @@ class EngineProcess:
         return AnsweredRow(row.is_success, row.row)
 
     async def _end(self) -> None:
-        if not self._started.done():
-            self._started.cancel()
         await self._client.close()
+        while not self._started.done():  # its process is about to be made
+            await asyncio.sleep(_POLL_SECONDS)
+            await self._client.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import re
+from typing import Any, Final, Self
+
+_LINE: Final = re.compile(r"^(Line|Row) \d+: ")
 
 
 class TidemillError(Exception):
@@ -32,4 +35,5 @@ class RequestFailed(TidemillError):
         told: dict[str, Any] = row["error"] if response is None else response["body"]["error"]
         status = 400 if response is None else response["status_code"]
         code, param = told.get("code"), told.get("param")
-        return cls(told["message"], status_code=status, code=code, param=param)
+        message = _LINE.sub("", told["message"])  # a request here is of no file
+        return cls(message, status_code=status, code=code, param=param)

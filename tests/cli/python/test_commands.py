@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.cli.api_rig import Shell, line
 from tidemill import TidemillError, run, submit
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_run_returns_what_its_card_says(tmp_path: Path) -> None:
@@ -43,6 +49,26 @@ def test_what_cannot_run_is_an_exception(
         run(tmp_path / name, tmp_path / "out", **flags)
     with pytest.raises(TidemillError, match="needs a file for its rows"):
         run("-")
+
+
+def test_a_run_ends_with_its_program(tmp_path: Path) -> None:
+    """Even if that is killed."""
+    source = tmp_path / "in.jsonl"
+    body = {"prompt": "Hi", "max_tokens": 1_900, "ignore_eos": True}
+    lines = [{"custom_id": str(n), "url": "/v1/completions", "body": body} for n in range(200)]
+    source.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    program = f"import tidemill; tidemill.run({str(source)!r}, no_plan=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stderr is not None
+        while "model loaded" not in parent.stderr.readline():
+            pass
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        watched = os.pidfd_open(int(children[0]))
+        parent.kill()
+    assert select.select([watched], [], [], 20)[0]
+    os.close(watched)
 
 
 def test_submitting_returns_the_batch(shell: Shell) -> None:

@@ -55,6 +55,8 @@ def test_a_request_that_fails_is_an_exception_that_says_why(engine: Engine) -> N
     with pytest.raises(RequestFailed, match="`messages` must be") as caught:
         asyncio.run(engine.answer(BAD))
     assert (caught.value.status_code, caught.value.param) == (400, "messages")
+    with pytest.raises(RequestFailed, match=r"^`body` must be"):
+        asyncio.run(engine.answer([]))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot be JSON"):
         asyncio.run(engine.answer({"messages": object()}))
 
@@ -158,6 +160,61 @@ def test_an_engine_that_is_killed_says_so() -> None:
     engine.close()
     with pytest.raises(EngineDied, match="closed"):
         asyncio.run(engine.answer(FRANCE))
+
+
+def test_closing_ends_what_waits_for_the_model() -> None:
+    """At once, and with a word."""
+    engine = Engine()
+
+    async def closed() -> None:
+        asking = asyncio.create_task(engine.answer(FRANCE))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(engine.close)
+        await asking
+
+    with pytest.raises(EngineDied):
+        asyncio.run(closed())
+
+
+def test_answers_keep_their_engine() -> None:
+    """Until they are taken."""
+    assert [text_of(one) for one in Engine().answer_many([FRANCE] * 3)] == ["Paris"] * 3
+
+
+def test_a_source_may_wait_for_answers(engine: Engine) -> None:
+    """They come before the next request does; one that cannot be JSON has its place."""
+
+    async def talk() -> list[str]:
+        found: list[str] = []
+        is_there = asyncio.Event()
+
+        async def requests() -> AsyncIterator[Any]:
+            yield FRANCE
+            await is_there.wait()
+            yield {"messages": object()}
+
+        async for one in engine.answer_many(requests()):
+            found.append("no JSON" if isinstance(one, RequestFailed) else text_of(one))
+            is_there.set()
+        return found
+
+    assert asyncio.run(talk()) == ["Paris", "no JSON"]
+    with_bad = engine.answer_many([FRANCE, {"messages": object()}])
+    assert [isinstance(one, RequestFailed) for one in with_bad] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_num_seq": 1}, "no option `max_num_seq`: did you mean `max_num_seqs`"),
+        ({"max_num_seqs": 0}, "--max-num-seqs"),
+        ({"device": "tpu"}, "--device"),
+    ],
+)
+def test_options_are_checked_at_once(options: dict[str, Any], words: str) -> None:
+    """Before any process is made."""
+    with pytest.raises(TidemillError, match=words):
+        Engine(**options)
 
 
 def test_a_model_that_is_not_there_is_told() -> None:
