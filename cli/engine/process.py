@@ -54,6 +54,7 @@ def load(options: EngineOptions, fetched: Callable[[], Mapping[str, str]] | None
             config,
             served_names=served_names(options),
             chat_template=chat_template(options),
+            weights_cache=options.weights_cache,
             fetched=fetched if s3_addresses(config.model, config.lora_modules) else None,
         )
     except CliError as exc:
