@@ -83,15 +83,18 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
         raise Refused(f"the recipe {path or 'of the flags'} cannot work: {exc}") from exc
 
 
-def table_stem(name: str) -> str:
-    """Return the name of a table without its suffix."""
+def path_beside_table(name: str, ending: str) -> Path:
+    """Return the path beside a table that has its name with another ending."""
     path = Path(name)
-    return path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+    if path.name in {"", ".."}:  # `.` and the like have a name in their parents alone
+        path = path.resolve()
+    stem = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+    return path.parent / f"{stem}{ending}"
 
 
 def recipe_path(file: str) -> Path:
     """Return the path of the recipe beside a table."""
-    return Path(file).with_name(table_stem(file) + _RECIPE_SUFFIX)
+    return path_beside_table(file, _RECIPE_SUFFIX)
 
 
 def _recipe_beside(file: str) -> Path | None:

@@ -44,12 +44,13 @@ def path_beside(file: str, kind: str) -> str:
     """
     if is_path(file):
         path = Path(file)
+        path = path if path.name else path.resolve()  # `.` has its name in its parent
     else:
         path = Path(Path(urlsplit(file).path).name or "batch" if is_url(file) else "batch")
     stem = path.name.removesuffix(".gz")
     for suffix in (".jsonl", ".ndjson", ".json"):
         stem = stem.removesuffix(suffix)
-    return str(path.with_name(f"{stem}.{kind}.jsonl"))
+    return str(path.parent / f"{stem}.{kind}.jsonl")
 
 
 def name_files(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..arguments.recipe_flags import recipe_of, table_stem
+from ..arguments.recipe_flags import path_beside_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
@@ -55,7 +55,7 @@ def table_options(
     if is_written and not is_path(file if output_file is None else output_file):
         raise Refused("a table is written to a file: name one with -o")
     if output_file is None:
-        output_file = str(Path(file).with_name(f"{table_stem(file)}.output.{form}"))
+        output_file = str(path_beside_table(file, f".output.{form}"))
     return TableOptions(recipe, Path(output_file), form)
 
 

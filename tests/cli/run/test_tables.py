@@ -277,11 +277,16 @@ def test_ids_that_repeat_are_refused(run: Any, tmp_path: Path) -> None:
         run(source, "--id", "text")
 
 
-def test_tables_in_a_folder_have_the_same_columns(run: Any, tmp_path: Path) -> None:
+def test_tables_in_a_folder_have_the_same_columns(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What differs is said; hidden files are none of it."""
     folder = tmp_path / "folder"
     folder.mkdir()
     write_table(folder / "a.parquet")
+    monkeypatch.chdir(folder)
+    assert run(".", "--prompt", "{{ text }}") == 0
+    assert (tmp_path / "folder.output.parquet").exists()
     write_table(folder / "_b.parquet", TABLE.select(["id"]))
     flags = ["--prompt", "{{ text }}", "-o", tmp_path / "out.parquet", "--force"]
     assert run(folder, *flags) == 0
