@@ -43,8 +43,8 @@ def line_runner(responder: Responder, *, created: int, dialect: Dialect = "opena
     An exception of one request becomes its 500 row.
     """
 
-    async def run(line: PlacedLine) -> LineResult:
-        return await run_line(line.raw, responder, created=created, dialect=dialect)
+    def run(line: PlacedLine) -> Awaitable[LineResult]:
+        return run_line(line.raw, responder, created=created, dialect=dialect)
 
     return run
 
