@@ -97,6 +97,12 @@ def detect_format(head: bytes) -> FileFormat:
     return FileFormat(is_gzip=True, is_array=form.is_array, suspicion=form.suspicion)
 
 
+def detect_file(file: BinaryFile) -> FileFormat:
+    """Return the form of an open file; raises FormatError for what cannot be taken."""
+    file.seek(0)
+    return detect_format(file.read(HEAD_BYTES))
+
+
 def detect_compression(head: bytes) -> tuple[Callable[[BinaryFile], BinaryFile], bytes]:
     """Return what opens a text file from its start on, and the first bytes of the text.
 

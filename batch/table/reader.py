@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute, ipc
 
-from ..file.formats import BinaryFile, detect_compression
+from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
 from .errors import TableError
 from .recipe import TableFormat
-from .request_template import NotUtf8
+from .request_template import NotUtf8, RequestTemplate
 from .text_reader import CsvTable, JsonTable
-
-HEAD_BYTES: Final = 2**16
 
 _BATCH_BYTES = 2**24
 _MAX_BATCH_ROWS = 2**13
@@ -114,6 +112,17 @@ class ArrowTable:
     def _open(self) -> Any:
         self._file.seek(0)
         return ipc.open_stream(self._file) if self._is_stream else ipc.open_file(self._file)
+
+
+def rendered(
+    template: RequestTemplate, batches: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[int, Iterator[bytes]]]:
+    """Yield the number of rows of each batch, and their lines, which are numbered on and on."""
+    first_number = 1
+    for batch in batches:
+        cells = {name: cells_of(batch.column(name)) for name in template.columns}
+        yield batch.num_rows, template.lines(cells, batch.num_rows, first_number)
+        first_number += batch.num_rows
 
 
 def cells_of(column: pa.Array) -> list[Any]:

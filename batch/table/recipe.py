@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Literal, get_args
 
 from tidemill.protocol.requests import PROMPT_FIELDS
 from tidemill.protocol.routes import (
@@ -75,10 +75,6 @@ class Recipe:
         for name in ("json_schema", "schema"):
             found = found.get(name) if isinstance(found, Mapping) else None
         return found if isinstance(found, Mapping) and self.num_choices == 1 else {}
-
-    def keeping(self, columns: Sequence[str]) -> Self:
-        """Return the recipe with other columns kept."""
-        return replace(self, keep=tuple(columns))
 
 
 def parse_recipe(given: Mapping[str, Any]) -> Recipe:

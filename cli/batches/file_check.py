@@ -10,7 +10,7 @@ from typing import IO, Any
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.expected_tokens import BYTES_A_TOKEN
-from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
+from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
 from tidemill.batch.file.lines import FormatError, Line, check_line_length, read_lines
 from tidemill.batch.file.unknown_parameters import UnknownParameters
 from tidemill.batch.model import OnInvalidLine
@@ -123,14 +123,9 @@ class _ProgressReader:
 def form_in(file: IO[bytes]) -> FileFormat:
     """Return the format of a file; a plain one if it is invalid, which the check reports later."""
     try:
-        return _form_in(file)
+        return detect_file(file)
     except FormatError:
         return FileFormat()
-
-
-def _form_in(file: IO[bytes]) -> FileFormat:
-    file.seek(0)
-    return detect_format(file.read(HEAD_BYTES))
 
 
 def check_file(
@@ -150,7 +145,7 @@ def check_file(
     findings = Findings()
     report = FileReport(unknown=findings.unknown)
     try:
-        report.form = _form_in(file) if form is None else form
+        report.form = detect_file(file) if form is None else form
         with DuplicateFinder() as finder:
             checker = LineChecker(findings, models=models, endpoint=None, add_id=finder.add)
             for raw in read_lines(open_lines(report.form, _ProgressReader(file, show))):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, Self
 
 from tidemill.batch.file.formats import (
-    HEAD_BYTES,
     BinaryFile,
     FileFormat,
-    detect_format,
+    detect_file,
     open_lines,
 )
 from tidemill.batch.file.lines import FormatError, RawLine, read_lines
@@ -64,9 +63,8 @@ class InputFile:
     @classmethod
     def from_source(cls, source: Source, max_line_bytes: int) -> Self:
         """Detect the format of a source; raises BadInput for an unsupported file."""
-        source.file.seek(0)
         try:
-            form = detect_format(source.file.read(HEAD_BYTES))
+            form = detect_file(source.file)
         except FormatError as exc:
             raise BadInput(f"{source.name} cannot be run. {exc.message}") from exc
         return cls(source, form, max_line_bytes)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format, open_lines
+from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
 from tidemill.batch.file.lines import (
     BOM,
     JSON_WHITE_SPACE,
@@ -41,9 +41,8 @@ class CopiedRequests:
 
 def detect_source(source: Source) -> FileFormat:
     """Return the format of a source; raises BadInput for an unsupported file."""
-    source.file.seek(0)
     try:
-        return detect_format(source.file.read(HEAD_BYTES))
+        return detect_file(source.file)
     except FormatError as exc:
         raise unreadable(source, exc) from exc
 
