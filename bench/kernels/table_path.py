@@ -86,18 +86,19 @@ def seconds_of(run: Callable[[], float]) -> list[float]:
 def run_product(source: Path, rows: Path, target: Path, kind: str) -> float:
     """Render the requests and write the table."""
     from tidemill.batch.table.recipe import parse_recipe
-    from tidemill.cli.files.table_input import TableInput
     from tidemill.cli.files.table_output import write_table
-    from tidemill.cli.files.table_requests import render_requests
+    from tidemill.cli.files.table_requests import open_requests
 
     given: dict[str, Any] = {"prompt": _PROMPTS.get(kind, "{{ text }}"), "id": "id"}
     given |= {"url": "/v1/embeddings"} if kind == "vectors" else {"system": _SYSTEM}
     recipe = parse_recipe(given)
     with ExitStack() as stack:
-        table = TableInput.open(str(source), recipe, tmp_dir=source.parent, delays=(), stack=stack)
-        render_requests(table, source.parent, 2**25, stack)
+        requests = open_requests(
+            str(source), recipe, tmp_dir=source.parent, max_line_bytes=2**25, stack=stack
+        )
         between = time.perf_counter()
-        write_table(table, rows, target, "parquet")
+        assert requests.table is not None
+        write_table(requests.table, rows, target, "parquet")
     return between
 
 

@@ -12,7 +12,6 @@ from typing import Final
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 
 from ..console.terminal import print_output
-from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_file import InputFile
 from ..files.source import Source, open_source
 from ..files.table_options import TableOptions
@@ -29,15 +28,13 @@ def open_batch_input(
         with open_source(file, tmp_dir=tmp_dir) as source:
             yield source, None
         return
-    # Late imports: pyarrow takes a while.
-    from ..files.table_input import TableInput
-    from ..files.table_requests import render_requests
+    # A late import: pyarrow takes a while.
+    from ..files.table_requests import open_requests
 
     with ExitStack() as stack:
-        opened = TableInput.open(
-            file, table.recipe, tmp_dir=tmp_dir, delays=RETRY_DELAYS_SECONDS, stack=stack
+        requests = open_requests(
+            file, table.recipe, tmp_dir=tmp_dir, max_line_bytes=MAX_LINE_BYTES, stack=stack
         )
-        requests = render_requests(opened, tmp_dir, MAX_LINE_BYTES, stack)
         yield requests.source, requests
 
 

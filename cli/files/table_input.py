@@ -18,9 +18,8 @@ from tidemill.batch.table.recipe import Recipe
 
 from ..console.errors import BadInput
 from .source import Source, open_source
+from .table_options import FORMATS_BY_SUFFIX, table_files
 
-_SUFFIXES = (".parquet", ".pq", ".csv", ".tsv", ".jsonl", ".ndjson", ".arrow", ".feather", ".ipc")
-_HIDDEN = (".", "_")
 _MAX_NAMED = 3
 
 
@@ -84,15 +83,11 @@ def _files_of(name: str) -> list[str]:
     folder = Path(name)
     if not folder.is_dir():
         return [name]
-    found = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        and not any(part.startswith(_HIDDEN) for part in path.relative_to(folder).parts)
-        and path.name.lower().removesuffix(".gz").endswith(_SUFFIXES)
-    ]
+    found = [*table_files(folder)]
     if not found:
-        raise BadInput(f"the folder {name} has no table: no file ends in {', '.join(_SUFFIXES)}")
+        raise BadInput(
+            f"the folder {name} has no table: no file ends in {', '.join(FORMATS_BY_SUFFIX)}"
+        )
     return [os.fspath(path) for path in found]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from .paths import is_path
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe, TableFormat
 
-_FORMATS_BY_SUFFIX: Final = {
+FORMATS_BY_SUFFIX: Final = {
     ".parquet": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
@@ -27,6 +28,9 @@ _FORMATS_BY_SUFFIX: Final = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
+
+
+_HIDDEN = (".", "_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,14 @@ def format_of(name: str) -> Any:
     """Return the format that a file's name tells, or that of the first file in a folder."""
     path = Path(name)
     if path.is_dir():
-        names = sorted(str(inner) for inner in path.rglob("*") if inner.is_file())
-        return next(filter(None, map(format_of, names)), None)
-    return _FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+        return next((format_of(each.name) for each in table_files(path)), None)
+    return FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def table_files(folder: Path) -> Iterator[Path]:
+    """Yield the tables in a folder by name, but for hidden ones."""
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        is_hidden = any(part.startswith(_HIDDEN) for part in parts)
+        if not is_hidden and path.is_file() and format_of(path.name) is not None:
+            yield path

@@ -10,12 +10,14 @@ from typing import IO
 
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.reader import cells_of
+from tidemill.batch.table.reader import rendered
+from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns
 
 from ..console.errors import BadInput
 from ..console.terminal import amount, log
+from .http_transfer import RETRY_DELAYS_SECONDS
 from .input_file import InputFile
 from .source import Source
 from .table_input import TableInput
@@ -23,7 +25,21 @@ from .table_input import TableInput
 _SECONDS_PER_WORD = 5.0
 
 
-def render_requests(
+def open_requests(
+    name: str,
+    recipe: Recipe,
+    *,
+    tmp_dir: Path | None,
+    max_line_bytes: int,
+    delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+    stack: ExitStack,
+) -> InputFile:
+    """Open a table, and return an input of its rows' requests; raises BadInput."""
+    table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+    return _render(table, tmp_dir, max_line_bytes, stack)
+
+
+def _render(
     table: TableInput, tmp_dir: Path | None, max_line_bytes: int, stack: ExitStack
 ) -> InputFile:
     """Return an input of the rows' requests, in a temporary file.
@@ -39,10 +55,9 @@ def render_requests(
     stack.callback(copy.close)
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:
-        for batch in table.batches(template.columns):
-            cells = {name: cells_of(batch.column(name)) for name in template.columns}
-            copy.writelines(template.lines(cells, batch.num_rows, num_rows + 1))
-            num_rows += batch.num_rows
+        for count, lines in rendered(template, table.batches(template.columns)):
+            copy.writelines(lines)
+            num_rows += count
             if time.monotonic() >= next_word:
                 log(f"rendering {table.name}: {amount(num_rows, 'row')}")
                 next_word = time.monotonic() + _SECONDS_PER_WORD

@@ -48,12 +48,16 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
     limit, tmp_dir = options.max_line_bytes or MAX_LINE_BYTES, options.output_tmp_dir
     if options.table is not None:
         # A late import: pyarrow takes a while.
-        from ..files.table_input import TableInput
-        from ..files.table_requests import render_requests
+        from ..files.table_requests import open_requests
 
-        name, recipe = options.input_file, options.table.recipe
-        table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
-        return render_requests(table, tmp_dir, limit, stack)
+        return open_requests(
+            options.input_file,
+            options.table.recipe,
+            tmp_dir=tmp_dir,
+            max_line_bytes=limit,
+            delays=delays,
+            stack=stack,
+        )
     source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
     return InputFile.from_source(stack.enter_context(source), limit).unpack(tmp_dir, stack)
 
