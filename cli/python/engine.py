@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 import weakref
 from base64 import b64decode
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
@@ -24,7 +23,7 @@ from ..engine.engine import require_engine
 from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
-from .in_flight import InFlight
+from .in_flight import InFlight, answers_to
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,23 +157,9 @@ class Answers:
         """Yield the answers; the requests must be an iterable."""
         if not isinstance(self._requests, Iterable):
             raise TypeError("these requests come from an async iterable: use `async for`")
-        answered = threading.Event()
-        running = InFlight[dict[str, Any]](answered.set, in_order=self._in_order)
-        limit = self._limit()
-        try:
-            for request in self._requests:
-                running.add(self._send(request))
-                yield from self._taken(running)
-                while len(running) >= limit:
-                    answered.wait()
-                    answered.clear()
-                    yield from self._taken(running)
-            while running:
-                answered.wait()
-                answered.clear()
-                yield from self._taken(running)
-        finally:
-            running.cancel()
+        sent = map(self._send, self._requests)
+        for place, answer in answers_to(sent, self._limit(), in_order=self._in_order):
+            yield answer if self._in_order else (place, answer)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Yield the answers; the requests may be an async iterable."""
@@ -204,16 +189,12 @@ class Answers:
                     else:
                         running.add(self._send(request))
                     reading = None
-                for answer in self._taken(running):
-                    yield answer
+                for place, answer in running.take():
+                    yield answer if self._in_order else (place, answer)
         finally:
             if reading is not None:
                 reading.cancel()
             running.cancel()
-
-    def _taken(self, running: InFlight[dict[str, Any]]) -> Iterator[Any]:
-        for place, answer in running.take():
-            yield answer if self._in_order else (place, answer)
 
     def _limit(self) -> int:
         return self._max_inflight or self._engine.process.max_inflight()

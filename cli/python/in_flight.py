@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import count
 from typing import Generic, TypeVar
@@ -56,3 +57,25 @@ class InFlight(Generic[_Answer]):
         future = self._futures.pop(place)
         error = future.exception()
         return error if isinstance(error, RequestFailed) else future.result()
+
+
+def answers_to(
+    requests: Iterable[Future[_Answer]], limit: int, *, in_order: bool
+) -> Iterator[tuple[int, _Answer | RequestFailed]]:
+    """Yield the answers to requests, which are sent as they are taken: no more than `limit`."""
+    answered = threading.Event()
+    running = InFlight[_Answer](answered.set, in_order=in_order)
+    try:
+        for request in requests:
+            running.add(request)
+            yield from running.take()
+            while len(running) >= limit:
+                answered.wait()
+                answered.clear()
+                yield from running.take()
+        while running:
+            answered.wait()
+            answered.clear()
+            yield from running.take()
+    finally:
+        running.cancel()

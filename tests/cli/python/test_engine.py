@@ -138,6 +138,8 @@ def test_a_table_is_answered(engine: Engine) -> None:
     assert found.column("n").to_pylist() == [1, 2]
     assert found.column("text").to_pylist() == ["Paris", None]
     assert "column `q` is null" in found.column("error").to_pylist()[1]
+    found = engine.answer_table(table, prompt="Hi", keep=[], params=params)
+    assert found.column("error").to_pylist() == [None, None]
     with pytest.raises(TidemillError, match="did you mean `q`"):
         engine.answer_table({"q": ["x"]}, prompt="{{ qq }}")
 
