@@ -72,25 +72,32 @@ class Heartbeat:
         if self._prefetch.is_due(self._context.clock()):
             self.start("prefetch", self._prefetch.update)
         if self._context.history.is_due(self._context.clock()):
-            self.start("history", self._context.write_history)
+            self.start("history", self._context.write_history, to_its_end=True)
         if self._context.gpu_usage.is_due(self._context.clock()):
-            self.start("GPU usage", self._context.write_gpu_usage)
+            self.start("GPU usage", self._context.write_gpu_usage, to_its_end=True)
         if self._context.rate_meter.is_due(self._context.clock()):
             self.start("rate", self._context.write_rate)
         if self._context.usage_meter.is_due(self._context.clock()):
             self._context.emit(self._context.usage_meter.collect())
 
-    def start(self, what: object, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a duty, unless it is still running."""
+    def start(
+        self,
+        what: object,
+        make: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        to_its_end: bool = False,
+    ) -> None:
+        """Start a duty, unless it is still running; sums that it adds are written to their end."""
         if what in self._going:
             return
-        task = self._going[what] = asyncio.create_task(self._try(make()))
+        seconds = None if to_its_end else self._context.config.lease_seconds / 3
+        task = self._going[what] = asyncio.create_task(self._try(make(), seconds))
         task.add_done_callback(lambda _: self._going.pop(what))
 
-    async def _try(self, doing: Coroutine[Any, Any, None]) -> None:
+    async def _try(self, doing: Coroutine[Any, Any, None], seconds: float | None) -> None:
         """Run one duty; on a failure or timeout the next beat retries it."""
         try:
-            async with asyncio.timeout(self._context.config.lease_seconds / 3):
+            async with asyncio.timeout(seconds):
                 await doing
         except (AwsError, TimeoutError) as exc:
             logger.warning("heartbeat failed", reason=repr(exc))

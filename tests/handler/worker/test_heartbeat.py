@@ -17,6 +17,7 @@ from tests.handler.worker.rig import NEVER, Rig, until, well
 from tidemill.batch.model import Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.handler.worker.feed import Feed
@@ -159,6 +160,27 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, context: WorkerConte
     await until(lambda: not heartbeat._going)
     heartbeat.beat()
     await until(lambda: runs[0].is_ending)
+
+
+async def test_sums_are_added_once_however_slow_their_write_is(
+    rig: Rig, context: WorkerContext
+) -> None:
+    """One that was given up had been made, and the next beat's would add it again."""
+
+    class Slow:
+        async def run(self, operation: Any) -> Any:
+            result = await context.aws.run(operation)
+            if operation.__name__ == "add_gpu_seconds":
+                await asyncio.sleep(0.2)
+            return result
+
+    slow = replace(context, aws=Slow(), config=rig.config(lease_seconds=0.15))
+    slow.gpu_usage.add("owner", 3.0)
+    await done(beats(slow, []))
+    for tenant in ("owner", EVERYBODY):
+        today = rig.deployment.usage.gpu_seconds_today(tenant, time.time())
+        assert rig.run(today) == 3.0
+    assert not slow.gpu_usage.is_due(NEVER + slow.clock())
 
 
 async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(
