@@ -109,7 +109,8 @@ class TidemillObject(BaseModel):
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to.
     `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
-    tokens. `unknown_parameters` are the most frequent ones, without which lines run.
+    tokens. `table_url` is where the table of an input's rows is that was one, and `table_file_id`
+    its file. `unknown_parameters` are the most frequent ones, without which lines run.
     `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
     What is estimated is of the whole batch, null where nobody can know and once it ends.
     `has_worker` says whether a worker runs lines of it now. A batch that is erased is so from
@@ -124,6 +125,8 @@ class TidemillObject(BaseModel):
     audio_seconds: float
     reused_rows: int
     unknown_parameters: list[UnknownParameterObject]
+    table_file_id: str | None
+    table_url: str | None
     eta_at: int | None
     gpu_seconds: float
     cost: float | None
@@ -272,6 +275,8 @@ def _tidemill_object(
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
+        table_file_id=batch.table_file_id,
+        table_url=_table_url(batch),
         eta_at=eta_of(batch, done, now),
         gpu_seconds=round(done.gpu_seconds, 3),
         cost=cost_of(done.gpu_seconds, price_per_gpu_hour),
@@ -288,6 +293,12 @@ def _tidemill_object(
         erasing_at=batch.erasing_at,
         erased_at=batch.erased_at,
     )
+
+
+def _table_url(batch: Batch) -> str | None:
+    if batch.table_file_id is None:
+        return None
+    return f"s3://{batch.source.bucket}/{batch.outputs.table_key}"
 
 
 def _unknown(unknown: UnknownParameter) -> UnknownParameterObject:

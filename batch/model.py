@@ -64,11 +64,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Object keys of a batch's results, all in its own bucket."""
+    """Object keys of a batch's results, all in its own bucket; `table_key` where it was a table."""
 
     output_key: str
     error_key: str
     report_key: str
+    table_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,14 @@ class EngineInfo:
 class Conversion:
     """Conversion of an input to plain JSONL, by the multipart upload `upload`.
 
-    `num_vain` is how many runs, one after another, have come no further.
+    `num_vain` is how many runs, one after another, have come no further. `recipe` has the keys of a
+    table's recipe, as JSON.
     """
 
     form: FileFormat
     upload: str
     num_vain: int = 0
+    recipe: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,8 @@ class Batch:
     that is no plain JSONL is made plain; `failing_since` is when the first message died since
     intake came further. `source` is the JSONL that shards are ranges
     of: the input, or what was made of the input, which is then `original`. `predecessor` is the
-    batch of the same name that this one replaced: its output is published first. Deliveries to urls
+    batch of the same name that this one replaced: its output is published first. So many runs have
+    begun to make its table, `table_tries`. Deliveries to urls
     are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
     limit until the end, of which a webhook at `webhook_host` is told then: its next try is due at
     `webhook_due`. `turn` is the Lambda run that has the batch, `turn_until` when the newest one had
@@ -228,6 +232,8 @@ class Batch:
     error_joining: str | None = None
     output_file_id: str | None = None
     error_file_id: str | None = None
+    table_file_id: str | None = None
+    table_tries: int = 0
     output_delivery: str | None = None
     error_delivery: str | None = None
     output_tries: int = 0
@@ -286,6 +292,16 @@ class Batch:
     def input(self) -> Source:
         """Return what was uploaded."""
         return self.original or self.source
+
+    @property
+    def is_table_due(self) -> bool:
+        """Say whether its rows have been published and are yet to be made a table.
+
+        Those of a batch that was cancelled never are.
+        """
+        has_rows = self.output_file_id is not None or self.error_file_id is not None
+        is_missing = self.outputs.table_key is not None and self.table_file_id is None
+        return self.status is Status.FINALIZING and has_rows and is_missing
 
     @property
     def winds_up_since(self) -> int | None:

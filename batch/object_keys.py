@@ -113,6 +113,12 @@ def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
     return _outputs(f"{_files_prefix(tenant)}{batch_id}")
 
 
+def table_key(outputs: Outputs, form: str) -> str:
+    """Return where a table of a batch's rows goes: named as the input if that has its suffix."""
+    stem = outputs.output_key.removesuffix(_SUFFIX)
+    return stem if stem.lower().endswith(f".{form}") else f"{stem}.out.{form}"
+
+
 def file_key(tenant: str, file_id: str) -> str:
     """Return where a file lies that a tenant has uploaded by the API."""
     return f"{_files_prefix(tenant)}{file_id}"
@@ -199,7 +205,7 @@ def event_id(batch_id: str, status: str) -> str:
 
 
 def result_file_id(batch_id: str, kind: str) -> str:
-    """Return the id under which clients find a batch's `output` or `error` object."""
+    """Return the id under which clients find a batch's `output`, `error` or `table` object."""
     return f"file-{_digest('result', batch_id, kind)}"
 
 

@@ -5,44 +5,39 @@ A bundle is built once for each state of what goes into it and found again under
 
 from __future__ import annotations
 
-import fcntl
-import os
 import platform
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, Literal
 
 from aws_cdk import aws_lambda as lambda_
 
+from infra.pip_target import BUNDLES, ROOT, Processor, install, locked, python_version
+from infra.tables_layer import build_tables_layer
 from tidemill.handler.aws.calls import SERVICES
 from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
-ROOT: Final = Path(__file__).parent.parent
-BUNDLES: Final = ROOT / "out" / "bundles"
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
-# Only workers run these, and tables (`batch/table`) only commands.
-_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "table")
+# Only workers run these.
+_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {*SERVICES, "sts"}
-
-Processor = Literal["arm64", "x86_64"]
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Code for Lambda and what can run it."""
+    """Code for Lambda, what can run it, and the layer of what reads and writes tables."""
 
     code: lambda_.Code
+    tables: lambda_.Code
     runtime: lambda_.Runtime
     architecture: lambda_.Architecture
 
@@ -56,8 +51,9 @@ def make_bundle(processor: Processor, *, has_oidc: bool = False) -> Bundle:
     """
     return Bundle(
         lambda_.Code.from_asset(str(build(processor, has_oidc=has_oidc))),
+        lambda_.Code.from_asset(str(build_tables_layer(processor))),
         lambda_.Runtime(
-            f"python{_python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
+            f"python{python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
         ),
         lambda_.Architecture.ARM_64 if processor == "arm64" else lambda_.Architecture.X86_64,
     )
@@ -78,7 +74,7 @@ def build(processor: Processor, bundles: Path = BUNDLES, *, has_oidc: bool = Fal
     if folder.exists():
         return folder
     bundles.mkdir(parents=True, exist_ok=True)
-    with _locked(bundles):
+    with locked(bundles):
         if not folder.exists():
             with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
                 growing = Path(place) / folder.name
@@ -87,19 +83,8 @@ def build(processor: Processor, bundles: Path = BUNDLES, *, has_oidc: bool = Fal
     return folder
 
 
-@contextmanager
-def _locked(bundles: Path) -> Iterator[None]:
-    """Wait until no other process or thread builds in a folder, and keep the others waiting."""
-    place = os.open(bundles, os.O_RDONLY)
-    try:
-        fcntl.flock(place, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(place)  # which ends the lock
-
-
 def _fill(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
-    _install(folder, processor, wanted)
+    install(folder, processor, wanted)
     _prune(folder)
     for name in _OWN_PACKAGES:
         source, target = ROOT / name, folder / name
@@ -122,24 +107,6 @@ def _copy_vendor(folder: Path) -> None:
         shutil.copy(INSTALLED / path, folder / name)
 
 
-def _install(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
-    architecture = "aarch64" if processor == "arm64" else "x86_64"
-    subprocess.run(  # noqa: S603 - our own command
-        [
-            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
-            *("--target", str(folder), "--no-compile", "--only-binary", ":all:"),
-            *("--implementation", "cp", "--python-version", _python_version()),
-            # Of the older tags both are tried, and Lambda's system is newer than both.
-            *("--platform", f"manylinux2014_{architecture}"),
-            *("--platform", f"manylinux_2_28_{architecture}"),
-            *("--constraint", str(ROOT / "constraints.txt")),
-            *wanted,
-        ],
-        check=True,
-        stdin=subprocess.DEVNULL,
-    )
-
-
 def requirements(*, has_oidc: bool = False) -> list[str]:
     """Return what the bundle holds of other people, as pyproject.toml names it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -157,7 +124,7 @@ def _prune(folder: Path) -> None:
 
 
 def _digest(processor: Processor, *, has_oidc: bool = False) -> str:
-    digest = sha256(f"{processor} {_python_version()} {has_oidc}".encode())
+    digest = sha256(f"{processor} {python_version()} {has_oidc}".encode())
     for path in sorted(_sources()):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())
@@ -179,7 +146,3 @@ def _files_of(folder: Path) -> Iterator[Path]:
     return (
         path for path in folder.rglob("*") if path.is_file() and path.parent.name != "__pycache__"
     )
-
-
-def _python_version() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"

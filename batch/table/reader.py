@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyarrow import compute, ipc
 
 from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
+from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import TableError
 from .recipe import TableFormat
 from .request_template import NotUtf8, RequestTemplate
@@ -41,10 +42,10 @@ def open_table(file: BinaryFile) -> Table:
     head = file.read(HEAD_BYTES)
     if not head:
         raise TableError("The table is empty: it has not even names of columns.")
-    if head.startswith(b"PAR1"):
+    if head.startswith(PARQUET):
         table: Table = ParquetTable(file)
-    elif head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
-        table = ArrowTable(file, is_stream=head.startswith(b"\xff"))
+    elif head.startswith((ARROW_FILE, ARROW_STREAM)):
+        table = ArrowTable(file, is_stream=head.startswith(ARROW_STREAM))
     else:
         unpacked, text = detect_compression(head)
         is_json = text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")

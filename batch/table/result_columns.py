@@ -72,6 +72,12 @@ class ResultFacts:
         return facts
 
 
+def kept_columns(recipe: Recipe, schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a table that its output has, too."""
+    keep = recipe.keep
+    return schema if keep is None else pa.schema([schema.field(name) for name in keep])
+
+
 ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
 """Stands for rows that are not there yet, in a check of names."""
 
@@ -79,7 +85,7 @@ ALL_COLUMNS: Final = ResultFacts(has_reasoning=True, has_tool_calls=True)
 class ResultColumns:
     """Columns of the results of a recipe; raises RecipeError where names cannot be told apart.
 
-    `schema` has the kept columns first.
+    `schema` has the columns `kept` first.
     """
 
     def __init__(self, recipe: Recipe, kept: pa.Schema, facts: ResultFacts) -> None:
@@ -87,6 +93,7 @@ class ResultColumns:
         self._facts = facts
         self._answers = fields_of_schema(recipe.answer_schema)
         self._fields = self._result_fields()
+        self.kept = tuple(kept.names)
         fields, taken = list(kept), set(kept.names)
         for field in (*self._fields, *self._answers):
             name = _free_name(field.name, taken)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,21 +16,15 @@ from tidemill.protocol.json_bodies import load_json
 
 from ..file.formats import BinaryFile
 from ..file.lines import BOM, MAX_LINE_BYTES, read_lines
+from .detection import delimiter_of
 from .errors import TableError
 from .recipe import TableFormat
-
-DELIMITERS: Final = (",", "\t", ";")
 
 _BATCH_ROWS = 1024
 _MAX_NAMED_CHARS = 40
 
 Unpack = Callable[[BinaryFile], BinaryFile]
 """Returns a file from its start on, unpacked."""
-
-
-def delimiter_of(header: str) -> str:
-    """Return the delimiter of a CSV by its header: the one that stands there most often."""
-    return max(DELIMITERS, key=header.count)
 
 
 class CsvTable:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final
 
-from pydantic_core import from_json
-
-from tidemill.batch.file.lines import LineError, RawLine, parse_line
-from tidemill.batch.file.rows import print_malformed, print_not_run
+from tidemill.batch.table.result_rows import in_order
 
 from ..console.terminal import log
 from ..files.input_file import InputFile
@@ -19,7 +15,6 @@ from ..files.table_output import write_table
 
 ROWS_SUFFIX: Final = ".rows.jsonl"
 ERRORS_SUFFIX: Final = ".errors.jsonl"
-_NOT_RUN = "This row was not run: its batch ended before."
 
 
 def make_table(options: TableOptions, requests: InputFile) -> None:
@@ -29,8 +24,9 @@ def make_table(options: TableOptions, requests: InputFile) -> None:
         return  # no row was ever made
     rows = options.output.with_name(f"{options.output.name}.joined.jsonl")
     try:
-        with rows.open("wb") as file:
-            file.writelines(in_order(requests.lines(), fetched))
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("rb")) for path in fetched]
+            stack.enter_context(rows.open("wb")).writelines(in_order(requests.lines(), files))
         assert requests.table is not None
         write_table(requests.table, rows, options.output, options.output_format)
     finally:
@@ -43,40 +39,3 @@ def make_table(options: TableOptions, requests: InputFile) -> None:
 def fetched_files(output: Path) -> tuple[str, str]:
     """Return where good and other rows of a table lie until it is made."""
     return f"{output}{ROWS_SUFFIX}", f"{output}{ERRORS_SUFFIX}"
-
-
-def in_order(lines: Iterable[RawLine], files: Iterable[Path]) -> Iterator[bytes]:
-    """Yield the row of each line; what was not run gets one that says so."""
-    with ExitStack() as stack:
-        readers = [_RowReader(stack.enter_context(path.open("rb"))) for path in files]
-        for raw in lines:
-            try:
-                custom_id: str | None = parse_line(raw).custom_id
-                missing = print_not_run(
-                    raw.digest, custom_id, code="batch_not_run", message=_NOT_RUN
-                )
-            except LineError as exc:
-                custom_id, missing = exc.custom_id, print_malformed(raw.digest, exc)
-            found = next((one for one in readers if one.is_of(custom_id)), None)
-            yield missing if found is None else found.pop()
-
-
-class _RowReader:
-    """Reads rows with one row of look-ahead."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._data = b""
-        self._custom_id: Any = None
-        self.pop()
-
-    def is_of(self, custom_id: str | None) -> bool:
-        """Say whether the next row is that of a line."""
-        return bool(self._data) and self._custom_id == custom_id
-
-    def pop(self) -> bytes:
-        """Return the next row and advance."""
-        data, self._data = self._data, self._file.readline()
-        # A server may be another's, and its rows have other heads than ours.
-        self._custom_id = from_json(self._data).get("custom_id") if self._data else None
-        return data

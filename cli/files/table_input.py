@@ -15,6 +15,7 @@ from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.errors import TableError
 from tidemill.batch.table.reader import Table, open_table
 from tidemill.batch.table.recipe import Recipe
+from tidemill.batch.table.result_columns import kept_columns
 
 from ..console.errors import BadInput
 from .source import Source, open_source
@@ -63,10 +64,7 @@ class TableInput:
     @property
     def kept(self) -> pa.Schema:
         """Schema of the columns that the output has, too."""
-        keep = self.recipe.keep
-        return (
-            self.schema if keep is None else pa.schema([self.schema.field(name) for name in keep])
-        )
+        return kept_columns(self.recipe, self.schema)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read columns of all rows, and one where none is asked for; raises BadInput if damaged."""

@@ -183,6 +183,11 @@ def intake_message(batch_id: str, unit: str = "") -> dict[str, object]:
     return {"kind": "intake", "batch_id": batch_id, "unit": unit}
 
 
+def table_message(batch_id: str) -> dict[str, object]:
+    """Return the message that asks for the table of a batch's rows."""
+    return {"kind": "table", "batch_id": batch_id}
+
+
 def parse_message(body: str) -> dict[str, Any] | None:
     """Return a message's fields, or None if it is not a JSON object.
 

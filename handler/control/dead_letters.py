@@ -24,6 +24,7 @@ from ..intake.control_messages import (
     Ignored,
     IntakeStep,
     Sweep,
+    TableStep,
     UploadEvent,
     WorkerEvent,
     drop_message,
@@ -50,7 +51,7 @@ def handle_dead_letter(deployment: Deployment, body: str, now: int) -> Operation
             return
     for request in parse_control(body):
         match request:
-            case Advance(batch_id):
+            case Advance(batch_id) | TableStep(batch_id):
                 yield from _handle_batch(deployment, batch_id, now)
             case UploadEvent(drop) | (Drop() as drop):
                 if (yield from deployment.table.get_batch(drop.batch_id)) is None:

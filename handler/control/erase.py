@@ -27,7 +27,7 @@ from ..aws.queues import LAMBDA_SECONDS, advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
-from ..finalize.publish import BATCH_ID
+from ..finalize.result_files import BATCH_ID
 from ..lifecycle.batch_lock import RESERVE_SECONDS, Requeue
 from ..lifecycle.erasure import find_reader
 from ..observability import logger
@@ -98,8 +98,9 @@ class _Erasure:
         while keys := aws.run(deployment.table.page_of_items(batch, _ITEMS_AT_ONCE)):
             aws.run_all(deployment.table.delete_item(key) for key in keys)
             self._check()
-        for kind in KINDS:
-            self._erase_own(kind.key_of(batch), self._while_it_ran(_is_result(deployment, batch)))
+        for key in (*(kind.key_of(batch) for kind in KINDS), batch.outputs.table_key):
+            if key is not None:
+                self._erase_own(key, self._while_it_ran(_is_result(deployment, batch)))
         is_report = self._while_it_ran(_is_report(deployment, batch))
         self._erase_own(batch.outputs.report_key, is_report)
         # Asked again: another may have begun to read it since the client was told that none does.

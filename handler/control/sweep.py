@@ -16,6 +16,7 @@ from tidemill.batch.object_keys import (
     outputs_of_drop,
     results_name,
 )
+from tidemill.batch.table.drop_recipe import is_recipe_key
 
 from ..aws.bucket import ObjectHead
 from ..aws.calls import Operation
@@ -71,6 +72,7 @@ def _unknown(deployment: Deployment, page: Sequence[ObjectHead], now: int) -> Op
         for found in page
         if now - WINDOW_SECONDS < found.modified <= now - SETTLED_SECONDS
         and not is_folder(found.key, found.num_bytes)
+        and not is_recipe_key(found.key)
         and (outputs := outputs_of_drop(found.key)) is not None
     }
     known = yield from deployment.table.newest_drops(bucket, results.values())

@@ -1,4 +1,4 @@
-"""Finalizes a batch: close its shards, publish, deliver, report, end.
+"""Finalizes a batch: close its shards, publish, have its table made, deliver, report, end.
 
 Every step looks first at what is done, so a run may die anywhere, and a message may come twice: the
 next run ends in the same state. A run whose time is over rings for the next one.
@@ -13,7 +13,7 @@ from tidemill.batch.model import Batch
 from tidemill.batch.states import Status
 from tidemill.net.pinned_connection import Network
 
-from ..aws.queues import advance_message
+from ..aws.queues import advance_message, table_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..lifecycle.batch_lock import BatchLock, LockLost, Requeue
@@ -43,8 +43,9 @@ def finalize(
         logger.info("another run has the batch", batch_id=batch.id)
         return
     delay_seconds: float | None = None
+    is_table_due = False
     try:
-        _go_on(lock, network)
+        is_table_due = not _go_on(lock, network)
     except Requeue as pause:
         delay_seconds = pause.delay_seconds
     except LockLost as exc:
@@ -55,17 +56,23 @@ def finalize(
     if delay_seconds is not None:
         message, tenant = advance_message(batch.id), batch.tenant
         aws.run(deployment.control.send(message, group=tenant, delay_seconds=delay_seconds))
+    if is_table_due:
+        aws.run(deployment.intake.send(table_message(batch.id), group=batch.tenant))
 
 
-def _go_on(lock: BatchLock, network: Network | None) -> None:
+def _go_on(lock: BatchLock, network: Network | None) -> bool:
+    """Bring the batch to its end; False where another Lambda has to make its table first."""
     batch = lock.batch
     if batch.status not in {Status.FINALIZING, Status.CANCELLING}:
-        return
+        return True
     if batch.final is None:
         close_shards(lock)
         publish(lock)
+    if lock.batch.is_table_due:
+        return False
     deliver(lock, network)
     outcome = lock.batch.outcome or Status.COMPLETED
     status = Status.CANCELLED if batch.status is Status.CANCELLING else outcome
     lock.renew()
     end_batch(lock.aws, lock.deployment, batch.id, status, int(lock.now()))
+    return True

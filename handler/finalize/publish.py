@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.errors import HandlerError
-from tidemill.batch.model import Batch, File
 from tidemill.batch.object_keys import joined_prefix
 from tidemill.batch.result_kinds import ResultKind
 
@@ -21,9 +20,8 @@ from ..aws.objects.join import JoinUpload, join_groups, send_missing
 from ..errors import NotThere
 from ..lifecycle.batch_lock import BatchLock, Requeue
 from ..observability import logger
+from .result_files import BATCH_ID, find_made, record_file
 from .sealed import SealedSegments, gather
-
-BATCH_ID = "batch-id"
 
 _GONE = "NoSuchUpload"
 _MIN_WAIT_SECONDS, _MAX_WAIT_SECONDS = 1.0, 60.0
@@ -42,8 +40,9 @@ def publish(lock: BatchLock) -> None:
             _remove_stale(lock, kind)
     changes: dict[str, object] = {}
     for kind, found in made.items():
-        _record_file(lock, kind, sealed.segments[kind].num_bytes, found.get("VersionId"))
-        changes |= kind.fields(file_id=kind.file_id_of(lock.batch))
+        file_id = kind.file_id_of(lock.batch)
+        record_file(lock, file_id, kind.key_of(lock.batch), found)
+        changes |= kind.fields(file_id=file_id)
     batch = lock.batch
     errors = (*batch.errors, *sealed.errors)[:MAX_LISTED_ERRORS]
     lock.change(final=dump(sealed.progress), errors=[dump(error) for error in errors], **changes)
@@ -65,30 +64,6 @@ def _wait_for_predecessor(lock: BatchLock) -> None:
         older_id = older.predecessor if older is not None and older.final is None else None
 
 
-def _record_file(lock: BatchLock, kind: ResultKind, num_bytes: int, version_id: str | None) -> None:
-    key = kind.key_of(lock.batch)
-    created_at = lock.batch.winds_up_since or lock.batch.created_at
-    file = File(
-        id=kind.file_id_of(lock.batch),
-        tenant=lock.batch.tenant,
-        key=key,
-        num_bytes=num_bytes,
-        created_at=created_at,
-        filename=key.rpartition("/")[2],
-        purpose="batch_output",
-        version_id=version_id,
-        expires=_file_expires(lock.batch, created_at),
-    )
-    lock.aws.run(lock.deployment.files.put_file(file))
-
-
-def _file_expires(batch: Batch, created_at: int) -> int | None:
-    """Return when a result is forgotten: with its batch, or before that where it was asked for."""
-    asked = batch.options.output_expires_seconds
-    ends = [created_at + asked if asked is not None else None, batch.expires]
-    return min((at for at in ends if at is not None), default=None)
-
-
 def _remove_stale(lock: BatchLock, kind: ResultKind) -> None:
     bucket, key = lock.deployment.bucket, kind.key_of(lock.batch)
     if found := lock.aws.run(bucket.head(key)):
@@ -99,7 +74,7 @@ def _remove_stale(lock: BatchLock, kind: ResultKind) -> None:
 def _make_object(lock: BatchLock, kind: ResultKind, segments: SealedSegments) -> Mapping[str, Any]:
     """Upload the object unless it exists, and return its S3 metadata."""
     key, num_bytes = kind.key_of(lock.batch), segments.num_bytes
-    if found := _find_made(lock, key, num_bytes):
+    if found := find_made(lock, key, num_bytes):
         return found
     bucket, prefix = lock.deployment.bucket, joined_prefix(lock.batch.id, kind.segments)
     joined = join_groups(lock.aws, bucket, segments, prefix, lock.check_deadline)
@@ -109,24 +84,16 @@ def _make_object(lock: BatchLock, kind: ResultKind, segments: SealedSegments) ->
         lock.renew()
         lock.aws.run(bucket.complete_upload(key, upload.id, etags))
     except NotThere as exc:
-        if found := _find_made(lock, key, num_bytes):
+        if found := find_made(lock, key, num_bytes):
             return found
         if exc.aws_code != _GONE:
             raise
         _restart_upload(lock, kind, upload, exc)
-    found = _find_made(lock, key, num_bytes)
+    found = find_made(lock, key, num_bytes)
     if found is None:
         raise HandlerError(f"{key} is not what was uploaded")
     logger.info("published", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
     return found
-
-
-def _find_made(lock: BatchLock, key: str, num_bytes: int) -> Mapping[str, Any] | None:
-    """Return the S3 metadata of the batch's object; None if it is missing or another batch's."""
-    found = lock.aws.run(lock.deployment.bucket.head(key))
-    if found is None or found["ContentLength"] != num_bytes:
-        return None
-    return found if found["Metadata"].get(BATCH_ID) == lock.batch.id else None
 
 
 def _get_upload(lock: BatchLock, kind: ResultKind) -> str:

@@ -78,6 +78,13 @@ class IntakeStep:
 
 
 @dataclass(frozen=True, slots=True)
+class TableStep:
+    """A batch whose rows are to be made a table."""
+
+    batch_id: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
 class Ignored:
     """Event to ignore, with the reason; `is_expected` unless it is due to an error."""
 
@@ -92,7 +99,9 @@ class WorkerEvent:
     event: Mapping[str, Any]
 
 
-ControlMessage = UploadEvent | Drop | Sweep | Advance | IntakeStep | WorkerEvent | Ignored
+ControlMessage = (
+    UploadEvent | Drop | Sweep | Advance | IntakeStep | TableStep | WorkerEvent | Ignored
+)
 
 
 class _Model(BaseModel):
@@ -121,11 +130,12 @@ class _Record(_Model):
     s3: _Stored
 
 
-_OwnKind = TypeAdapter[Drop] | TypeAdapter[Sweep] | TypeAdapter[IntakeStep]
+_OwnKind = TypeAdapter[Drop] | TypeAdapter[Sweep] | TypeAdapter[IntakeStep] | TypeAdapter[TableStep]
 _OWN_KINDS: Mapping[str, _OwnKind] = {
     "drop": TypeAdapter(Drop),
     "intake": TypeAdapter(IntakeStep),
     "sweep": TypeAdapter(Sweep),
+    "table": TypeAdapter(TableStep),
 }
 
 

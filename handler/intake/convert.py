@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
@@ -90,12 +90,9 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
             if lock.batch.failing_since is not None:
                 lock.change(failing_since=None)
 
-    stream = ObjectStream(lock.aws, lock.batch.source)
-    pieces = iter(lambda: stream.read(CHUNK_BYTES), b"")
-    lines = _renewing(lock, as_lines(conversion.form, pieces))
-    with closing(stream), ThreadPoolExecutor(_NUM_THREADS) as pool:
+    with closing(_lines(lock, conversion)) as lines, ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
-            for number, part in enumerate(_parts(lines), 1):
+            for number, part in enumerate(_parts(_renewing(lock, lines)), 1):
                 _check(lock)
                 etag, num_bytes = there.get(number, ("", -1))
                 if num_bytes == len(part):
@@ -115,6 +112,18 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
             raise
         collect(0)
     return etags
+
+
+def _lines(lock: BatchLock, conversion: Conversion) -> Generator[bytes]:
+    """Yield the input as JSONL, in pieces."""
+    if conversion.recipe is not None:
+        # A late import: what reads tables takes a while, and is in the Lambda of intake alone.
+        from .table_lines import table_lines
+
+        yield from table_lines(lock.aws, lock.batch.source, conversion.recipe)
+        return
+    with closing(ObjectStream(lock.aws, lock.batch.source)) as stream:
+        yield from as_lines(conversion.form, iter(lambda: stream.read(CHUNK_BYTES), b""))
 
 
 def _renewing(lock: BatchLock, pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ which keeps all in memory. What several runs have to know of each other stands i
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,8 +19,9 @@ from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
 from tidemill.batch.model import Batch, Conversion
-from tidemill.batch.object_keys import converted_key
+from tidemill.batch.object_keys import converted_key, table_key
 from tidemill.batch.states import Status
+from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.validation import Verdict
 
 from ..aws.bucket import read_range
@@ -35,6 +37,7 @@ from ..observability import logger
 from .convert import abort_conversion, convert_to_jsonl
 from .new_batch import SHORT_BYTES
 from .phases import advance_phase
+from .recipes import TableRecipe, find_recipe
 from .scan_summary import ScanSummary, shards_of
 from .shards import record_shards
 from .verdict import (
@@ -78,14 +81,14 @@ def ingest(
         # Its holder announces the status. Should it have died, the next run follows the lock.
         aws.run(_send(deployment, lock.batch, _AFTER_SECONDS))
         return lock.batch
-    is_unfinished = False
+    delay_seconds: float | None = None
     try:
         _ingest(lock, chunk_bytes, is_patient=is_patient)
-    except Requeue:
-        is_unfinished = True
+    except Requeue as exc:
+        delay_seconds = exc.delay_seconds
     except LockLost as exc:
         logger.info("intake stops", batch_id=batch.id, reason=str(exc))
-        is_unfinished = True
+        delay_seconds = 0.0
     finally:
         begun = lock.batch
         if lock.is_held:
@@ -93,19 +96,19 @@ def ingest(
     if lock.batch.status is not Status.VALIDATING:
         abort_conversion(aws, deployment, begun)
     # Only now: the receiver of the message must find the lock free.
-    if is_unfinished:
-        aws.run(_leave(deployment, lock.batch))
+    if delay_seconds is not None:
+        aws.run(_leave(deployment, lock.batch, delay_seconds))
     return lock.batch
 
 
-def _leave(deployment: Deployment, batch: Batch) -> Operation[None]:
+def _leave(deployment: Deployment, batch: Batch, delay_seconds: float = 0.0) -> Operation[None]:
     """Announce a batch that stays `validating`, then send the message for the next run.
 
     In this order, because that run announces the next status.
     """
     if batch.status is Status.VALIDATING:
         yield from announce(deployment, batch)
-    yield from _send(deployment, batch)
+    yield from _send(deployment, batch, delay_seconds)
 
 
 def _send(deployment: Deployment, batch: Batch, delay_seconds: float = 0.0) -> Operation[None]:
@@ -138,11 +141,12 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     """Return the form of the input, when the source is plain JSONL; raises FormatError, Requeue."""
     batch = lock.batch
     if batch.conversion is None:
-        head = read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes))
-        form = detect_format(lock.aws.run(head))
+        head = lock.aws.run(read_range(batch.source, 0, min(HEAD_BYTES, batch.source.num_bytes)))
+        recipe = lock.aws.run(find_recipe(lock.deployment, batch, head, lock.now()))
+        form = detect_format(head) if recipe is None else FileFormat(is_table=True)
         if form.is_plain:
             return form
-        batch = _start_conversion(lock, form)
+        batch = _start_conversion(lock, form, recipe)
     assert batch.conversion is not None
     if batch.original is None:
         if not is_patient:
@@ -151,10 +155,15 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
     return batch.conversion.form
 
 
-def _start_conversion(lock: BatchLock, form: FileFormat) -> Batch:
+def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
+    if recipe is not None:
+        to_form = parse_recipe(json.loads(recipe.keys)).output or recipe.format
+        made = table_key(lock.batch.outputs, to_form)
+        lock.change(outputs=dump(replace(lock.batch.outputs, table_key=made)))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)
-    begun = dump(Conversion(form, lock.aws.run(bucket.create_work_upload(key))))
+    upload = lock.aws.run(bucket.create_work_upload(key))
+    begun = dump(Conversion(form, upload, recipe=None if recipe is None else recipe.keys))
     chosen = lock.aws.run(lock.deployment.table.set_once(batch.id, "conversion", begun))
     if chosen != begun:
         lock.aws.run(bucket.abort_upload(key, begun["upload"]))

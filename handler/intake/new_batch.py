@@ -29,6 +29,7 @@ from tidemill.batch.object_keys import (
     outputs_of_request,
 )
 from tidemill.batch.states import Status
+from tidemill.batch.table.drop_recipe import is_recipe_key
 
 from ..aws.calls import Operation
 from ..aws.queues import advance_message
@@ -50,10 +51,11 @@ def create_batch_of_drop(
 ) -> Operation[Batch | None]:
     """Return the batch that an upload makes, or has made when its event comes again.
 
-    None for an upload that makes none: it is of another bucket or prefix, or a folder; it has been
-    deleted, or a newer one of its name is known. The batch it replaces is cancelled. The new one is
-    not announced: it may leave `validating` in this run. The batch of a short file is created with
-    a lock of `owner`, under which this run can go on. If the run dies the lock expires, as any.
+    None for an upload that makes none: it is of another bucket or prefix, a folder, or the recipe
+    of a table; it has been deleted, or a newer one of its name is known. The batch it replaces is
+    cancelled. The new one is not announced: it may leave `validating` in this run. The batch of a
+    short file is created with a lock of `owner`, under which this run can go on. If the run dies
+    the lock expires, as any.
     """
     outputs = outputs_of_drop(drop.key)
     if drop.bucket != deployment.bucket.name or outputs is None:
@@ -65,6 +67,9 @@ def create_batch_of_drop(
         if known is None:
             logger.warning("upload gone", batch_id=drop.batch_id, key=drop.key)
         return known
+    if is_recipe_key(drop.key):
+        logger.info("recipe left alone", key=drop.key)
+        return None
     if is_folder(drop.key, found["ContentLength"]):
         logger.info("folder left alone", key=drop.key)
         return None

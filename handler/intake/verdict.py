@@ -12,6 +12,7 @@ from tidemill.batch.intake_progress import IntakeProgress
 from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.object_keys import is_drop
 from tidemill.batch.states import Status
+from tidemill.batch.table.errors import RecipeError, TableError
 from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
 
 from ..aws.items import dump
@@ -49,6 +50,11 @@ def refusing_bad_input() -> Iterator[None]:
         raise FileRefused(refuse(ObjectChanged.code, message)) from exc
     except FormatError as exc:
         raise FileRefused(refuse(NOT_JSON, exc.message)) from exc
+    except TableError as exc:
+        raise FileRefused(refuse(exc.code, str(exc))) from exc
+    except RecipeError as exc:
+        message = f"The recipe cannot work with this table: {exc}."
+        raise FileRefused(refuse(exc.code, message)) from exc
 
 
 def make_scanner(

@@ -1,4 +1,4 @@
-"""Intake Lambda: handles the units of work of files that are read."""
+"""Intake Lambda: handles the units of work of files that are read, and makes tables of rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from aws_lambda_powertools.utilities.typing import LambdaContext
 
 from ..aws.sync import Aws
 from ..deployment import Deployment, deployment
-from ..intake.control_messages import IntakeStep, parse_control
+from ..finalize.table import make_table
+from ..intake.control_messages import IntakeStep, TableStep, parse_control
 from ..intake.work_units import run_unit
 from ..observability import logger
 from .messages import process_in_time
@@ -35,5 +36,7 @@ def handle_message(
     for request in parse_control(body):
         if isinstance(request, IntakeStep):
             run_unit(aws, deployment, request, time_left)
+        elif isinstance(request, TableStep):
+            make_table(aws, deployment, request.batch_id, time_left)
         else:
             logger.warning("message dropped", reason="it is for no intake")

@@ -48,7 +48,8 @@ def request_erasure(deployment: Deployment, batch: Batch, now: int) -> Operation
     if erasing.erasing_at is None:
         raise _why_not(erasing)
     names = [kind.file_id_of(batch) for kind in KINDS]
-    for file_id in (*names, batch.input_file_id):
+    table = [batch.table_file_id] if batch.table_file_id else []
+    for file_id in (*names, *table, batch.input_file_id):
         file = yield from deployment.files.get_file(file_id)
         if file is not None and file.tenant == batch.tenant:
             yield from deployment.files.delete_file(file, now)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from aws_cdk import Duration, Size, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
@@ -33,6 +33,7 @@ class Function(Construct):
         memory_mib: int,
         timeout: Duration,
         scratch: Size | None = None,
+        layers: Sequence[lambda_.ILayerVersion] = (),
     ) -> None:
         super().__init__(scope, construct_id)
         self._module = module
@@ -46,6 +47,7 @@ class Function(Construct):
             self,
             "Function",
             code=bundle.code,
+            layers=list(layers),
             runtime=bundle.runtime,
             architecture=bundle.architecture,
             handler=f"tidemill.handler.lambdas.{module}.handler",

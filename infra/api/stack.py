@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Size, Stack
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_lambda_event_sources as event_sources
 from aws_cdk import aws_scheduler as scheduler
 from aws_cdk import aws_scheduler_targets as scheduler_targets
@@ -103,6 +104,7 @@ class ApiStack(Stack):
             timeout=Duration.seconds(LAMBDA_SECONDS),
             # Custom ids of a range lie in files there.
             scratch=Size.gibibytes(4),
+            layers=[self._add_tables_layer()],
             statements=[
                 *self._finish_batch_statements(),
                 permissions.read_fleets(data),
@@ -110,13 +112,26 @@ class ApiStack(Stack):
                 permissions.read_tenants(data),
                 permissions.table_items(data, "PutItem", "Query"),
                 permissions.find_objects(data),
-                permissions.read_objects(data, _INPUT, _WORK, "files/"),
+                permissions.read_objects(data, _INPUT, _WORK, *_RESULTS),
                 permissions.write_objects(data, _WORK),
-                permissions.resume_uploads(data, _WORK),
+                # Tables are made of rows here.
+                permissions.resume_uploads(data, _WORK, *_RESULTS),
+                permissions.tag_objects(data, "files/"),
             ],
         )
         self._add_event_source(intake, data.queues.intake, max_concurrency=MAX_RUNS["intake"])
         return intake
+
+    def _add_tables_layer(self) -> lambda_.LayerVersion:
+        """Add what reads and writes tables, which no other Lambda has to load."""
+        return lambda_.LayerVersion(
+            self,
+            "Tables",
+            code=self._bundle.tables,
+            compatible_runtimes=[self._bundle.runtime],
+            compatible_architectures=[self._bundle.architecture],
+            description=f"{self.data.config.name}: tables",
+        )
 
     def _add_reaper(self) -> Function:
         """Add the reaper, which repairs stuck batches, and the schedule that calls it."""
@@ -284,6 +299,7 @@ class ApiStack(Stack):
         timeout: Duration,
         statements: Iterable[iam.PolicyStatement],
         scratch: Size | None = None,
+        layers: Sequence[lambda_.ILayerVersion] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Function:
         environment = {
@@ -303,6 +319,7 @@ class ApiStack(Stack):
             memory_mib=memory_mib,
             timeout=timeout,
             scratch=scratch,
+            layers=layers,
         )
 
     def _add_event_source(

@@ -41,6 +41,7 @@ def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bundle
     def make() -> Bundle:
         return Bundle(
             lambda_.Code.from_asset(str(folder)),
+            lambda_.Code.from_asset(str(folder)),
             lambda_.Runtime.PYTHON_3_11,
             lambda_.Architecture.ARM_64,
         )

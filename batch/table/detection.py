@@ -1,0 +1,39 @@
+"""Table detection by first bytes, without what reads tables."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..file.formats import detect_compression
+from ..file.lines import BOM, JSON_WHITE_SPACE, FormatError
+from .recipe import TableFormat
+
+PARQUET: Final = b"PAR1"
+ARROW_FILE: Final = b"ARROW1"
+ARROW_STREAM: Final = b"\xff\xff\xff\xff"
+DELIMITERS: Final = (",", "\t", ";")
+
+_REQUEST_NAMES: Final = (b'"custom_id"', b'"body"')
+
+
+def detect_table(head: bytes) -> TableFormat | None:
+    """Return the format of a table that begins with `head`; None for a file of requests."""
+    if head.startswith(PARQUET):
+        return "parquet"
+    if head.startswith((ARROW_FILE, ARROW_STREAM)):
+        return "arrow"
+    try:
+        text = detect_compression(head)[1].removeprefix(BOM).lstrip(JSON_WHITE_SPACE)
+    except FormatError:
+        return None
+    first_line = text.split(b"\n", 1)[0]
+    if not first_line or first_line.startswith(b"[") or b"\0" in first_line:
+        return None
+    if first_line.startswith(b"{"):
+        return None if any(name in first_line for name in _REQUEST_NAMES) else "jsonl"
+    return "tsv" if delimiter_of(first_line.decode("utf-8", "replace")) == "\t" else "csv"
+
+
+def delimiter_of(header: str) -> str:
+    """Return the delimiter of a CSV by its header: the one that stands there most often."""
+    return max(DELIMITERS, key=header.count)

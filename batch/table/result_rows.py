@@ -1,0 +1,78 @@
+"""Result rows of a batch: put in the order of a table's rows, and made the rows of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import pyarrow as pa
+from pydantic_core import from_json
+
+from ..file.lines import LineError, RawLine, parse_line
+from ..file.rows import print_malformed, print_not_run
+from .result_columns import ResultColumns
+
+_NOT_RUN: Final = "This row was not run: its batch ended before."
+_MAX_BATCH_BYTES: Final = 2**24
+
+
+def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield the row of each line; what was not run gets one that says so.
+
+    Each of the files has its rows in the order of the lines.
+    """
+    readers = [_RowReader(file) for file in files]
+    for raw in lines:
+        try:
+            custom_id: str | None = parse_line(raw).custom_id
+            missing = print_not_run(raw.digest, custom_id, code="batch_not_run", message=_NOT_RUN)
+        except LineError as exc:
+            custom_id, missing = exc.custom_id, print_malformed(raw.digest, exc)
+        found = next((one for one in readers if one.is_of(custom_id)), None)
+        yield missing if found is None else found.pop()
+
+
+class _RowReader:
+    """Reads rows with one row of look-ahead."""
+
+    def __init__(self, file: Iterable[bytes]) -> None:
+        self._file = iter(file)
+        self._data = b""
+        self._custom_id: Any = None
+        self.pop()
+
+    def is_of(self, custom_id: str | None) -> bool:
+        """Say whether the next row is that of a line."""
+        return bool(self._data) and self._custom_id == custom_id
+
+    def pop(self) -> bytes:
+        """Return the next row and advance."""
+        data, self._data = self._data, next(self._file, b"")
+        # A server may be another's, and its rows have other heads than ours.
+        self._custom_id = from_json(self._data).get("custom_id") if self._data else None
+        return data
+
+
+def output_batches(
+    columns: ResultColumns, kept: Iterable[pa.RecordBatch], rows: Iterator[bytes]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the output of a table: kept columns, as read, beside those of a row of results each."""
+    for batch in kept:
+        start = 0
+        while start < batch.num_rows:
+            some = _next_rows(rows, batch.num_rows - start)
+            cells = batch.slice(start, len(some))
+            yield columns.batch([cells.column(name) for name in columns.kept], some)
+            start += len(some)
+
+
+def _next_rows(rows: Iterator[bytes], limit: int) -> list[bytes]:
+    """Return the next rows, of a bounded size."""
+    found, size = [], 0
+    for row in islice(rows, limit):
+        found.append(row)
+        if (size := size + len(row)) >= _MAX_BATCH_BYTES:
+            break
+    assert found, "the rows are fewer than those of the table"
+    return found

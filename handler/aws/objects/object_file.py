@@ -1,0 +1,51 @@
+"""A pinned object as a file that can be sought, read range by range."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from tidemill.batch.model import Source
+
+from ..bucket import read_range
+from ..sync import Aws
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_BUFFER_BYTES = 2**22
+
+
+def open_object(aws: Aws, source: Source) -> io.BufferedReader:
+    """Return an object as an open file.
+
+    Reads raise ObjectChanged or NotThere when it is no longer what was pinned.
+    """
+    return io.BufferedReader(_ObjectFile(aws, source), _BUFFER_BYTES)
+
+
+class _ObjectFile(io.RawIOBase):
+    def __init__(self, aws: Aws, source: Source) -> None:
+        super().__init__()
+        self._aws = aws
+        self._source = source
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.num_bytes}
+        self._position = base[whence] + offset
+        return self._position
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        end = min(self._position + len(view), self._source.num_bytes)
+        data = self._aws.run(read_range(self._source, self._position, end))
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)

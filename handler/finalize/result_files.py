@@ -1,0 +1,45 @@
+"""Result files: the objects that a batch has made, as clients find them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tidemill.batch.model import Batch, File
+
+from ..lifecycle.batch_lock import BatchLock
+
+BATCH_ID: Final = "batch-id"
+"""Name of the user metadata that tells whose an object is."""
+
+
+def find_made(lock: BatchLock, key: str, num_bytes: int | None = None) -> Mapping[str, Any] | None:
+    """Return the S3 metadata of the batch's object; None if it is missing or another batch's."""
+    found = lock.aws.run(lock.deployment.bucket.head(key))
+    if found is None or num_bytes not in {None, found["ContentLength"]}:
+        return None
+    return found if found["Metadata"].get(BATCH_ID) == lock.batch.id else None
+
+
+def record_file(lock: BatchLock, file_id: str, key: str, found: Mapping[str, Any]) -> None:
+    """Record an object, with its S3 metadata, as a file of the batch's tenant."""
+    created_at = lock.batch.winds_up_since or lock.batch.created_at
+    file = File(
+        id=file_id,
+        tenant=lock.batch.tenant,
+        key=key,
+        num_bytes=found["ContentLength"],
+        created_at=created_at,
+        filename=key.rpartition("/")[2],
+        purpose="batch_output",
+        version_id=found.get("VersionId"),
+        expires=_file_expires(lock.batch, created_at),
+    )
+    lock.aws.run(lock.deployment.files.put_file(file))
+
+
+def _file_expires(batch: Batch, created_at: int) -> int | None:
+    """Return when a result is forgotten: with its batch, or before that where it was asked for."""
+    asked = batch.options.output_expires_seconds
+    ends = [created_at + asked if asked is not None else None, batch.expires]
+    return min((at for at in ends if at is not None), default=None)

@@ -1,0 +1,141 @@
+"""Table of a batch: its published rows beside the columns of its input, made in one run.
+
+What writes tables is in the Lambda of intake alone, which a message asks to do it: finalize goes on
+when it has.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.model import BatchError
+from tidemill.batch.object_keys import result_file_id
+from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
+from tidemill.batch.table.errors import RecipeError, TableError
+
+from ..aws.items import dump
+from ..aws.queues import advance_message
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..errors import NotThere, ObjectChanged
+from ..lifecycle.batch_lock import BatchLock, LockLost, Requeue
+from ..observability import logger
+from .result_files import BATCH_ID, find_made, record_file
+
+# A run that dies, for want of memory too, or whose time is over is followed by as many more.
+MAX_TRIES = 3
+_PART_BYTES = 4 * MIN_COPIED_BYTES
+
+
+class TableNotMade(HandlerError):
+    """A table that cannot be made: its batch ends with the rows alone."""
+
+    code = "table_not_made"
+
+
+def make_table(
+    aws: Aws,
+    deployment: Deployment,
+    batch_id: str,
+    time_left: Callable[[], float],
+    *,
+    now: Callable[[], float] = time.time,
+) -> None:
+    """Make the table of a batch where it is due, and send the message for what comes next.
+
+    A batch whose table cannot be made says so in its errors. Repeated it changes nothing.
+    """
+    batch = aws.run(deployment.table.get_batch(batch_id))
+    if batch is None or not batch.is_table_due:
+        return
+    lock = BatchLock(aws, deployment, batch, time_left, now)
+    if not lock.acquire():
+        logger.info("another run has the batch", batch_id=batch.id)
+        return
+    try:
+        if lock.batch.is_table_due:
+            _make(lock)
+    except Requeue:
+        logger.warning("table not made in time", batch_id=batch.id)
+    except LockLost as exc:
+        logger.info("another run has the batch now", batch_id=batch.id, reason=str(exc))
+    finally:
+        lock.release()
+    aws.run(deployment.control.send(advance_message(batch.id), group=batch.tenant))
+
+
+def _make(lock: BatchLock) -> None:
+    key = lock.batch.outputs.table_key
+    assert key is not None
+    try:
+        found = find_made(lock, key) or _upload(lock, key)
+    except (NotThere, ObjectChanged) as exc:
+        _give_up(lock, f"the input or its rows are no longer there ({exc})")
+    except (TableNotMade, TableError, RecipeError, FormatError) as exc:
+        _give_up(lock, str(exc).rstrip("."))
+    else:
+        file_id = result_file_id(lock.batch.id, "table")
+        record_file(lock, file_id, key, found)
+        lock.change(table_file_id=file_id)
+        num_bytes = found["ContentLength"]
+        logger.info("table made", batch_id=lock.batch.id, key=key, num_bytes=num_bytes)
+
+
+def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
+    """Upload the table and return its S3 metadata; what does not come to its end is aborted."""
+    from .table_bytes import table_bytes  # late: what writes tables is not in every Lambda
+
+    if lock.batch.table_tries == MAX_TRIES:
+        raise TableNotMade("no run has come to its end")
+    lock.change(table_tries=lock.batch.table_tries + 1)
+    bucket, is_whole = lock.deployment.bucket, False
+    is_short_lived = lock.batch.options.output_expires_seconds is not None
+    metadata = {BATCH_ID: lock.batch.id}
+    upload = lock.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
+    etags: dict[int, str] = {}
+
+    def send(part: bytes) -> None:
+        number = len(etags) + 1
+        if number > MAX_PARTS:
+            raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
+        sent = bucket.upload_part(key, upload, number, io.BytesIO(part))
+        etags[number] = lock.aws.run(sent)
+
+    try:
+        send(_send_whole_parts(table_bytes(lock), send))
+        lock.renew()
+        lock.aws.run(bucket.complete_upload(key, upload, etags))
+        is_whole = True
+    finally:
+        if not is_whole:
+            lock.aws.run(bucket.abort_upload(key, upload))
+    found = find_made(lock, key)
+    if found is None:
+        raise NotThere(f"{key} is no longer what was uploaded")
+    return found
+
+
+def _send_whole_parts(pieces: Iterable[bytes], send: Callable[[bytes], None]) -> bytes:
+    """Send the pieces in parts of one size, and return what is left."""
+    buffer = bytearray()
+    for piece in pieces:
+        buffer += piece
+        while len(buffer) >= _PART_BYTES:
+            send(bytes(buffer[:_PART_BYTES]))
+            del buffer[:_PART_BYTES]
+    return bytes(buffer)
+
+
+def _give_up(lock: BatchLock, reason: str) -> None:
+    """Let the batch end without a table."""
+    batch = lock.batch
+    message = f"The table could not be made: {reason}. Its rows are in {batch.outputs.output_key}."
+    error = BatchError(TableNotMade.code, message)
+    logger.error("table not made", batch_id=batch.id, reason=reason)
+    outputs = dump(batch.outputs) | {"table_key": None}
+    lock.change(outputs=outputs, errors=[dump(each) for each in (*batch.errors, error)])

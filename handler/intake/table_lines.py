@@ -1,0 +1,35 @@
+"""Lines of a table: its rows rendered as requests by its recipe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+
+from tidemill.batch.model import Source
+from tidemill.batch.table.reader import open_table, rendered
+from tidemill.batch.table.recipe import parse_recipe
+from tidemill.batch.table.request_template import RequestTemplate
+from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, kept_columns
+
+from ..aws.objects.object_file import open_object
+from ..aws.sync import Aws
+
+_NUM_LINES = 128
+
+
+def table_lines(aws: Aws, source: Source, recipe_keys: str) -> Iterator[bytes]:
+    """Yield the lines of all rows, some at a time and an empty piece behind each.
+
+    Raises TableError and RecipeError, the latter before any line.
+    """
+    recipe = parse_recipe(json.loads(recipe_keys))
+    with open_object(aws, source) as file:
+        table = open_table(file)
+        template = RequestTemplate(recipe, table.schema.names)
+        ResultColumns(recipe, kept_columns(recipe, table.schema), ALL_COLUMNS)
+        columns = template.columns or table.schema.names[:1]
+        for _, lines in rendered(template, table.batches(columns)):
+            while some := b"".join(islice(lines, _NUM_LINES)):
+                yield some
+                yield b""

@@ -1,0 +1,58 @@
+"""Layer of the Lambda that reads and writes tables: pyarrow, without what no Lambda of ours loads.
+
+It is built once for each version of pyarrow and found again under `out/bundles`, as an archive that
+is the same wherever it was made.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from infra.pip_target import BUNDLES, ROOT, Processor, install, locked, python_version
+
+_FOLDER: Final = Path("python")
+# Remote file systems, Flight, and what is for who compiles against it: half of it all.
+_LEFT_OUT: Final = (
+    *("*flight*", "*_s3*", "*gcs*", "*azure*", "*hdfs*", "*orc*", "*cuda*", "*jvm*", "*gandiva*"),
+    *("include", "tests", "src", "*.pyx", "*.pxd", "*.pxi", "*.h", "*.cc"),
+)
+_MADE_AT: Final = (1980, 1, 1, 0, 0, 0)
+
+
+def build_tables_layer(processor: Processor, bundles: Path = BUNDLES) -> Path:
+    """Return the archive for a kind of processor; raises CalledProcessError when pip fails."""
+    archive = bundles / f"tables-{processor}-{_digest(processor)}.zip"
+    if archive.exists():
+        return archive
+    bundles.mkdir(parents=True, exist_ok=True)
+    with locked(bundles), TemporaryDirectory(prefix="growing-", dir=bundles) as place:
+        if not archive.exists():
+            folder, growing = Path(place) / "content", Path(place) / archive.name
+            install(folder / _FOLDER, processor, ["pyarrow"], "--no-deps")
+            _zip(folder, growing)
+            growing.rename(archive)
+    return archive
+
+
+def _zip(folder: Path, target: Path) -> None:
+    with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=1) as archive:
+        for path in sorted(folder.rglob("*")):
+            parts = path.relative_to(folder / _FOLDER).parts
+            is_left_out = any(Path(part).match(each) for part in parts for each in _LEFT_OUT)
+            if is_left_out or not path.is_file():
+                continue
+            entry = ZipInfo(str(path.relative_to(folder)), _MADE_AT)
+            entry.external_attr = 0o100644 << 16
+            entry.compress_type = ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes())
+
+
+def _digest(processor: Processor) -> str:
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = next(line for line in pins if line.startswith("pyarrow=="))
+    known = f"{processor} {python_version()} {pinned} {_LEFT_OUT}"
+    return sha256(known.encode()).hexdigest()[:16]

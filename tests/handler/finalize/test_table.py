@@ -1,0 +1,367 @@
+"""Tables that are dropped: their rows become requests by a recipe, and results a table again."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv, ipc, json
+from pydantic_core import from_json, to_json
+
+from tests.emulators import Emulator
+from tests.handler.finalize.rig import fail, plenty
+from tests.handler.intake.rig import Cloud
+from tests.handler.killing import is_killed_after
+from tidemill.batch.model import Batch
+from tidemill.batch.parts import FinishedRow, encode_part
+from tidemill.batch.states import Status
+from tidemill.handler.control.sweep import sweep
+from tidemill.handler.finalize import table as table_module
+from tidemill.handler.finalize.finalize import finalize
+from tidemill.handler.finalize.table import MAX_TRIES, make_table
+from tidemill.handler.intake import recipes
+from tidemill.handler.intake.new_batch import create_batch_of_drop
+from tidemill.handler.lambdas.intake import handle_message
+from tidemill.handler.lifecycle.cancel import cancel
+from tidemill.protocol.contract import Usage
+
+REVIEWS = pa.table(
+    {
+        "review_id": ["a", "b", "c", "d"],
+        "stars": pa.array([1, 2, 3, 4], pa.int8()),
+        "text": ["bad", "so, so", 'a "good" one', "best\nof all"],
+    }
+)
+RECIPE = b"prompt = 'Label: {{ text }}'\nid = 'review_id'\nparams = {max_tokens = 4}\n"
+METADATA = {"recipe-prompt": "Label: {{ text }}", "recipe-id": "review_id"}
+
+
+@pytest.fixture
+def mini(ministack: Emulator) -> Cloud:
+    """Return a deployment with small shards, for what is not about AWS."""
+    return Cloud.on(ministack, shard_lines="10")
+
+
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    """Return a table as Parquet."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
+def arrow(table: pa.Table) -> bytes:
+    """Return a table as an Arrow file."""
+    sink = io.BytesIO()
+    with ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def comma_separated(table: pa.Table) -> bytes:
+    """Return a table as CSV."""
+    sink = io.BytesIO()
+    csv.write_csv(table, sink)
+    return sink.getvalue()
+
+
+def json_lines(table: pa.Table) -> bytes:
+    """Return a table as JSON lines."""
+    return b"".join(to_json(row) + b"\n" for row in table.to_pylist())
+
+
+def drop(cloud: Cloud, data: bytes, key: str, recipe: bytes | None = RECIPE) -> Batch:
+    """Drop a recipe and the table beside it, and take that in."""
+    if recipe is not None:
+        cloud.put(recipe, f"{key.removesuffix('.gz').rpartition('.')[0]}.recipe.toml")
+    return cloud.ingest(cloud.create(data, key))
+
+
+def row_of(number: int, line: dict[str, Any]) -> FinishedRow:
+    """Return the answer to a line: what it asks, in capitals; the second is refused."""
+    text = line["body"]["messages"][-1]["content"]
+    choice = {"message": {"role": "assistant", "content": text.upper()}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    body: dict[str, Any] = {"choices": [choice], "usage": usage}
+    is_success = number != 2
+    if not is_success:
+        body = {"error": {"message": "no", "type": "invalid_request_error"}}
+    response = {"status_code": 200 if is_success else 400, "request_id": "r", "body": body}
+    row = {"id": "x", "custom_id": line["custom_id"], "response": response, "error": None}
+    return FinishedRow(number, to_json(row) + b"\n", is_success, Usage(3, 0, 2))
+
+
+def run_shards(cloud: Cloud, batch: Batch, numbers: Iterable[int]) -> None:
+    """Run shards to their end as a worker."""
+    bucket, table = cloud.deployment.bucket, cloud.deployment.table
+    lines = cloud.run(bucket.get(batch.source.key)).splitlines()
+    for number in numbers:
+        shard = cloud.claim(batch.id, number)
+        asked = range(shard.first_line, shard.first_line + shard.num_rows)
+        part = encode_part(row_of(each, from_json(lines[each - 1])) for each in asked)
+        cloud.run(bucket.put_part(shard, 0, part))
+        index = cloud.run(bucket.index_parts(batch.id, number, left_out=fail))
+        seal = index.seal()
+        cloud.run(bucket.put_segments(shard, seal))
+        sizes = [[each.num_bytes for each in side] for side in (seal.output, seal.errors)]
+        committed = table.commit(
+            shard, progress=index.progress(), output_sizes=sizes[0], error_sizes=sizes[1]
+        )
+        cloud.run(committed)
+
+
+def published(cloud: Cloud, batch: Batch, outcome: str = "completed") -> Batch:
+    """Run what is left of a batch, and finalize it until its table is due."""
+    pending = [shard.number for shard in cloud.shards(batch.id)] if outcome == "completed" else []
+    run_shards(cloud, batch, pending)
+    now = int(time.time())
+    moved = cloud.deployment.table.move_batch(batch.id, Status.FINALIZING, now, outcome=outcome)
+    cloud.run(moved)
+    finalize(cloud.aws, cloud.deployment, cloud.batch(batch.id), plenty)
+    return cloud.batch(batch.id)
+
+
+def finished(cloud: Cloud, batch: Batch) -> Batch:
+    """Handle what finalize and intake ring for until the batch has ended."""
+    for _ in range(10):
+        for message in cloud.messages(cloud.deployment.intake):
+            handle_message(cloud.aws, cloud.deployment, to_json(message).decode(), plenty)
+        if (latest := cloud.batch(batch.id)).is_terminal:
+            return latest
+        finalize(cloud.aws, cloud.deployment, latest, plenty)
+    raise AssertionError("it does not end")
+
+
+def table_of(cloud: Cloud, batch: Batch) -> bytes:
+    """Return the bytes of a batch's table."""
+    assert batch.outputs.table_key is not None
+    data: bytes = cloud.run(cloud.deployment.bucket.get(batch.outputs.table_key))
+    return data
+
+
+def test_a_parquet_file_comes_back_as_one(files: Cloud) -> None:
+    """Columns as they were with those of the results; rows and errors stand beside it."""
+    batch = drop(files, parquet(REVIEWS), "input/reviews.parquet")
+    assert (batch.status, batch.num_rows) == (Status.IN_PROGRESS, 4)
+    assert batch.outputs.table_key == "output/reviews.parquet"
+    lines = files.run(files.deployment.bucket.get(batch.source.key)).splitlines()
+    assert from_json(lines[1]) == {
+        "custom_id": "b",
+        "url": "/v1/chat/completions",
+        "body": {"messages": [{"role": "user", "content": "Label: so, so"}], "max_tokens": 4},
+    }
+    due = published(files, batch)
+    assert due.is_table_due
+    assert due.output_file_id is not None
+    ended = finished(files, due)
+    assert (ended.status, ended.errors) == (Status.COMPLETED, ())
+    made = pq.read_table(io.BytesIO(table_of(files, ended)))
+    results = ["output_text", "finish_reason", "usage", "error"]
+    assert made.schema.names == [*REVIEWS.schema.names, *results]
+    assert made.select(REVIEWS.schema.names).equals(REVIEWS)
+    good = ["LABEL: BAD", None, 'LABEL: A "GOOD" ONE', "LABEL: BEST\nOF ALL"]
+    assert made["output_text"].to_pylist() == good
+    assert made["error"].to_pylist() == [None, "no", None, None]
+    file = files.run(files.deployment.files.get_file(ended.table_file_id or ""))
+    assert file is not None
+    assert (file.key, file.tenant) == (ended.outputs.table_key, ended.tenant)
+    report = from_json(files.run(files.deployment.bucket.get(ended.outputs.report_key)))
+    assert report["tidemill"]["table_url"] == f"s3://{files.bucket}/output/reviews.parquet"
+
+
+class Form(NamedTuple):
+    """A format of tables: how one is written, what its recipe says beside, and what comes out."""
+
+    name: str
+    written: Callable[[pa.Table], bytes]
+    recipe: bytes
+    key: str
+    read: Callable[[Any], pa.Table]
+
+
+FORMS = [
+    Form("r.csv", comma_separated, b"", "output/r.csv", csv.read_csv),
+    Form("r.csv.gz", comma_separated, b"", "output/r.csv.gz.out.csv", csv.read_csv),
+    Form("r.arrow", arrow, b"", "output/r.arrow", lambda file: ipc.open_file(file).read_all()),
+    Form("r.jsonl", json_lines, b"output = 'parquet'\n", "output/r.out.parquet", pq.read_table),
+    Form("r.tsv", comma_separated, b"output = 'jsonl'\n", "output/r.tsv.out.jsonl", json.read_json),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_every_format_goes_in_and_out(mini: Cloud, form: Form) -> None:
+    """By its first bytes, whatever its name says; the results' names never meet."""
+    data = form.written(REVIEWS)
+    packed = gzip.compress(data) if form.name.endswith(".gz") else data
+    batch = drop(mini, packed, f"input/{form.name}", form.recipe + RECIPE)
+    assert (batch.errors, batch.outputs.table_key) == ((), form.key)
+    ended = finished(mini, published(mini, batch))
+    assert ended.outputs.output_key != form.key
+    made = form.read(io.BytesIO(table_of(mini, ended)))
+    assert made["text"].to_pylist() == REVIEWS["text"].to_pylist()
+    assert made["output_text"].to_pylist()[0] == "LABEL: BAD"
+
+
+def test_metadata_is_a_recipe_too_and_goes_before_the_file(mini: Cloud) -> None:
+    """Under names of their own, so that no other metadata is taken for it."""
+    own = {"id": "7", "recipe-prompt": "{{ text }}!", "recipe-keep": "text, stars"}
+    params = {"recipe-params": '{"temperature": 0}'}
+    mini.put(RECIPE, "input/x.recipe.toml")
+    batch = mini.ingest(mini.create(parquet(REVIEWS), "input/x.parquet", own | params))
+    first = from_json(mini.run(mini.deployment.bucket.get(batch.source.key)).splitlines()[0])
+    assert first["custom_id"] == "a"
+    assert first["body"] == {"messages": [{"role": "user", "content": "bad!"}], "temperature": 0}
+    assert batch.options.metadata["id"] == "7"
+    made = pq.read_table(io.BytesIO(table_of(mini, finished(mini, published(mini, batch)))))
+    assert made.schema.names[:2] == ["text", "stars"]
+
+
+def test_a_recipe_is_no_upload_to_run(mini: Cloud) -> None:
+    """It makes no batch, and the daily sweep does not find it."""
+    upload = mini.put(RECIPE, "input/x.recipe.toml")
+    assert mini.run(create_batch_of_drop(mini.deployment, upload, int(time.time()))) is None
+    mini.run(sweep(mini.deployment, "", int(time.time()) + 3600, plenty))
+    sent = mini.run(
+        mini.deployment.drops.receive(max_messages=10, wait_seconds=0, visibility_seconds=9)
+    )
+    assert [each.body for each in sent if "kind" in each.body] == []
+
+
+def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a folder is uploaded: the table is looked at again, and then refused."""
+    monkeypatch.setattr(recipes, "_WAIT_SECONDS", 0.0)
+    batch = mini.ingest(mini.create(parquet(REVIEWS), "input/x.parquet"))
+    assert batch.status is Status.VALIDATING
+    assert mini.messages(mini.deployment.intake)
+    mini.put(RECIPE, "input/x.recipe.toml")
+    assert mini.ingest(batch).status is Status.IN_PROGRESS
+    other = mini.create(parquet(REVIEWS), "input/y.parquet")
+    refused = mini.ingest(other, now=lambda: time.time() + 30)
+    assert refused.status is Status.FAILED
+    assert "recipe beside it in the bucket (NAME.recipe.toml)" in refused.errors[0].message
+
+
+@pytest.mark.parametrize(
+    ("data", "recipe", "code", "words"),
+    [
+        (parquet(REVIEWS), b"prompt = '{{ txet }}'", "invalid_recipe", "did you mean `text`?"),
+        (parquet(REVIEWS), b"promt = '{{ text }}'", "invalid_recipe", "did you mean `prompt`?"),
+        (parquet(REVIEWS), b"prompt = ", "invalid_recipe", "no TOML"),
+        (parquet(REVIEWS), b"prompt = '\xff'", "invalid_recipe", "not UTF-8"),
+        (parquet(REVIEWS), b"#" * 70_000 + b"\n" + RECIPE, "invalid_recipe", "65,536 bytes"),
+        (parquet(REVIEWS)[:-9], RECIPE, "invalid_table", "damaged or cut off"),
+        (b"PAR1", RECIPE, "invalid_table", "damaged or cut off"),
+        (b"a,text\n1,x\n2\n", b"prompt = '{{ text }}'", "invalid_table", "Row 2 (line 3)"),
+        (b'text\n"x\n', b"prompt = '{{ text }}'", "invalid_table", "CSV"),
+        (
+            parquet(pa.table({"text": ["a", None]})),
+            b"prompt = '{{ text }}'",
+            "invalid_cell",
+            "null",
+        ),
+        (
+            parquet(pa.table({"text": ["a", "b"], "n": [1, 1]})),
+            b"prompt = '{{ text }}'\nid = 'n'",
+            "duplicate_custom_id",
+            "row 1 too",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_told_before_anything_runs(
+    mini: Cloud, data: bytes, recipe: bytes, code: str, words: str
+) -> None:
+    """With row and column; nothing is left behind."""
+    batch = drop(mini, data, "input/x.parquet", recipe)
+    assert (batch.status, batch.errors[0].code) == (Status.FAILED, code)
+    assert words in batch.errors[0].message
+    uploads = mini.aws.clients["s3"].list_multipart_uploads(Bucket=mini.bucket)
+    assert not uploads.get("Uploads")
+
+
+def test_a_long_table_is_made_by_several_requests_of_s3(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of vectors and text over many parts, read in ranges, are those that went in."""
+    monkeypatch.setattr(table_module, "_PART_BYTES", 5 * 2**20)
+    text = [hashlib.sha512(str(n).encode()).hexdigest() * 40 for n in range(2500)]
+    table = pa.table({"n": list(range(2500)), "text": text})
+    batch = drop(mini, parquet(table), "input/x.parquet", b"prompt = '{{ n }}'")
+    ended = finished(mini, published(mini, batch))
+    made = pq.read_table(io.BytesIO(table_of(mini, ended)))
+    assert made.select(["n", "text"]).equals(table)
+    assert made["output_text"].to_pylist()[2499] == "2499"
+
+
+@pytest.mark.parametrize("outcome", ["expired", "cancelled"])
+def test_a_batch_that_ends_early(mini: Cloud, outcome: str) -> None:
+    """An expired one has a table in which rows say that they were not run; a cancelled one none."""
+    table = pa.table({"text": [str(n) for n in range(20)]})
+    batch = drop(mini, parquet(table), "input/x.parquet", b"prompt = '{{ text }}'")
+    run_shards(mini, batch, [0])
+    if outcome == "cancelled":
+        mini.run(cancel(mini.deployment, batch.id, int(time.time())))
+        ended = finished(mini, mini.batch(batch.id))
+        assert (ended.status, ended.table_file_id) == (Status.CANCELLED, None)
+        return
+    ended = finished(mini, published(mini, batch, "expired"))
+    assert ended.status is Status.EXPIRED
+    made = pq.read_table(io.BytesIO(table_of(mini, ended)))
+    errors = made["error"].to_pylist()
+    assert [at for at, error in enumerate(errors) if error is None] == [0, *range(2, 10)]
+    assert "completion window" in errors[-1]
+
+
+def test_a_run_may_die_at_any_moment(mini: Cloud) -> None:
+    """Killed between any two of its requests, another one makes the very same table."""
+    batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
+    change, tables = mini.deployment.table.change_batch, []
+    was_killed = True
+    while was_killed:
+        mini.run(change(batch.id, batch.status, table_file_id=None, table_tries=0))
+        mini.run(mini.deployment.bucket.delete(batch.outputs.table_key or ""))
+        run = partial(make_table, mini.aws, mini.deployment, batch.id, plenty)
+        was_killed = is_killed_after(len(tables), mini.aws, run)
+        mini.run(change(batch.id, batch.status, turn_until=0))
+        run()
+        assert mini.batch(batch.id).table_file_id is not None
+        tables.append(table_of(mini, batch))
+    assert len(tables) > 15
+    assert set(tables) == {tables[0]}
+    assert finished(mini, batch).status is Status.COMPLETED
+
+
+def test_a_table_that_cannot_be_made_leaves_the_rows(mini: Cloud) -> None:
+    """After some runs that came to no end the batch ends without, and says so."""
+    batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
+
+    def no_time() -> float:
+        return 0.0
+
+    for _ in range(MAX_TRIES):
+        make_table(mini.aws, mini.deployment, batch.id, no_time)
+        assert mini.messages() == [{"kind": "advance", "batch_id": batch.id}]
+    make_table(mini.aws, mini.deployment, batch.id, plenty)
+    ended = finished(mini, batch)
+    assert (ended.status, ended.outputs.table_key) == (Status.COMPLETED, None)
+    [error] = ended.errors
+    assert error.code == "table_not_made"
+    assert "Its rows are in output/x.parquet.jsonl" in error.message
+    uploads = mini.aws.clients["s3"].list_multipart_uploads(Bucket=mini.bucket)
+    assert not uploads.get("Uploads")
+
+
+def test_an_input_that_is_gone_leaves_the_rows(mini: Cloud) -> None:
+    """Nobody can put its columns beside them any more."""
+    batch = published(mini, drop(mini, parquet(REVIEWS), "input/x.parquet"))
+    gone = {"Bucket": mini.bucket, "Key": batch.input.key, "VersionId": batch.input.version_id}
+    mini.aws.clients["s3"].delete_object(**gone)
+    ended = finished(mini, batch)
+    assert (ended.status, ended.errors[0].code) == (Status.COMPLETED, "table_not_made")
