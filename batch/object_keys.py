@@ -17,6 +17,7 @@ INPUT_PREFIX = "input/"
 _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
+RECIPE_SUFFIX: Final = ".recipe.toml"
 MAX_KEY_BYTES = 1024
 TENANT: Final = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 _TENANT: Final = re.compile(TENANT, re.ASCII)
@@ -111,6 +112,18 @@ def is_drop(outputs: Outputs) -> bool:
 def outputs_of_request(tenant: str, batch_id: str) -> Outputs:
     """Return where the results of a batch go that the API made."""
     return _outputs(f"{_files_prefix(tenant)}{batch_id}")
+
+
+def recipe_key(key: str) -> str:
+    """Return the key of the recipe beside a table: its own with another ending."""
+    folder, slash, name = key.rpartition("/")
+    stem = name.removesuffix(".gz")
+    return f"{folder}{slash}{stem.rpartition('.')[0] or stem}{RECIPE_SUFFIX}"
+
+
+def is_recipe_key(key: str) -> bool:
+    """Say whether an upload is a recipe, which is no file of requests."""
+    return key.endswith(RECIPE_SUFFIX)
 
 
 def table_key(outputs: Outputs, form: str) -> str:

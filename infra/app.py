@@ -12,13 +12,14 @@ from aws_cdk import aws_iam as iam
 from constructs import IConstruct
 
 from infra.api.stack import ApiStack
-from infra.bundle import ROOT, Bundle, host_processor, make_bundle
+from infra.bundle import Bundle, host_processor, make_bundle
 from infra.compute.sagemaker.stack import SageMakerStack
 from infra.compute.stack import ComputeStack
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases, with_zones
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
+from infra.pip_target import ROOT
 
 
 def add_stacks(

@@ -12,7 +12,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk.aws_ecr_assets import DockerImageAsset, Platform
 from constructs import Construct
 
-from infra.bundle import ROOT
+from infra.pip_target import ROOT
 
 DOCKERFILE: Final = "container/Dockerfile"
 

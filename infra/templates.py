@@ -20,9 +20,10 @@ from aws_cdk import App, CfnParameter, DefaultStackSynthesizer, Stack
 
 from infra.api.stack import ApiStack
 from infra.app import add_stacks
-from infra.bundle import ROOT, Bundle, make_bundle
+from infra.bundle import Bundle, make_bundle
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.nag_exceptions import add_checks
+from infra.pip_target import ROOT
 
 OUTPUT: Final = ROOT / "out" / "templates"
 _ASSETS: Final = "assets"

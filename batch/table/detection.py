@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..file.formats import detect_compression
 from ..file.lines import BOM, JSON_WHITE_SPACE, FormatError
-from .recipe import TableFormat
+
+if TYPE_CHECKING:
+    from .recipe import TableFormat
 
 PARQUET: Final = b"PAR1"
 ARROW_FILE: Final = b"ARROW1"

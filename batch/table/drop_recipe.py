@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from .errors import RecipeError
-from .recipe import SUFFIX, load_recipe, parse_recipe
+from .recipe import load_recipe
 
 PREFIX: Final = "recipe-"
 """Begins the names of user metadata that are keys of a recipe."""
@@ -18,31 +17,15 @@ _LISTS = ("keep",)
 _TEXTS = ("url", "prompt", "system", "id", "output", "vectors")
 
 
-def recipe_key(key: str) -> str:
-    """Return the key of the recipe beside a table: its own with another ending."""
-    path = PurePosixPath(key.removesuffix(".gz"))
-    return str(path.with_name(f"{path.stem}{SUFFIX}"))
+def drop_recipe(beside: bytes | None, metadata: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the keys of a recipe: those of the file beside a table, metadata before it.
 
-
-def is_recipe_key(key: str) -> bool:
-    """Say whether an upload is a recipe, which is no file of requests."""
-    return key.endswith(SUFFIX)
-
-
-def has_recipe(metadata: Mapping[str, str]) -> bool:
-    """Say whether user metadata has keys of a recipe."""
-    return any(name.startswith(PREFIX) for name in metadata)
-
-
-def drop_recipe(beside: bytes | None, metadata: Mapping[str, str]) -> str:
-    """Return the keys of a recipe as JSON: those of the file beside a table, metadata before it.
-
-    Raises RecipeError for one that cannot work.
+    None where neither has any. Raises RecipeError for one that cannot work.
     """
     keys: dict[str, Any] = {}
-    if beside is not None and len(beside) > MAX_BYTES:
-        raise RecipeError(f"it is longer than {MAX_BYTES:,} bytes")
     if beside is not None:
+        if len(beside) > MAX_BYTES:
+            raise RecipeError(f"it is longer than {MAX_BYTES:,} bytes")
         try:
             keys = load_recipe(beside.decode())
         except UnicodeDecodeError as exc:
@@ -52,14 +35,12 @@ def drop_recipe(beside: bytes | None, metadata: Mapping[str, str]) -> str:
         for name, text in metadata.items()
         if name.startswith(PREFIX)
     }
+    if beside is None and not given:
+        return None
     if "prompt" in given:
         keys.pop("messages", None)
     keys |= {name: _value(name, text) for name, text in given.items()}
-    parse_recipe(keys)
-    try:
-        return json.dumps(keys, ensure_ascii=False)
-    except TypeError as exc:
-        raise RecipeError("dates and times have no place in it: write them as text") from exc
+    return keys
 
 
 def _value(name: str, text: str) -> Any:

@@ -26,7 +26,6 @@ TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 VectorType = Literal["float32", "float16", "int8"]
 """Types of the elements of embeddings; `int8` is 127 times the value, rounded."""
 
-SUFFIX: Final = ".recipe.toml"
 _OWN_KEYS: Final = ("url", "prompt", "system", "id", "keep", "params", "output", "vectors")
 
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from tidemill.batch.object_keys import (
     INPUT_PREFIX,
     is_folder,
+    is_recipe_key,
     outputs_of_drop,
     results_name,
 )
-from tidemill.batch.table.drop_recipe import is_recipe_key
 
 from ..aws.bucket import ObjectHead
 from ..aws.calls import Operation

@@ -8,7 +8,6 @@ which keeps all in memory. What several runs have to know of each other stands i
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +20,6 @@ from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_
 from tidemill.batch.model import Batch, Conversion
 from tidemill.batch.object_keys import converted_key, table_key
 from tidemill.batch.states import Status
-from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.validation import Verdict
 
 from ..aws.bucket import read_range
@@ -157,8 +155,7 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
 
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
     if recipe is not None:
-        to_form = parse_recipe(json.loads(recipe.keys)).output or recipe.format
-        made = table_key(lock.batch.outputs, to_form)
+        made = table_key(lock.batch.outputs, recipe.output)
         lock.change(outputs=dump(replace(lock.batch.outputs, table_key=made)))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)

@@ -25,11 +25,11 @@ from tidemill.batch.object_keys import (
     invalid_key_reason,
     invalid_tenant_reason,
     is_folder,
+    is_recipe_key,
     outputs_of_drop,
     outputs_of_request,
 )
 from tidemill.batch.states import Status
-from tidemill.batch.table.drop_recipe import is_recipe_key
 
 from ..aws.calls import Operation
 from ..aws.queues import advance_message

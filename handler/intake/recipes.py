@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final, NamedTuple
 
 from tidemill.batch.model import Batch
-from tidemill.batch.object_keys import INPUT_PREFIX
+from tidemill.batch.object_keys import INPUT_PREFIX, recipe_key
 from tidemill.batch.table.detection import detect_table
-from tidemill.batch.table.drop_recipe import MAX_BYTES, drop_recipe, has_recipe, recipe_key
-from tidemill.batch.table.recipe import TableFormat
 
 from ..aws.calls import Operation
 from ..deployment import Deployment
@@ -21,10 +20,10 @@ _BINARY: Final = ("parquet", "arrow")
 
 
 class TableRecipe(NamedTuple):
-    """Format of a table, and the keys of its recipe as JSON."""
+    """The keys of a recipe as JSON, and the format of its output."""
 
-    format: TableFormat
     keys: str
+    output: str
 
 
 def find_recipe(
@@ -35,15 +34,23 @@ def find_recipe(
     Raises RecipeError, and Requeue where the recipe may be on its way.
     """
     form = detect_table(head)
-    metadata = batch.options.metadata
     if form is None or not batch.source.key.startswith(INPUT_PREFIX):
         return None
+    # Late imports: most files are no tables.
+    from tidemill.batch.table.drop_recipe import MAX_BYTES, drop_recipe
+    from tidemill.batch.table.errors import RecipeError
+    from tidemill.batch.table.recipe import parse_recipe
+
     key, beside = recipe_key(batch.source.key), None
-    found = yield from deployment.bucket.head(key)
-    if found is not None:
+    if (yield from deployment.bucket.head(key)) is not None:
         beside = yield from deployment.bucket.get_range(key, 0, MAX_BYTES + 1)
-    if beside is None and not has_recipe(metadata):
+    keys = drop_recipe(beside, batch.options.metadata)
+    if keys is None:
         if form in _BINARY and now < batch.created_at + _PATIENCE_SECONDS:
             raise Requeue(_WAIT_SECONDS)
         return None
-    return TableRecipe(form, drop_recipe(beside, metadata))
+    recipe = parse_recipe(keys)
+    try:
+        return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
+    except TypeError as exc:
+        raise RecipeError("dates and times have no place in it: write them as text") from exc

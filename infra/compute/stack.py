@@ -10,7 +10,6 @@ from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
 from infra.api.stack import ApiStack
-from infra.bundle import ROOT
 from infra.compute.capacity import CapacityProviders
 from infra.compute.launch_permissions import run_tasks
 from infra.compute.network import WorkerNetwork
@@ -19,6 +18,7 @@ from infra.compute.worker_events import WorkerEventRules
 from infra.data.stack import DataStack
 from infra.fleets import Fleet, FleetAlarms, LaunchPolicies, policy_chunks
 from infra.image import WorkerImage
+from infra.pip_target import ROOT
 
 
 class ComputeStack(Stack):

@@ -60,7 +60,8 @@ ROLES = {
         BUCKET: "s3:ListBucket",
         INPUT: "s3:GetObject GetObjectVersion",
         IN_FLIGHT: RESUMED,
-        FILES: OBJECT,
+        OUTPUT: RESUMED,
+        FILES: f"{RESUMED} PutObjectTagging",
     },
     "ReaperRole": TO_END_BATCHES
     | {

@@ -9,13 +9,13 @@ from aws_cdk import Stack
 from constructs import Construct
 
 from infra.api.stack import ApiStack
-from infra.bundle import ROOT
 from infra.compute.network import WorkerNetwork
 from infra.compute.sagemaker.jobs import WorkerJobs, run_jobs
 from infra.compute.worker_events import WorkerEventRules
 from infra.data.stack import DataStack
 from infra.fleets import Fleet, FleetAlarms, LaunchPolicies, policy_chunks
 from infra.image import WorkerImage
+from infra.pip_target import ROOT
 
 
 class SageMakerStack(Stack):
