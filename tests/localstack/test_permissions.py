@@ -6,6 +6,7 @@ The emulator serves TLS here, because the stacks' policies refuse everything els
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 
 import boto3
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import trustme
 from botocore.exceptions import ClientError
@@ -80,6 +83,8 @@ class Guarded:
         return boto3.client(service, **client_options(environment), **session)
 
 
+REVIEWS = pa.table({"id": [1, 2], "review": ["Great food.", "Never again."]})
+RECIPE = b"prompt = 'Sentiment of: {{ review }}'\nid = 'id'\nparams = {max_tokens = 4}\n"
 # Keys that add to what roles are allowed, or bound it.
 MORE_KEYS = """\
 tracing = true
@@ -156,7 +161,7 @@ def worker_policy(config: Config) -> dict[str, Any]:
 
     app = App()
     code = lambda_.Code.from_asset(str(ROOT / "examples"))
-    bundle = Bundle(code, lambda_.Runtime.PYTHON_3_11, lambda_.Architecture.ARM_64)
+    bundle = Bundle(code, code, lambda_.Runtime.PYTHON_3_11, lambda_.Architecture.ARM_64)
     add_stacks(app, config, bundle, ROOT)
     compute = app.node.find_child("Compute")
     resources = Template.from_stack(compute).to_json()["Resources"]
@@ -248,8 +253,11 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
         with fleet.reconciling():
             guarded.drops.drop("example", EXAMPLE)
             guarded.drops.put("example.jsonl.gz", gzip.compress(EXAMPLE))
+            guarded.drops.put("reviews.recipe.toml", RECIPE)
+            guarded.drops.put("reviews.parquet", to_parquet(REVIEWS))
             report = guarded.drops.wait("example", seconds=120)
             packed = guarded.drops.wait("example.jsonl.gz", seconds=120)
+            table = guarded.drops.wait("reviews.parquet", seconds=120)
             [(name, worker)] = processes.processes.items()
             worker.kill()
             deadline = time.monotonic() + 60
@@ -261,7 +269,18 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
     assert report["request_counts"]["total"] == len(EXAMPLE.splitlines())
     assert len(guarded.drops.rows("example")) == report["request_counts"]["completed"]
     assert packed["request_counts"] == report["request_counts"]
+    assert table["tidemill"]["table_url"].endswith("/output/reviews.parquet"), table
+    made = pq.read_table(io.BytesIO(guarded.drops.read("output/reviews.parquet") or b""))
+    assert made.select(REVIEWS.schema.names).equals(REVIEWS)
+    assert all(made["text"].to_pylist())
     assert "AccessDenied" not in log
+
+
+def to_parquet(table: pa.Table) -> bytes:
+    """Return the bytes of a Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
 
 
 def test_the_api_answers_and_cancels_under_its_roles(
