@@ -3,7 +3,8 @@
 All rules that can be told without asking AWS stand here. A request has OpenAI's parameters, and
 ours by `extra_body`: `BatchRequest` looks at the kinds of values only, so that the OpenAPI document
 tells them, and `parse_request` at what they say. An upload has the same options: it spells their
-names with dashes, and whatever else stands in its user metadata becomes the batch's `metadata`.
+names with dashes, `recipe-` begins the keys of a table's recipe, and whatever else stands in its
+user metadata becomes the batch's `metadata`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ MIN_EXPIRY_SECONDS: Final = 3600
 MAX_EXPIRY_SECONDS: Final = 30 * 24 * 3600
 MAX_IDEMPOTENCY_KEY_CHARS: Final = 255
 S3: Final = "s3://"
+RECIPE_PREFIX: Final = "recipe-"
+"""Begins the names of user metadata that are keys of a table's recipe."""
 
 _MAX_NAME_BYTES = len(S3) + 63 + 1 + MAX_KEY_BYTES  # 63 of a bucket's name
 _MAX_COST = 10**9
@@ -201,7 +204,9 @@ def parse_options(
     is_strict = asked["strict_parameters"]
     if is_strict is not None:
         asked["strict_parameters"] = _BOOLEANS.get(is_strict.lower(), is_strict)
-    return _check(asked, names, values)
+    recipe = {name: values.pop(name) for name in [*values] if name.startswith(RECIPE_PREFIX)}
+    keys = {name.removeprefix(RECIPE_PREFIX): text for name, text in recipe.items()}
+    return replace(_check(asked, names, values), recipe=keys)
 
 
 def options_of_request(fields: Mapping[str, Any]) -> Options:

@@ -48,7 +48,8 @@ class Options:
 
     No line is begun once its GPU time has come to `max_cost`, in the deployment's currency.
     Its result files are forgotten `output_expires_seconds` after they were made, if that is set.
-    With `strict_parameters` a file with unknown parameters is refused.
+    With `strict_parameters` a file with unknown parameters is refused. `recipe` has the keys of a
+    table's recipe that stood in the user metadata of an upload, as text.
     """
 
     completion_window: str = "24h"
@@ -60,6 +61,7 @@ class Options:
     webhook_url: str | None = None
     max_cost: float | None = None
     strict_parameters: bool = False
+    recipe: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

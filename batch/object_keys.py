@@ -18,6 +18,7 @@ _OUTPUT_PREFIX = "output/"
 _SUFFIX = ".jsonl"
 ERRORS_SUFFIX = ".errors.jsonl"
 RECIPE_SUFFIX: Final = ".recipe.toml"
+_TABLE = ".table"
 MAX_KEY_BYTES = 1024
 TENANT: Final = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 _TENANT: Final = re.compile(TENANT, re.ASCII)
@@ -127,9 +128,23 @@ def is_recipe_key(key: str) -> bool:
 
 
 def table_key(outputs: Outputs, form: str) -> str:
-    """Return where a table of a batch's rows goes: named as the input if that has its suffix."""
+    """Return where a table of a batch's rows goes: named as the input if that has its suffix.
+
+    No other upload's results have that name; raises InvalidOption for an input that has one of
+    these already, or a name too long.
+    """
     stem = outputs.output_key.removesuffix(_SUFFIX)
-    return stem if stem.lower().endswith(f".{form}") else f"{stem}.out.{form}"
+    suffix = ".ndjson" if form == "jsonl" else f".{form}"
+    if stem.lower().endswith(f"{_TABLE}{suffix}"):
+        raise InvalidOption(
+            f"The table would be named as that of another file, {_TABLE}{suffix}: give the upload "
+            "another name.",
+            param="key",
+        )
+    key = stem if stem.lower().endswith(suffix) else f"{stem}{_TABLE}{suffix}"
+    if len(key.encode()) > MAX_KEY_BYTES:
+        raise InvalidOption("The name is too long for that of its table.", param="key")
+    return key
 
 
 def file_key(tenant: str, file_id: str) -> str:

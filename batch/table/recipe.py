@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,6 +104,21 @@ def load_recipe(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise RecipeError(f"it is no TOML: {exc}") from exc
+
+
+def print_recipe(keys: Mapping[str, Any]) -> str:
+    """Return the keys of a recipe as a TOML document."""
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in keys.items())
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        pairs = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value.items())
+        return f"{{{pairs}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    # Of texts and numbers JSON's words are TOML's, but for a control character of which it has two.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:

@@ -47,8 +47,8 @@ def has_recipe(arguments: argparse.Namespace, file: str) -> bool:
     return bool(arguments.recipe or arguments.prompt or (file and _recipe_beside(file)))
 
 
-def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
-    """Return the recipe for a file; None where neither a flag nor a file gives one.
+def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[str, Any]] | None:
+    """Return the recipe for a file, and its keys; None where neither a flag nor a file gives one.
 
     Raises Refused for one that cannot work.
     """
@@ -75,7 +75,8 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> Recipe | None:
         if "prompt" in flags:
             for name in _TEMPLATES:
                 keys.pop(name, None)
-        return parse_recipe(keys | flags)
+        keys |= flags
+        return parse_recipe(keys), keys
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise Refused(f"the recipe {path} cannot be read: {reason}") from exc

@@ -18,7 +18,13 @@ from urllib3.exceptions import HTTPError
 
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.model import Outputs
-from tidemill.batch.object_keys import INPUT_PREFIX, invalid_key_reason, outputs_of_drop
+from tidemill.batch.object_keys import (
+    INPUT_PREFIX,
+    invalid_key_reason,
+    outputs_of_drop,
+    recipe_key,
+)
+from tidemill.batch.table.recipe import print_recipe
 
 from ..api import backoff
 from ..api.backoff import LONG_SECONDS, Backoff
@@ -27,6 +33,7 @@ from ..console.errors import Refused, Stopped, Unreachable
 from ..console.terminal import log, print_output
 from ..deployment.aws import aws_call, make_client
 from ..files.source import Source
+from ..files.table_options import TableOptions
 from ..transfer.download import Interrupted, fetch
 from ..transfer.progress_bar import byte_progress
 from .batch_flags import NAMES
@@ -62,7 +69,7 @@ class Drop:
 
         A name without a known suffix gets the suffix of the file's format.
         """
-        says_its_form = name.lower().endswith(_ENDINGS)
+        says_its_form = form.is_table or name.lower().endswith(_ENDINGS)
         key = f"{INPUT_PREFIX}{name}{'' if says_its_form else _ending_of(form)}"
         outputs, reason = outputs_of_drop(key), invalid_key_reason(key)
         if outputs is None or reason or not name.strip("/") or not name.isprintable():
@@ -74,6 +81,14 @@ class Drop:
     def url(self) -> str:
         """Return the `s3://` url."""
         return f"s3://{self.bucket}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedTable:
+    """A table to put into the bucket, of whose rows a drop's requests were rendered."""
+
+    source: Source
+    options: TableOptions
 
 
 def _ending_of(form: FileFormat) -> str:
@@ -106,8 +121,18 @@ def _header(value: str) -> str:
     return Header(value, "utf-8", maxlinelen=sys.maxsize).encode(linesep="")
 
 
-def drop_file(target: Drop, source: Source, targets: Targets | None, *, as_json: bool) -> int:
-    """Drop a file; with targets, wait and fetch its rows. Return the exit status."""
+def drop_file(
+    target: Drop,
+    source: Source,
+    targets: Targets | None,
+    table: DroppedTable | None = None,
+    *,
+    as_json: bool,
+) -> int:
+    """Drop a file of requests, or the table that they are of, and return the exit status.
+
+    With targets it waits, and fetches the rows or the table of them.
+    """
     fields = {
         "on_invalid_line": target.metadata.get("on-invalid-line", "fail"),
         "strict_parameters": "strict-parameters" in target.metadata,
@@ -116,7 +141,9 @@ def drop_file(target: Drop, source: Source, targets: Targets | None, *, as_json:
     s3 = make_client("s3")
     before = _etag_of(s3, target.bucket, target.outputs.report_key) if targets else None
     try:
-        _put(s3, target, source)
+        if table is not None:
+            _put_recipe(s3, target, table.options)
+        _put(s3, target, source if table is None else table.source)
     except Stopped as exc:
         raise Stopped(exc.signum, "nothing was dropped") from exc
     if as_json:
@@ -129,10 +156,21 @@ def drop_file(target: Drop, source: Source, targets: Targets | None, *, as_json:
         log(f"its rows will be at s3://{target.bucket}/{target.outputs.output_key}")
         return 0
     try:
-        return _wait_and_fetch(s3, target, before, targets, as_json=as_json)
+        return _wait_and_fetch(s3, target, before, targets, table, as_json=as_json)
     except Stopped as exc:
         where = f"s3://{target.bucket}/{target.outputs.report_key}"
         raise Stopped(exc.signum, f"the batch is not ended by that; {where} will tell") from exc
+
+
+def _put_recipe(s3: Any, target: Drop, options: TableOptions) -> None:
+    """Put the recipe where intake looks for it, before the table; raises Refused."""
+    key = recipe_key(target.key)
+    try:
+        text = print_recipe(options.recipe_keys)
+    except TypeError as exc:
+        raise Refused("dates and times have no place in a recipe: write them as text") from exc
+    with aws_call(f"putting s3://{target.bucket}/{key}"):
+        s3.put_object(Bucket=target.bucket, Key=key, Body=text.encode())
 
 
 def _put(s3: Any, target: Drop, source: Source) -> None:
@@ -153,15 +191,26 @@ def _put(s3: Any, target: Drop, source: Source) -> None:
 
 
 def _wait_and_fetch(
-    s3: Any, target: Drop, before: str | None, targets: Targets, *, as_json: bool
+    s3: Any,
+    target: Drop,
+    before: str | None,
+    targets: Targets,
+    table: DroppedTable | None,
+    *,
+    as_json: bool,
 ) -> int:
     log(f"waiting for s3://{target.bucket}/{target.outputs.report_key}")
     batch = _wait_for_report(s3, target, before)
-    saved: dict[str, str | None] = {"output": None, "errors": None}
-    for kind, key, name, is_there in (
+    url = batch.extension.get("table_url")
+    results: list[tuple[str, str, str | None, object]] = [
         ("output", target.outputs.output_key, targets.output, batch.output_file_id),
         ("errors", target.outputs.error_key, targets.errors, batch.error_file_id),
-    ):
+    ]
+    if table is not None and url is not None:
+        key = url.removeprefix(f"s3://{target.bucket}/")
+        results = [("table", key, str(table.options.output), True)]
+    saved: dict[str, str | None] = {kind: None for kind, *_ in results}
+    for kind, key, name, is_there in results:
         if is_there and name is not None:
             with aws_call(f"reading {key}"):
                 found = s3.head_object(Bucket=target.bucket, Key=key)

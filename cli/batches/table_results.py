@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Final
 
 from tidemill.batch.table.result_rows import in_order
 
@@ -12,9 +11,7 @@ from ..console.terminal import log
 from ..files.input_file import InputFile
 from ..files.table_options import TableOptions
 from ..files.table_output import write_table
-
-ROWS_SUFFIX: Final = ".rows.jsonl"
-ERRORS_SUFFIX: Final = ".errors.jsonl"
+from .table_targets import fetched_files
 
 
 def make_table(options: TableOptions, requests: InputFile) -> None:
@@ -34,8 +31,3 @@ def make_table(options: TableOptions, requests: InputFile) -> None:
     for path in fetched:
         path.unlink()
     log(f"the table is in {options.output}")
-
-
-def fetched_files(output: Path) -> tuple[str, str]:
-    """Return where good and other rows of a table lie until it is made."""
-    return f"{output}{ROWS_SUFFIX}", f"{output}{ERRORS_SUFFIX}"

@@ -1,15 +1,18 @@
-"""`tidemill drop`: uploads a file to a deployment's bucket, which makes it a batch."""
+"""`tidemill drop`: uploads a file or a table to a deployment's bucket, which makes it a batch."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
+from ..arguments.recipe_flags import add_recipe_flags
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
+from ..batches.table_targets import name_fetched_rows
 from ..console.errors import Refused
 from ..console.signals import StopSignals
 from ..deployment.resources import add_deployment_flags, require_cloud, resource_name
+from ..files.table_options import table_options
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -19,14 +22,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="put a file into the bucket, and wait for it if asked",
         description="Checks a file as the server will and puts it into a deployment's bucket under "
         "input/, with AWS credentials that may write there: JSONL, a JSON array of "
-        "requests, or either of them compressed with gzip. Its url is printed on standard output. "
-        "With --wait it stays until NAME.batch.json under output/ says how the batch ended, and "
-        "fetches its rows.",
+        "requests, or either of them compressed with gzip; or a table, whose recipe is put beside "
+        "it. Its url is printed on standard output. With --wait it stays until NAME.batch.json "
+        "under output/ says how the batch ended, and fetches its rows, or the table of them.",
         epilog="A file of the same name that is being run is cancelled.\n\n" + EXIT_STATUSES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_input_flags(parser)
+    add_recipe_flags(parser)
     add_deployment_flags(parser, "bucket")
     parser.add_argument("--name", help="what it is called there, slashes too (the file's name)")
     parser.add_argument(
@@ -44,18 +48,23 @@ def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
     require_cloud("`tidemill drop`")
-    from ..batches.bucket import Drop, drop_file
+    from ..batches.bucket import Drop, DroppedTable, drop_file
     from ..batches.file_check import form_in
+    from ..batches.opened_input import open_batch_input
     from ..batches.wait import targets_if_waited
-    from ..files.source import open_source
 
+    table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
+    if table is not None:
+        name_fetched_rows(arguments, table)
     targets = targets_if_waited(arguments, file)
-    name = arguments.name or _name_of(file)
-    with StopSignals(), open_source(file, tmp_dir=arguments.output_tmp_dir) as source:
-        target = Drop.from_name(
-            resource_name(arguments, "bucket"), name, fields, form_in(source.file)
-        )
-        return drop_file(target, source, targets, as_json=arguments.json)
+    name, tmp_dir = arguments.name or _name_of(file), arguments.output_tmp_dir
+    with StopSignals(), open_batch_input(file, table, tmp_dir) as (source, requests):
+        form = form_in(source.file) if requests is None else requests.form
+        target = Drop.from_name(resource_name(arguments, "bucket"), name, fields, form)
+        dropped = None
+        if table is not None and requests is not None and requests.table is not None:
+            dropped = DroppedTable(requests.table.sources[0], table)
+        return drop_file(target, source, targets, dropped, as_json=arguments.json)
 
 
 def _name_of(file: str) -> str:

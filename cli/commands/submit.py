@@ -9,9 +9,9 @@ from ..api.server import BASE_URL, add_server_flags, server_of
 from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
-from ..console.errors import Refused
+from ..batches.table_targets import name_fetched_rows
 from ..console.signals import StopSignals
-from ..files.table_options import TableOptions, table_options
+from ..files.table_options import table_options
 
 _DESCRIPTION = """\
 Checks a file as the server will, uploads it and makes a batch of it. The batch's id is printed on
@@ -67,7 +67,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     table = table_options(arguments, file, arguments.output_file, is_written=arguments.wait)
     if table is not None:
-        _name_fetched_rows(arguments, table)
+        name_fetched_rows(arguments, table)
     targets = targets_if_waited(arguments, file)
     server = None
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
@@ -86,18 +86,3 @@ def command(arguments: argparse.Namespace) -> int:
 
             make_table(table, requests)
         return status
-
-
-def _name_fetched_rows(arguments: argparse.Namespace, table: TableOptions) -> None:
-    """Name the files of rows that the table is made of; raises Refused where it is there."""
-    if not arguments.wait:
-        if arguments.output_file:
-            raise Refused("-o is for the table that --wait makes: give it too")
-        return
-    if arguments.error_file:
-        raise Refused("a table has no error file: failed rows say why in its column `error`")
-    if table.output.exists() and not arguments.force:
-        raise Refused(f"{table.output} is there already: name another file, or give --force")
-    from ..batches.table_results import fetched_files
-
-    arguments.output_file, arguments.error_file = fetched_files(table.output)

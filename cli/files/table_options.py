@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,9 +35,10 @@ _HIDDEN = (".", "_")
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table's recipe, and where its results go: a path, and the format there."""
+    """A table's recipe, its keys, and where its results go: a path, and the format there."""
 
     recipe: Recipe
+    recipe_keys: Mapping[str, Any]
     output: Path
     output_format: TableFormat
 
@@ -50,9 +51,10 @@ def table_options(
     Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
     CliError where an extra is missing.
     """
-    recipe = recipe_of(arguments, file)
-    if recipe is None:
+    found = recipe_of(arguments, file)
+    if found is None:
         return None
+    recipe, keys = found
     require_extras("a table", "tables")
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
@@ -60,7 +62,7 @@ def table_options(
         raise Refused("a table is written to a file: name one with -o")
     if output_file is None:
         output_file = str(path_beside_table(file, f".output.{form}"))
-    return TableOptions(recipe, Path(output_file), form)
+    return TableOptions(recipe, keys, Path(output_file), form)
 
 
 def format_of(name: str) -> Any:

@@ -14,13 +14,14 @@ from dataclasses import replace
 from uuid import uuid4
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
+from tidemill.batch.errors import InvalidOption
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
 from tidemill.batch.file.formats import HEAD_BYTES, FileFormat, detect_format
 from tidemill.batch.intake_progress import IntakeProgress, Phase, WorkUnit, new_progress
 from tidemill.batch.model import Batch, Conversion
 from tidemill.batch.object_keys import converted_key, table_key
 from tidemill.batch.states import Status
-from tidemill.batch.validation import Verdict
+from tidemill.batch.validation import Verdict, refuse
 
 from ..aws.bucket import read_range
 from ..aws.calls import Operation
@@ -155,7 +156,10 @@ def _ensure_jsonl(lock: BatchLock, *, is_patient: bool) -> FileFormat:
 
 def _start_conversion(lock: BatchLock, form: FileFormat, recipe: TableRecipe | None) -> Batch:
     if recipe is not None:
-        made = table_key(lock.batch.outputs, recipe.output)
+        try:
+            made = table_key(lock.batch.outputs, recipe.output)
+        except InvalidOption as exc:
+            raise FileRefused(refuse(exc.code, exc.message)) from exc
         lock.change(outputs=dump(replace(lock.batch.outputs, table_key=made)))
     batch, bucket = lock.batch, lock.deployment.bucket
     key = converted_key(batch.id)

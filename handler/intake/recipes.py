@@ -37,17 +37,18 @@ def find_recipe(
     if form is None or not batch.source.key.startswith(INPUT_PREFIX):
         return None
     # Late imports: most files are no tables.
-    from tidemill.batch.table.drop_recipe import MAX_BYTES, drop_recipe
+    from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
     from tidemill.batch.table.errors import RecipeError
     from tidemill.batch.table.recipe import parse_recipe
 
-    key, beside = recipe_key(batch.source.key), None
-    if (yield from deployment.bucket.head(key)) is not None:
-        beside = yield from deployment.bucket.get_range(key, 0, MAX_BYTES + 1)
-    keys = drop_recipe(beside, batch.options.metadata)
-    if keys is None:
-        if form in _BINARY and now < batch.created_at + _PATIENCE_SECONDS:
-            raise Requeue(_WAIT_SECONDS)
+    key = recipe_key(batch.source.key)
+    if batch.options.recipe:
+        keys = recipe_of_metadata(batch.options.recipe)
+    elif (yield from deployment.bucket.head(key)) is not None:
+        keys = recipe_of_file((yield from deployment.bucket.get_range(key, 0, MAX_BYTES + 1)))
+    elif form in _BINARY and now < batch.created_at + _PATIENCE_SECONDS:
+        raise Requeue(_WAIT_SECONDS)
+    else:
         return None
     recipe = parse_recipe(keys)
     try:

@@ -25,6 +25,7 @@ from tidemill.batch.object_keys import (
     part_prefix,
     results_name,
     segment_key,
+    table_key,
     tenant_of_drop,
     work_prefix,
 )
@@ -71,6 +72,7 @@ def test_results_of_any_name_are_named(name: str, stem: str) -> None:
     assert invalid_key_reason(f"input/{name}") is None
 
 
+LONG = ("x" * 1004, "parquet")
 NAMES = [
     "x",
     "x.jsonl",
@@ -86,10 +88,33 @@ NAMES = [
 def test_two_uploads_share_all_their_results_or_none(one: str, other: str) -> None:
     """And only those do that count as one name: `NAME` and `NAME.jsonl`."""
     keys = [outputs_of_drop(f"input/{name}") for name in (one, other)]
-    first, second = ({*map(str, astuple(outputs))} for outputs in keys if outputs is not None)
+    first, second = ({*astuple(outputs)} - {None} for outputs in keys if outputs is not None)
     is_one = (one, other) == ("x", "x.jsonl")
     assert (first == second) == is_one
     assert first.isdisjoint(second) != is_one
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "key"),
+    [
+        ("x.parquet", "parquet", "x.parquet"),
+        ("x.parquet", "csv", "x.parquet.table.csv"),
+        ("x.csv.gz", "csv", "x.csv.gz.table.csv"),
+        ("x.jsonl", "jsonl", "x.table.ndjson"),
+        ("x.ndjson", "jsonl", "x.ndjson"),
+    ],
+)
+def test_a_table_has_a_name_of_its_own(name: str, form: str, key: str) -> None:
+    """An upload whose table had that of another's is refused."""
+    outputs = outputs_of_drop(f"input/{name}")
+    assert outputs is not None
+    assert table_key(outputs, form) == f"output/{key}"
+    assert f"output/{key}" not in astuple(outputs)
+    for other, its_form in ((f"x.table.{form.replace('jsonl', 'ndjson')}", form), LONG):
+        outputs = outputs_of_drop(f"input/{other}")
+        assert outputs is not None
+        with pytest.raises(InvalidOption, match="name"):
+            table_key(outputs, its_form)
 
 
 @pytest.mark.parametrize("name", ["x.errors.jsonl", "x.errors", "a/.errors"])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import boto3
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.api_rig import Shell, line, shell_in
@@ -285,3 +289,76 @@ def test_a_file_in_another_form_is_dropped_as_it_is(
     refused = shell.type("drop", name, "--bucket", bucket, *asked)
     assert (refused.status, refused.out) == (1, "")
     assert "This looks like CSV: say what to ask of each row" in refused.err
+
+
+@pytest.fixture
+def reviews(tmp_path: Path) -> Path:
+    """Return a table."""
+    path = tmp_path / "reviews.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "text": ["good", "bad \x7f"]}), path)
+    return path
+
+
+def test_a_table_is_put_behind_its_recipe(
+    shell: Shell, bucket: str, s3: Any, reviews: Path
+) -> None:
+    """As it is; of a file and of flags one recipe is made."""
+    recipe = (
+        "prompt = 'x'\nid = 'id'\nparams = {stop = [\"\\n\", \"é\"], temperature = 0.5, n = 1}\n"
+    )
+    (reviews.parent / "reviews.recipe.toml").write_text(recipe, encoding="utf-8")
+    prompt = 'Label "{{ text }}"\n\x7f'
+    said = shell.type("drop", str(reviews), "--bucket", bucket, "--prompt", prompt, "--keep", "id")
+    assert (said.status, said.out) == (0, f"s3://{bucket}/input/reviews.parquet\n")
+    assert s3.get_object(Bucket=bucket, Key="input/reviews.parquet")["Body"].read() == (
+        reviews.read_bytes()
+    )
+    put = s3.get_object(Bucket=bucket, Key="input/reviews.recipe.toml")["Body"].read()
+    assert tomllib.loads(put.decode()) == {
+        "prompt": prompt,
+        "id": "id",
+        "keep": ["id"],
+        "params": {"stop": ["\n", "é"], "temperature": 0.5, "n": 1},
+    }
+
+
+def test_waiting_for_a_table_fetches_it(
+    shell: Shell, bucket: str, s3: Any, reviews: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It alone; where none could be made, the rows that it would have been made of."""
+    key = "output/reviews.parquet"
+    s3.put_object(Bucket=bucket, Key=key, Body=b"PAR1")
+    made = report_of(tidemill={"table_url": f"s3://{bucket}/{key}"})
+    none = report_of(errors={"data": [{"message": "The table could not be made: x."}]})
+    for report, output, words in (
+        (made, ["out.parquet"], f"its table is s3://{bucket}/{key}"),
+        (none, ["out.parquet.rows.jsonl", "out.parquet.errors.jsonl"], "could not be made"),
+    ):
+        at_first_pause(monkeypatch, partial(put_results, s3, bucket, "reviews.parquet", report))
+        asked = ("--bucket", bucket, "--prompt", "{{ text }}", "--wait", "-o", "out.parquet")
+        said = shell.type("drop", str(reviews), *asked)
+        assert said.status == 3
+        assert words in said.err
+        assert sorted(path.name for path in shell.folder.glob("out*")) == sorted(output)
+        for name in output:
+            Path(name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", "{{ txet }}"], "did you mean `text`?"),
+        (["--prompt", "{{ text }}", "-o", "x.parquet"], "give it too"),
+        (["--recipe", "dates.toml"], "dates and times have no place in a recipe"),
+        ([], "The file is a Parquet table: say what to ask of each row"),
+    ],
+)
+def test_a_table_that_cannot_be_run_is_not_dropped(  # noqa: PLR0917 - fixtures
+    shell: Shell, bucket: str, s3: Any, reviews: Path, flags: list[str], words: str
+) -> None:
+    """Nor is its recipe."""
+    Path("dates.toml").write_text("prompt = '{{ text }}'\nparams = {at = 2026-01-01}\n")
+    said = shell.type("drop", str(reviews), "--bucket", bucket, *flags)
+    assert (said.status in {1, 2}, said.out) == (True, "")
+    assert words in said.err
+    assert "Contents" not in s3.list_objects_v2(Bucket=bucket)

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.api_rig import Shell
-from tidemill.batch.file.lines import RawLine
-from tidemill.cli.batches.table_results import in_order
 
 PROMPT = ("--prompt", "Say {{ text }}", "--id", "id")
 
@@ -65,17 +63,3 @@ def test_waiting_ends_with_the_table(shell: Shell) -> None:
     said = shell.type("submit", table, *PROMPT, "--wait")
     assert (said.status, "t.output.csv is there already" in said.err) == (2, True)
     assert len(shell.api.batches) == 1
-
-
-def test_rows_are_put_in_the_order_of_their_requests(tmp_path: Path) -> None:
-    """Good ones, failed ones, what was no request, and what was not run, which says so."""
-    lines = [b'{"custom_id": "%d", "url": "u", "body": {}}' % number for number in range(4)]
-    lines[2] = b'{"custom_id": "2", "row_error": {"message": "no cell", "column": "c"}}'
-    files = [tmp_path / "rows", tmp_path / "errors"]
-    files[0].write_text('{"custom_id": "3"}\n')
-    files[1].write_text('{"custom_id": "0"}\n')
-    raw = [RawLine(number, line) for number, line in enumerate(lines, 1)]
-    first, second, third, fourth = map(json.loads, in_order(raw, files))
-    assert (first, fourth) == ({"custom_id": "0"}, {"custom_id": "3"})
-    assert second["error"]["message"].startswith("This row was not run")
-    assert third["error"]["message"] == "Row 3: no cell"

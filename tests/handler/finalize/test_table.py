@@ -41,7 +41,6 @@ REVIEWS = pa.table(
     }
 )
 RECIPE = b"prompt = 'Label: {{ text }}'\nid = 'review_id'\nparams = {max_tokens = 4}\n"
-METADATA = {"recipe-prompt": "Label: {{ text }}", "recipe-id": "review_id"}
 
 
 @pytest.fixture
@@ -188,10 +187,12 @@ class Form(NamedTuple):
 
 FORMS = [
     Form("r.csv", comma_separated, b"", "output/r.csv", csv.read_csv),
-    Form("r.csv.gz", comma_separated, b"", "output/r.csv.gz.out.csv", csv.read_csv),
+    Form("r.csv.gz", comma_separated, b"", "output/r.csv.gz.table.csv", csv.read_csv),
     Form("r.arrow", arrow, b"", "output/r.arrow", lambda file: ipc.open_file(file).read_all()),
-    Form("r.jsonl", json_lines, b"output = 'parquet'\n", "output/r.out.parquet", pq.read_table),
-    Form("r.tsv", comma_separated, b"output = 'jsonl'\n", "output/r.tsv.out.jsonl", json.read_json),
+    Form("r.jsonl", json_lines, b"output = 'parquet'\n", "output/r.table.parquet", pq.read_table),
+    Form(
+        "r.tsv", comma_separated, b"output = 'jsonl'\n", "output/r.tsv.table.ndjson", json.read_json
+    ),
 ]
 
 
@@ -209,16 +210,16 @@ def test_every_format_goes_in_and_out(mini: Cloud, form: Form) -> None:
     assert made["output_text"].to_pylist()[0] == "LABEL: BAD"
 
 
-def test_metadata_is_a_recipe_too_and_goes_before_the_file(mini: Cloud) -> None:
+def test_metadata_is_a_recipe_too_and_takes_the_place_of_the_file(mini: Cloud) -> None:
     """Under names of their own, so that no other metadata is taken for it."""
     own = {"id": "7", "recipe-prompt": "{{ text }}!", "recipe-keep": "text, stars"}
     params = {"recipe-params": '{"temperature": 0}'}
     mini.put(RECIPE, "input/x.recipe.toml")
     batch = mini.ingest(mini.create(parquet(REVIEWS), "input/x.parquet", own | params))
     first = from_json(mini.run(mini.deployment.bucket.get(batch.source.key)).splitlines()[0])
-    assert first["custom_id"] == "a"
+    assert first["custom_id"] == "1"
     assert first["body"] == {"messages": [{"role": "user", "content": "bad!"}], "temperature": 0}
-    assert batch.options.metadata["id"] == "7"
+    assert batch.options.metadata == {"id": "7"}
     made = pq.read_table(io.BytesIO(table_of(mini, finished(mini, published(mini, batch)))))
     assert made.schema.names[:2] == ["text", "stars"]
 
