@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, Final
@@ -15,6 +16,7 @@ from .result_columns import ResultColumns
 
 _NOT_RUN: Final = "This row was not run: its batch ended before."
 _MAX_BATCH_BYTES: Final = 2**24
+_ID_AT_START: Final = re.compile(rb'\{(?:"id":"[^"\\]*",)?"custom_id":"([^"\\]+)",')
 
 
 def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
@@ -24,13 +26,30 @@ def in_order(lines: Iterable[RawLine], files: Iterable[Iterable[bytes]]) -> Iter
     """
     readers = [_RowReader(file) for file in files]
     for raw in lines:
-        try:
-            custom_id: str | None = parse_line(raw).custom_id
-            missing = print_not_run(raw.digest, custom_id, code="batch_not_run", message=_NOT_RUN)
-        except LineError as exc:
-            custom_id, missing = exc.custom_id, print_malformed(raw.digest, exc)
+        custom_id = _id_at_start(raw.data) or _id_of_line(raw)
         found = next((one for one in readers if one.is_of(custom_id)), None)
-        yield missing if found is None else found.pop()
+        yield _not_run(raw) if found is None else found.pop()
+
+
+def _id_at_start(data: bytes) -> str | None:
+    """Return the custom id where lines and rows of ours have it; None if it is to be parsed."""
+    found = _ID_AT_START.match(data)
+    return found[1].decode() if found else None
+
+
+def _id_of_line(raw: RawLine) -> str | None:
+    try:
+        return parse_line(raw).custom_id
+    except LineError as exc:
+        return exc.custom_id
+
+
+def _not_run(raw: RawLine) -> bytes:
+    try:
+        custom_id = parse_line(raw).custom_id
+    except LineError as exc:
+        return print_malformed(raw.digest, exc)
+    return print_not_run(raw.digest, custom_id, code="batch_not_run", message=_NOT_RUN)
 
 
 class _RowReader:
@@ -50,7 +69,8 @@ class _RowReader:
         """Return the next row and advance."""
         data, self._data = self._data, next(self._file, b"")
         # A server may be another's, and its rows have other heads than ours.
-        self._custom_id = from_json(self._data).get("custom_id") if self._data else None
+        if self._data:
+            self._custom_id = _id_at_start(self._data) or from_json(self._data).get("custom_id")
         return data
 
 

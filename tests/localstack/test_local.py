@@ -15,6 +15,8 @@ from typing import Any
 
 import boto3
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import expect
 
@@ -293,6 +295,29 @@ def test_the_quick_start_of_the_readme_runs_as_written(cloud: LocalCloud) -> Non
     assert [row["custom_id"] for row in rows] == [
         json.loads(line)["custom_id"] for line in EXAMPLE.splitlines()
     ]
+
+
+def test_a_table_that_is_dropped_comes_back_as_one(cloud: LocalCloud, tmp_path: Path) -> None:
+    """By the README's own command: its columns, and beside them the answers."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, section = readme.partition("### Drop a table into a bucket\n")
+    command = section.partition("```\n")[2].partition("\n```")[0]
+    reviews = pa.table({"id": [7, 8], "review": ["The food was great.", "Never again."]})
+    pq.write_table(reviews, tmp_path / "reviews.parquet")
+    environment = environment_for(cloud.endpoint_url)
+    told = {**os.environ, **environment, "TIDEMILL_BUCKET": cloud.outputs.bucket}
+    subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        env={**told, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        timeout=SECONDS,
+        check=True,
+    )
+    made = pq.read_table(tmp_path / "reviews.output.parquet")
+    assert made.select(["id", "review"]).equals(reviews)
+    assert all(made["text"].to_pylist())
+    there = cloud.drops.read("output/reviews.parquet")
+    assert there == (tmp_path / "reviews.output.parquet").read_bytes()
 
 
 def test_a_browser_is_shown_the_dashboard(cloud: LocalCloud) -> None:
