@@ -156,6 +156,7 @@ const CLICKS = {
   cancel: () => find("#cancel-dialog").showModal(),
   "cancel-no": () => find("#cancel-dialog").close(),
   "cancel-yes": cancel,
+  "get-table": download,
   "get-output": download,
   "get-errors": download,
   "open-again": open,
