@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tidemill.engine.child_command import module_command
+
 from ..commands.run import options_from
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, CliError
 from ..files.paths import is_path
@@ -98,7 +100,7 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
 
 def _run_command(typed: Sequence[str]) -> tuple[str, int, str]:
     """Run a command; return its standard output, its status and its last words."""
-    command = [sys.executable, "-m", "tidemill.cli.python.child", *typed]
+    command = module_command("tidemill.cli.python.child", *typed)
     pipe = subprocess.PIPE
     with subprocess.Popen(  # noqa: S603 - our own command
         # Its standard input is open as long as this process lives. In a session of its own Ctrl-C

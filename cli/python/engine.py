@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import weakref
 from base64 import b64decode
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
@@ -20,7 +19,13 @@ from tidemill.protocol.contract import EngineInfo, EngineStats
 from ..arguments.parser import Parser
 from ..console.errors import CliError, Refused
 from ..engine.engine import require_engine
-from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from ..engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_arguments,
+    engine_command,
+    engine_fields,
+)
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
 from .in_flight import InFlight, answers_to
@@ -53,8 +58,7 @@ class Engine:
             require_engine("an engine", given.model)
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
-        command = [sys.executable, "-m", "tidemill.cli.engine.process", "--own-weights"]
-        command += engine_arguments(given)
+        command = engine_command(given, "--own-weights")
         self.process = EngineProcess(command)
         self._close = weakref.finalize(self, self.process.close)
 
