@@ -28,7 +28,7 @@ from ..engine.options import (
 )
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
-from .in_flight import InFlight, answers_to
+from .in_flight import InFlight, Sent, answers_to
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class Engine:
 
         Cancelling it ends the request.
         """
-        return await asyncio.wrap_future(self.process.send(url, body))
+        return await asyncio.wrap_future(self.process.send(url, body).future)
 
     def answer_many(
         self,
@@ -173,14 +173,14 @@ class Answers:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(answered.set)
 
-        running = InFlight[dict[str, Any]](notify, in_order=self._in_order)
         remaining, is_more = aiter(_as_async(self._requests)), True
         reading: asyncio.Task[Any] | None = None
         limit = await asyncio.to_thread(self._limit)
+        running = InFlight[dict[str, Any]](limit, notify, in_order=self._in_order)
         try:
             while is_more or running:
                 # In a task of its own: the source may wait for answers itself.
-                if is_more and reading is None and len(running) < limit:
+                if is_more and reading is None and not running.is_full:
                     reading = asyncio.create_task(_next(remaining))
                 waiting = asyncio.create_task(answered.wait())
                 parts = {waiting} if reading is None else {waiting, reading}
@@ -203,7 +203,7 @@ class Answers:
     def _limit(self) -> int:
         return self._max_inflight or self._engine.process.max_inflight()
 
-    def _send(self, request: Request) -> Future[dict[str, Any]]:
+    def _send(self, request: Request) -> Sent[dict[str, Any]]:
         url, body = request if isinstance(request, tuple) else (self._url, request)
         try:
             return self._engine.process.send(url, body)
@@ -212,7 +212,7 @@ class Answers:
             failed.set_exception(
                 RequestFailed(str(exc), status_code=400, code="invalid_json", param=None)
             )
-            return failed
+            return Sent(failed, 0)
 
 
 def _options_of(given: Mapping[str, Any]) -> EngineOptions:

@@ -241,26 +241,6 @@ def test_no_process_outlives_its_parent(number: int) -> None:
     os.close(watched)
 
 
-def test_modules_of_the_working_folder_are_not_the_engines(tmp_path: Path) -> None:
-    """Nor those of a run: a `json.py` beside a notebook is the notebook's."""
-    (tmp_path / "json.py").write_text("raise RuntimeError('not of Python')")
-    (tmp_path / "in.csv").write_text("q\nWhat is the capital of France?\n")
-    program = (
-        "import tidemill; engine = tidemill.Engine(); print(engine.info().model); engine.close();"
-        "print(tidemill.run('in.csv', prompt='{{ q }}', max_tokens=8).num_ok)"
-    )
-    # `-P`: the program lies elsewhere, and does not see that file itself.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.splitlines()[1:] == ["1"], done.stderr
-
-
 def test_importing_loads_nothing() -> None:
     """Names are loaded when they are asked for."""
     program = "import sys, tidemill; print(*sys.modules); tidemill.Engine; tidemill.nothing"
