@@ -56,7 +56,11 @@ def run(
     Flags are named as there, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
     `resume=True`. Messages go to standard error; progress is a bar in a notebook and on a terminal,
     lines in a log, and neither where `progress` is False. Raises TidemillError where the run cannot
-    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on.
+    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. docs/python.md
+    has a program:
+
+        done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
+        print(done.output, done.num_ok, done.num_failed)
     """
     typed = ["run", str(input_file), *_flags_of(flags)]
     if output_file is not None:
@@ -84,6 +88,10 @@ def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, A
     """Submit a file or a table to a server, as `tidemill submit` does, and return its Batch.
 
     With `wait` it has ended, and its rows or its table lie beside the file. Raises TidemillError.
+    TIDEMILL_BASE_URL and TIDEMILL_API_KEY name the server, or flags do:
+
+        batch = submit("requests.jsonl", wait=True, metadata=["run=nightly"])
+        print(batch["status"], batch["request_counts"])
     """
     typed = ["submit", str(file), "--json", *_flags_of({**flags, "wait": wait})]
     said, status, words = _run_command(typed)

@@ -59,6 +59,10 @@ class Engine:
     (`max_num_seqs=64`). The process ends with `close`, with this one, or when the engine is
     forgotten. Methods may be called from any thread and any event loop, and wait for the model;
     they raise EngineDied once the process has ended.
+
+    >>> with Engine(max_num_seqs=64) as engine:
+    ...     engine.info().max_num_seqs
+    64
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
@@ -75,6 +79,11 @@ class Engine:
         """Return the body of the response; raises RequestFailed for a request that failed.
 
         Cancelling it ends the request.
+
+        >>> ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        >>> answer = asyncio.run(engine.answer({**ask, "temperature": 0}))
+        >>> answer["choices"][0]["message"]["content"]
+        'Paris'
         """
         return await asyncio.wrap_future(self.process.send(url, body).future)
 
@@ -93,13 +102,21 @@ class Engine:
         as the engine needs; there may be no end of them. Without `in_order` answers come as they
         are finished, each with its place: `(3, {…})`. A notebook and a terminal show a bar unless
         `progress` is False.
+
+        >>> ask = {"messages": [{"role": "user", "content": "What is 12 + 7?"}], "temperature": 0}
+        >>> answer, failed = engine.answer_many([ask, {"messages": []}])
+        >>> answer["choices"][0]["message"]["content"], failed.message
+        ('19', '`messages` must not be empty; got a list.')
         """
         return Answers(self, requests, url, in_order, max_inflight, progress=progress)
 
     def embed(
         self, texts: Iterable[str], *, progress: bool = True, **params: Any
     ) -> NDArray[np.float32]:
-        """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`."""
+        """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`.
+
+        `engine.embed(["ebb", "flow"]).shape` is `(2, 384)` of a model of that many dimensions.
+        """
         import numpy as np
 
         remaining, bodies = iter(texts), []
@@ -122,6 +139,12 @@ class Engine:
         `table` is a `pyarrow.Table`, a data frame or whatever Arrow can read; `recipe` has the keys
         of a recipe (`prompt="Label: {{ text }}"`). Raises TidemillError for one that cannot work;
         a row that fails says so in column `error`.
+
+        >>> cities = {"country": ["France", "Italy"]}
+        >>> prompt = "What is the capital of {{ country }}?"
+        >>> found = engine.answer_table(cities, prompt=prompt, params={"temperature": 0})
+        >>> found.column("text").to_pylist()
+        ['Paris', 'Rome']
         """
         from .tables import answer_table
 

@@ -1,14 +1,19 @@
-"""Programs of docs/python.md, run as they stand there."""
+"""Programs of docs/python.md and examples of docstrings, run as they stand there."""
 
 from __future__ import annotations
 
+import doctest
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+
+from tidemill import Engine
+from tidemill.cli.python import engine as engine_module
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = re.findall(
@@ -31,3 +36,16 @@ def test_a_program_of_the_page_runs(place: int, lines: int, tmp_path: Path) -> N
     )
     assert len(PROGRAMS) == 3
     assert len(done.stdout.splitlines()) == lines
+
+
+def test_the_examples_of_docstrings_are_true() -> None:
+    """They share an engine, which the class's own example starts."""
+    with Engine(max_num_seqs=64) as engine:
+        given = {"engine": engine, "Engine": lambda **_: nullcontext(engine)}
+        found = doctest.DocTestFinder().find(engine_module, extraglobs=given)
+        runner = doctest.DocTestRunner()
+        examples = {test.name.rpartition(".")[2]: runner.run(test) for test in found}
+    assert {name for name, result in examples.items() if result.attempted} == {
+        *("Engine", "answer", "answer_many", "answer_table")
+    }
+    assert [name for name, result in examples.items() if result.failed] == []
