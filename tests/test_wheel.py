@@ -1,4 +1,4 @@
-"""The wheel: what it installs, and that it runs in a folder with modules of the same names."""
+"""Wheel and sdist: what they hold, and that the wheel runs beside modules of the same names."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from itertools import islice
 from pathlib import Path
+from venv import create as make_venv
 
 import pytest
 
@@ -21,24 +24,107 @@ HOSTILE = (
 )
 
 
+DATA = (
+    "py.typed",
+    "demo/model/model.safetensors",
+    "demo/speech/model.safetensors",
+    "handler/dashboard/static/app.js",
+    "handler/dashboard/templates/page.html",
+)
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder that the wheel alone is installed into."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory"]
-    subprocess.run([*build, folder], cwd=ROOT, check=True, capture_output=True)
-    [wheel] = folder.glob("*.whl")
-    target = folder / "site"
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    options = ["--no-compile", "--disable-pip-version-check", "--target", target]
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    build(ROOT, folder)
+    return folder
+
+
+def build(source: Path, folder: Path, *options: str) -> None:
+    """Build what lies in a folder, without a registry."""
+    command = [sys.executable, "-m", "hatchling", "build", "--directory", folder, *options]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def venv(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment that holds the wheel alone, without what it depends on."""
+    folder = tmp_path_factory.mktemp("venv")
+    make_venv(folder, with_pip=False, symlinks=True)
+    install = [sys.executable, "-m", "pip", "--python", folder / "bin/python", "install"]
+    options = ["--quiet", "--no-deps", "--no-index", "--no-compile", "--disable-pip-version-check"]
+    [wheel] = built.glob("*.whl")
     subprocess.run([*install, *options, wheel], check=True, capture_output=True)
-    return target
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(venv: Path) -> Path:
+    """Return the folder of packages of that environment."""
+    [folder] = venv.glob("lib/python*/site-packages")
+    return folder
+
+
+def source_files() -> set[str]:
+    """Return the files of the packages in this checkout, as they are called once installed."""
+    top = ROOT / "tidemill"
+    links = [path for path in top.iterdir() if path.is_symlink()]
+    files = [path for path in top.iterdir() if path.is_file()]
+    files += [link / path.relative_to(link.resolve()) for link in links for path in under(link)]
+    return {str(path.relative_to(ROOT)) for path in files}
+
+
+def under(link: Path) -> list[Path]:
+    """Return the files in the folder that a link leads to."""
+    return [
+        path
+        for path in link.resolve().rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    ]
+
+
+def test_wheel_and_sdist_hold_every_file(built: Path, tmp_path: Path) -> None:
+    """Modules, the mark of types, weights and templates; of the sdist comes the same wheel."""
+    [wheel], [sdist] = built.glob("*.whl"), built.glob("*.tar.gz")
+    names = names_in(wheel)
+    files = source_files()
+    assert {f"tidemill/{name}" for name in DATA} <= files
+    assert {name for name in names if name.startswith("tidemill/")} == files
+    assert "tidemill-0.1.0.dist-info/licenses/LICENSE" in names
+    with tarfile.open(sdist) as tar:
+        tar.extractall(tmp_path, filter="data")
+    build(tmp_path / "tidemill-0.1.0", tmp_path / "dist", "--target", "wheel")
+    assert names_in(tmp_path / "dist" / wheel.name) == names
+
+
+def names_in(wheel: Path) -> set[str]:
+    """Return the names of the files in a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_command_and_the_package_need_nothing_to_start(venv: Path, tmp_path: Path) -> None:
+    """Not even what they depend on: a broken environment can say its version."""
+    program = "import tidemill; print(tidemill.__file__)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    said = [
+        subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        ).stdout
+        for command in (
+            [venv / "bin/tidemill", "--version"],
+            [venv / "bin/python", "-c", program],
+        )
+    ]
+    assert said[0] == "tidemill 0.1.0\n"
+    assert said[1].startswith(str(venv))
 
 
 def test_it_installs_one_package(installed: Path) -> None:
-    """Beside its own metadata and the folder of the command."""
+    """Beside its own metadata."""
     names = {path.name for path in installed.iterdir()}
-    assert names == {"tidemill", "tidemill-0.1.0.dist-info", "bin"}
+    assert names == {"tidemill", "tidemill-0.1.0.dist-info"}
     assert not [path for path in (installed / "tidemill").rglob("*") if path.is_symlink()]
 
 

@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -20,7 +19,7 @@ from ..console.errors import CliError, Refused, Stopped
 from ..console.signals import StopSignals
 from ..engine.adapters import lora_modules
 from ..engine.engine import served_names
-from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from ..engine.options import EngineOptions, add_engine_flags, engine_command, engine_fields
 from ..engine.weights import local_model, s3_addresses, throttled
 from ..extras import not_installed, require_extras
 
@@ -290,7 +289,7 @@ def _engine_command(options: EngineOptions, environment: Mapping[str, str]) -> l
     """Return the command of the engine process; replaced in tests."""
     if (other := environment.get(_ENGINE_COMMAND)) is not None:
         return [str(word) for word in json.loads(other)]
-    return [sys.executable, "-m", "tidemill.cli.engine.process", *engine_arguments(options)]
+    return engine_command(options)
 
 
 def _run(
@@ -341,7 +340,7 @@ async def _work(
 
     names = served_names(options)
     wanted = s3_addresses(options.model, lora_modules(options, names))
-    engine_command = _engine_command(replace(options, served_model_names=names), os.environ)
+    command = _engine_command(replace(options, served_model_names=names), os.environ)
     folders: asyncio.Future[Mapping[str, str]] | None = None
     age, machine_age = process_age()
     cold_start, began = ColdStart(age), time.time() - age
@@ -350,7 +349,7 @@ async def _work(
 
     def make_client() -> EngineClient:
         return EngineClient(
-            engine_command,
+            command,
             stall_seconds=config.stall_seconds,
             start_seconds=config.start_seconds,
             folders=folders,

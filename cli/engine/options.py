@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import Any, Literal
 
+from tidemill.engine.child_command import module_command
+
 from ..arguments.argument_types import positive_int, seed_number, size_in_bytes
 
 _DTYPES = {
@@ -320,3 +322,8 @@ def engine_arguments(options: EngineOptions) -> list[str]:
         elif value is not None and value is not False:
             arguments.append(f"--{field.name.replace('_', '-')}={value}")
     return arguments
+
+
+def engine_command(options: EngineOptions, *arguments: str) -> list[str]:
+    """Return the command of an engine process of these options (`process.py`)."""
+    return module_command("tidemill.cli.engine.process", *arguments, *engine_arguments(options))

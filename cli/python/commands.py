@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -12,12 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tidemill.engine.child_command import module_command
+
 from ..commands.run import options_from
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, CliError
 from ..files.paths import is_path
 from ..main import parse
+from ..run.progress import PROGRESS_FD
 from ..run.run_card import card_paths
 from .errors import TidemillError
+from .progress import progress_of_run
 
 _ENDED: Final = (0, ROWS_FAILED, OVER_LIMIT)
 _BATCH_ENDS: Final = ("completed", "failed", "expired", "cancelled")
@@ -39,12 +44,23 @@ class RunResult:
     card: Mapping[str, Any]
 
 
-def run(input_file: str | Path, output_file: str | Path | None = None, **flags: Any) -> RunResult:
+def run(
+    input_file: str | Path,
+    output_file: str | Path | None = None,
+    *,
+    progress: bool = True,
+    **flags: Any,
+) -> RunResult:
     """Run a file or a table on this machine, as `tidemill run` with these flags does.
 
     Flags are named as there, with underscores: `prompt="{{ text }}"`, `max_tokens=64`,
-    `resume=True`. Progress goes to standard error. Raises TidemillError where the run cannot be, or
-    did not come to its end; an interrupt ends it, and `resume=True` goes on.
+    `resume=True`. Messages go to standard error; progress is a bar in a notebook and on a terminal,
+    lines in a log, and neither where `progress` is False. Raises TidemillError where the run cannot
+    be, or did not come to its end; an interrupt ends it, and `resume=True` goes on. docs/python.md
+    has a program:
+
+        done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
+        print(done.output, done.num_ok, done.num_failed)
     """
     typed = ["run", str(input_file), *_flags_of(flags)]
     if output_file is not None:
@@ -56,7 +72,8 @@ def run(input_file: str | Path, output_file: str | Path | None = None, **flags: 
     if not is_path(options.output_file):
         raise TidemillError("a run of a program needs a file for its rows: name `output_file`")
     target = Path(options.output_file) if options.table is None else options.table.output
-    _, status, words = _run_command(typed)
+    with progress_of_run(is_wanted=progress) as fd:
+        _, status, words = _run_command(typed, fd)
     if status not in _ENDED:
         raise TidemillError(words or f"the run ended with status {status}")
     try:
@@ -71,6 +88,10 @@ def submit(file: str | Path, *, wait: bool = False, **flags: Any) -> dict[str, A
     """Submit a file or a table to a server, as `tidemill submit` does, and return its Batch.
 
     With `wait` it has ended, and its rows or its table lie beside the file. Raises TidemillError.
+    TIDEMILL_BASE_URL and TIDEMILL_API_KEY name the server, or flags do:
+
+        batch = submit("requests.jsonl", wait=True, metadata=["run=nightly"])
+        print(batch["status"], batch["request_counts"])
     """
     typed = ["submit", str(file), "--json", *_flags_of({**flags, "wait": wait})]
     said, status, words = _run_command(typed)
@@ -96,9 +117,10 @@ def _flags_of(flags: Mapping[str, Any]) -> list[str]:
     return typed
 
 
-def _run_command(typed: Sequence[str]) -> tuple[str, int, str]:
+def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[str, int, str]:
     """Run a command; return its standard output, its status and its last words."""
-    command = [sys.executable, "-m", "tidemill.cli.python.child", *typed]
+    reports = {} if progress_fd is None else {PROGRESS_FD: str(progress_fd)}
+    command = module_command("tidemill.cli.python.child", *typed)
     pipe = subprocess.PIPE
     with subprocess.Popen(  # noqa: S603 - our own command
         # Its standard input is open as long as this process lives. In a session of its own Ctrl-C
@@ -108,6 +130,8 @@ def _run_command(typed: Sequence[str]) -> tuple[str, int, str]:
         stdout=pipe,
         stderr=pipe,
         text=True,
+        env=os.environ | reports,
+        pass_fds=[] if progress_fd is None else [progress_fd],
         start_new_session=True,
     ) as process:
         stdout = process.stdout

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 import weakref
 from base64 import b64decode
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, aclosing, suppress
 from dataclasses import fields
 from difflib import get_close_matches
 from itertools import islice
@@ -20,10 +27,17 @@ from tidemill.protocol.contract import EngineInfo, EngineStats
 from ..arguments.parser import Parser
 from ..console.errors import CliError, Refused
 from ..engine.engine import require_engine
-from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
+from ..engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_arguments,
+    engine_command,
+    engine_fields,
+)
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
-from .in_flight import InFlight, answers_to
+from .in_flight import InFlight, Sent, answers_to
+from .progress import Progress, progress_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,6 +59,10 @@ class Engine:
     (`max_num_seqs=64`). The process ends with `close`, with this one, or when the engine is
     forgotten. Methods may be called from any thread and any event loop, and wait for the model;
     they raise EngineDied once the process has ended.
+
+    >>> with Engine(max_num_seqs=64) as engine:
+    ...     engine.info().max_num_seqs
+    64
     """
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
@@ -53,8 +71,7 @@ class Engine:
             require_engine("an engine", given.model)
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
-        command = [sys.executable, "-m", "tidemill.cli.engine.process", "--own-weights"]
-        command += engine_arguments(given)
+        command = engine_command(given, "--own-weights")
         self.process = EngineProcess(command)
         self._close = weakref.finalize(self, self.process.close)
 
@@ -62,8 +79,13 @@ class Engine:
         """Return the body of the response; raises RequestFailed for a request that failed.
 
         Cancelling it ends the request.
+
+        >>> ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        >>> answer = asyncio.run(engine.answer({**ask, "temperature": 0}))
+        >>> answer["choices"][0]["message"]["content"]
+        'Paris'
         """
-        return await asyncio.wrap_future(self.process.send(url, body))
+        return await asyncio.wrap_future(self.process.send(url, body).future)
 
     def answer_many(
         self,
@@ -72,39 +94,61 @@ class Engine:
         url: str = CHAT,
         in_order: bool = True,
         max_inflight: int | None = None,
+        progress: bool = True,
     ) -> Answers:
         """Return the answers to many requests, to iterate over with `for` or `async for`.
 
         A failed request gives its RequestFailed in its place. So many requests are taken at a time
         as the engine needs; there may be no end of them. Without `in_order` answers come as they
-        are finished, each with its place: `(3, {…})`.
-        """
-        return Answers(self, requests, url, in_order, max_inflight)
+        are finished, each with its place: `(3, {…})`. A notebook and a terminal show a bar unless
+        `progress` is False.
 
-    def embed(self, texts: Iterable[str], **params: Any) -> NDArray[np.float32]:
-        """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`."""
+        >>> ask = {"messages": [{"role": "user", "content": "What is 12 + 7?"}], "temperature": 0}
+        >>> answer, failed = engine.answer_many([ask, {"messages": []}])
+        >>> answer["choices"][0]["message"]["content"], failed.message
+        ('19', '`messages` must not be empty; got a list.')
+        """
+        return Answers(self, requests, url, in_order, max_inflight, progress=progress)
+
+    def embed(
+        self, texts: Iterable[str], *, progress: bool = True, **params: Any
+    ) -> NDArray[np.float32]:
+        """Return the vectors of texts, a row each; `params` are those of `/v1/embeddings`.
+
+        `engine.embed(["ebb", "flow"]).shape` is `(2, 384)` of a model of that many dimensions.
+        """
         import numpy as np
 
         remaining, bodies = iter(texts), []
         while some := list(islice(remaining, _TEXTS_PER_REQUEST)):
             bodies.append({**params, "input": some, "encoding_format": "base64"})
         vectors = []
-        for answer in self.answer_many(bodies, url=EMBEDDINGS):
-            if isinstance(answer, RequestFailed):
-                raise answer
-            vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in answer["data"]]
+        num_texts = sum(len(body["input"]) for body in bodies)
+        with progress_of("texts", num_texts, is_wanted=progress) as shown:
+            for answer in self.answer_many(bodies, url=EMBEDDINGS, progress=False):
+                if isinstance(answer, RequestFailed):
+                    raise answer
+                data = answer["data"]
+                vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in data]
+                shown.add(len(data))
         return np.stack(vectors) if vectors else np.zeros((0, 0), np.float32)
 
-    def answer_table(self, table: Any, **recipe: Any) -> pa.Table:
+    def answer_table(self, table: Any, *, progress: bool = True, **recipe: Any) -> pa.Table:
         """Return a table with the answers to its rows beside its columns, as `tidemill run` does.
 
         `table` is a `pyarrow.Table`, a data frame or whatever Arrow can read; `recipe` has the keys
         of a recipe (`prompt="Label: {{ text }}"`). Raises TidemillError for one that cannot work;
         a row that fails says so in column `error`.
+
+        >>> cities = {"country": ["France", "Italy"]}
+        >>> prompt = "What is the capital of {{ country }}?"
+        >>> found = engine.answer_table(cities, prompt=prompt, params={"temperature": 0})
+        >>> found.column("text").to_pylist()
+        ['Paris', 'Rome']
         """
         from .tables import answer_table
 
-        return answer_table(self.process, table, recipe)
+        return answer_table(self.process, table, recipe, progress=progress)
 
     def info(self) -> EngineInfo:
         """Return model, device and limits, once the model is loaded."""
@@ -146,37 +190,51 @@ class Answers:
         url: str,
         in_order: bool,  # noqa: FBT001 - as `answer_many` was called
         max_inflight: int | None,
+        *,
+        progress: bool,
     ) -> None:
         self._engine = engine  # which would end its process if it were forgotten
         self._requests = requests
         self._url = url
         self._in_order = in_order
         self._max_inflight = max_inflight
+        self._progress = progress
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the answers; the requests must be an iterable."""
         if not isinstance(self._requests, Iterable):
             raise TypeError("these requests come from an async iterable: use `async for`")
         sent = map(self._send, self._requests)
-        for place, answer in answers_to(sent, self._limit(), in_order=self._in_order):
-            yield answer if self._in_order else (place, answer)
+        limit = self._limit()
+        with self._shown() as shown:
+            for place, answer in answers_to(sent, limit, in_order=self._in_order):
+                shown.add(is_failed=isinstance(answer, RequestFailed))
+                yield answer if self._in_order else (place, answer)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         """Yield the answers; the requests may be an async iterable."""
+        limit = await asyncio.to_thread(self._limit)
+        with self._shown() as shown:
+            async with aclosing(self._in_loop(limit)) as answers:
+                async for place, answer in answers:
+                    shown.add(is_failed=isinstance(answer, RequestFailed))
+                    yield answer if self._in_order else (place, answer)
+
+    async def _in_loop(self, limit: int) -> AsyncGenerator[tuple[int, Any], None]:
+        """Yield the answers and their places."""
         answered, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def notify() -> None:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(answered.set)
 
-        running = InFlight[dict[str, Any]](notify, in_order=self._in_order)
         remaining, is_more = aiter(_as_async(self._requests)), True
         reading: asyncio.Task[Any] | None = None
-        limit = await asyncio.to_thread(self._limit)
+        running = InFlight[dict[str, Any]](limit, notify, in_order=self._in_order)
         try:
             while is_more or running:
                 # In a task of its own: the source may wait for answers itself.
-                if is_more and reading is None and len(running) < limit:
+                if is_more and reading is None and not running.is_full:
                     reading = asyncio.create_task(_next(remaining))
                 waiting = asyncio.create_task(answered.wait())
                 parts = {waiting} if reading is None else {waiting, reading}
@@ -189,17 +247,21 @@ class Answers:
                     else:
                         running.add(self._send(request))
                     reading = None
-                for place, answer in running.take():
-                    yield answer if self._in_order else (place, answer)
+                for found in running.take():
+                    yield found
         finally:
             if reading is not None:
                 reading.cancel()
             running.cancel()
 
+    def _shown(self) -> AbstractContextManager[Progress]:
+        total = len(self._requests) if isinstance(self._requests, Sized) else None
+        return progress_of("requests", total, is_wanted=self._progress)
+
     def _limit(self) -> int:
         return self._max_inflight or self._engine.process.max_inflight()
 
-    def _send(self, request: Request) -> Future[dict[str, Any]]:
+    def _send(self, request: Request) -> Sent[dict[str, Any]]:
         url, body = request if isinstance(request, tuple) else (self._url, request)
         try:
             return self._engine.process.send(url, body)
@@ -208,7 +270,7 @@ class Answers:
             failed.set_exception(
                 RequestFailed(str(exc), status_code=400, code="invalid_json", param=None)
             )
-            return failed
+            return Sent(failed, 0)
 
 
 def _options_of(given: Mapping[str, Any]) -> EngineOptions:

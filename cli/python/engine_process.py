@@ -20,6 +20,8 @@ from tidemill.handler.worker.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineInfo, EngineStats
 
 from .errors import EngineDied, RequestFailed
+from .in_flight import Sent
+from .stderr_tail import StderrTail
 
 _START_SECONDS = 3600.0
 _STALL_SECONDS = 600.0
@@ -43,8 +45,12 @@ class EngineProcess:
     """The engine's process, and the thread with the event loop that speaks to it."""
 
     def __init__(self, command: list[str]) -> None:
+        self._stderr = StderrTail()
         self._client = engine_client.EngineClient(
-            command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
+            command,
+            stall_seconds=_STALL_SECONDS,
+            start_seconds=_START_SECONDS,
+            stderr=self._stderr.writer_fd,
         )
         self._numbers = count(1)
         self._pid = os.getpid()
@@ -67,18 +73,18 @@ class EngineProcess:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
 
-    def send(self, url: str, body: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """Send a request; the future has its body, RequestFailed or EngineDied."""
+    def send(self, url: str, body: Mapping[str, Any]) -> Sent[dict[str, Any]]:
+        """Send a request; its future has the body of the response, RequestFailed or EngineDied."""
         line = {"custom_id": "", "url": url, "body": body}
         try:
             data = to_json(line)
         except PydanticSerializationError as exc:
             raise TypeError(f"the request cannot be JSON: {exc}") from exc
-        return self._in_loop(self._answer(data))
+        return Sent(self._in_loop(self._answer(data)), len(data))
 
-    def send_line(self, number: int, data: bytes) -> Future[AnsweredRow]:
-        """Send a line of a file; the future has its row, or EngineDied."""
-        return self._in_loop(self._fetch_row(number, data))
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Send a line of a file; its future has the row, or EngineDied."""
+        return Sent(self._in_loop(self._fetch_row(number, data)), len(data))
 
     def info(self) -> EngineInfo:
         """Wait for the model; raises EngineDied."""
@@ -121,7 +127,7 @@ class EngineProcess:
         try:
             return await self._client.start()
         except engine_client.EngineFailed as exc:
-            raise EngineDied(f"the engine did not start: {exc}") from exc
+            raise await self._died(f"the engine did not start: {exc}") from exc
 
     async def _answer(self, data: bytes) -> dict[str, Any]:
         row = await self._fetch_row(next(self._numbers), data)
@@ -140,12 +146,16 @@ class EngineProcess:
                 raise EngineDied(_CLOSED) from None
             raise
         except engine_client.EngineDied as exc:
-            raise EngineDied(f"the engine's process has ended: {exc}") from exc
+            raise await self._died(f"the engine's process has ended: {exc}") from exc
         except FrameError as exc:
             raise RequestFailed(
                 f"the request is too long: {exc}", status_code=413, code="too_long", param=None
             ) from exc
         return AnsweredRow(row.is_success, row.row)
+
+    async def _died(self, reason: str) -> EngineDied:
+        words = "" if self._is_closed else await self._stderr.last_words()
+        return EngineDied(f"{reason}\nIts last words:\n{words}" if words else reason)
 
     async def _end(self) -> None:
         await self._client.close()

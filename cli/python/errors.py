@@ -13,7 +13,10 @@ class TidemillError(Exception):
 
 
 class EngineDied(TidemillError):
-    """The engine's process has ended; the message says how. Its requests have no answer."""
+    """The engine's process has ended; the message says how, with its last words.
+
+    Its requests have no answer.
+    """
 
 
 class RequestFailed(TidemillError):

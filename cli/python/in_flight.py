@@ -7,46 +7,66 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from .errors import RequestFailed
+
+MAX_INFLIGHT_BYTES: Final = 64 * 2**20
 
 _Answer = TypeVar("_Answer")
 
 
-class InFlight(Generic[_Answer]):
-    """Requests in flight; `notify` is called, in any thread, once one of them is answered."""
+class Sent(NamedTuple, Generic[_Answer]):
+    """A request that was sent: its answer to come, and its size."""
 
-    def __init__(self, notify: Callable[[], object], *, in_order: bool) -> None:
+    future: Future[_Answer]
+    num_bytes: int
+
+
+class InFlight(Generic[_Answer]):
+    """Requests in flight: at most `limit` of them, and few where their bodies are large.
+
+    `notify` is called, in any thread, once one of them is answered.
+    """
+
+    def __init__(self, limit: int, notify: Callable[[], object], *, in_order: bool) -> None:
+        self._limit = limit
         self._notify = notify
         self._in_order = in_order
         self._places = count()
         self._next = 0
-        self._futures: dict[int, Future[_Answer]] = {}
+        self._num_bytes = 0
+        self._sent: dict[int, Sent[_Answer]] = {}
         self._answered: deque[int] = deque()
 
-    def __len__(self) -> int:
-        return len(self._futures)
+    def __bool__(self) -> bool:
+        return bool(self._sent)
 
-    def add(self, future: Future[_Answer]) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether the next request has to wait for an answer."""
+        return len(self._sent) >= self._limit or self._num_bytes >= MAX_INFLIGHT_BYTES
+
+    def add(self, sent: Sent[_Answer]) -> None:
         """Add the next request."""
         place = next(self._places)
-        self._futures[place] = future
-        future.add_done_callback(lambda _: self._note(place))
+        self._sent[place] = sent
+        self._num_bytes += sent.num_bytes
+        sent.future.add_done_callback(lambda _: self._note(place))
 
     def take(self) -> Iterator[tuple[int, _Answer | RequestFailed]]:
         """Remove and yield what is there, by its place; raises EngineDied."""
         while self._answered and not self._in_order:
             place = self._answered.popleft()
             yield place, self._pop(place)
-        while self._in_order and self._next in self._futures and self._futures[self._next].done():
+        while self._in_order and self._next in self._sent and self._sent[self._next].future.done():
             self._next += 1
             yield self._next - 1, self._pop(self._next - 1)
 
     def cancel(self) -> None:
         """End what nobody waits for any more."""
-        for future in self._futures.values():
-            future.cancel()
+        for sent in self._sent.values():
+            sent.future.cancel()
 
     def _note(self, place: int) -> None:
         if not self._in_order:
@@ -54,22 +74,23 @@ class InFlight(Generic[_Answer]):
         self._notify()
 
     def _pop(self, place: int) -> _Answer | RequestFailed:
-        future = self._futures.pop(place)
+        future, num_bytes = self._sent.pop(place)
+        self._num_bytes -= num_bytes
         error = future.exception()
         return error if isinstance(error, RequestFailed) else future.result()
 
 
 def answers_to(
-    requests: Iterable[Future[_Answer]], limit: int, *, in_order: bool
+    requests: Iterable[Sent[_Answer]], limit: int, *, in_order: bool
 ) -> Iterator[tuple[int, _Answer | RequestFailed]]:
     """Yield the answers to requests, which are sent as they are taken: no more than `limit`."""
     answered = threading.Event()
-    running = InFlight[_Answer](answered.set, in_order=in_order)
+    running = InFlight[_Answer](limit, answered.set, in_order=in_order)
     try:
         for request in requests:
             running.add(request)
             yield from running.take()
-            while len(running) >= limit:
+            while running.is_full:
                 answered.wait()
                 answered.clear()
                 yield from running.take()

@@ -16,11 +16,14 @@ from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, Resu
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
 from .in_flight import answers_to
+from .progress import Progress, progress_of
 
 _BATCH_ROWS = 1024
 
 
-def answer_table(process: EngineProcess, table: Any, recipe: Mapping[str, Any]) -> pa.Table:
+def answer_table(
+    process: EngineProcess, table: Any, recipe: Mapping[str, Any], *, progress: bool
+) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = table if isinstance(table, pa.Table) else pa.table(table)
     try:
@@ -33,7 +36,9 @@ def answer_table(process: EngineProcess, table: Any, recipe: Mapping[str, Any]) 
     # With all columns: a batch without any has no number of rows.
     asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
     lines = (line for _, some in rendered(template, asked_batches) for line in some)
-    rows = list(_rows(process, lines))
+    limit = process.max_inflight()
+    with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
+        rows = list(_rows(process, lines, limit, shown))
     columns = ResultColumns(asked, given.select(keep).schema, ResultFacts.of_rows(rows, asked))
     batches, start = [], 0
     for batch in asked_batches:
@@ -43,12 +48,15 @@ def answer_table(process: EngineProcess, table: Any, recipe: Mapping[str, Any]) 
     return pa.Table.from_batches(batches, columns.schema)
 
 
-def _rows(process: EngineProcess, lines: Iterator[bytes]) -> Iterator[bytes]:
+def _rows(
+    process: EngineProcess, lines: Iterator[bytes], limit: int, shown: Progress
+) -> Iterator[bytes]:
     """Yield the row of each line; raises EngineDied."""
     sent = (
         process.send_line(number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1)
     )
-    for _, row in answers_to(sent, process.max_inflight(), in_order=True):
+    for _, row in answers_to(sent, limit, in_order=True):
         if isinstance(row, RequestFailed):
             raise row
+        shown.add(is_failed=not row.is_success)
         yield row.data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from tidemill.engine.plan.line_index import LineIndex
 from ..arguments.default_flags import default_arguments
 from ..console.errors import Refused
 from ..engine.engine import held_weights
-from ..engine.options import engine_arguments
+from ..engine.options import engine_command
 from .replicas import EngineReplicas
 from .run_options import RunOptions
 
@@ -70,7 +69,7 @@ def replicas(
             served_model_names=tuple(names),
             lora_modules=tuple(f"{each.name}={each.path}" for each in here.lora_modules),
         )
-        command = [sys.executable, "-m", "tidemill.cli.engine.process", *engine_arguments(given)]
+        command = engine_command(given)
         command += [*default_arguments(options.defaults), f"--dialect={options.dialect}"]
         yield EngineReplicas(
             [[*before, *command, *after] for before, after in _places(options)],

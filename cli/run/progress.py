@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from tidemill.batch.file.throughput import Rates, format_rate, seconds_left
 
-from ..console.terminal import amount, bar_width, duration, fit_words, log
+from ..console.progress_bar import TerminalBar
+from ..console.terminal import amount, duration, log
 from .tally import Tally
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from rich.progress import Progress
+PROGRESS_FD: Final = "TIDEMILL_PROGRESS_FD"
+"""Environment variable: the descriptor of the pipe that a Python program reads progress from."""
 
 LINE_SECONDS = 5.0
 BAR_SECONDS = 0.25
@@ -37,10 +43,12 @@ class Reporter(Protocol):
         """Show the current counts and rates, and the seconds that are forecast to be left."""
 
 
-def make_reporter(num_rows: int, kept: int) -> Reporter:
-    """Return a bar for a terminal on standard error, else lines."""
+def make_reporter(tally: Tally) -> Reporter:
+    """Return a bar for a terminal on standard error, else lines, or a pipe where one is given."""
+    if fd := os.environ.get(PROGRESS_FD):
+        return PipeReporter(int(fd), tally)
     if sys.stderr.isatty():
-        return BarReporter(num_rows, kept)
+        return BarReporter(tally)
     return LineReporter()
 
 
@@ -70,24 +78,13 @@ class BarReporter:
 
     seconds = BAR_SECONDS
 
-    def __init__(self, num_rows: int, kept: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        console = Console(stderr=True)
-        self._bar = BarColumn(bar_width(console.width))
-        self._progress: Progress = Progress(
-            self._bar,
-            TextColumn("{task.description} {task.fields[words]}", markup=False),
-            console=console,
-            transient=True,
-            redirect_stdout=False,
-        )
-        count = f"{kept}/{num_rows}"
-        self._task = self._progress.add_task(count, total=num_rows, completed=kept, words="")
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._bar = TerminalBar()
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._bar.start()
+        self._show(())
         return self
 
     def __exit__(
@@ -96,19 +93,52 @@ class BarReporter:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._bar.stop()
 
     def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
         """Update the bar."""
-        columns = self._progress.console.width
-        self._bar.bar_width = bar_width(columns)
-        count = f"{tally.label}{tally.rows_done}/{tally.num_rows}"
-        words, room = (
-            _words(tally, rates, forecast),
-            columns - bar_width(columns) - len(count) - 2,
+        self._show(_words(tally, rates, forecast), (rates.main_rate, rows_rate(rates)))
+
+    def _show(self, words: Sequence[str], dropped_first: Sequence[str] = ()) -> None:
+        tally = self._tally
+        self._bar.show(
+            tally.rows_done,
+            tally.num_rows,
+            words,
+            label=tally.label,
+            dropped_first=dropped_first,
         )
-        parts = fit_words(words, room, (rates.main_rate, rows_rate(rates)))
-        self._progress.update(self._task, description=count, completed=tally.rows_done, words=parts)
+
+
+class PipeReporter:
+    """Writes lines of JSON to a pipe, for the program that started this run and shows them."""
+
+    seconds = BAR_SECONDS
+
+    def __init__(self, fd: int, tally: Tally) -> None:
+        self._fd = fd
+        self._tally = tally
+
+    def __enter__(self) -> Self:
+        self._write(())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._write(_failed(self._tally))
+
+    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+        """Write the counts."""
+        self._write(_words(tally, rates, forecast))
+
+    def _write(self, words: Sequence[str]) -> None:
+        line = {"done": self._tally.rows_done, "total": self._tally.num_rows, "words": [*words]}
+        with suppress(OSError):  # the program has gone, which ends this process otherwise
+            os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
 def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> str:
@@ -121,14 +151,16 @@ def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> 
 
 
 def _words(tally: Tally, rates: Rates, forecast: float | None) -> list[str]:
-    words = [rows_rate(rates), rates.main_rate]
-    if tally.rows_failed:
-        words.insert(0, f"{tally.rows_failed:,} failed")
+    words = [*_failed(tally), rows_rate(rates), rates.main_rate]
     num_rows, left = max(1, tally.num_rows - tally.kept), forecast
     if left is None:
         share = tally.answered / num_rows
         left = seconds_left(share, tally.seconds, rates.rows_per_second / num_rows)
     return words if left is None else [*words, f"{duration(left)} left"]
+
+
+def _failed(tally: Tally) -> list[str]:
+    return [f"{tally.rows_failed:,} failed"] if tally.rows_failed else []
 
 
 def rows_rate(rates: Rates) -> str:

@@ -65,7 +65,7 @@ class Run:
         tally.started = time.monotonic()
         with self.adding_resume_hint():
             self.writer.start()
-            with make_reporter(tally.num_rows, tally.kept) as reporter:
+            with make_reporter(tally) as reporter:
                 is_done = asyncio.run(self._feed(served, reporter))
         if not is_done:
             hint = f". {self.writer.resume_hint()}" if self.signals.received else ""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from ..child_command import module_command
 from .messages import Answer, Failed, Pong
 
 
@@ -23,7 +23,7 @@ class RankProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - a module of ours
-                [sys.executable, "-m", "tidemill.engine.parallel.rank_main", str(theirs.fileno())],
+                module_command("tidemill.engine.parallel.rank_main", str(theirs.fileno())),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output may be for rows

@@ -71,7 +71,8 @@ class EngineClient:
     `command` starts it; the descriptors of two pipes and of the liveness page are appended. Start
     it from a thread that lives as long as the process should: on Linux the engine dies with that
     thread. Where the command names weights by URL, `folders` resolves to the folder of each, once
-    they are fetched.
+    they are fetched. Its standard error is this process's, or the descriptor `stderr`, which is
+    closed once the process has it.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class EngineClient:
         stall_seconds: float,
         start_seconds: float,
         folders: asyncio.Future[Mapping[str, str]] | None = None,
+        stderr: int | None = None,
     ) -> None:
         self._command = command
         self._stall_seconds = stall_seconds
         self._start_seconds = start_seconds
         self._folders = folders
+        self._stderr = stderr
         self._stats = EngineStats()
         self._progress = 0  # grows with each sign of work
         self._tickets = count(1)
@@ -185,6 +188,7 @@ class EngineClient:
                 f"--liveness-fd={liveness}",
                 pass_fds=(child_reader, child_writer, liveness),
                 stdin=asyncio.subprocess.DEVNULL,
+                stderr=self._stderr,
                 # A process group of its own: signals to the worker do not reach it, ours also
                 # reach its children.
                 start_new_session=True,
@@ -193,8 +197,9 @@ class EngineClient:
             self._writer.close()
             raise
         finally:
-            for fd in (child_reader, child_writer, liveness):
-                os.close(fd)
+            for fd in (child_reader, child_writer, liveness, self._stderr):
+                if fd is not None:
+                    os.close(fd)
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._listening = asyncio.create_task(self._listen(wire))
 

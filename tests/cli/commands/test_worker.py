@@ -160,7 +160,8 @@ def test_the_engine_gets_the_flags_of_its_group() -> None:
         make_parser().parse_args(["worker", "--model", "m", "--max-num-seqs", "3", "--queue", "q"])
     )
     started = _engine_command(options, {})
-    assert started[:3] == [sys.executable, "-m", "tidemill.cli.engine.process"]
+    assert started[0] == sys.executable
+    assert "tidemill.cli.engine.process" in started
     assert {"--model=m", "--max-num-seqs=3"} <= set(started)
     assert not any("queue" in word for word in started)
     other = ["python", "x.py"]

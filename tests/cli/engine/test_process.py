@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tidemill.cli.engine.options import EngineOptions, engine_arguments
+from tidemill.cli.engine.options import EngineOptions, engine_command
 from tidemill.demo import MODEL_PATH, NAME
 from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
 
@@ -44,7 +43,7 @@ async def make_link() -> AsyncIterator[MakeLink]:
     def make(
         options: EngineOptions, folders: asyncio.Future[Mapping[str, str]] | None = None
     ) -> EngineClient:
-        command = [sys.executable, "-m", "tidemill.cli.engine.process", *engine_arguments(options)]
+        command = engine_command(options)
         links.append(
             EngineClient(
                 command,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
@@ -17,14 +18,28 @@ from tidemill import TidemillError, run, submit
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_run_returns_what_its_card_says(tmp_path: Path) -> None:
-    """Flags as keywords, those of tables too; a second one has to say what it wants."""
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags as keywords, those of tables too; a second one has to say what it wants.
+
+    A terminal has a bar, with the messages of the run above it.
+    """
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     source, out = tmp_path / "t.csv", tmp_path / "o.jsonl"
     source.write_text("id,q\na,What is the capital of France?\nb,\n")
     flags = {"prompt": "{{ q }}", "keep": ["id"], "max_tokens": 8, "on_invalid_line": "skip"}
     done = run(source, out, **flags)
     assert (done.output, done.num_rows, done.num_ok, done.num_failed) == (out, 2, 1, 1)
     assert done.card["tokens"]["completion"] > 0
+    assert "2/2 1 failed" in terminal.getvalue()
+    assert "model loaded" in terminal.getvalue()
     rows = [json.loads(row) for row in out.read_text().splitlines()]
     assert [(row["id"], row["text"]) for row in rows] == [("a", "Paris"), ("b", None)]
     with pytest.raises(TidemillError, match="is there already"):

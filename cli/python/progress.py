@@ -1,0 +1,168 @@
+"""Progress of Python programs: a bar in a notebook and on a terminal, none in a log."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from html import escape
+from typing import IO, Any, Final, Protocol
+
+from tidemill.batch.file.throughput import seconds_left
+
+from ..console.progress_bar import TerminalBar
+from ..console.terminal import duration
+
+_SECONDS: Final = 0.25
+
+# A terminal has one last line.
+_terminal = threading.Lock()
+
+
+class Bar(Protocol):
+    """Progress bar that is shown from its first `show` on."""
+
+    def show(self, done: int, total: int | None, words: Sequence[str]) -> None:
+        """Show the count, and words beside it."""
+
+
+class Progress:
+    """Progress of what is answered one by one; shown a few times a second."""
+
+    def __init__(self, bar: Bar | None, unit: str, total: int | None) -> None:
+        self._bar = bar
+        self._unit = unit
+        self._total = total
+        self._done = self._failed = 0
+        self._started = self._shown = time.monotonic()
+        self._show()
+
+    def add(self, count: int = 1, *, is_failed: bool = False) -> None:
+        """Count what is answered, or failed."""
+        self._done += count
+        self._failed += is_failed
+        if time.monotonic() - self._shown >= _SECONDS:
+            self._show()
+
+    def finish(self) -> None:
+        """Show the last count."""
+        self._show()
+
+    def _show(self) -> None:
+        if self._bar is None:
+            return
+        self._shown = time.monotonic()
+        self._bar.show(self._done, self._total, self._words(self._shown - self._started))
+
+    def _words(self, seconds: float) -> list[str]:
+        words = [f"{self._failed:,} failed"] if self._failed else []
+        if not self._done or seconds <= 0:
+            return words
+        rate = self._done / seconds
+        words.append(f"{rate:,.1f} {self._unit}/s")
+        if self._total:
+            left = seconds_left(self._done / self._total, seconds, rate / self._total)
+            words += [] if left is None else [f"{duration(left)} left"]
+        return words
+
+
+@contextmanager
+def progress_of(unit: str, total: int | None, *, is_wanted: bool) -> Iterator[Progress]:
+    """Show the progress of so many answers, if it is wanted and there is a place for it."""
+    with _bar(unit, is_wanted=is_wanted) as bar:
+        progress = Progress(bar, unit, total)
+        try:
+            yield progress
+        finally:
+            progress.finish()
+
+
+@contextmanager
+def progress_of_run(*, is_wanted: bool) -> Iterator[int | None]:
+    """Show the progress of a run; yields the descriptor that its process is to write it to.
+
+    None where there is no place for a bar: the run then says its progress in lines.
+    """
+    if not is_wanted:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - its descriptor is needed
+            yield nowhere.fileno()
+        return
+    with _bar("rows", is_wanted=True) as bar:
+        if bar is None:
+            yield None
+            return
+        reader, writer = os.pipe()
+        reading = threading.Thread(target=_show_lines, args=(reader, bar), daemon=True)
+        reading.start()
+        try:
+            yield writer
+        finally:
+            os.close(writer)
+            reading.join()
+
+
+def _show_lines(reader: int, bar: Bar) -> None:
+    """Show what a run reports, until it ends."""
+    with open(reader, encoding="utf-8") as lines:
+        for line in lines:
+            bar.show(**json.loads(line))
+
+
+@contextmanager
+def _bar(unit: str, *, is_wanted: bool) -> Iterator[Bar | None]:
+    """Yield the bar for where this program runs; None where there is none."""
+    if not is_wanted:
+        yield None
+    elif _is_notebook():
+        yield _NotebookBar(unit)
+    elif _is_terminal(sys.stderr) and _terminal.acquire(blocking=False):
+        try:
+            # Else what is printed for a file would go to the terminal.
+            bar = TerminalBar(redirect_stdout=_is_terminal(sys.stdout))
+            bar.start()
+            try:
+                yield bar
+            finally:
+                bar.stop()
+        finally:
+            _terminal.release()
+    else:
+        yield None
+
+
+def _is_terminal(stream: IO[str] | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _is_notebook() -> bool:
+    """Say whether this is a kernel of IPython: a notebook, in whatever shows it."""
+    if (ipython := sys.modules.get("IPython")) is None:
+        return False
+    return getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+class _NotebookBar:
+    """Output of a cell that is updated: a bar where there is HTML, text elsewhere."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._handle: Any = None
+
+    def show(self, done: int, total: int | None, words: Sequence[str]) -> None:
+        from IPython.display import display
+
+        count = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+        text = ", ".join([f"{count} {self._unit}", *words])
+        attributes = "" if total is None else f' value="{done}" max="{max(1, total)}"'
+        bundle = {
+            "text/plain": text,
+            "text/html": f"<progress{attributes}></progress> {escape(text)}",
+        }
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)

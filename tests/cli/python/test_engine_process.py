@@ -1,0 +1,42 @@
+"""An engine's process that ends: what it said last."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tidemill import EngineDied
+from tidemill.cli.python.engine_process import EngineProcess
+
+DIES = """
+import sys
+for number in range(1_000):
+    print(f"line {number} of what went wrong", file=sys.stderr)
+sys.exit(5)
+"""
+HOLDS_THE_PIPE = """
+import subprocess, sys
+print("child left", file=sys.stderr, flush=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], start_new_session=True)
+sys.exit(5)
+"""
+
+
+def test_the_error_has_the_last_words(capfd: pytest.CaptureFixture[str]) -> None:
+    """Bounded, while all that was said is on our standard error."""
+    process = EngineProcess([sys.executable, "-c", DIES])
+    with pytest.raises(EngineDied, match="exited with status 5") as caught:
+        process.info()
+    words = str(caught.value).splitlines()[2:]
+    assert words == [f"line {number} of what went wrong" for number in range(980, 1_000)]
+    assert len(capfd.readouterr().err.splitlines()) == 1_000
+    process.close()
+
+
+def test_the_last_words_of_a_process_whose_child_lives_on() -> None:
+    """Its end is not waited for."""
+    process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE])
+    with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
+        process.info()
+    process.close()

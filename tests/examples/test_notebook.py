@@ -1,0 +1,91 @@
+"""The example's notebook, run by a kernel as Jupyter does, and a cell that is interrupted."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 120
+ENDLESS = """
+from itertools import repeat
+from tidemill import Engine
+
+with Engine() as engine:
+    print(engine.pid)
+    for _ in engine.answer_many(repeat({"messages": [{"role": "user", "content": "Hi"}]})):
+        print("answered")
+"""
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels import this checkout, and have settings of their own."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    """Return a kernel and its client."""
+    manager, client = start_new_kernel(cwd=str(tmp_path))
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    manager.cleanup_resources()
+
+
+def text_of(cell: Any) -> str:
+    """Return what a cell shows as text: streams, bars and its value."""
+    return "\n".join(
+        output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
+        for output in cell["outputs"]
+    )
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """With a bar for each of its long cells, that says at last that all is done."""
+    notebook = nbformat.read(ROOT / "examples/notebook.ipynb", as_version=4)
+    NotebookClient(
+        notebook, timeout=PATIENCE_SECONDS, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
+    cells = {cell["id"]: cell for cell in notebook["cells"] if cell["cell_type"] == "code"}
+    assert "7 8 9" in text_of(cells["answers"])
+    assert "20 of 20 requests" in text_of(cells["answers"])
+    assert "3 of 3 rows" in text_of(cells["table"])
+    assert "{'country': 'France', 'text': 'Paris'}" in text_of(cells["table"])
+    bars = [
+        output for output in cells["table"]["outputs"] if output["output_type"] == "display_data"
+    ]
+    assert len(bars) == 1
+    assert bars[0]["data"]["text/html"].startswith('<progress value="3" max="3"></progress> 3 of 3')
+
+
+def test_a_cell_that_is_interrupted_leaves_no_engine(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    """The cell ends with KeyboardInterrupt, and the engine with its block."""
+    manager, client = kernel
+    client.execute(ENDLESS)
+    said = ""
+    while "answered" not in said:
+        message = client.get_iopub_msg(timeout=PATIENCE_SECONDS)
+        assert message["msg_type"] != "error", message["content"]
+        said += message["content"].get("text", "") if message["msg_type"] == "stream" else ""
+    [pid] = [int(line) for line in said.split() if line.isdigit()]
+    watched = os.pidfd_open(pid)
+    manager.interrupt_kernel()
+    message = client.get_shell_msg(timeout=PATIENCE_SECONDS)
+    assert message["content"]["ename"] == "KeyboardInterrupt"
+    assert select.select([watched], [], [], PATIENCE_SECONDS)[0]
+    os.close(watched)
