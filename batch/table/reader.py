@@ -18,6 +18,9 @@ from .request_template import NotUtf8, RequestTemplate
 from .text_reader import CsvTable, JsonTable
 
 _BATCH_BYTES = 2**24
+_MAX_BATCH_BYTES = 2**26
+# Of a column that is read on and on; else it would be read whole for the first rows of it.
+_BUFFER_BYTES = 2**22
 _MAX_BATCH_ROWS = 2**13
 _PROBED_ROWS = 16
 _MAX_NAMED = 5
@@ -55,14 +58,27 @@ def open_table(file: BinaryFile) -> Table:
 
 
 class ParquetTable:
-    """A Parquet file; batches are sized by the first rows of each row group."""
+    """A Parquet file; batches are sized by the first rows of each row group, and its dictionaries.
+
+    A dictionary's text may stand in any number of rows, which take no room until they are read.
+    """
 
     format: TableFormat = "parquet"
 
     def __init__(self, file: BinaryFile) -> None:
         with _sentences("Parquet"):
-            self._file = pq.ParquetFile(file, pre_buffer=False)
+            self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self.schema = self._file.schema_arrow
+            leaves = map(self._file.schema.column, range(len(self._file.schema)))
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            metadata = self._file.metadata
+            self._dictionaries = pq.ParquetFile(
+                file,
+                read_dictionary=texts,
+                metadata=metadata,
+                pre_buffer=False,
+                buffer_size=_BUFFER_BYTES,
+            )
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the row groups one after the other."""
@@ -75,12 +91,15 @@ class ParquetTable:
                     number += batch.num_rows
 
     def _probed_rows(self, group: int, columns: Sequence[str]) -> int:
-        """Return how many rows make a batch of a good size."""
-        probed = self._file.iter_batches(_PROBED_ROWS, [group], columns=list(columns))
-        for batch in probed:
+        """Return how many rows make a batch of a good size, and none of more than a bounded one."""
+        num_rows, names = _MAX_BATCH_ROWS, list(columns)
+        for batch in self._dictionaries.iter_batches(_PROBED_ROWS, [group], columns=names):
+            num_rows = _bounded_rows(batch)
+            break
+        for batch in self._file.iter_batches(min(num_rows, _PROBED_ROWS), [group], columns=names):
             size: int = batch.nbytes // max(1, batch.num_rows)
-            return max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES // max(1, size)))
-        return _MAX_BATCH_ROWS
+            return max(1, min(num_rows, _BATCH_BYTES // max(1, size)))
+        return num_rows
 
 
 class ArrowTable:
@@ -101,8 +120,9 @@ class ArrowTable:
             for whole in self._read(self._open()):
                 batch = whole.select(list(columns))
                 batch.validate(full=True)
-                for start in range(0, batch.num_rows, _MAX_BATCH_ROWS):
-                    yield batch.slice(start, _MAX_BATCH_ROWS)
+                num_rows = _bounded_rows(batch)
+                for start in range(0, batch.num_rows, num_rows):
+                    yield batch.slice(start, num_rows)
                 number += batch.num_rows
 
     def _read(self, reader: Any) -> Iterator[pa.RecordBatch]:
@@ -145,6 +165,28 @@ def _cell_of(cell: pa.Scalar) -> Any:
         return cell.as_py()
     except UnicodeDecodeError:
         return NotUtf8()
+
+
+def _bounded_rows(batch: pa.RecordBatch) -> int:
+    """Return of how many rows the texts of its dictionaries never take more than is bounded."""
+    longest = max(map(_longest_text, batch.columns), default=0)
+    return max(1, min(_MAX_BATCH_ROWS, _MAX_BATCH_BYTES // max(1, longest)))
+
+
+def _longest_text(column: pa.Array) -> int:
+    """Return the bytes of the longest text in the dictionaries of a column."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return max(map(_longest_text, column.flatten()), default=0)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        return _longest_text(column.values)
+    if not pa.types.is_dictionary(kind) or not _is_text(kind.value_type):
+        return 0
+    return int(compute.max(compute.binary_length(column.dictionary)).as_py() or 0)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -132,7 +132,9 @@ class RequestTemplate:
 
     def _columns_of(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
         """Return the columns that a template reads; raises RecipeError for one that is missing."""
-        found = dict.fromkeys(sorted(meta.find_undeclared_variables(tree)))
+        # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
+        own = {name.name for name in tree.find_all(nodes.Name) if name.name in self._all}
+        found = dict.fromkeys(sorted(meta.find_undeclared_variables(tree) | own))
         if ROW in found and ROW not in self._all:
             del found[ROW]
             found |= dict.fromkeys(self._cells_of_row(tree, where))

@@ -17,6 +17,7 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -73,8 +74,10 @@ def publish_rows(cloud: Cloud, batch_id: str) -> None:
     cloud.run(cloud.deployment.files.put_file(file))
     if batch.status is Status.VALIDATING:  # a file of several ranges, which others would scan
         cloud.run(table.move_batch(batch_id, Status.IN_PROGRESS, now))
-    done = {"outcome": "completed", "output_file_id": file.id}
-    cloud.run(table.move_batch(batch_id, Status.FINALIZING, now, **done))
+    done = Status.COMPLETED
+    cloud.run(
+        table.move_batch(batch_id, Status.FINALIZING, now, outcome=done, output_file_id=file.id)
+    )
 
 
 def measure(what: str, num_rows: int, work: Callable[[], object]) -> None:
@@ -107,7 +110,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, running("ministack", Path(folder)) as emulator:
         for num_rows in parser.parse_args().rows:
             cloud = Cloud.on(emulator)
-            in_process(lambda cloud=cloud, rows=num_rows: put_table(cloud, rows))
+            in_process(partial(put_table, cloud, num_rows))
             batch = cloud.create(cloud.run(cloud.deployment.bucket.get(_KEY)), _KEY)
 
             def take_in(cloud: Cloud = cloud, batch_id: str = batch.id) -> None:
@@ -118,7 +121,7 @@ def main() -> None:
                 assert cloud.batch(batch_id).table_file_id, cloud.batch(batch_id).errors
 
             measure(f"{num_rows:,} rows rendered (and checked, up to one range)", num_rows, take_in)
-            in_process(lambda cloud=cloud, batch_id=batch.id: publish_rows(cloud, batch_id))
+            in_process(partial(publish_rows, cloud, batch.id))
             measure(f"{num_rows:,} rows made a table", num_rows, make)
 
 

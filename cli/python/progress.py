@@ -163,6 +163,8 @@ class _NotebookBar:
             "text/html": f"<progress{attributes}></progress> {escape(text)}",
         }
         if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
+            self._handle = display(  # type: ignore[no-untyped-call]
+                bundle, raw=True, display_id=True
+            )
         else:
             self._handle.update(bundle, raw=True)

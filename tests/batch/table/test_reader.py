@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import gzip
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -21,19 +22,19 @@ from tidemill.batch.table.request_template import NotUtf8
 TABLE = pa.table({"id": pa.array([1, 2]), "text": ["a", None]})
 
 
-def parquet(table: pa.Table = TABLE) -> bytes:
+def parquet(table: pa.Table = TABLE, row_group_size: int = 1) -> bytes:
     """Return a table as Parquet."""
     file = io.BytesIO()
-    pq.write_table(table, file, row_group_size=1)
+    pq.write_table(table, file, row_group_size=row_group_size)
     return file.getvalue()
 
 
-def arrow(*, is_stream: bool = False) -> bytes:
-    """Return the table as Arrow IPC."""
+def arrow(table: pa.Table = TABLE, *, is_stream: bool = False) -> bytes:
+    """Return a table as Arrow IPC."""
     file = io.BytesIO()
     make = ipc.new_stream if is_stream else ipc.new_file
-    with make(file, TABLE.schema) as writer:
-        writer.write_table(TABLE)
+    with make(file, table.schema) as writer:
+        writer.write_table(table)
     return file.getvalue()
 
 
@@ -89,6 +90,23 @@ def test_large_rows_come_in_small_batches() -> None:
     sizes = [batch.num_rows for batch in open_table(file).batches(["text"])]
     assert sum(sizes) == 100
     assert max(sizes) <= 16
+
+
+@pytest.mark.parametrize(
+    "nest", [str, lambda text: [text], lambda text: {"a": text}], ids=["text", "list", "struct"]
+)
+def test_a_dictionary_unfolds_little_by_little(nest: Callable[[str], Any]) -> None:
+    """A text that stands once in a file, and a thousand times in it behind short ones."""
+    long, short = nest("x" * 2**20), nest("a")
+    column = pa.array([short] * 20 + [long] * 1000)
+    data = parquet(pa.table({"text": column}), row_group_size=10_000)
+    assert len(data) < 100_000
+    sizes = [batch.num_rows for batch in open_table(io.BytesIO(data)).batches(["text"])]
+    assert sum(sizes) == 1020
+    assert max(sizes) <= 64
+    folded = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int8()), pa.array(["x" * 2**20]))
+    batches = open_table(io.BytesIO(arrow(pa.table({"text": folded})))).batches(["text"])
+    assert {batch.num_rows for batch in batches} == {64, 300 % 64}
 
 
 def test_cells_are_texts_numbers_lists_and_structs() -> None:

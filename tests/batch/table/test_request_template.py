@@ -12,13 +12,13 @@ from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.request_template import NotUtf8, RequestTemplate
 
-COLUMNS = ("id", "text", "my tags", "stars")
+COLUMNS = ("id", "text", "my tags", "stars", "dict")
 
 
 def rendered(template: str, cell: Any, **given: Any) -> list[Any]:
     """Return what a prompt becomes for rows with this cell as `text`, or the message of its row."""
     made = RequestTemplate(parse_recipe({"prompt": template, **given}), COLUMNS)
-    cells = {"id": ["a"], "text": [cell], "my tags": [["x", "y"]], "stars": [3]}
+    cells = {"id": ["a"], "text": [cell], "my tags": [["x", "y"]], "stars": [3], "dict": ["1-2"]}
     found = []
     for line in made.lines(cells, 1, 7):
         try:
@@ -45,6 +45,8 @@ def rendered(template: str, cell: Any, **given: Any) -> list[Any]:
             [{"type": "text", "text": "x"}],
         ),
         ("no column", "", "no column"),
+        ("{{ dict }} {{ text }}", "", "1-2 "),
+        ("{{ dict | upper }} {{ range(3) | join }}", "", "1-2 012"),
     ],
 )
 def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> None:
