@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tidemill.batch.file.lines import LineError, parse_line
@@ -21,6 +21,7 @@ from tidemill.handler.worker.engine_client import EngineClient, EngineDied, Engi
 from tidemill.handler.worker.engine_process.frames import FrameError, Row
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 from tidemill.protocol.json_bodies import load_json
+from tidemill.protocol.totals import total_info, total_stats
 
 from ..console.terminal import log
 from ..files.input_file import PlacedLine
@@ -159,20 +160,11 @@ class EngineReplicas:
 
     def info(self) -> EngineInfo:
         """Return the info of all together."""
-        infos = [one.info for one in self._replicas if one.info is not None]
-        return replace(
-            infos[0],
-            num_gpus=sum(info.num_gpus for info in infos),
-            max_num_seqs=sum(info.max_num_seqs for info in infos),
-        )
+        return total_info([one.info for one in self._replicas if one.info is not None])
 
     def stats(self) -> EngineStats:
         """Return the sums over all engines; the KV cache's usage is the mean."""
-        stats = [one.client.stats for one in self._replicas if one.client is not None]
-        if not stats:
-            return EngineStats()
-        total = EngineStats(*map(sum, zip(*map(astuple, stats), strict=True)))
-        return replace(total, kv_cache_usage=total.kv_cache_usage / len(stats))
+        return total_stats([one.client.stats for one in self._replicas if one.client])
 
     def close(self) -> None:
         """Do nothing: `started` has ended the processes."""
