@@ -58,17 +58,16 @@ async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
     async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
         await loaded(*engines)
-        work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": 0.2}] * 9, *[{"wait": 2}] * 10)
+        work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": 0.2}] * 9, *[{"wait": 1}] * 10)
         await until(lambda: work.is_done)
     assert running.status == 0
     assert (work.shard().fence, work.shard().suspects) == (1, ())
     assert work.ids() == names(*range(2, 21))
     [row] = work.sealed("errors")
     assert row["response"]["body"]["error"]["code"] == "engine_killed"
-    assert other.num_lives == 1
-    assert other.asked[1:] == names(*range(11, 21))
-    assert one.num_lives >= 3
-    assert all(asked.startswith("c") or asked == "known" for asked in one.asked)
+    asked = one.asked + other.asked
+    assert asked.count("c1") > 1
+    assert [asked.count(name) for name in names(*range(11, 21))] == [1] * 10
 
 
 async def test_the_last_death_gives_the_shards_back(rig: Rig) -> None:
@@ -204,7 +203,7 @@ def children(process: Process) -> list[int]:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
 def test_an_engine_process_that_is_killed_is_replaced(rig: Rig) -> None:
     """Its lines run again beside those of the other one; SIGTERM then ends the worker with 0."""
-    work = rig.batch(*[{"wait": 0.5}] * 24)
+    work = rig.batch(*[{"wait": 2}] * 8, *[GOOD] * 16)
     process = rig.start("--data-parallel-size", 2, "--max-inflight", 4)
     wait_for(lambda: len(children(process)) == 2 and len(process.asked()) >= 8)
     victim = children(process)[0]
