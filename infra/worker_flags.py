@@ -21,8 +21,10 @@ def worker_flags(model: Model) -> list[str]:
         "--exit-when-idle",
         str(model.idle_minutes * 60),
     ]
-    if model.gpus_per_worker > 1:
-        flags += ["--tensor-parallel-size", str(model.gpus_per_worker)]
+    if model.gpus_per_engine > 1:
+        flags += ["--tensor-parallel-size", str(model.gpus_per_engine)]
+    if model.gpus_per_engine < model.gpus_per_worker:
+        flags += ["--data-parallel-size", "auto"]
     if model.quantization:
         flags += ["--quantization", model.quantization]
     if model.weights:

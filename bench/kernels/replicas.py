@@ -104,7 +104,7 @@ def measure(engines: int, rows: str, folder: Path) -> float:
         )
 
     options = RunOptions(str(source), str(target), model="null", force=True, no_card=False)
-    with mock.patch.multiple(job, num_replicas=lambda _: 2, replicas=made):
+    with mock.patch.multiple(job, num_engines=lambda _: 2, replicas=made):
         assert job.run_job(options) == 0
     card = json.loads((folder / "out.card.json").read_text())
     return float(card["rows_per_second"])

@@ -68,8 +68,8 @@ _INSTEAD = MappingProxyType(
     {
         "config": "write the flags themselves",
         "config-format": _IN_FOLDER,
-        # `run` has it, and none of this is asked there.
-        "data-parallel-size": "start one for each GPU; `tidemill run` has it",
+        # These have it, and none of this is asked there.
+        "data-parallel-size": "`tidemill run`, `worker` and `serve` have it",
         "default-chat-template-kwargs": "write `chat_template_kwargs` into the lines",
         "disable-sliding-window": "--max-model-len bounds the context",
         "download-dir": "HF_HOME says where models from the hub are kept",

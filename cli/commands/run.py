@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import (
-    data_parallel_size,
     port_number,
     positive_int,
     positive_number,
@@ -18,6 +17,7 @@ from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
+from ..engine.data_parallel import add_data_parallel_flag
 from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.paths import is_path, name_files, name_shard_files
@@ -124,14 +124,7 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         help="start lines in the order of the file, each computed by itself (default: lines that "
         "begin alike together, the longest outputs first)",
     )
-    add(
-        "--data-parallel-size",
-        "-dp",
-        type=data_parallel_size,
-        metavar="N",
-        help="engine processes that share the lines, each with GPUs of its own (as many as "
-        "--tensor-parallel-size says) or cores; auto: as many as the GPUs allow (default: 1)",
-    )
+    add_data_parallel_flag(group, "lines")
     add_reuse_flags(group)
     add_reuse_size_flag(group)
     add(

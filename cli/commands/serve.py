@@ -26,6 +26,7 @@ from ..arguments.argument_types import S3Folder, port_number, positive_int, size
 from ..console.errors import EngineFailed, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import log
+from ..engine.data_parallel import DataParallelSize, add_data_parallel_flag, num_replicas
 from ..engine.engine import (
     Load,
     chat_template,
@@ -82,6 +83,7 @@ class ServeOptions(EngineOptions):
     drain_timeout: int | None
     data_dir: Path | None
     max_file_bytes: int | None
+    data_parallel_size: DataParallelSize = None
     reuse: Path | S3Folder | None = None
     reuse_sampled: bool = False
     reuse_max_size: int | None = None
@@ -172,6 +174,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         help="where files and batches are kept (default: ~/.cache/tidemill/serve/PORT)",
     )
     add("--max-file-bytes", type=size_in_bytes, metavar="SIZE", help="of an upload (default: 16G)")
+    add_data_parallel_flag(group, "requests")
     add_reuse_flags(group)
     add_reuse_size_flag(group)
 
@@ -196,6 +199,7 @@ def options_from(arguments: argparse.Namespace) -> ServeOptions:
         drain_timeout=arguments.drain_timeout,
         data_dir=arguments.data_dir,
         max_file_bytes=arguments.max_file_bytes,
+        data_parallel_size=arguments.data_parallel_size,
         reuse=arguments.reuse,
         reuse_sampled=arguments.reuse_sampled,
         reuse_max_size=arguments.reuse_max_size,
@@ -212,6 +216,11 @@ def command(arguments: argparse.Namespace) -> int:
         raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
     require_engine("a server", options.model)
     require_extras("a server", "serve")
+    count = num_replicas(options, options.data_parallel_size)
+    if count > 1:
+        from ..engine.served_replicas import load_replicas
+
+        return run_server(options, load=partial(load_replicas, options=options, count=count))
     load = partial(load_engine, weights_cache=options.weights_cache)
     return run_server(options, load=load)
 
@@ -265,8 +274,11 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
 
 
 def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextManager[EngineConfig]:
-    """Hold the weights before the load where results depend on them; else the load has them."""
-    if options.reuse is None:
+    """Hold the weights before the load where results depend on them, or several engines load them.
+
+    Else the load has them.
+    """
+    if options.reuse is None and options.data_parallel_size in {None, 1}:
         return nullcontext(config)
     return held_weights(config, options.weights_cache)
 

@@ -18,6 +18,12 @@ from ..arguments.argument_types import positive_int, size_in_bytes
 from ..console.errors import CliError, Refused, Stopped
 from ..console.signals import StopSignals
 from ..engine.adapters import lora_modules
+from ..engine.data_parallel import (
+    DataParallelSize,
+    add_data_parallel_flag,
+    num_replicas,
+    replica_commands,
+)
 from ..engine.engine import served_names
 from ..engine.options import EngineOptions, add_engine_flags, engine_command, engine_fields
 from ..engine.weights import local_model, s3_addresses, throttled
@@ -96,6 +102,7 @@ _ENGINE_COMMAND = "TIDEMILL_ENGINE_COMMAND"
 class WorkerOptions(EngineOptions):
     """Options of a worker; `given` holds the flags that were set."""
 
+    data_parallel_size: DataParallelSize = None
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -114,6 +121,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     for group, add_flags in zip(groups, (_add_resources, _add_work, _add_times), strict=True):
         add_flags(group)
     settings = [action.dest for group in groups for action in group._group_actions]  # noqa: SLF001
+    add_data_parallel_flag(parser.add_argument_group("engines"), "lines of all shards")
     add_engine_flags(parser)
     parser.set_defaults(command=command, settings=settings)
 
@@ -234,7 +242,11 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
     """Return the options of the parsed arguments."""
     given = {name: getattr(arguments, name) for name in arguments.settings}
     given = {name: value for name, value in given.items() if value is not None}
-    return WorkerOptions(**engine_fields(arguments), given=given)
+    return WorkerOptions(
+        **engine_fields(arguments),
+        data_parallel_size=arguments.data_parallel_size,
+        given=given,
+    )
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -340,14 +352,18 @@ async def _work(
 
     names = served_names(options)
     wanted = s3_addresses(options.model, lora_modules(options, names))
-    command = _engine_command(replace(options, served_model_names=names), os.environ)
+    engine_commands = replica_commands(
+        _engine_command(replace(options, served_model_names=names), os.environ),
+        options,
+        num_replicas(options, options.data_parallel_size),
+    )
     folders: asyncio.Future[Mapping[str, str]] | None = None
     age, machine_age = process_age()
     cold_start, began = ColdStart(age), time.time() - age
     cold_start.reach("process")
     cold_start.note(machine_age_seconds=round(machine_age, 3))
 
-    def make_client() -> EngineClient:
+    def make_client(command: Sequence[str]) -> EngineClient:
         return EngineClient(
             command,
             stall_seconds=config.stall_seconds,
@@ -387,7 +403,7 @@ async def _work(
             parity_results=results,
             kept_results=kept,
         )
-        worker = Worker(context, make_client)
+        worker = Worker(context, *(partial(make_client, command) for command in engine_commands))
         with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):
             in_thread(lambda: cold_start.note(**task_steps(read_task(os.environ), began)))
             if wanted:  # in parallel with the engine's imports

@@ -68,10 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     defaults = defaults_of(parsed)
     if parsed.cpus is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {int(cpu) for cpu in parsed.cpus.split(",")})
+
+    def load_with_defaults(fetched: Callable[[], Mapping[str, str]]) -> Served:
+        served = load(options, None if parsed.own_weights else fetched)
+        return DefaultingServed(served, defaults) if defaults.flags else served
+
     serve(
-        lambda fetched: DefaultingServed(
-            load(options, None if parsed.own_weights else fetched), defaults
-        ),
+        load_with_defaults,
         reader_fd=parsed.reader_fd,
         writer_fd=parsed.writer_fd,
         liveness_fd=parsed.liveness_fd,

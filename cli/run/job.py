@@ -37,7 +37,7 @@ from ..files.input_check import (
 )
 from ..files.paths import check_resumable
 from ..files.row_writer import OutputFiles
-from .data_parallel import num_replicas, replicas
+from .data_parallel import num_engines, replicas
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, mark_shard, open_files
@@ -66,7 +66,7 @@ def run_job(
     options = found
     check_names(options)
     _check_resume(options)
-    num_replicas(options)  # before the file is read
+    num_engines(options)  # before the file is read
     template, names = chat_template(options), served_names(options)
     config = engine_config(options)
     tally, launched, limit = Tally(options.shard), time.monotonic(), options.seconds_limit
@@ -140,7 +140,7 @@ def _engines(
     template: str | None,
 ) -> Iterator[Served | EngineReplicas]:
     """Yield the engine of a run, loaded, or several that load once lines come."""
-    if num_replicas(run.options) > 1:
+    if num_engines(run.options) > 1:
         with replicas(run.options, config, names, run.index, run.created) as several:
             yield several
         return

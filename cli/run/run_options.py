@@ -9,6 +9,7 @@ from typing import Literal
 from ..arguments.argument_types import S3Folder
 from ..arguments.defaults import Defaults
 from ..console.errors import Refused
+from ..engine.data_parallel import DataParallelSize
 from ..engine.options import EngineOptions
 from ..files.shard import Shard
 from ..files.table_options import TableOptions
@@ -42,7 +43,7 @@ class RunOptions(EngineOptions):
     price_per_hour: float | None = None
     defaults: Defaults = field(default_factory=Defaults)
     table: TableOptions | None = None
-    data_parallel_size: int | Literal["auto"] | None = None
+    data_parallel_size: DataParallelSize = None
     no_card: bool = False
     enable_metrics: bool = False
     host: str = "127.0.0.1"

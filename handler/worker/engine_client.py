@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -17,6 +17,9 @@ from tidemill.protocol.contract import EngineInfo, EngineStats
 
 from .engine_process.frames import (
     Abort,
+    Answer,
+    AnswerKind,
+    Ask,
     Failed,
     Fetched,
     Frame,
@@ -93,6 +96,7 @@ class EngineClient:
         self._progress = 0  # grows with each sign of work
         self._tickets = count(1)
         self._pending: dict[int, asyncio.Future[Row]] = {}
+        self._exchanges: dict[int, asyncio.Queue[Answer | EngineDied]] = {}
         self._reason: str | None = None  # why we killed the process
         self._failed: Failed | None = None  # why it ended by itself
         self._death: str | None = None
@@ -112,7 +116,7 @@ class EngineClient:
     @property
     def inflight(self) -> int:
         """Return the number of requests in flight."""
-        return len(self._pending)
+        return len(self._pending) + len(self._exchanges)
 
     async def start(self) -> EngineInfo:
         """Start the process; return the engine's info once the model is loaded.
@@ -163,6 +167,36 @@ class EngineClient:
             raise
         finally:
             del self._pending[ticket]
+
+    async def ask(
+        self, request: bytes, created: int, *, is_online: bool
+    ) -> AsyncGenerator[Answer, None]:
+        """Yield the frames of the answer to a request of `exchange.encode_request`.
+
+        Leaving it before the last aborts the request. Raises EngineDied when there will be no
+        further one, FrameError for a request too long to be sent.
+        """
+        if self._death is not None:
+            raise self._died(self._death)
+        ticket, is_over = next(self._tickets), False
+        answers = self._exchanges[ticket] = asyncio.Queue[Answer | EngineDied]()
+        try:
+            self._writer.write(encode_frame(Ask(ticket, created, is_online, request)))
+            with suppress(ConnectionError):  # `answers` gets the reason
+                await self._writer.drain()
+            while not is_over:
+                answer = await answers.get()
+                is_over = isinstance(answer, EngineDied) or answer.kind is not AnswerKind.CHUNK
+                if isinstance(answer, EngineDied):
+                    raise answer
+                yield answer
+        except FrameError:
+            is_over = True
+            raise
+        finally:
+            del self._exchanges[ticket]
+            if not is_over and self._death is None:
+                self._writer.write(encode_frame(Abort(ticket)))
 
     async def close(self) -> None:
         """End the process, by SIGKILL if it does not exit by itself. Idempotent."""
@@ -249,6 +283,11 @@ class EngineClient:
                 answered = self._pending.get(frame.ticket)
                 if answered is not None and not answered.done():
                     answered.set_result(frame)
+            case Answer():
+                self._progress += 1
+                exchange = self._exchanges.get(frame.ticket)
+                if exchange is not None:
+                    exchange.put_nowait(frame)
             case Stats():
                 said, before = frame.stats, self._stats
                 self._progress += (said.steps, said.layers) != (before.steps, before.layers)
@@ -271,6 +310,8 @@ class EngineClient:
         for answered in self._pending.values():
             if not answered.done():
                 answered.set_exception(self._died(reason))
+        for exchange in self._exchanges.values():
+            exchange.put_nowait(self._died(reason))
 
     def _died(self, reason: str) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
@@ -293,7 +334,7 @@ class EngineClient:
             since_beat = 0.0 if life.beats != before.beats else since_beat + tick
             since_turn = 0.0 if life.turns != before.turns else since_turn + tick
             work = (self._progress, life.steps, life.layers)
-            if not self._pending or work != seen:
+            if not self.inflight or work != seen:
                 stalled = slow = 0.0
                 seen = work
             elif since_beat < tick + _LIVES_SECONDS and since_turn >= _STANDS_SECONDS:

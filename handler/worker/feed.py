@@ -1,4 +1,4 @@
-"""Feeds the engine with lines of the owned shards, in prefix order, with backpressure."""
+"""Feeds the engines with lines of the owned shards, in prefix order, with backpressure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidemill.batch.file.lines import RawLine
 from .canary import Canary
 from .engine_client import EngineDied
 from .engine_process.frames import Row
-from .gpu_time import GpuTime
+from .gpu_time import EngineLoad, GpuTime
 from .prefetch import Prefetch
 from .shard.shard_run import ShardRun
 
@@ -24,61 +24,146 @@ class Engine(Protocol):
         """Return the row of a line; raises EngineDied when there will be none."""
 
 
-class Feed:
-    """Keeps one engine full, for as long as it lives. `runs` is shared with its owner.
+class Feeds:
+    """Feeds of a worker's live engines, which share the lines of its `runs`.
 
-    `died` gets the reason once the engine has died, `hungry` is set while another shard is needed.
-    The `canary` runs before all lines: if the engine dies of it, or its row shows a fault, the
-    machine `is_broken`, and no line is to blame.
+    `hungry` is set while another shard is needed. Of `num_engines` those that are not live are
+    being started.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[ShardRun],
+        gpu_time: GpuTime,
+        prefetch: Prefetch,
+        *,
+        max_held_bytes: int,
+        num_engines: int = 1,
+    ) -> None:
+        self.runs = runs
+        self.gpu_time = gpu_time
+        self.num_engines = num_engines
+        self.live: list[Feed] = []
+        self.is_broken = False
+        self.hungry = asyncio.Event()
+        self._prefetch = prefetch
+        self._max_held_bytes = max_held_bytes
+
+    def add(self, feed: Feed) -> None:
+        """Add the feed of an engine that has been started."""
+        self.gpu_time.share()
+        self.live.append(feed)
+        self.gpu_time.engines.append(feed.load)
+        self.admit()
+
+    def remove(self, feed: Feed) -> None:
+        """Remove the feed of an engine that has died."""
+        self.gpu_time.share()
+        self.is_broken |= feed.is_broken
+        self.live.remove(feed)
+        self.gpu_time.engines.remove(feed.load)
+
+    def admit(self) -> None:
+        """Admit lines up to the limits; called whenever something has changed."""
+        for feed in self.live:
+            feed.admit()
+
+    async def check_machine(self) -> bool:
+        """Say whether rows may be kept, whatever engine they are of."""
+        for feed in tuple(self.live):
+            self.is_broken |= not await feed.check_machine()
+        return not self.is_broken
+
+    def close(self) -> None:
+        """Stop admitting lines."""
+        for feed in self.live:
+            feed.close()
+
+    async def drained(self) -> None:
+        """Wait until no request is in flight."""
+        await asyncio.gather(*(feed.drained() for feed in self.live))
+
+    def ready_runs(self) -> list[ShardRun]:
+        """Return the runs that have lines to be admitted, as far as nobody has them."""
+        return [run for run in self.runs if run.is_open and not run.is_ending]
+
+    def share_of(self, max_inflight: int) -> int:
+        """Return how many lines one engine may have: no more than its share of those there are."""
+        if self.num_engines == 1:
+            return max_inflight
+        left = sum(run.pending.num_waiting for run in self.ready_runs())
+        left += sum(feed.num_inflight for feed in self.live)
+        return min(max_inflight, max(1, -(-left // len(self.live))))
+
+    def has_memory(self) -> bool:
+        """Say whether there is memory for more lines and rows."""
+        held_bytes = sum(feed.inflight_bytes for feed in self.live)
+        return held_bytes + sum(run.num_held_bytes for run in self.runs) < self._max_held_bytes
+
+    def is_least_loaded(self, feed: Feed) -> bool:
+        """Say whether no engine has fewer lines; one that is being started has none."""
+        is_whole = len(self.live) == self.num_engines
+        return is_whole and feed is min(self.live, key=lambda one: one.num_inflight)
+
+    def update_hunger(self) -> None:
+        """Note whether another shard is to be claimed; never where all engines have suspects."""
+        live = [feed for feed in self.live if feed.is_open]
+        max_inflight = sum(feed.max_inflight for feed in live)
+        num_with_suspects = sum(run.pending.has_suspects for run in self.runs)
+        if live and self._prefetch.wants_shard(max_inflight) and num_with_suspects < len(live):
+            self.hungry.set()
+        else:
+            self.hungry.clear()
+
+
+class Feed:
+    """Keeps one engine full, for as long as it lives, with lines that others of `feeds` share.
+
+    `died` gets the reason once the engine has died. The `canary` runs before all lines: if the
+    engine dies of it, or its row shows a fault, the machine `is_broken`, and no line is to blame.
     """
 
     def __init__(
         self,
         engine: Engine,
-        runs: Sequence[ShardRun],
-        gpu_time: GpuTime,
-        prefetch: Prefetch,
+        feeds: Feeds,
+        load: EngineLoad,
         *,
         max_inflight: int,
-        max_held_bytes: int,
+        max_num_seqs: int = 1,
         canary: Canary | None = None,
     ) -> None:
         self._engine = engine
-        self._runs = runs
-        self._gpu_time = gpu_time
-        self._prefetch = prefetch
-        self._max_inflight = max_inflight
-        self._max_held_bytes = max_held_bytes
+        self._feeds = feeds
+        self.load = load
+        self.max_inflight = max_inflight
+        self._max_num_seqs = max_num_seqs
         self.num_answered = 0
         self.is_broken = False
         self._canary = canary
         self._is_checked = canary is None
         self._num_failures = 0  # failed steps when the canary last succeeded
         self._checking: asyncio.Task[None] | None = None
-        self._is_open = True
-        self._num_inflight = 0
-        self._inflight_bytes = 0
+        self.is_open = True
+        self._is_full = False
+        self._trial: ShardRun | None = None  # whose suspects the engine has
+        self.num_inflight = 0
+        self.inflight_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.hungry = asyncio.Event()
-        self.hungry.set()
 
     def admit(self) -> None:
         """Admit lines up to the limits; called whenever something has changed."""
-        self._gpu_time.share()
-        if self._is_open and self._canary is not None and self._checking is None:
+        self._feeds.gpu_time.share()
+        if self.is_open and self._canary is not None and self._checking is None:
             self._start_canary(self._canary)
-        while self._is_open and self._is_checked and self._has_room():
-            run = self._next_run()
-            line = run.pending.pop() if run is not None else None
-            if run is None or line is None:
+        while self.is_open and self._is_checked and self._has_room():
+            found = self._next_line()
+            if found is None:
                 break
-            self._send(run, line)
-        if self._wants_more():
-            self.hungry.set()
-        else:
-            self.hungry.clear()
+            self._send(*found)
+        self._feeds.update_hunger()
 
     @property
     def death(self) -> str | None:
@@ -88,48 +173,63 @@ class Feed:
 
     def close(self) -> None:
         """Stop admitting lines."""
-        self._is_open = False
+        self.is_open = False
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         await self._idle.wait()
 
     def _has_room(self) -> bool:
-        held_bytes = self._inflight_bytes + sum(run.num_held_bytes for run in self._runs)
-        return self._num_inflight < self._max_inflight and (
-            held_bytes < self._max_held_bytes or not self._num_inflight
-        )
+        """Say whether another line may be admitted.
 
-    def _wants_more(self) -> bool:
-        """Say whether another shard is to be claimed; never beside suspects."""
-        return (
-            self._is_open
-            and self._prefetch.wants_shard(self._max_inflight)
-            and not any(run.pending.is_exclusive for run in self._runs)
-        )
+        Beside other engines lines are admitted by the quarter: of those that begin alike, which
+        are next to each other, most are in one engine then.
+        """
+        most = self._feeds.share_of(self.max_inflight)
+        several = max(1, min(most // 4, most - self._max_num_seqs))
+        refill = 1 if self._feeds.num_engines == 1 else several
+        if self.num_inflight > most - (refill if self._is_full else 1):
+            self._is_full = True
+            return False
+        self._is_full = False
+        return not self.num_inflight or self._feeds.has_memory()
 
-    def _next_run(self) -> ShardRun | None:
-        """Return the run whose line is next; suspects wait until nothing else is in flight.
+    def _next_line(self) -> tuple[ShardRun, RawLine] | None:
+        """Return the next line and its run; suspects have the engine for themselves.
 
         Batches take turns: the one that has the fewest lines in flight.
         """
-        ready = [run for run in self._runs if run.is_open and not run.is_ending]
-        for run in ready:
-            if run.pending.is_exclusive:
-                return run if run.pending.num_inflight == self._num_inflight else None
+        ready = self._feeds.ready_runs()
+        if self._trial is not None and (
+            self._trial not in ready or not self._trial.pending.is_on_trial
+        ):
+            self._trial = None
+        if self._trial is None:
+            suspected = [run for run in ready if run.pending.has_suspects]
+            waiting = [run for run in suspected if not run.pending.is_on_trial]
+            if waiting and not self.num_inflight:
+                self._trial = waiting[0]
+            elif waiting and self._feeds.is_least_loaded(self):
+                return None  # they come once the engine is idle
+        if self._trial is not None:
+            suspect = self._trial.pending.pop_suspect()
+            return None if suspect is None else (self._trial, suspect)
         num_inflight = Counter[str]()
         for run in ready:
             num_inflight[run.batch.id] += run.pending.num_inflight
-        return min(
-            (run for run in ready if run.pending.num_waiting),
+        next_run = min(
+            (run for run in ready if run.pending.has_next),
             key=lambda run: (num_inflight[run.batch.id], run.pending.next_rank),
             default=None,
         )
+        line = None if next_run is None else next_run.pending.pop()
+        return None if next_run is None or line is None else (next_run, line)
 
     def _send(self, run: ShardRun, line: RawLine) -> None:
-        self._num_inflight += 1
-        self._inflight_bytes += len(line.data)
+        self.num_inflight += 1
+        self.inflight_bytes += len(line.data)
         self._idle.clear()
+        self.load.add(run, line.number)
         request = asyncio.create_task(self._run_line(run, line))
         run.requests.add(request)
         request.add_done_callback(lambda task: self._done(run, line, task))
@@ -139,7 +239,7 @@ class Feed:
 
         It then runs beside lines. Rows that were finished before the engine's death are kept.
         """
-        num_failures = self._gpu_time.stats().failures
+        num_failures = self.load.stats().failures
         if self._canary is None or num_failures == self._num_failures or self.died.done():
             return not self.is_broken
         if self._checking is None or self._checking.done():
@@ -151,7 +251,7 @@ class Feed:
         return not self.is_broken
 
     def _start_canary(self, canary: Canary) -> None:
-        self._num_inflight += 1
+        self.num_inflight += 1
         self._idle.clear()
         self._checking = asyncio.create_task(self._run_canary(canary))
         self._checking.add_done_callback(self._canary_done)
@@ -171,20 +271,23 @@ class Feed:
         self._is_checked = True
 
     def _canary_done(self, task: asyncio.Task[None]) -> None:
-        self._num_inflight -= 1
+        self.num_inflight -= 1
         self._go_on_after(None if task.cancelled() else task.exception())
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
         row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
         self.num_answered += 1
-        self._gpu_time.share()
+        self._feeds.gpu_time.share()
         run.finish(line, row)
 
     def _done(self, run: ShardRun, line: RawLine, task: asyncio.Task[None]) -> None:
         run.requests.discard(task)
-        self._num_inflight -= 1
-        self._inflight_bytes -= len(line.data)
-        self._go_on_after(None if task.cancelled() else task.exception())
+        self.num_inflight -= 1
+        self.inflight_bytes -= len(line.data)
+        failure = None if task.cancelled() else task.exception()
+        if failure is None:  # else the engine died with it
+            self.load.remove(run, line.number)
+        self._go_on_after(failure)
 
     def _go_on_after(self, failure: BaseException | None) -> None:
         if isinstance(failure, EngineDied):
@@ -195,6 +298,6 @@ class Feed:
         elif failure is not None and not self.died.done():
             self.close()
             self.died.set_exception(failure)
-        if not self._num_inflight:
+        if not self.num_inflight:
             self._idle.set()
         self.admit()

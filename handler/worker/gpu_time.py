@@ -1,8 +1,9 @@
-"""GPU time: split between shard runs by their requests in flight."""
+"""GPU time: split between shard runs by their requests in flight, engine by engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from tidemill.protocol.contract import EngineStats
 
@@ -10,12 +11,34 @@ from .context.context import WorkerContext
 from .shard.shard_run import ShardRun
 
 
+@dataclass(slots=True, eq=False)
+class EngineLoad:
+    """Load of one engine: its GPUs, its statistics, and the lines of each run that it has."""
+
+    num_gpus: int = 0
+    stats: Callable[[], EngineStats] = EngineStats
+    lines: dict[ShardRun, set[int]] = field(default_factory=dict)
+
+    def add(self, run: ShardRun, number: int) -> None:
+        """Add a line that the engine has from now on."""
+        self.lines.setdefault(run, set()).add(number)
+
+    def remove(self, run: ShardRun, number: int) -> None:
+        """Remove a line that the engine has no more."""
+        lines = self.lines[run]
+        lines.remove(number)
+        if not lines:
+            del self.lines[run]
+
+
 class GpuTime:
-    """Counts the time of `num_gpus` GPUs; `stats` returns the engine's statistics."""
+    """Counts the time of the GPUs of the live `engines`, while they have lines.
+
+    An engine that is idle beside others counts for nobody, as a worker without work does.
+    """
 
     def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:
-        self.num_gpus = 0
-        self.stats: Callable[[], EngineStats] = EngineStats
+        self.engines: list[EngineLoad] = []
         self._context = context
         self._runs = runs
         self._shared_at = context.clock()
@@ -29,14 +52,17 @@ class GpuTime:
         now = self._context.clock()
         seconds = min(now - self._shared_at, 2 * self._context.config.tick_seconds)
         self._shared_at = now
-        runs = [run for run in self._runs if not run.is_over]
-        num_inflight = sum(run.pending.num_inflight for run in runs)
-        if not num_inflight:
+        busy = [engine for engine in self.engines if engine.lines]
+        if not busy:
             return
-        for run in runs:
-            run.gpu_seconds += seconds * self.num_gpus * run.pending.num_inflight / num_inflight
-        stats = self.stats()
-        if stats.output_tokens:
+        for engine in busy:
+            num_inflight = sum(map(len, engine.lines.values()))
+            for run, lines in engine.lines.items():
+                run.gpu_seconds += seconds * engine.num_gpus * len(lines) / num_inflight
+        stats = [engine.stats() for engine in busy]
+        if any(each.output_tokens for each in stats):
             self._context.cold_start.reach("token")
-        self._context.usage_meter.add_busy(seconds, stats.kv_cache_usage)
-        self._context.rate_meter.add_busy(seconds, is_full=any(run.num_waiting for run in runs))
+        kv_cache_usage = max(each.kv_cache_usage for each in stats)
+        self._context.usage_meter.add_busy(seconds, kv_cache_usage)
+        is_full = any(run.num_waiting for run in self._runs if not run.is_over)
+        self._context.rate_meter.add_busy(seconds, is_full=is_full)

@@ -30,18 +30,21 @@ class Prefetch:
     while no line waits another shard is claimed in any case.
     """
 
-    def __init__(self, context: WorkerContext, runs: Sequence[ShardRun]) -> None:
+    def __init__(
+        self, context: WorkerContext, runs: Sequence[ShardRun], *, num_engines: int = 1
+    ) -> None:
         self._context = context
         self._runs = runs
+        self._few_shards = FEW_SHARDS * num_engines
         self._max_lines = 0.0
-        self._max_shards = FEW_SHARDS
+        self._max_shards = self._few_shards
         self._is_filling = True
         self._updated_at = float("-inf")
         self._orders: dict[str, LineOrder] = {}
         self._numbers = count()
 
     def wants_shard(self, max_inflight: int) -> bool:
-        """Say whether to claim another shard; so many waiting lines keep the engine full."""
+        """Say whether to claim another shard; so many waiting lines keep the engines full."""
         num_waiting = sum(run.num_waiting for run in self._runs)
         if num_waiting < max(max_inflight, _REFILL_SHARE * self._max_lines):
             self._orders = self._orders if self._is_filling else {}
@@ -68,7 +71,7 @@ class Prefetch:
         batches = {run.batch.id: run.batch for run in self._runs}
         rate = sum(run.pace.rates.rows_per_second for run in self._runs)
         if len(batches) != 1 or not rate:
-            self._max_lines, self._max_shards = 0.0, FEW_SHARDS
+            self._max_lines, self._max_shards = 0.0, self._few_shards
             return
         self._updated_at = self._context.clock()
         [batch] = batches.values()
@@ -77,4 +80,4 @@ class Prefetch:
         num_workers = max(1, await self._context.aws.run(table.count_workers(batch)))
         share = num_left * batch.num_rows / batch.num_shards / (2 * num_workers - 1)
         self._max_lines = min(_MAX_SECONDS * rate, share)
-        self._max_shards = max(FEW_SHARDS, _MAX_LIVE // num_workers)
+        self._max_shards = max(self._few_shards, _MAX_LIVE // num_workers)

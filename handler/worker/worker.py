@@ -6,10 +6,10 @@ import asyncio
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from uuid import uuid4
 
 from tidemill.batch.errors import HandlerError
@@ -22,32 +22,26 @@ from ..errors import AwsError
 from ..observability import Metric, logger
 from .canary import Canary, canary_line
 from .context.context import WorkerContext
-from .engine_client import EngineDied, EngineFailed
-from .feed import Engine, Feed
-from .gpu_time import GpuTime
+from .engine_client import EngineFailed
+from .engine_restarts import MAX_BACKOFF_SECONDS, EngineGivenUp, EngineRestarts
+from .feed import Engine, Feed, Feeds
+from .gpu_time import EngineLoad, GpuTime
 from .heartbeat import Heartbeat
 from .prefetch import Prefetch
 from .shard.claim import claim_shard, note_engine
 from .shard.message import ShardMessage
 from .shard.pending_lines import Verdict
-from .shard.rows import compact
 from .shard.shard_run import EarlyEnd, ShardRun
 
 # After the grace period for requests: to flush finished rows and release the shards.
 _HAND_OVER_SECONDS = 20.0
 _HANDLING_SECONDS = 5.0
 _LAST_SECONDS = 5.0
-_MAX_BACKOFF_SECONDS = 30.0
 # A worker that stays renews its place when it was idle as long again: at the next poll.
 _READY_SECONDS = 60
 # A minute of failed polls: an idle worker that may exit costs money for nothing.
 _MAX_FAILED_POLLS = 6
-# Bisecting 4,096 suspects down to one takes twelve deaths; more than that in a row without a row
-# means that the engine or its device is broken.
-MAX_BARREN_LIVES = 16
 _BROKEN = "this machine cannot run a known line"
-# No request can be blamed for a death while the model loads, which may take minutes.
-MAX_FAILED_STARTS = 5
 
 
 class MachineBroken(HandlerError):
@@ -77,26 +71,40 @@ class EngineHandle(Engine, Protocol):
 
 
 class Worker:
-    """Runs shards until it is stopped, idle for long enough, or has no engine."""
+    """Runs shards until it is stopped, idle for long enough, or has an engine that it gives up.
 
-    def __init__(self, context: WorkerContext, make_client: Callable[[], EngineHandle]) -> None:
+    There is an engine for each of `make_clients`, which makes the client of one life of it. All of
+    them have lines of the same shards. The death of one costs the lines in it, which are suspects
+    then; the death of the last one that lives releases all shards.
+    """
+
+    def __init__(self, context: WorkerContext, *make_clients: Callable[[], EngineHandle]) -> None:
+        num_engines = len(make_clients)
         self._context = context
-        self._make_client = make_client
+        self._make_clients = make_clients
         self._runs: list[ShardRun] = []
         self._working: set[asyncio.Task[None]] = set()
-        self._gpu_time = GpuTime(context, self._runs)
-        self._prefetch = Prefetch(context, self._runs)
-        self._heartbeat = Heartbeat(context, self._runs, self._gpu_time, self._prefetch)
+        gpu_time = GpuTime(context, self._runs)
+        self._prefetch = Prefetch(context, self._runs, num_engines=num_engines)
+        self._heartbeat = Heartbeat(context, self._runs, gpu_time, self._prefetch)
+        self._feeds = Feeds(
+            self._runs,
+            gpu_time,
+            self._prefetch,
+            max_held_bytes=context.config.max_held_bytes,
+            num_engines=num_engines,
+        )
         self._stopped = asyncio.Event()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._engines_change = asyncio.Lock()
         self._handling = asyncio.Lock()
+        self._receiving: asyncio.Task[None] | None = None
         self._polling: asyncio.Task[list[Message]] | None = None
         self._returning: set[asyncio.Task[None]] = set()
         self._busy_at = context.clock()
         # SageMaker gives all of its hosts one name.
         self._id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex}"
         self._num_claims = count()
-        self._num_barren_lives = 0
-        self._num_failed_starts = 0
         self._canary: Canary | None = None
 
     def stop(self) -> None:
@@ -106,26 +114,25 @@ class Worker:
     async def run(self) -> int:
         """Return the exit status: 0 when stopped or idle, 1 when it cannot go on."""
         beating = asyncio.create_task(self._heartbeat.run())
+        stopped = asyncio.create_task(self._stopped.wait())
+        lives = [
+            asyncio.create_task(self._run_engine(number, make))
+            for number, make in enumerate(self._make_clients, start=1)
+        ]
         try:
-            while True:
-                client = self._make_client()
-                try:
-                    has_died = await self._run_engine(client, beating)
-                except EngineFailed as exc:
-                    if not await self._may_start_again(exc, beating):
-                        return 1
-                    has_died = True
-                except (MachineBroken, QueueUnreachable) as exc:
-                    logger.error(str(exc))
-                    return 1
-                finally:
-                    await client.close()
-                if not has_died or self._stopped.is_set():
-                    return 0
-                if self._num_barren_lives >= MAX_BARREN_LIVES:
-                    logger.error("engine dies of everything", num_lives=self._num_barren_lives)
-                    return 1
+            try:
+                await _first(stopped, self._failed, beating, *lives)
+            finally:
+                await self._hand_over()
+        except (MachineBroken, QueueUnreachable) as exc:
+            logger.error(str(exc))
+            return 1
+        except EngineGivenUp:
+            return 1
+        else:
+            return 0
         finally:
+            await _cancel(stopped, *lives)
             await _cancel(beating)
             if self._returning:
                 limit = self._context.config.wait_seconds + _HANDLING_SECONDS
@@ -143,40 +150,25 @@ class Worker:
         except (AwsError, TimeoutError) as exc:
             logger.warning("usage not told", reason=repr(exc))
 
-    async def _may_start_again(self, failure: EngineFailed, beating: asyncio.Task[None]) -> bool:
-        """Wait with backoff before the restart of an engine that died while loading.
+    async def _run_engine(self, number: int, make_client: Callable[[], EngineHandle]) -> NoReturn:
+        """Run one engine, and start it again when it has died; raises EngineGivenUp."""
+        restarts = EngineRestarts(self._context)
+        while True:
+            client = make_client()
+            try:
+                engine = await client.start()
+                restarts.record_start()
+                restarts.record_death(await self._serve(number, client, engine))
+            except EngineFailed as exc:
+                await restarts.back_off(exc)
+            finally:
+                await client.close()
 
-        False to give up: an engine that reported why it cannot be started would fail again.
-        """
-        self._context.emit({Metric.ENGINE_DEATHS: 1})
-        self._num_failed_starts += 1
-        if failure.code != EngineDied.code or self._num_failed_starts >= MAX_FAILED_STARTS:
-            logger.error("engine cannot be started", reason=str(failure), code=failure.code)
-            return False
-        seconds = min(_MAX_BACKOFF_SECONDS, 2.0 ** (self._num_failed_starts - 1))
-        logger.error("engine died while starting", reason=str(failure), next_try_seconds=seconds)
-        stopped = asyncio.create_task(self._stopped.wait())
-        waited = asyncio.create_task(asyncio.sleep(seconds))
-        try:
-            await _first(stopped, waited, beating)
-        finally:
-            await _cancel(stopped, waited)
-        return True
-
-    async def _run_engine(self, client: EngineHandle, beating: asyncio.Task[None]) -> bool:
-        """Run one engine to its end; return whether it died."""
-        stopped = asyncio.create_task(self._stopped.wait())
-        starting = asyncio.create_task(client.start())
-        try:
-            await _first(starting, stopped, beating)
-            if not starting.done():
-                return False
-            engine = starting.result()
-        finally:
-            await _cancel(starting, stopped)
-        self._num_failed_starts = 0
+    async def _serve(self, number: int, client: EngineHandle, engine: LoadedEngine) -> int:
+        """Feed an engine until it dies; return how many lines it has answered."""
         logger.info(
             "engine ready",
+            engine=number,
             model=engine.model,
             device=engine.device,
             notes=engine.notes,
@@ -188,38 +180,21 @@ class Worker:
             self._context.cold_start.note(
                 **{f"engine_{step}_seconds": took for step, took in steps}
             )
-        return await self._serve(client, engine, beating)
-
-    async def _serve(
-        self, client: EngineHandle, engine: LoadedEngine, beating: asyncio.Task[None]
-    ) -> bool:
-        config = self._context.config
-        self._gpu_time.num_gpus = engine.num_gpus
-        self._gpu_time.stats = lambda: client.stats
-        feed = Feed(
-            client,
-            self._runs,
-            self._gpu_time,
-            self._prefetch,
-            max_inflight=config.inflight_for(engine.max_num_seqs),
-            max_held_bytes=config.max_held_bytes,
-            canary=self._canary_for(engine),
-        )
-        feed.admit()
-        info = EngineInfo(engine.revision, engine.engine_version)
-        receiving = asyncio.create_task(self._receive(feed, info))
-        stopped = asyncio.create_task(self._stopped.wait())
-        try:
-            await _first(receiving, stopped, feed.died, beating)
-        finally:
-            feed.close()
-            await self._stop_receiving(receiving)
-            await _cancel(stopped)
-            if not feed.died.done():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(feed.drained(), config.grace_seconds)
-            await self._end_runs(feed)
-        return self._record_death(feed)
+        async with self._engines_change:
+            feed = Feed(
+                client,
+                self._feeds,
+                EngineLoad(engine.num_gpus, lambda: client.stats),
+                max_inflight=self._context.config.inflight_for(engine.max_num_seqs),
+                max_num_seqs=engine.max_num_seqs,
+                canary=self._canary_for(engine),
+            )
+            self._feeds.add(feed)
+            self._start_receiving(EngineInfo(engine.revision, engine.engine_version))
+        await asyncio.wait((feed.died,))
+        async with self._engines_change:
+            await self._lose(feed)
+        return feed.num_answered
 
     def _canary_for(self, engine: LoadedEngine) -> Canary | None:
         """Return the canary of this worker, the same for all its engines."""
@@ -228,8 +203,52 @@ class Worker:
             self._canary = Canary(line)
         return self._canary
 
-    async def _receive(self, feed: Feed, info: EngineInfo) -> None:
-        """Claim shards as the feed needs them; return when idle for `exit_when_idle_seconds`.
+    async def _lose(self, feed: Feed) -> None:
+        """Make suspects of the lines of an engine that has died; the last one releases all shards.
+
+        Raises an unexpected error of the feed, and MachineBroken where no line was the cause.
+        """
+        feed.close()
+        if len(self._feeds.live) == 1:
+            await self._stop_receiving()
+            await self._end_runs()
+        elif feed.death is not None and not feed.is_broken:
+            with suppress(TimeoutError):  # all of its requests fail at once
+                await asyncio.wait_for(feed.drained(), _HANDLING_SECONDS)
+            for run, lost in tuple(feed.load.lines.items()):
+                if run.is_open and not run.is_over:
+                    run.lose_engine(lost, feed.death)
+        self._feeds.remove(feed)
+        self._feeds.admit()
+        self._record_death(feed)
+
+    async def _hand_over(self) -> None:
+        """Stop receiving, let requests finish for a while, and release the shards."""
+        async with self._engines_change:
+            self._feeds.close()
+            await self._stop_receiving()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._feeds.drained(), self._context.config.grace_seconds)
+            await self._end_runs()
+            for feed in self._feeds.live:
+                if feed.died.done():
+                    self._record_death(feed)
+
+    def _start_receiving(self, info: EngineInfo) -> None:
+        if self._receiving is None and not self._stopped.is_set():
+            self._receiving = asyncio.create_task(self._receive(info))
+            self._receiving.add_done_callback(self._received)
+
+    def _received(self, receiving: asyncio.Task[None]) -> None:
+        """Stop the worker once it is idle, or fail with what ended receiving."""
+        failure = None if receiving.cancelled() else receiving.exception()
+        if failure is not None and not self._failed.done():
+            self._failed.set_exception(failure)
+        elif not receiving.cancelled():
+            self.stop()
+
+    async def _receive(self, info: EngineInfo) -> None:
+        """Claim shards as the feeds need them; return when idle for `exit_when_idle_seconds`.
 
         It never returns while it holds a shard, nor before a poll found the queue empty; a message
         without a runnable shard does not count as work. Raises QueueUnreachable where polls have
@@ -240,14 +259,14 @@ class Worker:
         wait_seconds = min(config.wait_seconds, max(1, math.ceil(limit or config.wait_seconds)))
         self._busy_at = self._context.clock()
         while True:
-            await feed.hungry.wait()
+            await self._feeds.hungry.wait()
             try:
                 self._polling = asyncio.create_task(self._poll(wait_seconds))
                 messages = await asyncio.shield(self._polling)
                 async with self._handling:
                     self._polling = None
                     for message in messages:
-                        await self._handle_message(feed, info, ShardMessage(self._context, message))
+                        await self._handle_message(info, ShardMessage(self._context, message))
                 num_failures = 0
                 if not messages and self._is_idle(limit) and not await self._stays_ready():
                     logger.info("idle", seconds=limit)
@@ -258,7 +277,7 @@ class Worker:
                 if num_failures > _MAX_FAILED_POLLS and self._is_idle(limit):
                     raise QueueUnreachable(f"no work can be taken: {exc}") from exc
                 logger.warning("receiving failed", reason=str(exc))
-                await asyncio.sleep(min(_MAX_BACKOFF_SECONDS, 2.0 ** (num_failures - 1)))
+                await asyncio.sleep(min(MAX_BACKOFF_SECONDS, 2.0 ** (num_failures - 1)))
 
     def _is_idle(self, limit: float | None) -> bool:
         """Say whether the worker has been idle for its limit, if it has one."""
@@ -289,7 +308,7 @@ class Worker:
             )
         )
 
-    async def _handle_message(self, feed: Feed, info: EngineInfo, message: ShardMessage) -> None:
+    async def _handle_message(self, info: EngineInfo, message: ShardMessage) -> None:
         """Handle one message: claim its shard and start to run it."""
         for run in self._runs:
             if run.message.target == message.target and not run.is_over:
@@ -300,16 +319,16 @@ class Worker:
         if claim is None:
             return
         order = self._prefetch.order_of(claim.batch.id)
-        run = ShardRun(claim, self._context, order, feed.admit, feed.check_machine)
+        run = ShardRun(claim, self._context, order, self._feeds.admit, self._feeds.check_machine)
         self._runs.append(run)
         self._heartbeat.beat()
         working = asyncio.create_task(run.work())
         self._working.add(working)
-        working.add_done_callback(lambda task: self._done(feed, run, task))
-        feed.admit()
+        working.add_done_callback(lambda task: self._done(run, task))
+        self._feeds.admit()
         await note_engine(self._context, claim.batch, info)
 
-    def _done(self, feed: Feed, run: ShardRun, working: asyncio.Task[None]) -> None:
+    def _done(self, run: ShardRun, working: asyncio.Task[None]) -> None:
         self._working.discard(working)
         self._runs.remove(run)
         heir = next((each for each in self._runs if each.batch.id == run.batch.id), None)
@@ -319,14 +338,17 @@ class Worker:
             heir.pace.merge(run.pace)
             self._heartbeat.beat()  # else its batch seems stalled until the next beat
         self._busy_at = self._context.clock()
-        feed.admit()
+        self._feeds.admit()
 
-    async def _stop_receiving(self, receiving: asyncio.Task[None]) -> None:
+    async def _stop_receiving(self) -> None:
         """Stop receiving; a message that is being handled is finished.
 
         A long poll goes on in SQS after its caller has left, and would swallow the next message:
         it is awaited, and its messages are sent again.
         """
+        receiving, self._receiving = self._receiving, None
+        if receiving is None:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(_HANDLING_SECONDS), self._handling:
                 receiving.cancel()
@@ -347,51 +369,46 @@ class Worker:
         except AwsError as exc:  # they reappear after their visibility timeout
             logger.warning("message left behind", reason=str(exc))
 
-    async def _end_runs(self, feed: Feed) -> None:
-        """Release every unfinished shard, with its suspects if the engine has died."""
-        reason = feed.death
+    async def _end_runs(self) -> None:
+        """Release every unfinished shard, with the lines of engines that have died as suspects."""
+        dead = [feed for feed in self._feeds.live if feed.death is not None]
         for run in self._runs:
-            if reason is None:
-                run.end(EarlyEnd("the worker stops", is_resent=True))
+            if dead:
+                run.end(EarlyEnd("the engine died", is_resent=True, verdict=_judge(run, dead)))
             else:
-                verdict = None if feed.is_broken else _judge(run, reason)
-                run.end(EarlyEnd("the engine died", is_resent=True, verdict=verdict))
+                run.end(EarlyEnd("the worker stops", is_resent=True))
         if self._working:
             _, late = await asyncio.wait(self._working, timeout=_HAND_OVER_SECONDS)
             await _cancel(*late)
 
-    def _record_death(self, feed: Feed) -> bool:
-        """Return whether the engine has died; raises an unexpected error of the feed.
+    def _record_death(self, feed: Feed) -> None:
+        """Record the death of an engine; raises an unexpected error of its feed.
 
         Raises MachineBroken where no line was the cause.
         """
-        if not feed.died.done():
-            return False
         reason = feed.died.result()
         logger.error("engine died", reason=reason, num_answered=feed.num_answered)
         self._context.emit({Metric.ENGINE_DEATHS: 1})
         if feed.is_broken:
             raise MachineBroken(_BROKEN)
-        self._num_barren_lives = 0 if feed.num_answered else self._num_barren_lives + 1
-        return True
 
 
-def _judge(run: ShardRun, reason: str) -> Verdict:
-    """Return the suspects among a shard's lines after the engine's death, and log them."""
-    verdict = run.pending.judge() if run.is_open else Verdict(run.shard.suspects)
-    suspects = [compact(group) for group in verdict.suspects]
-    logger.error("engine died", reason=reason, suspects=suspects, **run.labels)
-    for line in verdict.quarantined:
-        logger.error("quarantined", line=line, **run.labels)
-    return verdict
+def _judge(run: ShardRun, dead: Sequence[Feed]) -> Verdict | None:
+    """Return the verdict on a shard's lines that were in engines that have died.
+
+    None where the machine is broken: nothing has changed then.
+    """
+    if any(feed.is_broken for feed in dead):
+        return None
+    lost = {number for feed in dead for number in feed.load.lines.get(run, ())}
+    return run.judge(lost, "; ".join(str(feed.death) for feed in dead))
 
 
 async def _first(*tasks: asyncio.Future[Any]) -> None:
     """Wait until one task is done; raises its exception."""
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
-        if isinstance(task, asyncio.Task):
-            task.result()
+        task.result()
 
 
 async def _cancel(*tasks: asyncio.Task[Any]) -> None:

@@ -36,10 +36,11 @@ class Model(Table):
     """A served model and the workers that run it.
 
     `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts. `memory_gib` is what a worker gets, at
-    most nine tenths of its machine's; `max_price_factor` bounds a machine's price, in prices of the
-    cheapest. Without `capacity` it is the deployment's. In `min_workers_hours` `min_workers` stay,
-    work or none.
+    `weights_key` of those that a key of KMS encrypts. `tensor_parallel_size` of a worker's GPUs
+    share the model, by default all, and each such group has an engine. `memory_gib` is what a
+    worker gets, at most nine tenths of its machine's; `max_price_factor` bounds a machine's price,
+    in prices of the cheapest. Without `capacity` it is the deployment's. In `min_workers_hours`
+    `min_workers` stay, work or none.
     """
 
     name: Name
@@ -50,6 +51,7 @@ class Model(Table):
     weights_key: Annotated[str, StringConstraints(pattern=rf"^({KEY})?$")] = ""
     gpu: str
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=8)] | None = None
     memory_gib: Annotated[int, Field(ge=4, le=2048)] | None = None
     capacity: Capacity | None = None
     reservation_group: Annotated[str, StringConstraints(pattern=rf"^({_GROUP})?$")] = ""
@@ -101,11 +103,21 @@ class Model(Table):
                 f"has gpus_per_worker = {self.gpus_per_worker}; "
                 f"machines with {self.gpu} have {shown} of them"
             )
+        if self.gpus_per_worker % self.gpus_per_engine:
+            raise ValueError(
+                f"has tensor_parallel_size = {self.tensor_parallel_size}, which does not divide "
+                f"gpus_per_worker = {self.gpus_per_worker}"
+            )
         if not self.machines:
             raise ValueError(f"has memory_gib = {self.memory_gib}, more than its machines have")
         if self.reservation_group and self.capacity not in _RESERVED:
             raise ValueError('has a reservation_group, which is of capacity = "reserved"')
         return self
+
+    @property
+    def gpus_per_engine(self) -> int:
+        """Return how many GPUs share the model: by default, all of a worker."""
+        return self.tensor_parallel_size or self.gpus_per_worker
 
     @property
     def worker_gib(self) -> int:

@@ -349,6 +349,10 @@ WRONG_MODELS: list[tuple[dict[str, Any], str]] = [
         "models[2] has gpus_per_worker = 3; machines with l4 have 1, 4, 8 of them.",
     ),
     (
+        {"gpus_per_worker": 4, "tensor_parallel_size": 3},
+        ("models[2] has tensor_parallel_size = 3, which does not divide gpus_per_worker = 4."),
+    ),
+    (
         {"memory_gib": 3},
         "models[2].memory_gib is 3; it must be 4 or more.",
     ),

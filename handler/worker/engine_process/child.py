@@ -12,19 +12,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import run_line
 from tidemill.protocol.contract import EngineError, Served, Usage
 
+from .exchange import answer_request
 from .frames import (
     MAX_ROW_BYTES,
     Abort,
+    Ask,
     Failed,
     Fetched,
     Frame,
@@ -150,7 +152,9 @@ class _Process:
         while (frame := await read_frame(self._reader)) is not None:
             match frame:
                 case Run():
-                    self._start(frame)
+                    self._start(frame.ticket, self._run_line(frame))
+                case Ask():
+                    self._start(frame.ticket, self._answer(frame))
                 case Abort():
                     if task := self._tasks.get(frame.ticket):  # else its row is on its way
                         task.cancel()
@@ -175,16 +179,19 @@ class _Process:
             await self._send(Stats(served.stats()))
             await asyncio.sleep(self._stats_seconds)
 
-    def _start(self, run: Run) -> None:
+    def _start(self, ticket: int, answering: Coroutine[Any, Any, None]) -> None:
         def finish(task: asyncio.Task[None]) -> None:
-            del self._tasks[run.ticket]
+            del self._tasks[ticket]
             if task.cancelled() or (failure := task.exception()) is None:
                 return
             if not self._broken.done():
                 self._broken.set_exception(failure)
 
-        task = self._tasks[run.ticket] = self._loop.create_task(self._run_line(run))
+        task = self._tasks[ticket] = self._loop.create_task(answering)
         task.add_done_callback(finish)
+
+    async def _answer(self, ask: Ask) -> None:
+        await answer_request(await asyncio.shield(self._loaded), ask, self._send)
 
     async def _run_line(self, run: Run) -> None:
         answered = await run_line(

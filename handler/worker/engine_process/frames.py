@@ -13,6 +13,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
+from enum import IntEnum
 from typing import Self
 
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
@@ -26,6 +27,8 @@ MAX_ROW_BYTES = MAX_PAYLOAD_BYTES - 2**10
 _READ_AHEAD_BYTES = 2**20
 _HEADER = struct.Struct("!IB")
 _RUN = struct.Struct("!QQq")
+_ASK = struct.Struct("!Qq?")
+_ANSWER = struct.Struct("!QB")
 _ABORT = struct.Struct("!Q")
 _ROW = struct.Struct("!Q?QQQdQ")
 
@@ -58,6 +61,57 @@ class Run:
         """Return the frame of a payload."""
         ticket, number, created = _RUN.unpack_from(payload)
         return cls(ticket, number, created, payload[_RUN.size :])
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """To the engine: answer a request, `data` of `exchange.encode_request`, in one or more frames.
+
+    One `is_online` has priority over lines, and may be streamed.
+    """
+
+    ticket: int
+    created: int
+    is_online: bool
+    data: bytes
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _ASK.pack(self.ticket, self.created, self.is_online) + self.data
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, created, is_online = _ASK.unpack_from(payload)
+        return cls(ticket, created, is_online, payload[_ASK.size :])
+
+
+class AnswerKind(IntEnum):
+    """Kind of an answer's frame: a reply, a chunk of a stream, its end, or why there is none."""
+
+    REPLY = 1
+    CHUNK = 2
+    END = 3
+    FAULT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """From the engine: a frame of the answer to an `Ask`; all but a chunk are the last."""
+
+    ticket: int
+    kind: AnswerKind
+    data: bytes = b""
+
+    def pack(self) -> bytes:
+        """Return the payload."""
+        return _ANSWER.pack(self.ticket, self.kind) + self.data
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Return the frame of a payload."""
+        ticket, kind = _ANSWER.unpack_from(payload)
+        return cls(ticket, AnswerKind(kind), payload[_ANSWER.size :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +217,10 @@ class Failed:
         return cls(**json.loads(payload))
 
 
-Frame = Run | Abort | Row | Ready | Stats | Failed | Fetched
+Frame = Run | Abort | Row | Ready | Stats | Failed | Fetched | Ask | Answer
 
 _TYPE_OF: dict[int, type[Frame]] = dict(
-    enumerate((Run, Abort, Row, Ready, Stats, Failed, Fetched), start=1)
+    enumerate((Run, Abort, Row, Ready, Stats, Failed, Fetched, Ask, Answer), start=1)
 )
 _KIND_OF = {frame_type: kind for kind, frame_type in _TYPE_OF.items()}
 

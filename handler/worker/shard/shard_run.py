@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -77,6 +77,7 @@ class ShardRun:
         self._wake = wake
         self._check_machine = check_machine
         self._is_doubted = False  # rows were dropped: the machine is broken
+        self._quarantined: tuple[int, ...] = ()
         self._index = PartIndex()
         self._result_keys: dict[int, bytes] = {}
         self._unflushed = Unflushed()
@@ -152,6 +153,28 @@ class ShardRun:
         self.pending.finish(raw.number)
         self._context.emit_cold_start()
         self._add(FinishedRow(raw.number, row.row, row.is_success, row.usage))
+
+    def lose_engine(self, lost: Collection[int], reason: str) -> None:
+        """Make suspects of the lines that one of several engines had when it died.
+
+        They run again on this machine; one that is quarantined gets its row.
+        """
+        verdict = self.judge(lost, reason)
+        for line in self.pending.take_back(lost):
+            row = print_unrun(line, is_quarantined=True)
+            assert row is not None
+            self._add(row)
+        self._quarantined += verdict.quarantined
+        self._wake()
+
+    def judge(self, lost: Collection[int], reason: str) -> Verdict:
+        """Return the suspects after the death of engines that had these lines, and log them."""
+        verdict = self.pending.judge(lost) if self.is_open else Verdict(self.shard.suspects)
+        suspects = [compact(group) for group in verdict.suspects]
+        logger.error("engine died", reason=reason, suspects=suspects, **self.labels)
+        for line in verdict.quarantined:
+            logger.error("quarantined", line=line, **self.labels)
+        return verdict
 
     def end(self, ending: EarlyEnd) -> None:
         """End the run early: flush finished rows and release the shard."""
@@ -402,7 +425,7 @@ class ShardRun:
                 self.shard,
                 progress=progress,
                 suspects=verdict.suspects,
-                quarantined=(*self.shard.quarantined, *verdict.quarantined),
+                quarantined=(*self.shard.quarantined, *self._quarantined, *verdict.quarantined),
                 attempts=attempts,
             )
         )

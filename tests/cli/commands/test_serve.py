@@ -29,6 +29,14 @@ def test_the_flags_are_vllms(tmp_path: Path) -> None:
     assert (given.drain_timeout, given.data_dir) == (7, tmp_path)
 
 
+def test_engines_that_the_machine_has_no_room_for_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is loaded; exit status 2."""
+    assert main(["serve", "--device", "cpu", "-dp", "10000"]) == 2
+    assert "--data-parallel-size 10000 needs as many cores" in capsys.readouterr().err
+
+
 def test_keys_come_from_the_environment_unless_they_are_typed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -71,6 +71,16 @@ def test_a_worker_waits_for_work_unless_it_is_told_otherwise(
     assert read(*typed)[1].exit_when_idle_seconds == seconds
 
 
+def test_engines_that_the_machine_has_no_room_for_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is loaded or received; exit status 2."""
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    assert main(["worker", "--device", "cpu", "-dp", "10000"]) == 2
+    assert "--data-parallel-size 10000 needs as many cores" in capsys.readouterr().err
+
+
 def test_the_hours_of_idle_workers_are_checked() -> None:
     """What cannot be read is told before a model loads."""
     config = read("--min-workers", "2", "--min-workers-hours", "Mon-Fri 07:00-18:00")[1]

@@ -15,9 +15,10 @@ from tests.cli.given import line
 from tidemill.batch.file.lines import Overlong, RawLine
 from tidemill.batch.file.run_line import LineResult
 from tidemill.cli.console.errors import Refused
+from tidemill.cli.engine.data_parallel import visible_gpus
 from tidemill.cli.files.input_file import PlacedLine
 from tidemill.cli.main import main
-from tidemill.cli.run.data_parallel import num_replicas, visible_gpus
+from tidemill.cli.run.data_parallel import num_engines
 from tidemill.cli.run.replicas import EngineReplicas
 from tidemill.cli.run.run_options import RunOptions
 from tidemill.protocol.contract import EngineError
@@ -141,7 +142,7 @@ def test_a_size_that_the_machine_has_no_room_for_is_refused(
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-        return num_replicas(RunOptions("in", "out", **given))
+        return num_engines(RunOptions("in", "out", **given))
 
     assert replicas_of("0,1,2,3,4", data_parallel_size="auto", tensor_parallel_size=2) == 2
     assert replicas_of("0,1", data_parallel_size=2) == 2

@@ -185,6 +185,7 @@ class Rig:
         self,
         *,
         engine: FakeEngine | None = None,
+        beside: Sequence[FakeEngine] = (),
         aws: Any = None,
         parity_results: ParityResults | None = None,
         **changes: Any,
@@ -210,7 +211,7 @@ class Rig:
                 kept_results=kept,
             )
             engine = engine or FakeEngine()
-            worker = Worker(context, engine.new_life)
+            worker = Worker(context, *(each.new_life for each in (engine, *beside)))
             running = RunningWorker(worker, engine, asyncio.create_task(worker.run()))
             try:
                 yield running

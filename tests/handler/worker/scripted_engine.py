@@ -11,6 +11,8 @@
 | `hear` | so many seconds of audio were listened to |
 | `fail` | the engine says with this message that it cannot go on; `machine`: for that one |
 | `die` | the process kills itself, as a fault in a kernel or the system would |
+| `die_once` | the same, unless there is a file of this name, which there is then |
+| `stream` | an interactive request gets so many chunks, then does what else the body says |
 | `hang` | no request is answered any more and no step counted, but the process listens and talks |
 | `block` | the event loop stands still for so many seconds, as under long work |
 | `freeze` | the process stops, as under SIGSTOP |
@@ -27,7 +29,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,7 +39,14 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tidemill.engine.errors import MachineFailed
 from tidemill.handler.worker.engine_process.child import serve
-from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, Usage
+from tidemill.protocol.contract import (
+    EngineError,
+    EngineInfo,
+    EngineStats,
+    Reply,
+    StreamedReply,
+    Usage,
+)
 
 MAX_NUM_SEQS = 64
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
@@ -94,6 +103,21 @@ class ScriptedEngine:
             self._note(name, "finished")
         return reply
 
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Do as the body says, in chunks if it says so."""
+        if "stream" in body:
+            return StreamedReply(self._chunks(url, body, request_id, created))
+        return await self.respond(url, body, request_id, created)
+
+    async def _chunks(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        for number in range(body["stream"]):
+            yield {"number": number}
+        yield (await self.respond(url, body, request_id, created)).body
+
     def info(self) -> EngineInfo:
         """A model without weights."""
         return EngineInfo(self.model, "r1", "test", "cpu", 0, self.slots or MAX_NUM_SEQS)
@@ -109,6 +133,9 @@ class ScriptedEngine:
 
     def _act(self, body: dict[str, Any], request_id: str, created: int) -> Reply:
         if "die" in body:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "die_once" in body and not Path(body["die_once"]).exists():
+            Path(body["die_once"]).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if "freeze" in body:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -218,7 +218,7 @@ async def test_a_worker_that_can_take_no_work_ends_badly(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it may end by itself: it costs money, and as a good end nobody would hear of it."""
-    monkeypatch.setattr(worker_module, "_MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(worker_module, "MAX_BACKOFF_SECONDS", 0.01)
     refuses = times(-1, lambda call: call.method == "receive_message")
     async with failing(rig, refuses, exit_when_idle_seconds=0) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1

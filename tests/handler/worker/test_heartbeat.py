@@ -20,8 +20,8 @@ from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.engine_process.frames import Row
-from tidemill.handler.worker.feed import Feed
-from tidemill.handler.worker.gpu_time import GpuTime
+from tidemill.handler.worker.feed import Feed, Feeds
+from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
 from tidemill.handler.worker.heartbeat import Heartbeat, end_reason
 from tidemill.handler.worker.prefetch import Prefetch
 from tidemill.handler.worker.shard.claim import claim_shard
@@ -205,25 +205,33 @@ async def test_a_duty_under_way_is_finished_and_one_that_hangs_is_not(
 
 
 async def test_the_time_of_the_gpus_is_shared_by_use(rig: Rig, context: WorkerContext) -> None:
-    """By the requests in flight; time in which the process was stopped is nobody's."""
+    """By the requests in flight; time of an idle one, or of a stopped process, is nobody's."""
     rig.batch(*[GOOD] * 4)
     rig.batch(*[GOOD] * 4)
     runs = [await claimed(context), await claimed(context)]
-    gpu_time = GpuTime(context, runs)
-    gpu_time.num_gpus = 2
-    for run in runs:
-        run.pending = type(run.pending)(await run._read_input())
+    gpu_time, one, other = GpuTime(context, runs), EngineLoad(2), EngineLoad(1)
+    gpu_time.engines += [one, other]
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [0, 0]
-    for run in (runs[0], runs[0], runs[0], runs[1]):
-        run.pending.pop()
+    for number, run in enumerate((runs[0], runs[0], runs[0], runs[1])):
+        one.add(run, number)
     context.clock.now += 1  # type: ignore[attr-defined]
     gpu_time.share()
     assert [run.gpu_seconds for run in runs] == [1.5, 0.5]
     context.clock.now += 20  # type: ignore[attr-defined]
     gpu_time.share()
     assert sum(run.gpu_seconds for run in runs) == 2 + 2 * 2 * context.config.tick_seconds
+    for run in runs:
+        run.gpu_seconds = 0
+    other.add(runs[1], 5)
+    context.clock.now += 1  # type: ignore[attr-defined]
+    gpu_time.share()
+    assert [run.gpu_seconds for run in runs] == [1.5, 1.5]
+    other.remove(runs[1], 5)
+    context.clock.now += 1  # type: ignore[attr-defined]
+    gpu_time.share()
+    assert [run.gpu_seconds for run in runs] == [3, 2]
 
 
 async def test_requests_shorter_than_a_beat_have_their_time(
@@ -235,7 +243,6 @@ async def test_requests_shorter_than_a_beat_have_their_time(
     run.pending = type(run.pending)(await run._read_input())
     run.is_open = True
     gpu_time = GpuTime(context, [run])
-    gpu_time.num_gpus = 2
 
     class Engine:
         async def fetch_row(self, number: int, *_: object) -> Row:
@@ -244,8 +251,8 @@ async def test_requests_shorter_than_a_beat_have_their_time(
 
     context.clock.now += 0.5  # type: ignore[attr-defined]
     prefetch = Prefetch(context, [run])
-    feed = Feed(Engine(), [run], gpu_time, prefetch, max_inflight=1, max_held_bytes=2**20)
-    feed.admit()
+    feeds = Feeds([run], gpu_time, prefetch, max_held_bytes=2**20)
+    feeds.add(Feed(Engine(), feeds, EngineLoad(2), max_inflight=1))
     await until(lambda: run.pending.is_finished)
     context.clock.now += 8  # type: ignore[attr-defined]
     gpu_time.share()
@@ -261,12 +268,11 @@ async def test_figures_are_told_once_a_minute_of_work(
     run = await claimed(context)
     capsys.readouterr()
     gpu_time = GpuTime(context, [run])
-    gpu_time.num_gpus = 1
     heartbeat = Heartbeat(context, [run], gpu_time, Prefetch(context, [run]))
     used = iter([0.5, 0.75, *[0.25] * 100])
-    gpu_time.stats = lambda: EngineStats(kv_cache_usage=next(used))
-    run.pending = type(run.pending)(await run._read_input())
-    run.pending.pop()
+    load = EngineLoad(1, lambda: EngineStats(kv_cache_usage=next(used)))
+    load.add(run, 1)
+    gpu_time.engines.append(load)
     run._durable = Progress(completed=2, completion_tokens=60)
     told = []
     for _ in range(45):

@@ -18,8 +18,8 @@ from tidemill.batch.model import Batch, Progress
 from tidemill.handler.worker import prefetch as prefetch_module
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.engine_process.frames import Row
-from tidemill.handler.worker.feed import Engine, Feed
-from tidemill.handler.worker.gpu_time import GpuTime
+from tidemill.handler.worker.feed import Engine, Feed, Feeds
+from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
 from tidemill.handler.worker.prefetch import FEW_SHARDS, Prefetch
 from tidemill.handler.worker.shard.claim import claim_shard
 from tidemill.handler.worker.shard.message import ShardMessage
@@ -59,14 +59,10 @@ class Owned:
     def feed(self, engine: Engine, max_inflight: int) -> Feed:
         """Return what feeds an engine with their lines."""
         time = GpuTime(self.context, self.runs)
-        return Feed(
-            engine,
-            self.runs,
-            time,
-            self.prefetch,
-            max_inflight=max_inflight,
-            max_held_bytes=2**20,
-        )
+        feeds = Feeds(self.runs, time, self.prefetch, max_held_bytes=2**20)
+        feed = Feed(engine, feeds, EngineLoad(), max_inflight=max_inflight)
+        feeds.live.append(feed)
+        return feed
 
 
 @dataclass

@@ -17,7 +17,7 @@ from tidemill.batch.model import EngineInfo, Progress
 from tidemill.batch.states import Status
 from tidemill.handler.aws.calls import Call
 from tidemill.handler.aws.stores.usage import EVERYBODY
-from tidemill.handler.worker import worker as worker_module
+from tidemill.handler.worker import engine_restarts
 from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.shard import shard_run
 from tidemill.handler.worker.worker import Worker
@@ -392,7 +392,7 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Something else than a request is broken then, and restarting mends nothing."""
-    monkeypatch.setattr(worker_module, "MAX_BARREN_LIVES", 2)
+    monkeypatch.setattr(engine_restarts, "MAX_BARREN_LIVES", 2)
     work = rig.batch(*[{"die": 1}] * 8)
     async with rig.worker() as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
@@ -518,7 +518,7 @@ async def test_a_line_that_a_model_refuses_proves_nothing_and_costs_nothing(rig:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker wait between two starts for a moment only."""
-    monkeypatch.setattr(worker_module, "_MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(engine_restarts, "MAX_BACKOFF_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -536,7 +536,7 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
         assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
-    assert running.engine.num_lives == worker_module.MAX_FAILED_STARTS
+    assert running.engine.num_lives == engine_restarts.MAX_FAILED_STARTS
     assert len(rig.messages(rig.queue)) == 1
 
 

@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from tidemill.handler.worker.engine_process import frames
 from tidemill.handler.worker.engine_process.frames import (
     Abort,
+    Answer,
+    AnswerKind,
+    Ask,
     Failed,
     Fetched,
     Frame,
@@ -51,6 +54,8 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Stats, st.builds(EngineStats, COUNTS, COUNTS, st.floats(0, 1), *[COUNTS] * 5)),
     st.builds(Failed, WORDS, WORDS),
     st.builds(Fetched, st.dictionaries(WORDS, WORDS)),
+    st.builds(Ask, COUNTS, TIMES, st.booleans(), st.binary()),
+    st.builds(Answer, COUNTS, st.sampled_from(AnswerKind), st.binary()),
 )
 
 

@@ -14,19 +14,34 @@ def raws(*numbers: int) -> list[RawLine]:
     return [RawLine(number, b"{}") for number in numbers]
 
 
+def take(pending: PendingLines) -> RawLine | None:
+    """Return the next line of the only engine: suspects have it for themselves."""
+    return pending.pop_suspect() if pending.has_suspects else pending.pop()
+
+
 def take_all(pending: PendingLines) -> list[int]:
     """Return the lines that may be handed out now."""
     taken = []
-    while (line := pending.pop()) is not None:
+    while (line := take(pending)) is not None:
         taken.append(line.number)
     return taken
+
+
+def judged(pending: PendingLines) -> Verdict:
+    """Return the verdict after the death of the only engine, which is also what it leaves."""
+    inflight = {*pending._inflight, *pending._on_trial}
+    verdict = pending.judge(inflight)
+    quarantined = tuple(line.number for line in pending.take_back(inflight))
+    assert verdict == Verdict(pending.suspects, quarantined)
+    assert pending.num_inflight == 0
+    return verdict
 
 
 def test_without_suspects_all_lines_may_run_at_once() -> None:
     """In their order, each once."""
     pending = PendingLines(raws(1, 2, 3))
     assert pending.num_waiting == 3
-    assert not pending.is_exclusive
+    assert not pending.has_suspects
     assert take_all(pending) == [1, 2, 3]
     assert (pending.num_waiting, pending.num_inflight) == (0, 3)
     for number in (1, 2, 3):
@@ -40,7 +55,7 @@ def test_suspects_run_first_and_a_group_at_a_time() -> None:
     pending = PendingLines(raws(1, 2, 3, 4, 5), [(2, 3), (5,)])
     stages = []
     while not pending.is_finished:
-        is_exclusive = pending.is_exclusive
+        is_exclusive = pending.has_suspects
         stages.append((take_all(pending), is_exclusive))
         for number in stages[-1][0]:
             pending.finish(number)
@@ -69,10 +84,10 @@ def test_a_first_death_makes_suspects_of_what_was_in_flight() -> None:
     for _ in range(3):
         pending.pop()
     pending.finish(2)
-    assert pending.judge() == Verdict(((1, 3),))
+    assert judged(pending) == Verdict(((1, 3),))
     alone = PendingLines(raws(1))
     alone.pop()
-    assert alone.judge() == Verdict(((1,),))
+    assert judged(alone) == Verdict(((1,),))
 
 
 def test_a_group_in_which_the_engine_dies_is_halved() -> None:
@@ -80,7 +95,7 @@ def test_a_group_in_which_the_engine_dies_is_halved() -> None:
     pending = PendingLines(raws(*range(1, 9)), [(1, 2, 3, 4, 5), (7, 8)])
     take_all(pending)
     pending.finish(2)
-    assert pending.judge() == Verdict(((1, 3), (4, 5), (7, 8)))
+    assert judged(pending) == Verdict(((1, 3), (4, 5), (7, 8)))
 
 
 def test_the_last_of_a_group_is_alone_once_more_before_it_is_judged() -> None:
@@ -88,23 +103,56 @@ def test_the_last_of_a_group_is_alone_once_more_before_it_is_judged() -> None:
     pending = PendingLines(raws(1, 2), [(1, 2)])
     take_all(pending)
     pending.finish(1)
-    assert pending.judge() == Verdict(((2,),))
+    assert judged(pending) == Verdict(((2,),))
 
 
 def test_a_line_that_was_alone_is_quarantined() -> None:
     """Having been a suspect before; the other groups stay what they are."""
     pending = PendingLines(raws(1, 2, 3), [(2,), (1, 3)])
     take_all(pending)
-    assert pending.judge() == Verdict(((1, 3),), (2,))
+    assert judged(pending) == Verdict(((1, 3),), (2,))
 
 
 def test_a_death_without_a_line_of_the_shard_changes_nothing() -> None:
     """Whether its suspects wait or were cleared."""
-    assert PendingLines(raws(1, 2), [(2,)]).judge() == Verdict(((2,),))
+    assert judged(PendingLines(raws(1, 2), [(2,)])) == Verdict(((2,),))
     cleared = PendingLines(raws(1, 2), [(2,)])
     take_all(cleared)
     cleared.finish(2)
-    assert cleared.judge() == Verdict(())
+    assert judged(cleared) == Verdict(())
+
+
+def test_the_death_of_one_engine_leaves_what_another_has() -> None:
+    """Suspects that run beside it go on, and lines that wait are no suspects."""
+    pending = PendingLines(raws(*range(1, 9)), [(1, 2)])
+    assert [line.number for line in (pending.pop_suspect(), pending.pop(), pending.pop()) if line]
+    assert pending.judge({3, 4}) == Verdict(((1, 2), (3, 4)))
+    assert pending.take_back({3, 4}) == ()
+    assert (pending.suspects, pending.num_inflight) == (((1, 2), (3, 4)), 1)
+    pending.finish(1)
+    while (line := pending.pop_suspect()) is not None:
+        pending.finish(line.number)
+    assert (pending.is_on_trial, pending.suspects) == (False, ())
+    rest = take_all(pending)
+    assert rest == [5, 6, 7, 8]
+
+
+def test_suspects_are_halved_while_other_lines_run() -> None:
+    """Down to the one that is quarantined, which leaves the others their turns."""
+    pending = PendingLines(raws(*range(1, 7)), [(1, 2, 3)])
+    quarantined = []
+    assert pending.pop() is not None
+    while pending.has_suspects:
+        group = []
+        while (line := pending.pop_suspect()) is not None:
+            group.append(line.number)
+        if 2 in group:
+            quarantined += [line.number for line in pending.take_back(group)]
+        else:
+            for number in group:
+                pending.finish(number)
+    assert quarantined == [2]
+    assert (pending.num_inflight, take_all(pending)) == (1, [5, 6])
 
 
 @given(st.lists(st.integers(), unique=True))
@@ -131,11 +179,11 @@ def test_exactly_the_deadly_lines_end_in_quarantine(
         pending = PendingLines(raws(*left), verdict.suspects)
         inflight: list[int] = []
         while not pending.is_finished:
-            while len(inflight) < max_inflight and (line := pending.pop()) is not None:
+            while len(inflight) < max_inflight and (line := take(pending)) is not None:
                 inflight.append(line.number)
             shuffle(inflight)
             if inflight[-1] in deadly:
-                verdict = pending.judge()
+                verdict = judged(pending)
                 quarantined.update(verdict.quarantined)
                 num_deaths += 1
                 break

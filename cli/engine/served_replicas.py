@@ -1,0 +1,273 @@
+"""Data parallelism of a server: several engine processes behind one `Online`.
+
+Requests that begin alike go to one engine, as long as it has little more to do than the others. An
+engine that dies is started again; its requests run again elsewhere, unless a part of their stream
+has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from zlib import crc32
+
+from pydantic_core import from_json
+
+from tidemill.handler.worker.engine_client import EngineDied
+from tidemill.handler.worker.engine_process.exchange import (
+    AskedRequest,
+    decode_reply,
+    encode_request,
+    in_thread_if_long,
+)
+from tidemill.handler.worker.engine_process.frames import Answer, AnswerKind, FrameError
+from tidemill.protocol.bodies import error_body
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
+from tidemill.protocol.errors import RequestError
+
+from .data_parallel import replica_commands
+from .options import EngineOptions, engine_command
+from .replicas import Replica, Replicas, Sent
+
+if TYPE_CHECKING:
+    from tidemill.engine.config import EngineConfig
+
+# A request is retried at once, beside others: one that ends engines takes them along more than
+# once, and they are to outlive it.
+_MAX_DEATHS_OF_A_REQUEST: Final = 3
+_PREFIX_CHARS: Final = 512
+_PROMPTS: Final = ("messages", "prompt", "input", "query", "queries", "text_1")
+_CLOSE_SECONDS: Final = 20.0
+_KILLED: Final = "This request was in an engine that ended, three times: it was not tried again."
+
+_Result = TypeVar("_Result")
+_Posted = Answer | Reply | Exception
+_Answers = asyncio.Queue[_Posted]
+_Post = Callable[[_Posted], None]
+
+
+class ServedReplicas:
+    """Engine processes of one model as one engine, from any event loop.
+
+    A thread with a loop of its own starts them and speaks to them. `stats` raises EngineError once
+    no engine can go on; a `close` ends the processes.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
+        self._replicas = Replicas(commands)
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
+        self._thread.start()
+        started: Future[None] = Future()
+        self._running = self._in_loop(self._run(started))
+        try:
+            started.result()
+        except BaseException:
+            self._end_thread()
+            raise
+
+    def info(self) -> EngineInfo:
+        """Return the info of all together."""
+        return self._replicas.info()
+
+    def stats(self) -> EngineStats:
+        """Return the sums over all engines; raises EngineError once none can go on."""
+        if self._replicas.failure is not None:
+            raise self._replicas.failure
+        return self._replicas.stats()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        with suppress(TimeoutError):
+            self._running.result(_CLOSE_SECONDS)
+        self._end_thread()
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Answer a line of a file."""
+        reply = await self._ask(AskedRequest(url, body, request_id), created, is_online=False)
+        assert isinstance(reply, Reply)
+        return reply
+
+    async def answer(
+        self, url: str, body: dict[str, Any], request_id: str, created: int
+    ) -> Reply | StreamedReply:
+        """Answer an interactive request, streamed if its body asks for that."""
+        return await self._ask(AskedRequest(url, body, request_id), created, is_online=True)
+
+    async def _ask(
+        self, request: AskedRequest, created: int, *, is_online: bool
+    ) -> Reply | StreamedReply:
+        loop, answers = asyncio.get_running_loop(), _Answers()
+        data = await asyncio.to_thread(encode_request, request)
+
+        def post(answer: _Posted) -> None:
+            with suppress(RuntimeError):  # the server's loop is closed, and nobody waits any more
+                loop.call_soon_threadsafe(answers.put_nowait, answer)
+
+        asking = self._in_loop(
+            self._exchange(data, created, prefix_number(request.body), post, is_online=is_online)
+        )
+        try:
+            first = await _next(answers)
+            if isinstance(first, Reply):
+                return first
+            if first.kind is AnswerKind.REPLY:
+                reply: Reply = await in_thread_if_long(decode_reply, first.data)
+                return reply
+        except BaseException:
+            asking.cancel()
+            raise
+        return StreamedReply(_chunks(first, answers, asking))
+
+    async def _exchange(
+        self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
+    ) -> None:
+        """Post the frames of an answer, of another engine where one has died before the first."""
+        deaths, has_begun = 0, False
+        try:
+            while deaths < _MAX_DEATHS_OF_A_REQUEST:
+                replica = await self._replicas.choose(home)
+                client = replica.client
+                assert client is not None
+                try:
+                    with replica.holding(Sent(self._loop.create_future())):
+                        asked = client.ask(data, created, is_online=is_online)
+                        async with aclosing(asked) as answers:
+                            async for answer in answers:
+                                has_begun = True
+                                post(answer)
+                except EngineDied as exc:
+                    deaths += not exc.is_broken
+                    self._replicas.restart(replica, client, exc)
+                    if has_begun:
+                        raise EngineError(str(exc)) from exc
+                else:
+                    self._note_answer(replica)
+                    return
+            post(_failed(_KILLED, code="engine_died", status_code=500))
+        except FrameError as exc:
+            post(_failed(f"The request is too long: {exc}.", code="too_long", status_code=413))
+        except Exception as exc:  # noqa: BLE001 - raised where the answer is awaited
+            post(exc)
+
+    def _note_answer(self, replica: Replica) -> None:
+        """Note that an engine is well: a server may run for months."""
+        self._replicas.note_row()
+        replica.num_restarts = 0
+
+    async def _run(self, started: Future[None]) -> None:
+        """Start the processes, and end them once that is asked for."""
+        try:
+            async with self._replicas.started():
+                started.set_result(None)
+                await self._stopping.wait()
+        except BaseException as exc:
+            if started.done():
+                raise
+            started.set_exception(exc)
+
+    def _in_loop(self, doing: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        return asyncio.run_coroutine_threadsafe(doing, self._loop)
+
+    def _end_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+
+    def _run_loop(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(_cancel_rest())
+            self._loop.close()
+
+
+def load_replicas(
+    config: EngineConfig,
+    *,
+    served_names: tuple[str, ...],
+    chat_template: str | None,
+    options: EngineOptions,
+    count: int,
+) -> ServedReplicas:
+    """Start engines with the weights of a config, else by the options; raises EngineError."""
+    del chat_template  # each process reads it itself
+    given = replace(
+        options,
+        model=config.model,
+        served_model_names=served_names,
+        lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
+    )
+    return ServedReplicas(replica_commands(engine_command(given), options, count))
+
+
+async def _cancel_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+
+
+async def _next(answers: _Answers) -> Answer | Reply:
+    """Return the next frame; raises what came in its place."""
+    answer = await answers.get()
+    if isinstance(answer, Exception):
+        raise answer
+    if isinstance(answer, Answer) and answer.kind is AnswerKind.FAULT:
+        raise RuntimeError(answer.data.decode())
+    return answer
+
+
+async def _chunks(
+    first: Answer, answers: _Answers, asking: Future[None]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the chunks of a stream; one whose engine dies ends with the error of a dead engine."""
+    answer: Answer | Reply = first
+    try:
+        while isinstance(answer, Answer) and answer.kind is AnswerKind.CHUNK:
+            yield await in_thread_if_long(from_json, answer.data)
+            try:
+                answer = await _next(answers)
+            except EngineError as exc:
+                yield _failed("The engine cannot go on.", code=exc.code, status_code=503).body
+                return
+    finally:
+        asking.cancel()
+
+
+def _failed(message: str, *, code: str, status_code: int) -> Reply:
+    error = RequestError(message, code=code, status_code=status_code, type="server_error")
+    return Reply(status_code, error_body(error))
+
+
+def prefix_number(body: dict[str, Any]) -> int:
+    """Return a number for a request, the same for those whose prompts begin alike."""
+    prompt = next((body[name] for name in _PROMPTS if name in body), "")
+    start, room = [], _PREFIX_CHARS
+    for text in _texts(prompt):
+        start.append(text[:room])
+        room -= len(start[-1])
+        if room <= 0:
+            break
+    return crc32("\0".join(start).encode("utf-8", "replace"))
+
+
+def _texts(prompt: Any) -> Iterator[str]:
+    """Yield the texts of a prompt in their order, of token ids their digits."""
+    if isinstance(prompt, str):
+        yield prompt
+    elif isinstance(prompt, dict):
+        for value in prompt.values():
+            yield from _texts(value)
+    elif isinstance(prompt, list):
+        for value in prompt:
+            yield from _texts(value)
+    elif prompt is not None:
+        yield json.dumps(prompt)

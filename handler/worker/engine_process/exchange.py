@@ -1,0 +1,111 @@
+"""Exchanges with an engine process: requests and replies as bytes, and how it answers them."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json, to_json
+
+from tidemill.protocol.contract import EngineError, Reply, Served, StreamedReply, Usage
+
+from .frames import Answer, AnswerKind, Ask
+
+_HEADER_LENGTH: Final = struct.Struct("!I")
+# Longer ones are parsed in a thread.
+_LONG_BYTES: Final = 100_000
+
+
+class AskedRequest(NamedTuple):
+    """A request: what a Responder gets, but the time."""
+
+    url: str
+    body: dict[str, Any]
+    request_id: str
+
+
+def encode_request(request: AskedRequest) -> bytes:
+    """Return the bytes of a request; values of the body that are bytes, as of files, stay so."""
+    files = {name: value for name, value in request.body.items() if isinstance(value, bytes)}
+    header = to_json(
+        {
+            "url": request.url,
+            "request_id": request.request_id,
+            "body": {name: value for name, value in request.body.items() if name not in files},
+            "files": {name: len(value) for name, value in files.items()},
+        }
+    )
+    return b"".join((_HEADER_LENGTH.pack(len(header)), header, *files.values()))
+
+
+def decode_request(data: bytes) -> AskedRequest:
+    """Return the request of its bytes."""
+    (length,) = _HEADER_LENGTH.unpack_from(data)
+    start = _HEADER_LENGTH.size + length
+    header = from_json(data[_HEADER_LENGTH.size : start])
+    body = header["body"]
+    for name, size in header["files"].items():
+        body[name] = data[start : start + size]
+        start += size
+    return AskedRequest(header["url"], body, header["request_id"])
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return the bytes of a whole reply."""
+    # Field by field: `asdict` would copy the body, deeply.
+    return to_json(
+        {
+            "status_code": reply.status_code,
+            "body": reply.body,
+            "usage": asdict(reply.usage),
+            "bare_message": reply.bare_message,
+            "is_long": reply.is_long,
+            "is_reused": reply.is_reused,
+        }
+    )
+
+
+def decode_reply(data: bytes) -> Reply:
+    """Return the reply of its bytes."""
+    fields = from_json(data)
+    return Reply(**fields | {"usage": Usage(**fields["usage"])})
+
+
+async def in_thread_if_long(make: Callable[[bytes], Any], data: bytes) -> Any:
+    """Return what a function makes of bytes; of many in a thread."""
+    return await asyncio.to_thread(make, data) if len(data) > _LONG_BYTES else make(data)
+
+
+async def answer_request(
+    served: Served, ask: Ask, send: Callable[[Answer], Awaitable[None]]
+) -> None:
+    """Answer a request in frames; raises EngineError where nothing can be answered any more.
+
+    An engine that answers no interactive requests answers all as lines.
+    """
+    ticket = ask.ticket
+    try:
+        request: AskedRequest = await in_thread_if_long(decode_request, ask.data)
+        respond = getattr(served, "answer", served.respond) if ask.is_online else served.respond
+        reply: Reply | StreamedReply = await respond(
+            request.url, request.body, request.request_id, ask.created
+        )
+        if isinstance(reply, StreamedReply):
+            async with aclosing(reply.chunks) as chunks:
+                async for chunk in chunks:
+                    is_long = any(one.get("prompt_logprobs") for one in chunk.get("choices", ()))
+                    data = await asyncio.to_thread(to_json, chunk) if is_long else to_json(chunk)
+                    await send(Answer(ticket, AnswerKind.CHUNK, data))
+            await send(Answer(ticket, AnswerKind.END))
+        else:
+            data = await asyncio.to_thread(encode_reply, reply)
+            await send(Answer(ticket, AnswerKind.REPLY, data))
+    except EngineError:
+        raise
+    except Exception as exc:  # noqa: BLE001 - a fault of one request ends no other
+        words = f"{type(exc).__name__}: {exc}".encode("utf-8", "replace")
+        await send(Answer(ticket, AnswerKind.FAULT, words))

@@ -1,0 +1,59 @@
+"""Restarts of one engine: backoff between failed starts, and when it is given up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from tidemill.batch.errors import HandlerError
+
+from ..observability import Metric, logger
+from .context.context import WorkerContext
+from .engine_client import EngineDied, EngineFailed
+
+MAX_BACKOFF_SECONDS = 30.0
+# Bisecting 4,096 suspects down to one takes twelve deaths; more than that in a row without a row
+# means that the engine or its device is broken.
+MAX_BARREN_LIVES = 16
+# No request can be blamed for a death while the model loads, which may take minutes.
+MAX_FAILED_STARTS: Final = 5
+
+
+class EngineGivenUp(HandlerError):
+    """An engine cannot be started, or dies of everything; the reason has been logged."""
+
+    code = "engine_given_up"
+
+
+class EngineRestarts:
+    """Counts the failed starts of an engine, and its lives without a row."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._num_failed_starts = 0
+        self._num_barren_lives = 0
+
+    def record_start(self) -> None:
+        """Record that the engine has loaded."""
+        self._num_failed_starts = 0
+
+    def record_death(self, num_answered: int) -> None:
+        """Record that the engine has died after so many rows; raises EngineGivenUp."""
+        self._num_barren_lives = 0 if num_answered else self._num_barren_lives + 1
+        if self._num_barren_lives >= MAX_BARREN_LIVES:
+            logger.error("engine dies of everything", num_lives=self._num_barren_lives)
+            raise EngineGivenUp("engine dies of everything")
+
+    async def back_off(self, failure: EngineFailed) -> None:
+        """Wait before the restart of an engine that died while loading; raises EngineGivenUp.
+
+        One that has reported why it cannot be started would fail again.
+        """
+        self._context.emit({Metric.ENGINE_DEATHS: 1})
+        self._num_failed_starts += 1
+        if failure.code != EngineDied.code or self._num_failed_starts >= MAX_FAILED_STARTS:
+            logger.error("engine cannot be started", reason=str(failure), code=failure.code)
+            raise EngineGivenUp(str(failure)) from failure
+        seconds = min(MAX_BACKOFF_SECONDS, 2.0 ** (self._num_failed_starts - 1))
+        logger.error("engine died while starting", reason=str(failure), next_try_seconds=seconds)
+        await asyncio.sleep(seconds)

@@ -1,0 +1,218 @@
+"""One worker with several engines: who gets a line, and what the death of one of them costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.handler.worker.fakes import FakeEngine
+from tests.handler.worker.rig import NEVER, Process, Rig, until, wait_for, well
+from tidemill.batch.file.lines import RawLine
+from tidemill.handler.aws.aio import AioAws
+from tidemill.handler.worker.context.context import WorkerContext
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.handler.worker.feed import Feed, Feeds
+from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
+from tidemill.handler.worker.prefetch import Prefetch
+from tidemill.handler.worker.shard.claim import claim_shard
+from tidemill.handler.worker.shard.line_order import LineOrder
+from tidemill.handler.worker.shard.message import ShardMessage
+from tidemill.handler.worker.shard.pending_lines import PendingLines
+from tidemill.handler.worker.shard.shard_run import ShardRun
+from tidemill.protocol.contract import Usage
+
+GOOD: dict[str, Any] = {}
+KNOWN = ("/v1/completions",)
+
+
+def names(*numbers: int) -> list[str]:
+    """Return the custom ids of lines with these numbers."""
+    return [f"c{number}" for number in numbers]
+
+
+async def loaded(*engines: FakeEngine) -> None:
+    """Wait until all engines have answered the known line."""
+    await until(lambda: all(one.asked == ["known"] and not one.inside for one in engines))
+
+
+async def test_the_lines_of_one_shard_are_shared(rig: Rig) -> None:
+    """Half each, though one engine had room for all; the rows are in the order of the lines."""
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other]):
+        await loaded(*engines)
+        work = rig.batch(*[{"wait": n % 3 / 50} for n in range(40)])
+        await until(lambda: work.is_done)
+    assert work.ids() == names(*range(1, 41))
+    shares = [engine.asked[1:] for engine in engines]
+    assert sorted(shares[0] + shares[1]) == sorted(work.ids())
+    assert [*map(len, shares)] == [20, 20]
+
+
+async def test_a_death_costs_the_lines_in_it(rig: Rig) -> None:
+    """The shard is not given back, and what the other engine has goes on."""
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+        await loaded(*engines)
+        work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": 0.2}] * 9, *[{"wait": 1}] * 10)
+        await until(lambda: work.is_done)
+    assert running.status == 0
+    assert (work.shard().fence, work.shard().suspects) == (1, ())
+    assert work.ids() == names(*range(2, 21))
+    [row] = work.sealed("errors")
+    assert row["response"]["body"]["error"]["code"] == "engine_killed"
+    asked = one.asked + other.asked
+    assert asked.count("c1") > 1
+    assert [asked.count(name) for name in names(*range(11, 21))] == [1] * 10
+
+
+async def test_the_last_death_gives_the_shards_back(rig: Rig) -> None:
+    """With the suspects of both, which are quarantined once they have run alone."""
+    async with rig.worker(engine=FakeEngine(), beside=[FakeEngine()]):
+        work = rig.batch(*[{"die": 1, "wait": 0.1}] * 2, GOOD)
+        await until(lambda: work.is_done)
+    assert (work.ids(), work.ids("errors")) == (names(3), names(1, 2))
+
+
+async def test_suspects_run_alone_while_another_engine_goes_on(rig: Rig) -> None:
+    """They have their engine for themselves, not the machine."""
+    work = rig.batch(*[{"wait": 0.05}] * 8, *[{"wait": 1}] * 8, rings=False)
+    claimed = work.claim()
+    rig.run(
+        rig.deployment.table.release(
+            claimed, progress=claimed.progress, suspects=((2, 3), (6,)), quarantined=(), attempts=0
+        )
+    )
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other]):
+        await loaded(*engines)
+        work.ring()
+        await until(lambda: work.is_done)
+    assert one.asked[1:4] == names(2, 3, 6)
+    assert {"c2", "c3"} in one.company
+    assert all(
+        some <= {"c2", "c3"} or some == {"c6"} or not some & {"c2", "c3", "c6"}
+        for some in one.company
+    )
+    assert other.asked[1] == "c1"
+
+
+async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) -> None:
+    """Only its own lines are suspects for the next worker."""
+    one, other = engines = [FakeEngine(endpoints=KNOWN, refuses_after=n) for n in (1, 9)]
+    async with rig.worker(engine=one, beside=[other]) as running:
+        await loaded(*engines)
+        work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": NEVER}] * 3)
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert work.shard().suspects == ((1, 2),)
+    assert (work.is_free, other.inside) == (True, set())
+
+
+async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
+    """Its engine dies of a line of ours: the machine is left, with what others have finished."""
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other]) as running:
+        await loaded(*engines)
+        other.is_broken = True
+        work = rig.batch(*[{"wait": NEVER}] * 2, GOOD, {"wait": 0.2})
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert other.asked == ["known", *names(3, 4), "known"]
+    assert work.shard().quarantined == ()
+    assert work.is_free
+
+
+async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
+    """Within the time of grace, and the shard is committed."""
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other], grace_seconds=30) as running:
+        await loaded(*engines)
+        work = rig.batch(*[{"wait": 0.3}] * 4)
+        await until(lambda: one.inside and other.inside)
+    assert (running.status, work.is_done) == (0, True)
+
+
+class ByHand:
+    """An engine whose lines the test finishes; `asked` are those that it has got."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._rows: list[asyncio.Future[Row]] = []
+
+    async def fetch_row(self, number: int, *_: object) -> Row:
+        """Return the row once it is finished."""
+        self.asked.append(number)
+        self._rows.append(asyncio.get_running_loop().create_future())
+        return await self._rows[-1]
+
+    async def finish(self, *places: int) -> None:
+        """Finish lines by their places in `asked`."""
+        for place in places:
+            self._rows[place].set_result(Row(0, True, Usage(), b"{}\n"))  # noqa: FBT003
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
+    """Each is filled up by the quarter; at the end there is a share for each."""
+    rig.batch(GOOD)
+    async with AioAws() as aws:
+        context = WorkerContext(aws, rig.deployment, rig.queue, rig.config())
+        [message] = await aws.run(rig.queue.receive(visibility_seconds=30))
+        claim = await claim_shard(context, ShardMessage(context, message), owner="me")
+        assert claim is not None
+        runs: list[ShardRun] = []
+        prefetch = Prefetch(context, runs, num_engines=2)
+        feeds = Feeds(runs, GpuTime(context, runs), prefetch, max_held_bytes=2**20, num_engines=2)
+
+        run = ShardRun(claim, context, LineOrder(0), feeds.admit, well)
+        run.pending = PendingLines([RawLine(number, b"{}") for number in range(1, 43)])
+        run.is_open = True
+        runs.append(run)
+        engines = [ByHand(), ByHand()]
+        for engine in engines:
+            feed = Feed(engine, feeds, EngineLoad(), max_inflight=16, max_num_seqs=4)
+            feeds.live.append(feed)
+        feeds.admit()
+        await asyncio.sleep(0)
+        one, other = engines
+        assert one.asked == [*range(1, 17)]
+        assert other.asked == [*range(17, 33)]
+        await one.finish(0, 1)
+        await other.finish(0, 1, 2)
+        await one.finish(2)
+        assert len(one.asked + other.asked) == 32
+        await other.finish(3)
+        assert other.asked[16:] == [33, 34, 35, 36]
+        await one.finish(3)
+        assert one.asked[16:] == [37, 38, 39, 40]
+        await one.finish(*range(4, 20))
+        assert one.asked[20:] == [41, 42]
+        run.abort()
+
+
+def children(process: Process) -> list[int]:
+    """Return the processes of a worker's engines."""
+    task = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
+    return [int(child) for child in task.read_text(encoding="ascii").split()]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
+def test_an_engine_process_that_is_killed_is_replaced(rig: Rig) -> None:
+    """Its lines run again beside those of the other one; SIGTERM then ends the worker with 0."""
+    work = rig.batch(*[{"wait": 2}] * 8, *[GOOD] * 16)
+    process = rig.start("--data-parallel-size", 2, "--max-inflight", 4)
+    wait_for(lambda: len(children(process)) == 2 and len(process.asked()) >= 8)
+    victim = children(process)[0]
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: work.is_done, lambda: process.log)
+    assert work.ids() == names(*range(1, 25))
+    assert work.shard().fence == 1
+    wait_for(lambda: len(process.events("engine ready")) == 3)
+    assert {event["engine"] for event in process.events("engine ready")} == {1, 2}
+    assert victim not in children(process)
+    process.send(signal.SIGTERM)
+    assert process.wait() == 0
