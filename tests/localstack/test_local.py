@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import expect
+from pydantic_core import to_json
 
 from infra.config import DEFAULT_PATH
 from infra.ops.smoke import SmokeTest
@@ -40,6 +43,7 @@ from tests.localstack.conftest import replaced_workers
 from tidemill.batch.fleet import CircuitBreaker
 from tidemill.cli.commands.local import _guide
 from tidemill.cli.main import main
+from tidemill.cli.python.engine import Engine
 from tidemill.handler.aws.calls import Operation, T
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.errors import AwsError
@@ -373,3 +377,64 @@ def test_kept_state_stays_at_its_port(tmp_path: Path) -> None:
         running_cloud(options, lambda _: None),
     ):
         pass
+
+
+@pytest.mark.long  # each way has its own start of an engine
+def test_rows_of_a_table_are_the_same_whichever_way_they_go(
+    cloud: LocalCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As requests, CSV, Parquet and JSON by `run`, in Python, by `submit` and as a drop."""
+    num_rows = int(os.environ.get("TIDEMILL_TABLE_ROWS", "200"))
+    monkeypatch.chdir(tmp_path)
+    words = ["food", "view", "room", "staff", "bed", "a, b", 'a "c"', "é\nü"]
+    reviews = pa.table(
+        {
+            "id": [f"r{n}" for n in range(num_rows)],
+            "review": [f"The {words[n % 8]} was {n % 97} of {n % 13}." for n in range(num_rows)],
+        }
+    )
+    pq.write_table(reviews, "t.parquet", row_group_size=77)
+    with Path("t.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(
+            [reviews.schema.names, *zip(*reviews.to_pydict().values(), strict=True)]
+        )
+    rows = reviews.to_pylist()
+    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    asked = [
+        {
+            "custom_id": row["id"],
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": f"Is it good? {row['review']}"}]}
+            | {"max_tokens": 4},
+        }
+        for row in rows
+    ]
+    # A line's bytes seed what is sampled.
+    Path("requests.jsonl").write_bytes(b"".join(to_json(line) + b"\n" for line in asked))
+    recipe = "prompt = 'Is it good? {{ review }}'\nid = 'id'\nparams = {max_tokens = 4}\n"
+    Path("t.recipe.toml").write_text(recipe, encoding="utf-8")
+    environment = environment_for(cloud.endpoint_url) | {"PYTHONPATH": str(ROOT)}
+    environment |= {"TIDEMILL_BASE_URL": cloud.api_url, "TIDEMILL_API_KEY": cloud.key}
+
+    def typed(*words: str) -> None:
+        command = [sys.executable, "-m", "tidemill", *words]
+        subprocess.run(command, env=os.environ | environment, check=True)
+
+    def texts(name: str) -> list[str]:
+        found: list[str] = pq.read_table(name)["text"].to_pylist()
+        return found
+
+    typed("run", "-i", "requests.jsonl", "-o", "rows.jsonl", "--no-card")
+    answers = [json.loads(row) for row in Path("rows.jsonl").read_bytes().splitlines()]
+    expected = [one["response"]["body"]["choices"][0]["message"]["content"] for one in answers]
+    assert len(set(expected)) > 1
+    for ending in ("parquet", "csv", "jsonl"):
+        typed("run", f"t.{ending}", "-o", f"of-{ending}.parquet", "--no-card")
+        assert texts(f"of-{ending}.parquet") == expected
+    typed("submit", "t.parquet", "--wait", "-o", "submitted.parquet")
+    assert texts("submitted.parquet") == expected
+    typed("drop", "t.parquet", "--bucket", cloud.outputs.bucket, "--wait", "-o", "dropped.parquet")
+    assert texts("dropped.parquet") == expected
+    with Engine() as engine:
+        table = engine.answer_table(reviews, **tomllib.loads(recipe))
+    assert table["text"].to_pylist() == expected
