@@ -14,14 +14,14 @@ from tidemill.net.tracing import Sample
 
 async def test_shards_of_all_workers_are_in_the_trace_of_their_batch(rig: Rig) -> None:
     """The one that commits the last shard ends the batch's span."""
-    exporter = InMemorySpanExporter()
+    exporters = InMemorySpanExporter(), InMemorySpanExporter()
     work = rig.batch(*[{"status": 400 if n == 5 else 200} for n in range(6)], shard_lines=2)
-    first, second = (OtlpTracing(exporter, Sample()) for _ in range(2))
+    first, second = (OtlpTracing(exporter, Sample()) for exporter in exporters)
     async with rig.worker(tracing=first), rig.worker(tracing=second):
         await until(lambda: work.is_done)
     first.close()
     second.close()
-    spans: list[Any] = [*exporter.get_finished_spans()]
+    spans: list[Any] = [span for each in exporters for span in each.get_finished_spans()]
     batch, *again = (span for span in spans if span.name == "batch")
     assert {span.context.span_id for span in again} <= {batch.context.span_id}
     shards = {span.context.span_id: span for span in spans if span.name == "shard"}
