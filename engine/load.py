@@ -15,6 +15,7 @@ from .model.device import choose_device, step_limits
 from .model.load_timing import step_seconds, timed
 from .storage.disk_cache import sources_digest
 from .storage.hub import find_folder, snapshot_commit
+from .storage.model_digest import sampled_digest
 from .tasks import TASKS, Task, find_task
 
 
@@ -50,6 +51,7 @@ def load_served(
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
         load_seconds=step_seconds(),
+        model_digest=None if folder is None else sampled_digest(folder),
     )
     return Dispatcher(
         loaded.endpoints,

@@ -25,7 +25,8 @@ MODEL_LIBRARIES = {
 GROUND = {"tidemill.batch", "tidemill.net", "tidemill.protocol"}
 # Beside the standard library and the wing itself. Whoever adds a name here adds a dependency.
 MAY_IMPORT = {
-    "net": set(),
+    # Where an endpoint for spans is named, and imported for one alone.
+    "net": {"opentelemetry"},
     # Jinja is for the sandbox of templates, pyarrow for batch/table, which nothing else imports.
     "protocol": {"jinja2", "pydantic", "pydantic_core", "python_multipart", "tidemill.net"},
     "batch": {

@@ -334,6 +334,7 @@ async def _work(
     from tidemill.handler.aws.aio import AioAws
     from tidemill.handler.aws.queues import Queue
     from tidemill.handler.deployment import Deployment
+    from tidemill.handler.observability import logger
     from tidemill.handler.worker.context.cold_start import (
         ColdStart,
         process_age,
@@ -346,6 +347,7 @@ async def _work(
     from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
     from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker
+    from tidemill.net.open_tracing import open_tracing
 
     from ..engine.engine import chat_template, engine_config, results_digests
     from ..engine.parity_cache import ParityCache
@@ -394,6 +396,9 @@ async def _work(
             )
             # In a thread: one that looks results up may hold it, and wait for this loop.
             held.push_async_callback(asyncio.to_thread, kept.close)
+        tracing = open_tracing(logger.warning)
+        if tracing is not None:
+            held.push_async_callback(asyncio.to_thread, tracing.close)
         context = WorkerContext(
             aws,
             deployment,
@@ -402,6 +407,7 @@ async def _work(
             cold_start=cold_start,
             parity_results=results,
             kept_results=kept,
+            tracing=tracing,
         )
         worker = Worker(context, *(partial(make_client, command) for command in engine_commands))
         with signals.on_signal(lambda: loop.call_soon_threadsafe(worker.stop)):

@@ -47,6 +47,7 @@ from .reuse import open_reuse
 from .run import Run
 from .run_card import write_card
 from .run_options import RunOptions
+from .run_span import run_span
 from .tally import Tally
 
 
@@ -102,7 +103,17 @@ def run_job(
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
         deadline = None if limit is None else launched + limit
         run = Run(
-            options, requests, index, plan, writer, metrics, signals, launched, deadline, reuse
+            options,
+            requests,
+            index,
+            plan,
+            writer,
+            metrics,
+            signals,
+            launched,
+            deadline,
+            reuse,
+            stack.enter_context(run_span(tally, names[0])),
         )
         if tally.kept == tally.num_rows:
             writer.start()

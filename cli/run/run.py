@@ -15,6 +15,7 @@ from tidemill.engine.plan.cost_model import CostModel, Work
 from tidemill.engine.plan.forecast import Done, Forecast
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
+from tidemill.net.tracing import WorkSpan
 from tidemill.protocol.contract import EngineError, EngineStats, Responder, Served, Usage
 
 from ..arguments.defaults import DefaultingResponder
@@ -31,6 +32,7 @@ from .progress import Reporter, make_reporter
 from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
+from .run_span import traced
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
@@ -58,6 +60,7 @@ class Run:
     launched: float  # on the monotonic clock, as is
     deadline: float | None = None
     reuse: Reuse | None = None
+    span: WorkSpan | None = None
 
     def run_lines(self, served: Served | EngineReplicas) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
@@ -132,6 +135,8 @@ class Run:
     ) -> bool:
         tally = self.metrics.tally
         info = served.info()
+        if self.span is not None:
+            runner = traced(runner, self.span, self.options.defaults.apply)
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
         feed = Feed(
             runner,

@@ -148,6 +148,8 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     if model is not None:
         revision = f" at {model['revision']}" if model["revision"] else ""
         facts.append(("model", f"{model['name']}{revision}"))
+        if model["digest"]:
+            facts.append(("digest", model["digest"]))
         facts.append(("machine", f"{model['device']}, engine {model['engine_version']}"))
     return [*facts, ("written at", card["written_at"])]
 
@@ -172,6 +174,7 @@ def _model_fields(info: EngineInfo) -> dict[str, Any]:
     return {
         "name": info.model,
         "revision": info.revision,
+        "digest": info.model_digest,
         "engine_version": info.engine_version,
         "device": info.device,
         "num_gpus": info.num_gpus,

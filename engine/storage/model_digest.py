@@ -28,6 +28,14 @@ _SPEED_ONLY: Final = frozenset(
 )
 """Settings that decide no result, or that are told of otherwise."""
 
+_MODEL_SUFFIXES: Final = frozenset(
+    {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
+)
+_WHOLE_BYTES: Final = 4 * 2**20
+_HEAD_BYTES: Final = 2**16
+_NUM_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 2**12
+
 
 def results_digest(config: EngineConfig, chat_template: str | None, created: int) -> bytes | None:
     """Return the digest of all that decides results but requests; None without the model's files.
@@ -73,6 +81,35 @@ def files_digest(folder: Path) -> str:
         name = path.relative_to(folder)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
             digest.update(f"{name} {_file_digest(path)}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()
+
+
+def sampled_digest(folder: Path) -> str | None:
+    """Return the digest of a model's files, large ones by samples; None where one is unreadable.
+
+    It is the same wherever the files lie, and reads some hundred kilobytes of each large one: its
+    first 64 KiB, where safetensors have their header, and 64 pieces of 4 KiB up to its end.
+    """
+    digest = _new_digest()
+    try:
+        for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts):
+            name = path.relative_to(folder)
+            is_hidden = any(part.startswith(".") for part in name.parts)
+            if path.suffix not in _MODEL_SUFFIXES or is_hidden or not path.is_file():
+                continue
+            size = path.stat().st_size
+            digest.update(f"{name.as_posix()} {size}\n".encode(errors="surrogatepass"))
+            with path.open("rb") as file:
+                if size <= _WHOLE_BYTES:
+                    digest.update(file.read())
+                    continue
+                digest.update(file.read(_HEAD_BYTES))
+                last = size - _SAMPLE_BYTES
+                for number in range(1, _NUM_SAMPLES + 1):
+                    file.seek(last * number // _NUM_SAMPLES)
+                    digest.update(file.read(_SAMPLE_BYTES))
+    except OSError:
+        return None
     return digest.hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
@@ -275,7 +276,9 @@ class Feed:
         self._go_on_after(None if task.cancelled() else task.exception())
 
     async def _run_line(self, run: ShardRun, line: RawLine) -> None:
+        started_ns = time.time_ns()
         row = await self._engine.fetch_row(line.number, run.batch.created_at, line.data)
+        run.span.add(line, row, started_ns)
         self.num_answered += 1
         self._feeds.gpu_time.share()
         run.finish(line, row)

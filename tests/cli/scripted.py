@@ -73,7 +73,7 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         """A model without weights."""
-        return EngineInfo("scripted", None, "test", "cpu", 0, 4)
+        return EngineInfo("scripted", None, "test", "cpu", 0, 4, model_digest="d1")
 
     def stats(self) -> EngineStats:
         """A constant of each kind."""

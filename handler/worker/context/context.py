@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.progress import HistoryBucket
+from tidemill.net.tracing import Tracing
 
 from ...aws.calls import Operation, OperationDriver, T
 from ...aws.queues import Queue
@@ -46,7 +47,8 @@ class WorkerContext:
     throughput at full load, `gpu_usage` the GPU time of each tenant; `cold_start` the time before.
     `ended_batches` maps batches that were found ended to the time (Unix seconds) until which their
     messages are dropped, `paused_batches` those whose messages are put off. `paces` are those of
-    batches whose last run here ended less than a minute ago.
+    batches whose last run here ended less than a minute ago. `tracing` is None where nobody asked
+    for spans.
     """
 
     aws: OperationDriver
@@ -65,6 +67,7 @@ class WorkerContext:
     ended_batches: dict[str, float] = field(default_factory=dict)
     paused_batches: dict[str, KnownPause] = field(default_factory=dict)
     paces: dict[str, RateWindow] = field(default_factory=dict)
+    tracing: Tracing | None = None
 
     @property
     def model(self) -> str | None:

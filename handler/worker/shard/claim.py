@@ -164,14 +164,16 @@ def _emit_queue_wait(context: WorkerContext, message: ShardMessage, batch: Batch
         context.emit({Metric.QUEUE_WAIT_SECONDS: waited_seconds}, batch_id=batch.id)
 
 
-async def advance_if_done(context: WorkerContext, batch_id: str) -> None:
-    """Send a message to advance a running batch that has no shard left."""
+async def advance_if_done(context: WorkerContext, batch_id: str) -> bool:
+    """Send a message to advance a running batch that has no shard left; say whether it has none."""
     batch = await context.aws.run(context.deployment.table.get_batch(batch_id))
     if batch is None or batch.status is not Status.IN_PROGRESS:
-        return
-    if await context.aws.run(context.deployment.table.count_left(batch)) == 0:
+        return False
+    is_done = await context.aws.run(context.deployment.table.count_left(batch)) == 0
+    if is_done:
         message = advance_message(batch_id)
         await context.aws.run(context.deployment.control.send(message, group=batch.tenant))
+    return is_done
 
 
 async def note_engine(context: WorkerContext, batch: Batch, engine: EngineInfo) -> None:

@@ -32,6 +32,7 @@ from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
 from .pending_lines import PendingLines, Verdict
 from .rows import Unflushed, compact, print_unrun
+from .shard_span import ShardSpan
 
 # A longer shard is a single line, of which only the digest is kept.
 _READ_BYTES = 64 * 2**20
@@ -72,6 +73,7 @@ class ShardRun:
         self.is_open = False
         self.is_over = False
         self.gpu_seconds = claim.shard.progress.gpu_seconds
+        self.span = ShardSpan(context.tracing, claim.batch, claim.shard)
         self._context = context
         self._order = order
         self._wake = wake
@@ -199,23 +201,30 @@ class ShardRun:
 
     async def work(self) -> None:
         """Run the shard to its end; an error ends this shard alone."""
+        outcome = "cancelled"
         try:
             await self._open()
             await self._collect()
             if self._is_complete:
                 await self._commit()
+                outcome = "committed"
             else:
                 await self._release()
+                outcome = "released"
         except LeaseLost as exc:
+            outcome = "lease_lost"
             self._note_loss(exc)
         except ObjectChanged as exc:
+            outcome = "input_changed"
             await self._fail_batch(str(exc))
         except Exception as exc:  # noqa: BLE001 - one shard's failure must not stop the others
+            outcome = "shard_failed"
             logger.exception("shard failed", **self.labels)
             await self._release_failed(repr(exc))
         finally:
             self.is_over = True
             self.abort()
+            self.span.end(outcome, self._durable)
 
     @property
     def _is_complete(self) -> bool:
@@ -362,7 +371,8 @@ class ShardRun:
             "committed", completed=progress.completed, failed=progress.failed, **self.labels
         )
         try:
-            await advance_if_done(self._context, self.shard.batch_id)
+            if await advance_if_done(self._context, self.shard.batch_id):
+                self.span.add_batch()
             await self.message.delete()
         except AwsError as exc:  # the message reappears and is handled then
             logger.warning("message left behind", reason=str(exc), **self.labels)

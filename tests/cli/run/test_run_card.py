@@ -43,11 +43,12 @@ def test_a_card_says_what_a_run_did(run: Any, write_input: Write, tmp_path: Path
         "The engine failed on this request",
     }
     assert card["cost"] == pytest.approx(card["seconds"] + card["load_seconds"], abs=0.01)
-    assert card["model"]["name"] == "scripted"
+    assert (card["model"]["name"], card["model"]["digest"]) == ("scripted", "d1")
     assert card["settings"] == {"max_inflight": 2, "defaults": {"temperature": 0.0}}
     shown = (tmp_path / "rows.card.md").read_text()
     assert shown.startswith(f"# {source}\n")
     assert "| rows | 4 rows: 2 ok, 2 failed |" in shown
+    assert "| digest | d1 |" in shown
     assert "- 1 × No /v1/chat/completions." in shown
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.storage import model_digest
-from tidemill.engine.storage.model_digest import results_digest
+from tidemill.engine.storage.model_digest import results_digest, sampled_digest
 
 
 @pytest.fixture
@@ -82,3 +82,30 @@ def test_a_file_is_read_again_only_when_it_was_written(
     before = digest(config)
     monkeypatch.delattr(model_digest, "file_digest")  # a file that is read fails
     assert digest(config) == before
+
+
+def test_the_digest_by_samples_knows_a_model_wherever_it_lies(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small files whole; of large ones their size, their beginning, and pieces up to the end."""
+    monkeypatch.setattr(model_digest, "_WHOLE_BYTES", 2**16)
+    folder = Path(config.model)
+    weights = bytearray(2**21)
+    (folder / "model.safetensors").write_bytes(weights)
+    before = sampled_digest(folder)
+    assert before is not None
+    (folder / "README.md").write_text("of no account")
+    folder = folder.rename(tmp_path / "moved")
+    assert sampled_digest(folder) == before
+    for place in (0, 2**16 - 1, 2**20, 2**21 - 1):
+        weights[place] = 1
+        (folder / "model.safetensors").write_bytes(weights)
+        weights[place] = 0
+        assert sampled_digest(folder) != before
+    (folder / "model.safetensors").write_bytes(weights)
+    assert sampled_digest(folder) == before
+    (folder / "config.json").write_text("[]")
+    assert sampled_digest(folder) != before
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to("nowhere")
+    assert sampled_digest(folder) != before

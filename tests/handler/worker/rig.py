@@ -36,6 +36,7 @@ from tidemill.handler.worker.context.context import WorkerContext
 from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
 from tidemill.handler.worker.parity_results import ParityResults
 from tidemill.handler.worker.worker import Worker
+from tidemill.net.tracing import Tracing
 
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).parent / "scripted_engine.py"
@@ -188,6 +189,7 @@ class Rig:
         beside: Sequence[FakeEngine] = (),
         aws: Any = None,
         parity_results: ParityResults | None = None,
+        tracing: Tracing | None = None,
         **changes: Any,
     ) -> AsyncIterator[RunningWorker]:
         """Run a worker in this process while the block runs; it is stopped then."""
@@ -209,6 +211,7 @@ class Rig:
                 config,
                 parity_results=parity_results,
                 kept_results=kept,
+                tracing=tracing,
             )
             engine = engine or FakeEngine()
             worker = Worker(context, *(each.new_life for each in (engine, *beside)))

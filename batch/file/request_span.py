@@ -1,0 +1,208 @@
+"""Span of a request: what its line and its row say, in the words of OpenTelemetry's conventions.
+
+The attributes are those of https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from tidemill.net.tracing import Attributes, Value, WorkSpan
+from tidemill.protocol.contract import Usage
+from tidemill.protocol.json_bodies import load_json
+
+from .lines import RawLine
+
+# Parsing more would hold the event loop up; such a request has its tokens alone.
+_MAX_BYTES: Final = 2**18
+_MAX_CHARS: Final = 200
+_OPERATIONS: Final = {
+    "/chat/completions": "chat",
+    "/completions": "text_completion",
+    "/embeddings": "embeddings",
+}
+_NUMBERS: Final = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+    "seed": "gen_ai.request.seed",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+}
+
+Body = dict[str, Any]
+
+
+def _as_is(_url: str, body: Body) -> Body:
+    return body
+
+
+def trace_request(
+    span: WorkSpan,
+    line: RawLine,
+    row: bytes,
+    usage: Usage | None,
+    *,
+    is_success: bool,
+    started_ns: int,
+    with_defaults: Callable[[str, Body], Body] = _as_is,
+) -> None:
+    """Add the span of a line that has its row, if it is of the sample.
+
+    `with_defaults` returns the body that a line was run with.
+    """
+    if span.takes(is_success=is_success):
+        with suppress(Exception):  # no row depends on its span
+            name, attributes = _described(span, line, row, usage, with_defaults)
+            error_type = None if is_success else _error_type(row)
+            span.add_request(name, started_ns, attributes, error_type)
+
+
+def _described(
+    span: WorkSpan,
+    line: RawLine,
+    row: bytes,
+    usage: Usage | None,
+    with_defaults: Callable[[str, Body], Body],
+) -> tuple[str, Attributes]:
+    """Return the name and the attributes of a request's span."""
+    asked = _parsed(line.data)
+    url, body = _text(asked.get("url")), _object(asked.get("body"))
+    body = with_defaults(url, body) if body else body
+    reply = _object(_object(_parsed(row).get("response")).get("body"))
+    operation = _operation(url)
+    attributes: dict[str, Value] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "tidemill",
+        "tidemill.line": line.number,
+        **_request_attributes(body),
+        **_reply_attributes(reply),
+        **_usage_attributes(usage),
+    }
+    if span.captures_content:
+        attributes |= _content(body, reply)
+    model = attributes.get("gen_ai.request.model")
+    return (operation if model is None else f"{operation} {model}"), attributes
+
+
+def _operation(url: str) -> str:
+    """Return the name of an operation; those that the conventions do not know have their url's."""
+    for ending, name in _OPERATIONS.items():
+        if url.endswith(ending):
+            return name
+    return url.rpartition("/")[2][:_MAX_CHARS] or "unknown"
+
+
+def _request_attributes(body: Body) -> Attributes:
+    found: dict[str, Value] = {
+        name: body[field]
+        for field, name in _NUMBERS.items()
+        if isinstance(body.get(field), (int, float)) and not isinstance(body[field], bool)
+    }
+    if model := _text(body.get("model")):
+        found["gen_ai.request.model"] = model
+    count = body.get("n")
+    if isinstance(count, int) and count != 1:
+        found["gen_ai.request.choice.count"] = count
+    return found
+
+
+def _reply_attributes(reply: Body) -> Attributes:
+    found: dict[str, Value] = {}
+    for field, name in (("id", "gen_ai.response.id"), ("model", "gen_ai.response.model")):
+        if text := _text(reply.get(field)):
+            found[name] = text
+    reasons = [_text(choice.get("finish_reason")) for choice in _objects(reply.get("choices"))]
+    if any(reasons):
+        found["gen_ai.response.finish_reasons"] = reasons
+    return found
+
+
+def _usage_attributes(usage: Usage | None) -> Attributes:
+    if usage is None:
+        return {}
+    found = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
+    if usage.cached_tokens:
+        found["gen_ai.usage.cache_read.input_tokens"] = usage.cached_tokens
+    if usage.reasoning_tokens:
+        found["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return found
+
+
+def _error_type(row: bytes) -> str:
+    """Return the code of a row's error, or its type, or the status; never its message."""
+    printed = _parsed(row)
+    response = _object(printed.get("response"))
+    told = _object(printed.get("error")) or _object(_object(response.get("body")).get("error"))
+    told = _object(told.get("error")) or told  # as vLLM prints it
+    for field in ("code", "type"):
+        if text := _text(told.get(field)):
+            return text
+    status = response.get("status_code", told.get("code"))
+    return str(status) if isinstance(status, int) else "_OTHER"
+
+
+def _content(body: Body, reply: Body) -> Attributes:
+    """Return the messages of a request and its reply; what is no text is named alone."""
+    asked = [
+        {"role": _text(message.get("role")), "parts": [*_parts(message)]}
+        for message in _objects(body.get("messages"))
+    ]
+    if isinstance(prompt := body.get("prompt"), str):
+        asked.append({"role": "user", "parts": [_text_part(prompt)]})
+    given = []
+    for choice in _objects(reply.get("choices")):
+        said = _object(choice.get("message")) or {"content": choice.get("text")}
+        reason = _text(choice.get("finish_reason"))
+        given.append({"role": "assistant", "parts": [*_parts(said)], "finish_reason": reason})
+    found = {"gen_ai.input.messages": asked, "gen_ai.output.messages": given}
+    return {name: json.dumps(said, ensure_ascii=False) for name, said in found.items() if said}
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[Body]:
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if isinstance(reasoning, str):
+        yield {"type": "reasoning", "content": reasoning}
+    content = message.get("content")
+    if isinstance(content, str):
+        yield _text_part(content)
+    for part in _objects(content):
+        is_text = isinstance(part.get("text"), str)
+        yield _text_part(part["text"]) if is_text else {"type": _text(part.get("type"))}
+    for call in _objects(message.get("tool_calls")):
+        function = _object(call.get("function"))
+        named = {"id": call.get("id"), "name": function.get("name")}
+        yield {"type": "tool_call", **named, "arguments": function.get("arguments")}
+
+
+def _text_part(text: str) -> Body:
+    return {"type": "text", "content": text}
+
+
+def _parsed(data: bytes) -> Body:
+    """Return an object of JSON; an empty one for what is none, or is long."""
+    if len(data) > _MAX_BYTES:
+        return {}
+    with suppress(ValueError):
+        return _object(load_json(data, cache_strings="keys"))
+    return {}
+
+
+def _object(value: object) -> Body:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Body]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value[:_MAX_CHARS] if isinstance(value, str) else ""
