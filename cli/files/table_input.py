@@ -18,6 +18,7 @@ from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import kept_columns
 
 from ..console.errors import BadInput
+from .lake_tables import open_lake_table
 from .source import Source, open_source
 from .table_options import FORMATS_BY_SUFFIX, table_files
 
@@ -45,6 +46,8 @@ class TableInput:
         stack: ExitStack,
     ) -> Self:
         """Open a file, a stream, a URL or a folder; raises BadInput for what is no table."""
+        if (lake_table := open_lake_table(Path(name))) is not None:
+            return cls.of_tables(name, recipe, [lake_table])
         found = (
             _open_file(stack.enter_context(open_source(path, tmp_dir=tmp_dir, delays=delays)))
             for path in _files_of(name)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..arguments.dataset_id import DatasetId, dataset_of
 from ..arguments.recipe_flags import path_beside_table, recipe_of
@@ -78,6 +78,8 @@ def _require_reader(file: str, dataset: DatasetId | None) -> None:
     """Raise CliError when an extra is missing that reads a table of this kind."""
     if dataset is not None:
         require_extras("a dataset of Hugging Face", "tables", "datasets")
+    elif (kind := lake_of(Path(file))) is not None:
+        require_extras(f"a table of {kind}", "tables", kind.lower())
     else:
         require_extras("a table", "tables")
 
@@ -85,9 +87,19 @@ def _require_reader(file: str, dataset: DatasetId | None) -> None:
 def format_of(name: str) -> Any:
     """Return the format that a file's name tells, or that of the first file in a folder."""
     path = Path(name)
+    if lake_of(path) is not None:
+        return "parquet"
     if path.is_dir():
         return next((format_of(each.name) for each in table_files(path)), None)
     return FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def lake_of(folder: Path) -> Literal["Delta", "Iceberg"] | None:
+    """Return the format of a folder that is one table by its log; None for other paths."""
+    if (folder / "_delta_log").is_dir():
+        return "Delta"
+    is_iceberg = next((folder / "metadata").glob("*.metadata.json"), None) is not None
+    return "Iceberg" if is_iceberg else None
 
 
 def table_files(folder: Path) -> Iterator[Path]:
