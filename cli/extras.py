@@ -21,6 +21,9 @@ MODULES = MappingProxyType(
             *("numba", "llguidance", "lark", "jsonschema", "jinja2", "regex", "av", "soxr", "PIL"),
         ),
         "tables": ("jinja2", "pyarrow"),
+        "datasets": ("datasets",),
+        "delta": ("deltalake",),
+        "iceberg": ("pyiceberg",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),
     }

@@ -135,6 +135,39 @@ class ArrowTable:
         return ipc.open_stream(self._file) if self._is_stream else ipc.open_file(self._file)
 
 
+class ScannedTable:
+    """A table that another library reads, by a function that scans columns.
+
+    Extension types are read as what they are stored as. Metadata is left out: that of `datasets`
+    says which columns there are, and is wrong for a table that has more.
+    """
+
+    format: TableFormat = "parquet"
+
+    def __init__(
+        self, kind: str, schema: pa.Schema, scan: Callable[[list[str]], Iterable[pa.RecordBatch]]
+    ) -> None:
+        self._kind = kind
+        self._scan = scan
+        fields = [pa.field(field.name, _stored(field.type), field.nullable) for field in schema]
+        self.schema = pa.schema(fields)
+        _check_names(self.schema.names)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Scan the columns, in slices."""
+        number, names = 1, list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        with _sentences(self._kind, lambda: number, files_are_its_own=True):
+            for whole in self._scan(names):
+                arrays = [_storage_of(whole.column(name)) for name in names]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+                size = batch.nbytes // max(1, batch.num_rows)
+                num_rows = min(_bounded_rows(batch), max(1, _BATCH_BYTES // max(1, size)))
+                for start in range(0, batch.num_rows, num_rows):
+                    yield batch.slice(start, num_rows)
+                    number += min(num_rows, batch.num_rows - start)
+
+
 def rendered(
     template: RequestTemplate, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -189,6 +222,14 @@ def _is_text(kind: pa.DataType) -> bool:
     return kind in {pa.string(), pa.large_string(), pa.binary(), pa.large_binary()}
 
 
+def _stored(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def _storage_of(column: pa.Array) -> pa.Array:
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
 def _check_names(names: Sequence[str]) -> None:
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if repeated:
@@ -197,12 +238,15 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _sentences(kind: str, row: Callable[[], int] | None = None) -> Iterator[None]:
+def _sentences(
+    kind: str, row: Callable[[], int] | None = None, *, files_are_its_own: bool = False
+) -> Iterator[None]:
     """Raise Arrow's errors as TableError, with the first row that was not read."""
     try:
         yield
     except (pa.ArrowException, OSError) as exc:
-        if not isinstance(exc, pa.ArrowException) and exc.errno is not None:
+        is_of_disk = not isinstance(exc, pa.ArrowException) and exc.errno is not None
+        if is_of_disk and not files_are_its_own:
             raise  # of the disk, or the input was changed
         reason = str(exc).split("\n", 1)[0].rstrip(".")
         where = "" if row is None else f", at row {row():,} or after it"

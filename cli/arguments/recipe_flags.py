@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..console.errors import Refused
 from ..console.terminal import log
+from .dataset_id import DatasetId, is_dataset
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe
@@ -85,7 +86,12 @@ def recipe_of(arguments: argparse.Namespace, file: str) -> tuple[Recipe, dict[st
 
 
 def path_beside_table(name: str, ending: str) -> Path:
-    """Return the path beside a table that has its name with another ending."""
+    """Return the path beside a table that has its name with another ending.
+
+    Of a dataset it is in the working folder.
+    """
+    if is_dataset(name):
+        return Path(DatasetId.parse(name).name + ending)
     path = Path(name)
     if path.name in {"", ".."}:  # `.` and the like have a name in their parents alone
         path = path.resolve()

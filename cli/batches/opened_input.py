@@ -33,7 +33,12 @@ def open_batch_input(
 
     with ExitStack() as stack:
         requests = open_requests(
-            file, table.recipe, tmp_dir=tmp_dir, max_line_bytes=MAX_LINE_BYTES, stack=stack
+            file,
+            table.recipe,
+            tmp_dir=tmp_dir,
+            max_line_bytes=MAX_LINE_BYTES,
+            dataset=table.dataset,
+            stack=stack,
         )
         yield requests.source, requests
 

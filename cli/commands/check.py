@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import file_of
 from ..console.signals import StopSignals
@@ -46,6 +47,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--json", action="store_true", help="print one JSON object")
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     add_recipe_flags(parser)
+    add_dataset_flags(parser)
     parser.set_defaults(command=command)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..arguments.dataset_id import is_dataset
 from ..arguments.recipe_flags import add_recipe_flags
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
@@ -41,12 +42,14 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         action="store_true",
         help="print JSON on standard output, one value a line, and nothing else there",
     )
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, split=None, subset=None)
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Drop the file and return the exit status."""
     file, fields = file_of(arguments), options_of(arguments)
+    if is_dataset(file):
+        raise Refused(f"{file} is no file to drop: `tidemill submit` makes a batch of it")
     require_cloud("`tidemill drop`")
     from ..batches.bucket import Drop, DroppedTable, drop_file
     from ..batches.file_check import form_in

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arguments.argument_types import positive_int, positive_number, size_in_bytes
+from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.tables import columns
@@ -65,6 +66,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("--max-line-bytes", type=size_in_bytes, metavar="SIZE", help="a longer line is malformed")
     add_reuse_flags(parser)
     add_recipe_flags(parser)
+    add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     parser.set_defaults(command=command, files=())

@@ -13,6 +13,7 @@ from ..arguments.argument_types import (
     positive_number,
     size_in_bytes,
 )
+from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
@@ -63,6 +64,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_file_flags(parser.add_argument_group("files"))
     _add_limit_flags(parser.add_argument_group("limits of the whole run"))
     add_recipe_flags(parser)
+    add_dataset_flags(parser)
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from ..api.server import BASE_URL, add_server_flags, server_of
+from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import add_input_flags, file_of, options_of
 from ..batches.outcome import EXIT_STATUSES
@@ -37,6 +38,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add_input_flags(parser)
     add_recipe_flags(parser)
+    add_dataset_flags(parser)
     how_far = parser.add_mutually_exclusive_group()
     how_far.add_argument(
         "--wait", action="store_true", help="stay until the batch has ended, then fetch its rows"

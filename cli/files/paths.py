@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..arguments.dataset_id import DatasetId, is_dataset
 from ..console.errors import Refused
 from .shard import Shard
 
@@ -24,7 +25,7 @@ def is_url(name: str) -> bool:
 
 def is_path(name: str) -> bool:
     """Say whether the name is one in the file system."""
-    return name != STANDARD_STREAM and not is_url(name)
+    return name != STANDARD_STREAM and not is_url(name) and not is_dataset(name)
 
 
 def display_name(name: str, stream: str = "standard output") -> str:
@@ -45,6 +46,8 @@ def path_beside(file: str, kind: str) -> str:
     if is_path(file):
         path = Path(file)
         path = path if path.name else path.resolve()  # `.` has its name in its parent
+    elif is_dataset(file):
+        path = Path(DatasetId.parse(file).name)
     else:
         path = Path(Path(urlsplit(file).path).name or "batch" if is_url(file) else "batch")
     stem = path.name.removesuffix(".gz")
@@ -113,9 +116,10 @@ def check_paths(
 ) -> None:
     """Raise Refused for unusable inputs and outputs, before anything is opened.
 
-    A table may be a folder.
+    A table may be a folder, or a dataset of Hugging Face.
     """
-    _check_schemes(input_file or "", output_file, error_file or "")
+    is_hub_table = is_table and is_dataset(input_file or "")
+    _check_schemes("" if is_hub_table else input_file or "", output_file, error_file or "")
     for name, stream, what in (
         (input_file, sys.stdin, "input"),
         (output_file, sys.stdout, "output"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import kept_columns
 
 from ..console.errors import BadInput
+from .lake_tables import open_lake_table
 from .source import Source, open_source
 from .table_options import FORMATS_BY_SUFFIX, table_files
 
@@ -45,20 +46,27 @@ class TableInput:
         stack: ExitStack,
     ) -> Self:
         """Open a file, a stream, a URL or a folder; raises BadInput for what is no table."""
+        if (lake_table := open_lake_table(Path(name))) is not None:
+            return cls.of_tables(name, recipe, [lake_table])
+        found = (
+            _open_file(stack.enter_context(open_source(path, tmp_dir=tmp_dir, delays=delays)))
+            for path in _files_of(name)
+        )
+        return cls.of_tables(name, recipe, found)
+
+    @classmethod
+    def of_tables(cls, name: str, recipe: Recipe, found: Iterable[tuple[Source, Table]]) -> Self:
+        """Return an input of opened tables; raises BadInput where their columns differ."""
         sources: list[Source] = []
         tables: list[Table] = []
-        for path in _files_of(name):
-            source = stack.enter_context(open_source(path, tmp_dir=tmp_dir, delays=delays))
-            try:
-                tables.append(open_table(source.file))
-            except (TableError, FormatError) as exc:
-                raise BadInput(f"{source.name} cannot be run. {exc}") from exc
-            if tables[-1].schema.remove_metadata() != tables[0].schema.remove_metadata():
+        for source, table in found:
+            sources.append(source)
+            tables.append(table)
+            if table.schema.remove_metadata() != tables[0].schema.remove_metadata():
                 raise BadInput(
                     f"{source.name} cannot be run with {sources[0].name}: "
-                    f"{_difference(tables[0].schema, tables[-1].schema)}"
+                    f"{_difference(tables[0].schema, table.schema)}"
                 )
-            sources.append(source)
         return cls(name, recipe, tuple(sources), tuple(tables), tables[0].schema)
 
     @property
@@ -74,6 +82,13 @@ class TableInput:
                 yield from table.batches(columns)
             except (TableError, FormatError) as exc:
                 raise BadInput(f"{source.name} cannot be run. {exc}") from exc
+
+
+def _open_file(source: Source) -> tuple[Source, Table]:
+    try:
+        return source, open_table(source.file)
+    except (TableError, FormatError) as exc:
+        raise BadInput(f"{source.name} cannot be run. {exc}") from exc
 
 
 def _files_of(name: str) -> list[str]:

@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..arguments.dataset_id import DatasetId, dataset_of
 from ..arguments.recipe_flags import path_beside_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
@@ -35,12 +36,16 @@ _HIDDEN = (".", "_")
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table's recipe, its keys, and where its results go: a path, and the format there."""
+    """A table's recipe, its keys, and where its results go: a path, and the format there.
+
+    `dataset` is what the table is of the hub, if it is from there.
+    """
 
     recipe: Recipe
     recipe_keys: Mapping[str, Any]
     output: Path
     output_format: TableFormat
+    dataset: DatasetId | None = None
 
 
 def table_options(
@@ -51,26 +56,50 @@ def table_options(
     Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
     CliError where an extra is missing.
     """
+    dataset = dataset_of(arguments, file)
     found = recipe_of(arguments, file)
     if found is None:
+        if dataset is not None:
+            raise Refused(f"{file} is a table: say by --prompt, or --recipe FILE, what to ask")
         return None
     recipe, keys = found
-    require_extras("a table", "tables")
+    _require_reader(file, dataset)
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
-    if is_written and not is_path(file if output_file is None else output_file):
+    has_name = dataset is not None or is_path(file)
+    if is_written and not (has_name if output_file is None else is_path(output_file)):
         raise Refused("a table is written to a file: name one with -o")
     if output_file is None:
         output_file = str(path_beside_table(file, f".output.{form}"))
-    return TableOptions(recipe, keys, Path(output_file), form)
+    return TableOptions(recipe, keys, Path(output_file), form, dataset)
+
+
+def _require_reader(file: str, dataset: DatasetId | None) -> None:
+    """Raise CliError when an extra is missing that reads a table of this kind."""
+    if dataset is not None:
+        require_extras("a dataset of Hugging Face", "tables", "datasets")
+    elif (kind := lake_of(Path(file))) is not None:
+        require_extras(f"a table of {kind}", "tables", kind.lower())
+    else:
+        require_extras("a table", "tables")
 
 
 def format_of(name: str) -> Any:
     """Return the format that a file's name tells, or that of the first file in a folder."""
     path = Path(name)
+    if lake_of(path) is not None:
+        return "parquet"
     if path.is_dir():
         return next((format_of(each.name) for each in table_files(path)), None)
     return FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def lake_of(folder: Path) -> Literal["Delta", "Iceberg"] | None:
+    """Return the format of a folder that is one table by its log; None for other paths."""
+    if (folder / "_delta_log").is_dir():
+        return "Delta"
+    is_iceberg = next((folder / "metadata").glob("*.metadata.json"), None) is not None
+    return "Iceberg" if is_iceberg else None
 
 
 def table_files(folder: Path) -> Iterator[Path]:

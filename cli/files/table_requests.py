@@ -15,8 +15,10 @@ from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns
 
+from ..arguments.dataset_id import DatasetId
 from ..console.errors import BadInput
 from ..console.terminal import amount, log
+from .dataset_table import open_dataset
 from .http_transfer import RETRY_DELAYS_SECONDS
 from .input_file import InputFile
 from .source import Source
@@ -32,10 +34,14 @@ def open_requests(
     tmp_dir: Path | None,
     max_line_bytes: int,
     delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+    dataset: DatasetId | None = None,
     stack: ExitStack,
 ) -> InputFile:
     """Open a table, and return an input of its rows' requests; raises BadInput."""
-    table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+    if dataset is None:
+        table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
+    else:
+        table = TableInput.of_tables(name, recipe, [open_dataset(name, dataset)])
     return _render(table, tmp_dir, max_line_bytes, stack)
 
 

@@ -136,9 +136,9 @@ class Engine:
     def answer_table(self, table: Any, *, progress: bool = True, **recipe: Any) -> pa.Table:
         """Return a table with the answers to its rows beside its columns, as `tidemill run` does.
 
-        `table` is a `pyarrow.Table`, a data frame or whatever Arrow can read; `recipe` has the keys
-        of a recipe (`prompt="Label: {{ text }}"`). Raises TidemillError for one that cannot work;
-        a row that fails says so in column `error`.
+        `table` is a `pyarrow.Table`, a data frame, a `datasets.Dataset` or whatever Arrow can read;
+        `recipe` has the keys of a recipe (`prompt="Label: {{ text }}"`). Raises TidemillError for
+        one that cannot work; a row that fails says so in column `error`.
 
         >>> cities = {"country": ["France", "Italy"]}
         >>> prompt = "What is the capital of {{ country }}?"

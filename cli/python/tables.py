@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, ResultFacts
 
+from ..files.dataset_table import arrow_table_of
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
 from .in_flight import answers_to
@@ -25,7 +27,7 @@ def answer_table(
     process: EngineProcess, table: Any, recipe: Mapping[str, Any], *, progress: bool
 ) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
-    given = table if isinstance(table, pa.Table) else pa.table(table)
+    given = _arrow_table(table)
     try:
         asked = parse_recipe(recipe)
         template = RequestTemplate(asked, given.column_names)
@@ -46,6 +48,18 @@ def answer_table(
         batches.append(columns.batch(kept, rows[start : start + batch.num_rows]))
         start += batch.num_rows
     return pa.Table.from_batches(batches, columns.schema)
+
+
+def _arrow_table(table: Any) -> pa.Table:
+    """Return what Arrow can read as a table; a `datasets.Dataset` stays in its files."""
+    if isinstance(table, pa.Table):
+        return table
+    if datasets := sys.modules.get("datasets"):
+        if isinstance(table, datasets.Dataset):
+            return arrow_table_of(table)
+        if isinstance(table, datasets.DatasetDict):
+            raise TidemillError(f"the dataset has splits ({', '.join(table)}): give one of them")
+    return pa.table(table)
 
 
 def _rows(

@@ -56,6 +56,7 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
             tmp_dir=tmp_dir,
             max_line_bytes=limit,
             delays=delays,
+            dataset=options.table.dataset,
             stack=stack,
         )
     source = open_source(options.input_file, tmp_dir=tmp_dir, delays=delays)
