@@ -36,7 +36,7 @@ class LineFile:
         self._source.check()
         start = self._start_of(first_number)
         if start is not None:
-            stream = io.BufferedReader(_PositionedStream(self._fd, start), _BLOCK_BYTES)
+            stream = io.BufferedReader(PositionedStream(self._fd, start), _BLOCK_BYTES)
             yield from read_lines(stream, max_line_bytes=_MAX_LINE_BYTES, first_number=first_number)
 
     def line(self, number: int) -> RawLine | None:
@@ -76,7 +76,7 @@ class LineFile:
             return bool(data)
 
 
-class _PositionedStream(io.RawIOBase):
+class PositionedStream(io.RawIOBase):
     """A stream with a position of its own in a file that others read, too."""
 
     def __init__(self, fd: int, start: int) -> None:
@@ -85,9 +85,21 @@ class _PositionedStream(io.RawIOBase):
         self._offset = start
 
     def readable(self) -> bool:
+        """Say that the stream can be read."""
         return True
 
+    def seekable(self) -> bool:
+        """Say that any position can be read."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a position."""
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset}
+        self._offset = offset + (bases[whence] if whence in bases else os.fstat(self._fd).st_size)
+        return self._offset
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Read a block at the position."""
         data = os.pread(self._fd, len(buffer), self._offset)
         buffer[: len(data)] = data
         self._offset += len(data)

@@ -155,22 +155,28 @@ def open_rows(name: str, *, tmp_dir: Path | None) -> Iterator[RowFile]:
 @contextmanager
 def open_plain(name: str, *, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
     """Open a file as plain JSONL; what is compressed or an array is unpacked to a temporary one."""
-    with open_source(name, tmp_dir=tmp_dir) as source:
-        form = detect_source(source)
-        if form.is_plain:
-            yield source.file, source
-            return
-        with tempfile.TemporaryFile(dir=tmp_dir) as copy:
-            try:
-                stream = open_lines(form, source.file)
-                while data := stream.read(_COPIED_BYTES):
-                    copy.write(data)
-                copy.flush()
-            except FormatError as exc:
-                raise unreadable(source, exc) from exc
-            except OSError as exc:
-                raise BadInput(
-                    f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
-                    f"({exc.strerror}); --output-tmp-dir names another folder"
-                ) from exc
-            yield copy, source
+    with open_source(name, tmp_dir=tmp_dir) as source, plain_copy(source, tmp_dir) as opened:
+        yield opened
+
+
+@contextmanager
+def plain_copy(source: Source, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
+    """Return a source as plain JSONL: itself, or a temporary file while entered."""
+    form = detect_source(source)
+    if form.is_plain:
+        yield source.file, source
+        return
+    with tempfile.TemporaryFile(dir=tmp_dir) as copy:
+        try:
+            stream = open_lines(form, source.file)
+            while data := stream.read(_COPIED_BYTES):
+                copy.write(data)
+            copy.flush()
+        except FormatError as exc:
+            raise unreadable(source, exc) from exc
+        except OSError as exc:
+            raise BadInput(
+                f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
+                f"({exc.strerror}); --output-tmp-dir names another folder"
+            ) from exc
+        yield copy, source

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
+from playwright.sync_api import Browser, expect
+from pyarrow import parquet
 
+from tests.handler.dashboard.browser import NO_CHROMIUM, find_chromium, running_chromium
 from tidemill.cli.rows.page import search
 from tidemill.cli.rows.page.open_pages import open_pages
 from tidemill.cli.rows.page.page_server import PageServer
@@ -213,3 +217,91 @@ def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
         (tmp_path / "rows.jsonl").write_text("other", encoding="utf-8")
         assert "has changed" in events(client)[0]["error"]
         assert "has changed" in client.get("row").json()["error"]
+
+
+def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
+    """What stands before its results, by row group from any row on; also of text."""
+    usage = [{"total_tokens": 3}] * 4
+    columns = {
+        "id": [1, 2, 3, 4],
+        "text": [HOSTILE.replace("\ud83d", ""), "two", "three", "four"],
+        "output_text": ["A", None, "C", "D"],
+        "finish_reason": ["stop", None, "length", "stop"],
+        "usage": usage,
+        "error": [None, "busy", None, None],
+        "label": ["x", None, None, "z"],
+    }
+    path, csv = tmp_path / "rows.parquet", tmp_path / "rows.csv"
+    parquet.write_table(pa.table(columns), path, row_group_size=2)
+    csv.write_text("id,note\n7,seven\n8,eight\n", encoding="utf-8")
+    with serving(path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        first, failure, third, last = events(client)
+        assert first["row"]["request"].startswith("id: 1\ntext: <script>alert(1)</script>\\u0000")
+        assert (first["row"]["custom_id"], first["row"]["text"]) == ("1", "A\nlabel: x")
+        assert (failure["row"]["text"], failure["row"]["is_failed"]) == ("busy", True)
+        assert (third["row"]["text"], last) == ("C", {"next": 4})
+        assert numbers(events(client, from_=3)) == numbers(events(client, from_=3, text=" "))
+        assert numbers(events(client, from_=4, kind="stop")) == [4, None]
+        assert numbers(events(client, id="2")) == [2, None]
+        assert numbers(events(client, text="three")) == [3, None]
+        assert json.loads(client.get("row", params={"from": 4}).json()["json"])["label"] == "z"
+        assert "no row" in client.get("row", params={"from": 5}).json()["error"]
+        assert client.get("about").json()["rows"] == 4
+    with serving(csv) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+        found = events(client, from_=2)
+        assert [event.get("row", event).get("text") for event in found] == [
+            "id: 8\nnote: eight",
+            None,
+        ]
+        assert client.get("about").json()["rows"] is None
+
+
+@pytest.fixture(scope="module", name="chromium")
+def fixture_chromium() -> Iterator[Browser]:
+    """Return a browser, or skip where there is none."""
+    executable = find_chromium()
+    if executable is None:
+        pytest.skip(NO_CHROMIUM)
+    with running_chromium(executable) as browser:
+        yield browser
+
+
+def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> None:
+    """Turns pages, filters, jumps to an id and opens a row; texts of rows do nothing."""
+    rows = [row(f"q{n}", f"answer {n}") for n in range(5)]
+    rows += [row(HOSTILE, HOSTILE, HOSTILE), failed("bad", HOSTILE)]
+    asked = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
+    complaints: list[str] = []
+    with serve(*rows, requests=asked) as client, chromium.new_context() as context:
+        context.set_default_timeout(10_000)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: complaints.append(dialog.message))
+        page.on(
+            "console",
+            lambda said: complaints.append(said.text) if said.type == "error" else None,
+        )
+        page.goto(str(client.base_url))
+        articles = page.get_by_role("article")
+        expect(articles).to_have_count(3)
+        expect(articles.first).to_contain_text("<script>alert(1)</script>\\u0000")
+        expect(articles.last).to_contain_text("user: late?")
+        expect(page.get_by_text("7 rows")).to_be_visible()
+        page.get_by_role("button", name="Next").click()
+        expect(articles.last).to_contain_text("<img src=x onerror=alert(2)>")
+        page.locator("#kind").select_option("failed")
+        expect(articles).to_have_count(1)
+        page.go_back()
+        expect(articles).to_have_count(3)
+        page.get_by_label("With the words").fill("ANSWER 3")
+        page.get_by_role("button", name="Show").click()
+        expect(articles.locator(".answer")).to_have_text("answer 3")
+        page.get_by_label("With the words").fill("")
+        page.get_by_label("custom_id").fill("q2")
+        page.keyboard.press("Enter")
+        expect(articles.locator(".answer")).to_have_text("answer 2")
+        page.get_by_role("button", name="row 3").click()
+        expect(page.get_by_role("dialog").locator(".json")).to_contain_text('"custom_id": "q2"')
+        expect(page.get_by_role("dialog")).to_contain_text("user: late?")
+        assert page.locator("main script, main img, dialog img").count() == 0
+    assert complaints == []
