@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -57,7 +57,7 @@ class RowPages:
         """Return the name of the rows, how many they are, and whether requests stand beside."""
         return {"name": visible(self.source.name), "rows": self.source.count()}
 
-    def page(self, query: Query) -> Iterator[Event]:
+    def page(self, query: Query) -> Generator[Event, None, None]:
         """Yield `row` events, `read` ones meanwhile, late requests, and where the next page starts.
 
         A file that changed ends it with an `error`.
