@@ -29,6 +29,9 @@ DATA = (
     "demo/model/model.safetensors",
     "demo/speech/model.safetensors",
     "handler/dashboard/static/app.js",
+    "cli/rows/page/page.css",
+    "cli/rows/page/page.html",
+    "cli/rows/page/page.js",
     "handler/dashboard/templates/page.html",
 )
 

@@ -80,11 +80,26 @@ class ParquetTable:
                 buffer_size=_BUFFER_BYTES,
             )
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, by the file's own count."""
+        return int(self._file.metadata.num_rows)
+
+    def group_of(self, row: int) -> tuple[int, int]:
+        """Return the row group of a row, and the first row of that group, all from 0."""
+        first = 0
+        for group in range(self._file.num_row_groups):
+            end = first + self._file.metadata.row_group(group).num_rows
+            if row < end:
+                return group, first
+            first = end
+        return self._file.num_row_groups, first
+
+    def batches(self, columns: Sequence[str], *, first_group: int = 0) -> Iterator[pa.RecordBatch]:
         """Read the row groups one after the other."""
         number, names = 1, list(columns)
         with _sentences("Parquet", lambda: number):
-            for group in range(self._file.num_row_groups):
+            for group in range(first_group, self._file.num_row_groups):
                 num_rows = self._probed_rows(group, columns)
                 for batch in self._file.iter_batches(num_rows, [group], columns=names):
                     yield batch.select(names)

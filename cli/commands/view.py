@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import webbrowser
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from urllib.parse import urlencode
 
-from ..arguments.argument_types import nonblank_text, positive_int
-from ..console.errors import Refused
+from ..arguments.argument_types import nonblank_text, port_number, positive_int
+from ..console.errors import Refused, Stopped
 from ..console.signals import StopSignals
 from ..console.terminal import log, print_output
 from ..files.paths import STANDARD_STREAM, check_input_path
 
 _MAX_CHARS = 1_000
+_PRINTED_ROWS = 20
+_PAGE_ROWS = 50
+_MAX_PAGE_ROWS = 1_000
 _EPILOG = """\
 examples:
   tidemill view requests.output.jsonl -i requests.jsonl | less
   tidemill view rows.jsonl --errors -n 100
   tidemill view rows.jsonl --grep "cannot help"
+  tidemill view requests.output.jsonl -i requests.jsonl --browser
 
 exit status:
-  0  the rows were printed, or none matches
+  0  the rows were printed, or none matches; Ctrl-C ended the page
   1  a bad input, or the reader went away
   2  arguments or paths that cannot work
 """
@@ -32,7 +41,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "view",
         help="print rows of an output to read them",
         description="Prints the answers of rows for people to read, each beside its request if\n"
-        "the file of requests is given and the terminal is wide.",
+        "the file of requests is given and the terminal is wide. With --browser a page on this\n"
+        "machine shows them, until Ctrl-C.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -51,11 +61,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "-n",
         "--num-rows",
         type=positive_int,
-        default=20,
         metavar="N",
-        help="rows to print (default: 20)",
+        help=f"rows to print (default: {_PRINTED_ROWS}), or on a page (default: {_PAGE_ROWS})",
     )
     add("--full", action="store_true", help=f"print texts of more than {_MAX_CHARS:,} characters")
+    add("--browser", action="store_true", help="show the rows in a browser, on 127.0.0.1 only")
+    add("--port", type=port_number, metavar="PORT", help="that of the page (default: a free one)")
     add(
         "--output-tmp-dir",
         type=Path,
@@ -66,22 +77,31 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Print the rows and return the exit status."""
-    from ..files.row_file import open_rows
-    from ..files.source import open_source
-    from ..rows.view import add_requests, matching_rows, render_row
-
+    """Print the rows, or serve a page of them, and return the exit status."""
     name, requests = arguments.rows, arguments.input_file
     if name == requests == STANDARD_STREAM:
         raise Refused("standard input can be one of the two files only")
     for each in (name, requests or name):
         check_input_path(each)
+    if arguments.browser:
+        return _serve_page(arguments)
+    if arguments.port is not None:
+        raise Refused("--port is that of --browser")
+    return _print_rows(arguments)
+
+
+def _print_rows(arguments: argparse.Namespace) -> int:
+    from ..files.row_file import open_rows
+    from ..files.source import open_source
+    from ..rows.view import add_requests, matching_rows, render_row
+
+    name, requests = arguments.rows, arguments.input_file
     tmp_dir, max_chars = arguments.output_tmp_dir, None if arguments.full else _MAX_CHARS
     with StopSignals(), open_rows(name, tmp_dir=tmp_dir) as rows:
         found = matching_rows(
             rows, only_errors=arguments.errors, pattern=arguments.grep, max_chars=max_chars
         )
-        shown = [*islice(found, arguments.num_rows)]
+        shown = [*islice(found, arguments.num_rows or _PRINTED_ROWS)]
         is_more = next(found, None) is not None
         if requests is not None:
             with open_source(requests, tmp_dir=tmp_dir) as source:
@@ -93,3 +113,42 @@ def command(arguments: argparse.Namespace) -> int:
     elif not shown:
         log(f"no row of {name} matches")
     return 0
+
+
+def _serve_page(arguments: argparse.Namespace) -> int:
+    from ..rows.page.open_pages import open_pages
+    from ..rows.page.page_server import PageServer
+
+    name, page_rows = arguments.rows, min(arguments.num_rows or _PAGE_ROWS, _MAX_PAGE_ROWS)
+    if arguments.full:
+        raise Refused("--full is for the terminal: a page shows each row in full at a click")
+    with (
+        StopSignals(),
+        open_pages(name, arguments.input_file, page_rows, arguments.output_tmp_dir) as pages,
+    ):
+        try:
+            server = PageServer(pages, arguments.port or 0)
+        except OSError as exc:
+            raise Refused(f"port {arguments.port} cannot be listened on: {exc.strerror}") from exc
+        with server:
+            url = server.url + _search(arguments)
+            print_output(url)
+            log("the page is there until Ctrl-C; its address lets anybody on this machine read it")
+            if _has_desktop():
+                webbrowser.open(url)
+            with suppress(Stopped):
+                server.serve_forever()
+    return 0
+
+
+def _search(arguments: argparse.Namespace) -> str:
+    """Return the part of the page's address that says which rows it shows first."""
+    kind = {"kind": "failed"} if arguments.errors else {}
+    text = {"text": arguments.grep} if arguments.grep else {}
+    return f"#{urlencode(kind | text)}" if kind or text else ""
+
+
+def _has_desktop() -> bool:
+    """Say whether a browser has a window to open; else one of text might take the terminal."""
+    names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    return sys.platform == "darwin" or any(map(os.environ.get, names))

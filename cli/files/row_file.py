@@ -19,6 +19,7 @@ from tidemill.batch.file.rows import row_error_message
 
 from ..console.errors import BadInput
 from ..console.terminal import log
+from .line_file import LineFile
 from .request_lines import detect_source, unreadable
 from .source import Source, open_source
 
@@ -102,11 +103,20 @@ class RowFile:
                 return
             yield place, self._row(number, fields)
 
+    def parse(self, number: int, data: bytes) -> StoredRow:
+        """Return the row of a line; raises BadInput for a line that is none."""
+        return self._row(number, self._parse_json(number, data))
+
+    @property
+    def lines(self) -> LineFile:
+        """Lines of the plain rows, from any number on."""
+        return LineFile(self._file, self._source)
+
     def read(self, place: RowPlace) -> StoredRow:
         """Return the row at a place; raises InputChanged for a file that was modified."""
         self._source.check()
         data = os.pread(self._file.fileno(), place.num_bytes, place.offset)
-        return self._row(place.number, self._parse_json(place.number, data))
+        return self.parse(place.number, data)
 
     def _row(self, number: int, fields: object) -> StoredRow:
         if not isinstance(fields, dict):
@@ -138,22 +148,35 @@ class RowFile:
 @contextmanager
 def open_rows(name: str, *, tmp_dir: Path | None) -> Iterator[RowFile]:
     """Open a file of rows; what is compressed or an array is unpacked to a temporary file."""
-    with open_source(name, tmp_dir=tmp_dir) as source:
-        form = detect_source(source)
-        if form.is_plain:
-            yield RowFile(source.file, source)
-            return
-        with tempfile.TemporaryFile(dir=tmp_dir) as copy:
-            try:
-                stream = open_lines(form, source.file)
-                while data := stream.read(_COPIED_BYTES):
-                    copy.write(data)
-                copy.flush()
-            except FormatError as exc:
-                raise unreadable(source, exc) from exc
-            except OSError as exc:
-                raise BadInput(
-                    f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
-                    f"({exc.strerror}); --output-tmp-dir names another folder"
-                ) from exc
-            yield RowFile(copy, source)
+    with open_plain(name, tmp_dir=tmp_dir) as (file, source):
+        yield RowFile(file, source)
+
+
+@contextmanager
+def open_plain(name: str, *, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
+    """Open a file as plain JSONL; what is compressed or an array is unpacked to a temporary one."""
+    with open_source(name, tmp_dir=tmp_dir) as source, plain_copy(source, tmp_dir) as opened:
+        yield opened
+
+
+@contextmanager
+def plain_copy(source: Source, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], Source]]:
+    """Return a source as plain JSONL: itself, or a temporary file while entered."""
+    form = detect_source(source)
+    if form.is_plain:
+        yield source.file, source
+        return
+    with tempfile.TemporaryFile(dir=tmp_dir) as copy:
+        try:
+            stream = open_lines(form, source.file)
+            while data := stream.read(_COPIED_BYTES):
+                copy.write(data)
+            copy.flush()
+        except FormatError as exc:
+            raise unreadable(source, exc) from exc
+        except OSError as exc:
+            raise BadInput(
+                f"{source.name} cannot be unpacked to {tmp_dir or tempfile.gettempdir()} "
+                f"({exc.strerror}); --output-tmp-dir names another folder"
+            ) from exc
+        yield copy, source

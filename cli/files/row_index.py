@@ -46,6 +46,14 @@ class RowIndex:
             index.add(row, place)
         return index
 
+    def find_id(self, custom_id: str) -> RowPlace | None:
+        """Return the place of the first row of a custom id in an index that nothing popped."""
+        if not self._table:
+            self._build()
+        slot = self._slot_of(_digest_of(StoredRow(None, custom_id, None, None)))
+        found = self._table[slot]
+        return self._place_of(found - 1) if found > 0 else None
+
     def pop_id(self, custom_id: str) -> RowPlace | None:
         """Return the place of the first row of a custom id that was not yet found."""
         return self.pop(StoredRow(None, custom_id, None, None))

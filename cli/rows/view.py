@@ -7,6 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidemill.batch.file.formats import open_lines
 from tidemill.batch.file.lines import FormatError, LineError, parse_line, read_lines
@@ -35,6 +36,14 @@ class ViewedRow:
     request: str = ""
 
 
+class AnswerText(NamedTuple):
+    """Text of an answer, the words at its head, and its finish reasons."""
+
+    words: str
+    text: str
+    reasons: tuple[str, ...] = ()
+
+
 def matching_rows(
     rows: RowFile, *, only_errors: bool, pattern: str | None, max_chars: int | None
 ) -> Iterator[ViewedRow]:
@@ -43,12 +52,12 @@ def matching_rows(
     for place, row in rows.rows():
         if only_errors and row.body is not None:
             continue
-        words, text = _answer(row)
+        words, text, _ = answer_text(row)
         if folded is not None:
             texts = (row.custom_id or "", text)
             if not any(folded in each.casefold() for each in texts):
                 continue
-        shown = _cut(text, max_chars)
+        shown = cut_text(text, max_chars)
         yield ViewedRow(place.number, row.custom_id, words, shown, is_error=row.body is None)
 
 
@@ -67,7 +76,7 @@ def add_requests(rows: list[ViewedRow], source: Source, max_chars: int | None) -
             except LineError:
                 continue
             for row in wanted.pop(line.custom_id, ()):
-                row.request = _cut(request_text(line.body), max_chars)
+                row.request = cut_text(request_text(line.body), max_chars)
     except FormatError as exc:
         raise unreadable(source, exc) from exc
 
@@ -101,12 +110,13 @@ def render_row(row: ViewedRow) -> str:
     return "\n".join([coloured(head, "red" if row.is_error else "blue"), *lines, ""])
 
 
-def _answer(row: StoredRow) -> tuple[str, str]:
-    """Return what the head of a row says, and its text."""
+def answer_text(row: StoredRow) -> AnswerText:
+    """Return the text of an answer or error."""
     if row.body is None:
-        return "error", row.error or ""
+        return AnswerText("error", row.error or "")
     answer = answer_of(row.body)
-    words = [*dict.fromkeys(answer.finish_reasons)]
+    reasons = tuple(dict.fromkeys(answer.finish_reasons))
+    words = [*reasons]
     if answer.num_tokens is not None:
         words.append(f"{answer.num_tokens:,} tokens")
     texts = [*answer.texts]
@@ -116,10 +126,11 @@ def _answer(row: StoredRow) -> tuple[str, str]:
         texts.append(f"{first}{more}")
     if len(answer.texts) > 1:
         texts = [f"[{place}] {text}" for place, text in enumerate(texts)]
-    return ", ".join(words), "\n".join(texts)
+    return AnswerText(", ".join(words), "\n".join(texts), reasons)
 
 
-def _cut(text: str, max_chars: int | None) -> str:
+def cut_text(text: str, max_chars: int | None) -> str:
+    """Return the first characters of a text, and how many more it has."""
     if max_chars is None or len(text) <= max_chars:
         return text
     return f"{text[:max_chars]}… ({len(text) - max_chars:,} more characters)"

@@ -85,7 +85,8 @@ async function run() {
     rate.done();
     const batch = await post("/v1/batches", {
       input_file_id: running.fileId, endpoint: await endpointOf(file, endpoints),
-      completion_window: fields.window, on_invalid_line: fields.invalid, idempotency_key: key,
+      completion_window: fields.window, on_invalid_line: fields.invalid,
+      strict_parameters: fields.unknown === "refuse", idempotency_key: key,
     });
     end();
     say(`${file.name} is sent and its batch has begun`);

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidemill
 from tidemill.cli.main import main
 
 Type = Callable[..., tuple[str, str]]
@@ -91,3 +97,33 @@ def test_a_terminal_gets_text_alone(view: Type) -> None:
     assert "0.5, 0.5, 0.5, 0.5, … (9 numbers)" in out
     assert "(4,000 more characters)" in out
     assert view("--full")[0].count("x") == 5000
+
+
+def test_a_page_is_there_until_ctrl_c(view: Type) -> None:
+    """Its address is printed, with what it shows first; the process ends, and well."""
+    del view
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(tidemill.__file__).parents[1]),
+    }
+    command = [sys.executable, "-m", "tidemill", "view", "rows.jsonl", "--browser", "--errors"]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        url, _, shown = process.stdout.readline().strip().partition("#")
+        assert shown == "kind=failed"
+        with urllib.request.urlopen(f"{url}about") as answer:  # noqa: S310 - ours
+            assert json.load(answer) == {"name": "rows.jsonl", "rows": 5}
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert err.count("\n") == 1
+
+
+def test_flags_of_the_page_alone(view: Type, capsys: pytest.CaptureFixture[str]) -> None:
+    """Are refused elsewhere, and those of the terminal on the page."""
+    del view
+    for flags in (["--port", "8000"], ["--browser", "--full"]):
+        assert main(["view", "rows.jsonl", *flags]) == 2
+    assert "--browser" in capsys.readouterr().err

@@ -36,11 +36,13 @@ def test_a_file_is_uploaded_and_run(
         sign_in(page, new_key("lab"), "#/new")
         page.get_by_label("A JSONL file").set_input_files(file)
         page.get_by_label("To be done within").select_option("an hour")
+        page.get_by_label("A parameter that is unknown").select_option("refuses the file")
         page.get_by_role("button", name="Upload and start").click()
         expect(page.get_by_role("heading", name="questions.jsonl")).to_be_visible(timeout=SECONDS)
         expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS)
     (batch,) = cloud.run(cloud.deployment.table.list_batches("lab", limit=10))[0]
     assert batch.options.completion_window == "1h"
+    assert batch.options.strict_parameters
     assert batch.source.num_bytes == file.stat().st_size
 
 

@@ -1,0 +1,1 @@
+"""A page of rows in a browser, served on loopback to whoever has its address."""

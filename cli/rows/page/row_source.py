@@ -1,0 +1,155 @@
+"""Row sources: rows of an output as a page shows them, from any number on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import Protocol
+
+from pydantic_core import from_json
+
+from tidemill.batch.file.lines import LineError, RawLine, parse_line
+
+from ...console.errors import BadInput
+from ...files.line_file import LineFile
+from ...files.row_file import RowFile, RowPlace, StoredRow
+from ...files.row_index import RowIndex
+from ..request_text import request_text
+from ..view import answer_text
+
+_MAX_JSON_BYTES = 2**21
+_MAX_INDENTED_BYTES = 2**18  # lists in lists would become a hundred times as long
+
+
+@dataclass(frozen=True, slots=True)
+class PageRow:
+    """A row as a page shows it: `words` are those of its head, `reasons` its finish reasons.
+
+    `request` is None where it is not known yet, `json` in a list.
+    """
+
+    number: int
+    custom_id: str | None
+    words: str
+    text: str
+    is_failed: bool
+    reasons: tuple[str, ...] = ()
+    request: str | None = None
+    json: str | None = None
+
+
+class RowSource(Protocol):
+    """Rows that a page shows, read by several threads at once; numbers count from 1."""
+
+    name: str
+
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+        """Yield the rows from a number on; None for one that has another custom id."""
+
+    def row(self, number: int) -> PageRow | None:
+        """Return one row with its JSON."""
+
+    def count(self) -> int | None:
+        """Return the number of rows; None where only reading them all would tell."""
+
+
+class RequestFile:
+    """Requests beside rows: that on the row's own line, else the first of its custom id."""
+
+    def __init__(self, lines: LineFile) -> None:
+        self._lines = lines
+        self._index: RowIndex | None = None
+        self._lock = Lock()
+
+    def beside(self, row: PageRow) -> str | None:
+        """Return the request on the line of a row, if it has the row's custom id."""
+        return self._text(row.number, row.custom_id)
+
+    def build_index(self) -> Iterator[int]:
+        """Index the whole file once; yields the lines that were read, to be given up any time."""
+        with self._lock:
+            if self._index is not None:
+                return
+            index = RowIndex()
+            for raw in self._lines.lines(1):
+                yield raw.number
+                try:
+                    custom_id = parse_line(raw).custom_id
+                except LineError:
+                    continue
+                index.add(StoredRow(None, custom_id, None, None), RowPlace(raw.number, 0, 0))
+            self._index = index
+
+    def find(self, row: PageRow) -> str:
+        """Return the request of a row from the index; nothing where there is none."""
+        if self._index is None or row.custom_id is None:
+            return ""
+        with self._lock:  # the first look-up builds the table
+            place = self._index.find_id(row.custom_id)
+        return "" if place is None else self._text(place.number, row.custom_id) or ""
+
+    def _text(self, number: int, custom_id: str | None) -> str | None:
+        raw = self._lines.line(number)
+        if raw is None or custom_id is None:
+            return None
+        try:
+            line = parse_line(raw)
+        except LineError:
+            return None
+        return request_text(line.body) if line.custom_id == custom_id else None
+
+
+class RowLines:
+    """Rows of JSONL, in either dialect; a line that is no row is shown as one that failed."""
+
+    def __init__(self, rows: RowFile) -> None:
+        self._rows = rows
+        self._lines = rows.lines
+        self.name = rows.name
+
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+        """Yield the rows; of others than that of a custom id most are not parsed."""
+        may_hold = _id_filter(custom_id)
+        for raw in self._lines.lines(first_number):
+            row = self._row(raw) if may_hold(raw.data) else None
+            yield row if row and custom_id in {None, row.custom_id} else None
+
+    def row(self, number: int) -> PageRow | None:
+        """Return one row with its JSON, or its bytes as text where it is none."""
+        raw = self._lines.line(number)
+        if raw is None:
+            return None
+        text = raw.data[:_MAX_JSON_BYTES].decode(errors="replace")
+        if len(raw.data) <= _MAX_INDENTED_BYTES:
+            with suppress(ValueError):
+                text = json.dumps(from_json(raw.data), indent=2, ensure_ascii=False)
+        return replace(self._row(raw), json=text)
+
+    def count(self) -> int:
+        """Return the number of lines."""
+        return self._lines.count()
+
+    def _row(self, raw: RawLine) -> PageRow:
+        if raw.overlong is not None:
+            words = f"the row has {raw.overlong.num_bytes:,} bytes, too many to be shown"
+            return PageRow(raw.number, None, "no row", words, is_failed=True)
+        try:
+            row = self._rows.parse(raw.number, raw.data)
+            words, text, reasons = answer_text(row)
+        except (BadInput, ValueError, RecursionError) as exc:  # a number of 5,000 digits
+            return PageRow(raw.number, None, "no row", str(exc), is_failed=True)
+        is_failed = row.body is None
+        return PageRow(raw.number, row.custom_id, words, text, is_failed, reasons)
+
+
+def _id_filter(custom_id: str | None) -> Callable[[bytes], bool]:
+    """Return a test that every line with a custom id passes, and few others."""
+    if custom_id is None:
+        return lambda _: True
+    plain = json.dumps(custom_id, ensure_ascii=False).encode(errors="surrogatepass")
+    escaped = json.dumps(custom_id).encode()
+    # Others write `\/`, or `\u00e9` with another case.
+    return lambda data: plain in data or escaped in data or b"\\u" in data or b"\\/" in data

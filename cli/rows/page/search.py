@@ -1,0 +1,148 @@
+"""Search: rows of one page of a list as events, which end when their reader goes away."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from ...console.errors import CliError
+from ..view import cut_text
+from .row_source import PageRow, RequestFile, RowSource
+
+Event = dict[str, Any]
+
+_MAX_CHARS: Final = 1_000
+_MAX_ID_CHARS: Final = 200
+_MAX_FULL_CHARS: Final = 2_000_000
+_PROGRESS_SECONDS: Final = 0.2
+# Control characters, and those that turn the order of text around.
+_HIDDEN: Final = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A search for rows from a number on: `kind` is `all`, `failed` or a finish reason."""
+
+    first_number: int = 1
+    kind: str = "all"
+    text: str = ""
+    custom_id: str | None = None
+
+    def matches(self, row: PageRow) -> bool:
+        """Say whether a row has the kind, and the text in its custom id, answer or error."""
+        if self.kind == "failed" and not row.is_failed:
+            return False
+        if self.kind not in {"all", "failed"} and self.kind not in row.reasons:
+            return False
+        text = self.text.casefold()
+        return not text or any(
+            text in each.casefold() for each in (row.custom_id or "", row.text, row.request or "")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowPages:
+    """Pages of rows, each beside its request where that is known."""
+
+    source: RowSource
+    requests: RequestFile | None
+    page_rows: int
+
+    def about(self) -> Event:
+        """Return the name of the rows, how many they are, and whether requests stand beside."""
+        return {"name": visible(self.source.name), "rows": self.source.count()}
+
+    def page(self, query: Query) -> Generator[Event, None, None]:
+        """Yield `row` events, `read` ones meanwhile, late requests, and where the next page starts.
+
+        A file that changed ends it with an `error`.
+        """
+        try:
+            yield from self._page(query)
+        except CliError as exc:
+            yield {"error": visible(str(exc))}
+
+    def row(self, number: int) -> Event:
+        """Return one row in full; raises CliError for a file that was changed."""
+        row = self.source.row(number)
+        if row is None:
+            return {"error": f"there is no row {number:,}"}
+        request = row.request
+        if self.requests is not None:
+            request = self.requests.beside(row)
+            if request is None:
+                for _ in self.requests.build_index():
+                    pass
+                request = self.requests.find(row)
+        return _wire(row, request, _MAX_FULL_CHARS)
+
+    def _page(self, query: Query) -> Iterator[Event]:
+        clock = _Clock()
+        waiting: list[PageRow] = []
+        num_found, number, following = 0, query.first_number - 1, None
+        for row in self.source.rows(query.first_number, query.custom_id):
+            number = number + 1 if row is None else row.number
+            if row is None or not query.matches(row):
+                if clock.is_time():
+                    yield {"read": number}
+                continue
+            if num_found == self.page_rows:
+                following = row.number
+                break
+            num_found += 1
+            request = row.request
+            if self.requests is not None:
+                request = self.requests.beside(row)
+                if request is None and row.custom_id is not None:
+                    waiting.append(row)
+            yield {"row": _wire(row, request, _MAX_CHARS)}
+        yield {"next": following}
+        if waiting:
+            yield from self._late_requests(waiting, clock)
+
+    def _late_requests(self, rows: Sequence[PageRow], clock: _Clock) -> Iterator[Event]:
+        """Yield the requests that are on other lines than their rows, once the file is indexed."""
+        assert self.requests is not None
+        for number in self.requests.build_index():
+            if clock.is_time():
+                yield {"indexed": number}
+        for row in rows:
+            text = cut_text(self.requests.find(row), _MAX_CHARS)
+            yield {"request": visible(text), "number": row.number}
+
+
+class _Clock:
+    """Tells when the next word on progress is due."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + _PROGRESS_SECONDS
+
+    def is_time(self) -> bool:
+        """Say whether it is due; the next is then later."""
+        now = time.monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _PROGRESS_SECONDS
+        return True
+
+
+def visible(text: str) -> str:
+    r"""Return a text with control and direction characters as escapes, such as `\u202e`."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+
+
+def _wire(row: PageRow, request: str | None, max_chars: int) -> Event:
+    fields = asdict(row) | {"request": request}
+    limits = {"custom_id": _MAX_ID_CHARS, "words": _MAX_ID_CHARS}
+    return {
+        name: visible(cut_text(value, limits.get(name, max_chars)))
+        if isinstance(value, str)
+        else value
+        for name, value in fields.items()
+        if name != "reasons"
+    } | {"reasons": [visible(each[:_MAX_ID_CHARS]) for each in row.reasons]}

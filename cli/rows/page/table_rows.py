@@ -1,0 +1,136 @@
+"""Table rows: rows of a table of results as a page shows them, its kept columns as the request."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.reader import ParquetTable, Table, cells_of, open_table
+from tidemill.batch.table.result_columns import PREFIX
+
+from ...console.errors import BadInput
+from ...files.line_file import PositionedStream
+from ...files.source import Source
+from .row_source import PageRow
+
+_BUFFER_BYTES: Final = 2**20
+_RESULTS: Final = frozenset(
+    "text reasoning tool_calls logprobs finish_reason embedding scores results usage".split()
+)
+_NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
+_IDS: Final = ("custom_id", "id")
+_MAX_NUMBERS: Final = 4
+_MAX_JSON_CHARS: Final = 2**21
+
+
+class TableRows:
+    """Rows of Parquet, Arrow, CSV or TSV; raises BadInput for what is no table."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name = source.name
+        names = self._open().schema.names
+        self._first_result = first_result(names)
+        self._names = names
+
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+        """Yield the rows; of Parquet whole row groups before the first are left out."""
+        for number, cells in self._cells(first_number):
+            row = self._row(number, cells)
+            yield row if custom_id in {None, row.custom_id} else None
+
+    def row(self, number: int) -> PageRow | None:
+        """Return one row with its cells as JSON."""
+        found = next(self._cells(number), None)
+        if found is None:
+            return None
+        text = json.dumps(found[1], indent=1, ensure_ascii=False, default=_text)
+        return replace(self._row(*found), json=text[:_MAX_JSON_CHARS])
+
+    def count(self) -> int | None:
+        """Return the number of rows of Parquet."""
+        table = self._open()
+        return table.num_rows if isinstance(table, ParquetTable) else None
+
+    def _open(self) -> Table:
+        """Open the table with a position of its own."""
+        self._source.check()
+        stream = io.BufferedReader(PositionedStream(self._source.file.fileno(), 0), _BUFFER_BYTES)
+        try:
+            return open_table(stream)
+        except (TableError, FormatError) as exc:
+            raise BadInput(f"{self.name} cannot be read. {exc}") from exc
+
+    def _cells(self, first_number: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        table, end = self._open(), 0
+        try:
+            if isinstance(table, ParquetTable):
+                group, end = table.group_of(first_number - 1)
+                batches = table.batches(self._names, first_group=group)
+            else:
+                batches = table.batches(self._names)
+            for batch in batches:
+                skipped = min(max(0, first_number - 1 - end), batch.num_rows)
+                columns = map(cells_of, batch.slice(skipped).columns)
+                for place, cells in enumerate(zip(*columns, strict=True), end + skipped + 1):
+                    yield place, dict(zip(self._names, cells, strict=True))
+                end += batch.num_rows
+        except (TableError, FormatError) as exc:
+            raise BadInput(f"{self.name} cannot be read. {exc}") from exc
+
+    def _row(self, number: int, cells: Mapping[str, Any]) -> PageRow:
+        kept, results = self._names[: self._first_result], self._names[self._first_result :]
+        by_name = {name.removeprefix(PREFIX): cells[name] for name in results}
+        error = by_name.pop("error", None) if kept or "usage" in by_name else None
+        found = by_name.get("finish_reason")
+        reasons = tuple(map(str, found if isinstance(found, list) else [found] if found else []))
+        shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
+        text = _text(error) if error is not None else _lines(shown, bare="text")
+        custom_id = next((_text(cells[name]) for name in _IDS if cells.get(name) is not None), None)
+        return PageRow(
+            number,
+            custom_id,
+            "error" if error is not None else ", ".join(dict.fromkeys(reasons)),
+            text,
+            error is not None,
+            tuple(dict.fromkeys(reasons)),
+            _lines({name: cells[name] for name in kept}),
+        )
+
+
+def first_result(names: Sequence[str]) -> int:
+    """Return the place of the first column of results: 0 where a table has none.
+
+    They end with the usage and the error, behind which stand the fields of a JSON schema.
+    """
+    bare = [name.removeprefix(PREFIX) for name in names]
+    ends = [at for at in range(1, len(bare)) if bare[at - 1 : at + 1] == ["usage", "error"]]
+    if not ends:
+        return 0
+    first, seen = ends[-1] - 1, {"usage"}
+    while first and bare[first - 1] in _RESULTS - seen:
+        first -= 1
+        seen.add(bare[first])
+    return first
+
+
+def _lines(cells: Mapping[str, Any], bare: str | None = None) -> str:
+    """Return cells as text, each behind its name but for one."""
+    shown = {name: _text(cell) for name, cell in cells.items() if cell is not None}
+    return "\n".join(text if name == bare else f"{name}: {text}" for name, text in shown.items())
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, list) and len(cell) > _MAX_NUMBERS and isinstance(cell[0], float):
+        first = ", ".join(f"{number:.6g}" for number in cell[:_MAX_NUMBERS])
+        return f"{first}, … ({len(cell):,} numbers)"
+    if isinstance(cell, dict | list | int | float):
+        return json.dumps(cell, ensure_ascii=False, default=str)
+    return str(cell)
