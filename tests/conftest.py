@@ -10,7 +10,9 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import botocore.session
 import pytest
+from botocore.loaders import create_loader
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
@@ -34,6 +36,9 @@ if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 # What was remembered would hide what a test changes; tests of remembering have caches of their own.
 os.environ["TIDEMILL_CACHE"] = "off"
+
+# Each session of botocore would read the services' descriptions anew, in 0.1 s of CPU.
+botocore.session.create_loader = cache(create_loader)
 
 # A shell's background job ignores Ctrl-C, and so would all that tests of it start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
