@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
+import botocore.session
 import pytest
+from botocore.loaders import create_loader
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
+from tidemill.engine.storage import disk_cache
+from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 
 # A busy machine is no reason to fail.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,8 +39,17 @@ os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 # Kernels are interpreted where no GPU is; Triton looks when it is imported, by whomever.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
-# What was remembered would hide what a test changes; tests of remembering have caches of their own.
-os.environ["TIDEMILL_CACHE"] = "off"
+# Engines that tests start as processes share a cache, new in each run: most are of the demo model.
+# In this process it is off, where a hit would hide what a test patches.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ[CACHE_VARIABLE] = tempfile.mkdtemp(prefix="tidemill-cache-")
+    atexit.register(shutil.rmtree, os.environ[CACHE_VARIABLE], ignore_errors=True)
+SHARED_CACHE = Path(os.environ[CACHE_VARIABLE])
+_cache_folder = disk_cache.cache_folder
+disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
+
+# Each session of botocore would read the services' descriptions anew, in 0.1 s of CPU.
+botocore.session.create_loader = cache(create_loader)
 
 # A shell's background job ignores Ctrl-C, and so would all that tests of it start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

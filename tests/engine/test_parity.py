@@ -44,7 +44,10 @@ RUNS = [
 SHORT_SIGHTED = {"Gemma3TextConfig", "GptOssConfig", "Llama4TextConfig"}
 # Whose rows are computed in turn, too, where all are computed ahead: in which order steps are made
 # does not depend on the family.
-IN_TURN = {*BY_TRANSFORMERS, *VARIANTS}
+IN_TURN = set(BY_TRANSFORMERS)
+# In transformers' network only attention is ours, of which these have every form: what variants
+# differ by rounds as eager does.
+ROUNDED = [run for run in RUNS if run[0] == "ours" or run[1] in BY_TRANSFORMERS]
 CPU = torch.device("cpu")
 
 EXPERT_WORDS = ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots", "Deepseek", "Qwen3Next", "Llama4")
@@ -173,7 +176,7 @@ def test_greedy_tokens_are_those_of_eager_attention_at_8k_tokens(
     check_greedy(eager, asked, results)
 
 
-@pytest.mark.parametrize(("ready", "family"), RUNS, indirect=["ready"])
+@pytest.mark.parametrize(("ready", "family"), ROUNDED, indirect=["ready"])
 def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     ready: Ready, family: str
 ) -> None:

@@ -19,7 +19,7 @@ def test_no_run_asks_for_a_kernel_that_is_not_compiled_beforehand() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "tests.engine.model.missing_kernels"],
         cwd=ROOT,
-        env={**environment, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1", "TIDEMILL_CACHE": "off"},
         capture_output=True,
         text=True,
         check=False,
