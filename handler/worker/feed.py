@@ -95,10 +95,11 @@ class Feeds:
         left += sum(feed.num_inflight for feed in self.live)
         return min(max_inflight, max(1, -(-left // len(self.live))))
 
-    def has_memory(self) -> bool:
-        """Say whether there is memory for more lines and rows."""
-        held_bytes = sum(feed.inflight_bytes for feed in self.live)
-        return held_bytes + sum(run.num_held_bytes for run in self.runs) < self._max_held_bytes
+    def has_memory(self, feed: Feed) -> bool:
+        """Say whether there is memory for more lines of an engine: each has an equal share."""
+        left = self._max_held_bytes - sum(run.num_held_bytes for run in self.runs)
+        inflight_bytes = sum(one.inflight_bytes for one in self.live)
+        return inflight_bytes < left and feed.inflight_bytes * len(self.live) < left
 
     def is_least_loaded(self, feed: Feed) -> bool:
         """Say whether no engine has fewer lines; one that is being started has none."""
@@ -192,7 +193,7 @@ class Feed:
             self._is_full = True
             return False
         self._is_full = False
-        return not self.num_inflight or self._feeds.has_memory()
+        return not self.num_inflight or self._feeds.has_memory(self)
 
     def _next_line(self) -> tuple[ShardRun, RawLine] | None:
         """Return the next line and its run; suspects have the engine for themselves.
