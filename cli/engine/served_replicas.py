@@ -106,15 +106,13 @@ class ServedReplicas:
         self, request: AskedRequest, created: int, *, is_online: bool
     ) -> Reply | StreamedReply:
         loop, answers = asyncio.get_running_loop(), _Answers()
-        data = await asyncio.to_thread(encode_request, request)
+        data, home = await asyncio.to_thread(_encode, request)  # many values may be in it
 
         def post(answer: _Posted) -> None:
             with suppress(RuntimeError):  # the server's loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        asking = self._in_loop(
-            self._exchange(data, created, prefix_number(request.body), post, is_online=is_online)
-        )
+        asking = self._in_loop(self._exchange(data, created, home, post, is_online=is_online))
         try:
             first = await _next(answers)
             if isinstance(first, Reply):
@@ -122,10 +120,12 @@ class ServedReplicas:
             if first.kind is AnswerKind.REPLY:
                 reply: Reply = await in_thread_if_long(decode_reply, first.data)
                 return reply
+            chunks = _chunks(first, answers, asking)
+            await anext(chunks)
         except BaseException:
             asking.cancel()
             raise
-        return StreamedReply(_chunks(first, answers, asking))
+        return StreamedReply(chunks)
 
     async def _exchange(
         self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
@@ -228,9 +228,13 @@ async def _next(answers: _Answers) -> Answer | Reply:
 async def _chunks(
     first: Answer, answers: _Answers, asking: Future[None]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the chunks of a stream; one whose engine dies ends with the error of a dead engine."""
+    """Yield an empty chunk, then those of a stream; it ends with an error if its engine dies.
+
+    With the first one taken, closing it drops the request whether or not another one was.
+    """
     answer: Answer | Reply = first
     try:
+        yield {}
         while isinstance(answer, Answer) and answer.kind is AnswerKind.CHUNK:
             yield await in_thread_if_long(from_json, answer.data)
             try:
@@ -245,6 +249,11 @@ async def _chunks(
 def _failed(message: str, *, code: str, status_code: int) -> Reply:
     error = RequestError(message, code=code, status_code=status_code, type="server_error")
     return Reply(status_code, error_body(error))
+
+
+def _encode(request: AskedRequest) -> tuple[bytes, int]:
+    """Return the bytes of a request, and the number of its prefix."""
+    return encode_request(request), prefix_number(request.body)
 
 
 def prefix_number(body: dict[str, Any]) -> int:

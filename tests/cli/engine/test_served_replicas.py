@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from tidemill.cli.engine.served_replicas import ServedReplicas, prefix_number
 from tidemill.handler.worker.engine_process.exchange import (
@@ -64,6 +66,8 @@ def test_requests_and_replies_cross_processes_whole() -> None:
     """With files, which are bytes, and whatever a reply says beside its body."""
     request = AskedRequest("/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1")
     assert decode_request(encode_request(request)) == request
+    deep = from_json(b'{"a":' * 200 + b"1" + b"}" * 200)  # as deep as the parser allows
+    assert decode_request(encode_request(request._replace(body=deep))).body == deep
     usage = Usage(1, 2, 3, 0.1, 4)
     reply = Reply(200, {"a": 0.1}, usage, bare_message=True, is_long=True, is_reused=True)
     assert decode_reply(encode_reply(reply)) == reply
@@ -100,6 +104,28 @@ async def test_a_request_that_is_left_is_dropped() -> None:
         await until(lambda: served.stats().running == 1)
         await reply.chunks.aclose()
         await until(lambda: served.stats().running == 0)
+
+
+async def test_a_stream_that_is_left_before_its_first_chunk_is_dropped() -> None:
+    """As a client does that leaves while the headers are sent."""
+    with replicas((), ()) as served:
+        reply = await ask(served, stream=1, wait=10 * PATIENCE_SECONDS)
+        assert isinstance(reply, StreamedReply)
+        await until(lambda: served.stats().running == 1)
+        await reply.chunks.aclose()
+        await until(lambda: served.stats().running == 0)
+
+
+async def test_a_prompt_of_many_parts_holds_no_loop() -> None:
+    """Empty texts, of which none ends the search for the first characters."""
+    with replicas((), ()) as served:
+        asking = asyncio.create_task(ask(served, prompt=[""] * 1_000_000, status=400))
+        longest, last = 0.0, time.thread_time()
+        while not asking.done():
+            await asyncio.sleep(0)
+            longest, last = max(longest, time.thread_time() - last), time.thread_time()
+        assert isinstance(asking.result(), Reply)
+        assert longest < 0.2
 
 
 async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> None:
