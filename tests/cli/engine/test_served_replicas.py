@@ -6,7 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,12 @@ def replicas(*engines: tuple[str, ...]) -> Iterator[ServedReplicas]:
         [sys.executable, str(SCRIPT), "--stats-seconds", "0.05", *arguments]
         for arguments in engines
     ]
-    with closing(ServedReplicas(commands)) as served:
+    served = ServedReplicas(commands)
+    try:
         yield served
+    finally:
+        if served._thread.is_alive():
+            served.close()
 
 
 async def until(condition: Any) -> None:
@@ -160,6 +164,34 @@ async def test_a_request_that_ends_engines_is_given_up() -> None:
         assert isinstance(reply, Reply)
         assert (reply.status_code, reply.body["error"]["code"]) == (500, "engine_died")
         assert isinstance(await ask(served), Reply)
+
+
+async def test_requests_that_end_engines_do_not_end_the_server() -> None:
+    """Not one that its client sends again and again: engines that were started again are well."""
+    with replicas(("--endpoint", "/v1/completions"), ("--endpoint", "/v1/completions")) as served:
+        for _ in range(4):
+            reply = await ask(served, die=True)
+            assert isinstance(reply, Reply)
+            assert reply.status_code == 500
+        assert isinstance(await ask(served), Reply)
+
+
+async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path: Path) -> None:
+    """Its machine is broken: no request is tried there again."""
+    with replicas(("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))) as served:
+        with pytest.raises(EngineError, match="no engine is left: it ended at a known line"):
+            await ask(served, die_once=str(tmp_path / "died"))
+
+
+async def test_requests_that_a_close_cuts_are_no_killers() -> None:
+    """They have the error of a dead engine, and no engine is started again for them."""
+    with replicas((), ()) as served:
+        waiting = asyncio.create_task(ask(served, wait=10 * PATIENCE_SECONDS))
+        await until(lambda: served.stats().running == 1)
+        await asyncio.to_thread(served.close)
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+        assert sum(one.num_restarts for one in served._replicas.all) == 0
 
 
 async def test_engines_that_keep_ending_end_the_server() -> None:
