@@ -178,9 +178,13 @@ async def test_requests_that_end_engines_do_not_end_the_server() -> None:
 
 async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path: Path) -> None:
     """Its machine is broken: no request is tried there again."""
-    with replicas(("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))) as served:
-        with pytest.raises(EngineError, match="no engine is left: it ended at a known line"):
-            await ask(served, die_once=str(tmp_path / "died"))
+    with (
+        replicas(
+            ("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))
+        ) as served,
+        pytest.raises(EngineError, match="no engine is left: it ended at a known line"),
+    ):
+        await ask(served, die_once=str(tmp_path / "died"))
 
 
 async def test_requests_that_a_close_cuts_are_no_killers() -> None:

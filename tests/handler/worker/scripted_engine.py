@@ -190,7 +190,9 @@ def main() -> None:
     parser.add_argument("--weights", metavar="ADDRESS", help="wait for these; where is its model")
     parser.add_argument("--refuse", metavar="WORDS", help="refuse to load, with these words")
     parser.add_argument("--endpoint", action="append", default=[], help="it says that it has it")
-    parser.add_argument("--ill-after", type=Path, help="it dies of anything once this file is there")
+    parser.add_argument(
+        "--ill-after", type=Path, help="it dies of anything once this file is there"
+    )
     parser.add_argument("--say", metavar="WORDS", help="print this to both standard streams")
     options, _ = parser.parse_known_args()
 
