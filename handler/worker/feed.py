@@ -44,7 +44,7 @@ class Feeds:
         self.gpu_time = gpu_time
         self.num_engines = num_engines
         self.live: list[Feed] = []
-        self.is_broken = False
+        self._is_broken = False
         self.hungry = asyncio.Event()
         self._prefetch = prefetch
         self._max_held_bytes = max_held_bytes
@@ -59,7 +59,7 @@ class Feeds:
     def remove(self, feed: Feed) -> None:
         """Remove the feed of an engine that has died."""
         self.gpu_time.share()
-        self.is_broken |= feed.is_broken
+        self._is_broken |= feed.is_broken
         self.live.remove(feed)
         self.gpu_time.engines.remove(feed.load)
 
@@ -68,10 +68,15 @@ class Feeds:
         for feed in self.live:
             feed.admit()
 
+    @property
+    def is_broken(self) -> bool:
+        """Say whether any engine, of those that have died too, has shown a fault of the machine."""
+        return self._is_broken or any(feed.is_broken for feed in self.live)
+
     async def check_machine(self) -> bool:
         """Say whether rows may be kept, whatever engine they are of."""
         for feed in tuple(self.live):
-            self.is_broken |= not await feed.check_machine()
+            self._is_broken |= not await feed.check_machine()
         return not self.is_broken
 
     def close(self) -> None:

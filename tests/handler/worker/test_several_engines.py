@@ -127,6 +127,34 @@ async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
     assert work.is_free
 
 
+@pytest.mark.parametrize("order", ["first", "at once", "later"])
+async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str) -> None:
+    """Not the line that was alone in the engine that only died, whichever is heard of first."""
+    work = rig.batch(*[{"wait": NEVER}] * 4, rings=False)
+    claimed = work.claim()
+    rig.run(
+        rig.deployment.table.release(
+            claimed, progress=claimed.progress, suspects=((1,),), quarantined=(), attempts=0
+        )
+    )
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+        await loaded(*engines)
+        work.ring()
+        await until(lambda: one.inside and other.inside)
+        alone, broken = engines if one.inside == {"c1"} else reversed(engines)
+        broken.says_broken = True
+        if order == "first":
+            broken.kill()
+        alone.kill()
+        if order == "later":
+            await until(lambda: alone.num_lives == 2)
+        broken.kill()
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert (work.shard().suspects, work.shard().quarantined) == (((1,),), ())
+    assert work.is_free
+
+
 async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
     """Within the time of grace, and the shard is committed."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
