@@ -215,7 +215,8 @@ class Replicas:
             if await replica.restart() and not is_broken:
                 self.note_row()  # what ended it was a request, not the machine
         except EngineFailed as exc:
-            log(f"engine {replica.number} is not started again: {exc}")
+            if self.failure is None:
+                log(f"engine {replica.number} is not started again: {exc}")
             if not self.ready and self._starting == {replica}:
                 self._fail(f"no engine is left: {exc}")
         finally:

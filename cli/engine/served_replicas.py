@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
@@ -63,6 +63,7 @@ class ServedReplicas:
         self._replicas = Replicas(commands)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._suspects = asyncio.Lock()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
         self._thread.start()
         started: Future[None] = Future()
@@ -134,24 +135,27 @@ class ServedReplicas:
         deaths, has_begun = 0, False
         try:
             while deaths < _MAX_DEATHS_OF_A_REQUEST:
-                replica = await self._replicas.choose(home)
-                client = replica.client
-                assert client is not None
-                try:
-                    with replica.holding(Sent(self._loop.create_future())):
-                        asked = client.ask(data, created, is_online=is_online)
-                        async with aclosing(asked) as answers:
-                            async for answer in answers:
-                                has_begun = True
-                                post(answer)
-                except EngineDied as exc:
-                    deaths += not exc.is_broken
-                    self._replicas.restart(replica, client, exc)
-                    if has_begun:
-                        raise EngineError(str(exc)) from exc
-                else:
-                    self._note_answer(replica)
-                    return
+                # Nobody waits for a line of a file: one suspect at a time costs no other its row.
+                is_in_turn = deaths > 0 and not is_online
+                async with self._suspects if is_in_turn else nullcontext():
+                    replica = await self._replicas.choose(home)
+                    client = replica.client
+                    assert client is not None
+                    try:
+                        with replica.holding(Sent(self._loop.create_future())):
+                            asked = client.ask(data, created, is_online=is_online)
+                            async with aclosing(asked) as answers:
+                                async for answer in answers:
+                                    has_begun = True
+                                    post(answer)
+                    except EngineDied as exc:
+                        deaths += not exc.is_broken
+                        self._replicas.restart(replica, client, exc)
+                        if has_begun:
+                            raise EngineError(str(exc)) from exc
+                    else:
+                        self._note_answer(replica)
+                        return
             post(_failed(_KILLED, code="engine_died", status_code=500))
         except FrameError as exc:
             post(_failed(f"The request is too long: {exc}.", code="too_long", status_code=413))

@@ -166,6 +166,16 @@ async def test_a_request_that_ends_engines_is_given_up() -> None:
         assert isinstance(await ask(served), Reply)
 
 
+async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> None:
+    """Those that were with it run again without it."""
+    with replicas((), ()) as served:
+        bodies: list[dict[str, Any]] = [{"die": 1, "wait": 0.1}, *[{"wait": 0.5}] * 12]
+        lines = (served.respond("/v1/x", body, "req_1", 7) for body in bodies)
+        killed, *others = await asyncio.gather(*lines)
+        assert killed.body["error"]["code"] == "engine_died"
+        assert {other.status_code for other in others} == {200}
+
+
 async def test_requests_that_end_engines_do_not_end_the_server() -> None:
     """Not one that its client sends again and again: engines that were started again are well."""
     with replicas(("--endpoint", "/v1/completions"), ("--endpoint", "/v1/completions")) as served:
