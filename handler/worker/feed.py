@@ -211,8 +211,7 @@ class Feed:
         ):
             self._trial = None
         if self._trial is None:
-            suspected = [run for run in ready if run.pending.has_suspects]
-            waiting = [run for run in suspected if not run.pending.is_on_trial]
+            waiting = [run for run in ready if run.pending.has_waiting_group]
             if waiting and not self.num_inflight:
                 self._trial = waiting[0]
             elif waiting and self._feeds.is_least_loaded(self):
