@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tidemill.handler.worker.canary import Canary, canary_line
 from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 from tidemill.protocol.totals import total_info, total_stats
@@ -45,18 +46,36 @@ class Replica:
 
     async def start(self) -> None:
         """Start the process; raises EngineFailed."""
+        self.client = await self._make()
+
+    async def restart(self) -> bool:
+        """Start the process once more; return whether it has answered a known line then.
+
+        Raises EngineFailed, also where it died of the line or showed a fault of the machine by it,
+        or was started too often.
+        """
+        self.num_restarts += 1
+        if self.num_restarts > _MAX_RESTARTS:
+            raise EngineFailed("it has ended too often", code=EngineDied.code)
+        client = await self._make()
+        line = canary_line(() if self.info is None else self.info.endpoints)
+        if line is not None:
+            try:
+                fault = Canary(line).find_fault(await client.fetch_row(1, 0, line))
+            except EngineDied as exc:
+                fault = f"it ended at a known line: {exc}"
+            if fault is not None:
+                await client.close()
+                raise EngineFailed(fault, code=EngineDied.code)
+        self.client = client
+        return line is not None
+
+    async def _make(self) -> EngineClient:
         self._made = EngineClient(
             self.command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
         )
         self.info = await self._made.start()
-        self.client = self._made
-
-    async def restart(self) -> None:
-        """Start the process once more; raises EngineFailed, also where that was done too often."""
-        self.num_restarts += 1
-        if self.num_restarts > _MAX_RESTARTS:
-            raise EngineFailed("it has ended too often", code=EngineDied.code)
-        await self.start()
+        return self._made
 
     async def close(self) -> None:
         """End the process, which may be starting."""
@@ -92,7 +111,8 @@ class Replica:
 class Replicas:
     """Engine processes of one model. Started inside a loop, in which all calls are made.
 
-    One that dies is started again, unless engines keep ending and none has a row in between.
+    One that dies is started again, unless engines keep ending and none has a row in between, or
+    answers a known line once it is started again.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]]) -> None:
@@ -102,6 +122,7 @@ class Replicas:
         self._deaths_without_a_row = 0
         self._past = EngineStats()  # of processes that have ended
         self._restarts: set[asyncio.Task[None]] = set()
+        self._starting: set[Replica] = set()  # again
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
@@ -125,6 +146,9 @@ class Replicas:
 
     async def _end(self) -> None:
         """End all processes; one that starts is ended, not waited for."""
+        if self.failure is None:
+            self.failure = EngineError("the engines are closed")
+        await self._notify()
         await asyncio.gather(*(one.close() for one in self.all))
         while self._restarts:
             await asyncio.wait(self._restarts, timeout=_CLOSE_SECONDS)
@@ -175,29 +199,33 @@ class Replicas:
         replica.client = None
         ended = replace(client.stats, running=0, waiting=0)
         self._past = total_stats([self._past, ended])
+        if self.failure is not None:
+            return
         self._deaths_without_a_row += 1
         if self._deaths_without_a_row > _MAX_DEATHS_WITHOUT_A_ROW:
             self._fail(f"engines keep ending, and no line has its row in between: {exc}")
             return
         log(f"engine {replica.number} has ended ({exc}): it is started again")
-        self._run(self._restart(replica, client))
+        self._starting.add(replica)
+        self._run(self._restart(replica, client, is_broken=exc.is_broken))
 
-    async def _restart(self, replica: Replica, client: EngineClient) -> None:
+    async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> None:
         await client.close()
         try:
-            await replica.restart()
+            if await replica.restart() and not is_broken:
+                self.note_row()  # what ended it was a request, not the machine
         except EngineFailed as exc:
-            log(f"engine {replica.number} is not started again: {exc}")
-            if not self._is_any_left(replica):
+            if self.failure is None:
+                log(f"engine {replica.number} is not started again: {exc}")
+            if not self.ready and self._starting == {replica}:
                 self._fail(f"no engine is left: {exc}")
+        finally:
+            self._starting.discard(replica)
         await self._notify()
 
-    def _is_any_left(self, but: Replica) -> bool:
-        others = [one for one in self.all if one is not but]
-        return any(one.client is not None for one in others) or len(self._restarts) > 1
-
     def _fail(self, reason: str) -> None:
-        self.failure = EngineError(reason)
+        if self.failure is None:
+            self.failure = EngineError(reason)
         self._run(self._notify())
 
     async def _notify(self) -> None:

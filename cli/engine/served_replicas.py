@@ -12,7 +12,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
@@ -63,6 +63,7 @@ class ServedReplicas:
         self._replicas = Replicas(commands)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
+        self._suspects = asyncio.Lock()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
         self._thread.start()
         started: Future[None] = Future()
@@ -106,15 +107,13 @@ class ServedReplicas:
         self, request: AskedRequest, created: int, *, is_online: bool
     ) -> Reply | StreamedReply:
         loop, answers = asyncio.get_running_loop(), _Answers()
-        data = await asyncio.to_thread(encode_request, request)
+        data, home = await asyncio.to_thread(_encode, request)  # many values may be in it
 
         def post(answer: _Posted) -> None:
             with suppress(RuntimeError):  # the server's loop is closed, and nobody waits any more
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        asking = self._in_loop(
-            self._exchange(data, created, prefix_number(request.body), post, is_online=is_online)
-        )
+        asking = self._in_loop(self._exchange(data, created, home, post, is_online=is_online))
         try:
             first = await _next(answers)
             if isinstance(first, Reply):
@@ -122,10 +121,12 @@ class ServedReplicas:
             if first.kind is AnswerKind.REPLY:
                 reply: Reply = await in_thread_if_long(decode_reply, first.data)
                 return reply
+            chunks = _chunks(first, answers, asking)
+            await anext(chunks)
         except BaseException:
             asking.cancel()
             raise
-        return StreamedReply(_chunks(first, answers, asking))
+        return StreamedReply(chunks)
 
     async def _exchange(
         self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
@@ -134,24 +135,27 @@ class ServedReplicas:
         deaths, has_begun = 0, False
         try:
             while deaths < _MAX_DEATHS_OF_A_REQUEST:
-                replica = await self._replicas.choose(home)
-                client = replica.client
-                assert client is not None
-                try:
-                    with replica.holding(Sent(self._loop.create_future())):
-                        asked = client.ask(data, created, is_online=is_online)
-                        async with aclosing(asked) as answers:
-                            async for answer in answers:
-                                has_begun = True
-                                post(answer)
-                except EngineDied as exc:
-                    deaths += not exc.is_broken
-                    self._replicas.restart(replica, client, exc)
-                    if has_begun:
-                        raise EngineError(str(exc)) from exc
-                else:
-                    self._note_answer(replica)
-                    return
+                # Nobody waits for a line of a file: one suspect at a time costs no other its row.
+                is_in_turn = deaths > 0 and not is_online
+                async with self._suspects if is_in_turn else nullcontext():
+                    replica = await self._replicas.choose(home)
+                    client = replica.client
+                    assert client is not None
+                    try:
+                        with replica.holding(Sent(self._loop.create_future())):
+                            asked = client.ask(data, created, is_online=is_online)
+                            async with aclosing(asked) as answers:
+                                async for answer in answers:
+                                    has_begun = True
+                                    post(answer)
+                    except EngineDied as exc:
+                        deaths += not exc.is_broken
+                        self._replicas.restart(replica, client, exc)
+                        if has_begun:
+                            raise EngineError(str(exc)) from exc
+                    else:
+                        self._note_answer(replica)
+                        return
             post(_failed(_KILLED, code="engine_died", status_code=500))
         except FrameError as exc:
             post(_failed(f"The request is too long: {exc}.", code="too_long", status_code=413))
@@ -228,9 +232,13 @@ async def _next(answers: _Answers) -> Answer | Reply:
 async def _chunks(
     first: Answer, answers: _Answers, asking: Future[None]
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the chunks of a stream; one whose engine dies ends with the error of a dead engine."""
+    """Yield an empty chunk, then those of a stream; it ends with an error if its engine dies.
+
+    With the first one taken, closing it drops the request whether or not another one was.
+    """
     answer: Answer | Reply = first
     try:
+        yield {}
         while isinstance(answer, Answer) and answer.kind is AnswerKind.CHUNK:
             yield await in_thread_if_long(from_json, answer.data)
             try:
@@ -245,6 +253,11 @@ async def _chunks(
 def _failed(message: str, *, code: str, status_code: int) -> Reply:
     error = RequestError(message, code=code, status_code=status_code, type="server_error")
     return Reply(status_code, error_body(error))
+
+
+def _encode(request: AskedRequest) -> tuple[bytes, int]:
+    """Return the bytes of a request, and the number of its prefix."""
+    return encode_request(request), prefix_number(request.body)
 
 
 def prefix_number(body: dict[str, Any]) -> int:

@@ -45,7 +45,7 @@ class Feeds:
         self.gpu_time = gpu_time
         self.num_engines = num_engines
         self.live: list[Feed] = []
-        self.is_broken = False
+        self._is_broken = False
         self.hungry = asyncio.Event()
         self._prefetch = prefetch
         self._max_held_bytes = max_held_bytes
@@ -60,7 +60,7 @@ class Feeds:
     def remove(self, feed: Feed) -> None:
         """Remove the feed of an engine that has died."""
         self.gpu_time.share()
-        self.is_broken |= feed.is_broken
+        self._is_broken |= feed.is_broken
         self.live.remove(feed)
         self.gpu_time.engines.remove(feed.load)
 
@@ -69,10 +69,15 @@ class Feeds:
         for feed in self.live:
             feed.admit()
 
+    @property
+    def is_broken(self) -> bool:
+        """Say whether any engine, of those that have died too, has shown a fault of the machine."""
+        return self._is_broken or any(feed.is_broken for feed in self.live)
+
     async def check_machine(self) -> bool:
         """Say whether rows may be kept, whatever engine they are of."""
         for feed in tuple(self.live):
-            self.is_broken |= not await feed.check_machine()
+            self._is_broken |= not await feed.check_machine()
         return not self.is_broken
 
     def close(self) -> None:
@@ -96,10 +101,11 @@ class Feeds:
         left += sum(feed.num_inflight for feed in self.live)
         return min(max_inflight, max(1, -(-left // len(self.live))))
 
-    def has_memory(self) -> bool:
-        """Say whether there is memory for more lines and rows."""
-        held_bytes = sum(feed.inflight_bytes for feed in self.live)
-        return held_bytes + sum(run.num_held_bytes for run in self.runs) < self._max_held_bytes
+    def has_memory(self, feed: Feed) -> bool:
+        """Say whether there is memory for more lines of an engine: each has an equal share."""
+        left = self._max_held_bytes - sum(run.num_held_bytes for run in self.runs)
+        inflight_bytes = sum(one.inflight_bytes for one in self.live)
+        return inflight_bytes < left and feed.inflight_bytes * len(self.live) < left
 
     def is_least_loaded(self, feed: Feed) -> bool:
         """Say whether no engine has fewer lines; one that is being started has none."""
@@ -193,7 +199,7 @@ class Feed:
             self._is_full = True
             return False
         self._is_full = False
-        return not self.num_inflight or self._feeds.has_memory()
+        return not self.num_inflight or self._feeds.has_memory(self)
 
     def _next_line(self) -> tuple[ShardRun, RawLine] | None:
         """Return the next line and its run; suspects have the engine for themselves.
@@ -206,8 +212,7 @@ class Feed:
         ):
             self._trial = None
         if self._trial is None:
-            suspected = [run for run in ready if run.pending.has_suspects]
-            waiting = [run for run in suspected if not run.pending.is_on_trial]
+            waiting = [run for run in ready if run.pending.has_waiting_group]
             if waiting and not self.num_inflight:
                 self._trial = waiting[0]
             elif waiting and self._feeds.is_least_loaded(self):

@@ -212,7 +212,7 @@ class Worker:
         if len(self._feeds.live) == 1:
             await self._stop_receiving()
             await self._end_runs()
-        elif feed.death is not None and not feed.is_broken:
+        elif feed.death is not None and not self._feeds.is_broken:
             with suppress(TimeoutError):  # all of its requests fail at once
                 await asyncio.wait_for(feed.drained(), _HANDLING_SECONDS)
             for run, lost in tuple(feed.load.lines.items()):
@@ -374,7 +374,9 @@ class Worker:
         dead = [feed for feed in self._feeds.live if feed.death is not None]
         for run in self._runs:
             if dead:
-                run.end(EarlyEnd("the engine died", is_resent=True, verdict=_judge(run, dead)))
+                # Nothing has changed where the machine is broken.
+                verdict = None if self._feeds.is_broken else _judge(run, dead)
+                run.end(EarlyEnd("the engine died", is_resent=True, verdict=verdict))
             else:
                 run.end(EarlyEnd("the worker stops", is_resent=True))
         if self._working:
@@ -393,13 +395,8 @@ class Worker:
             raise MachineBroken(_BROKEN)
 
 
-def _judge(run: ShardRun, dead: Sequence[Feed]) -> Verdict | None:
-    """Return the verdict on a shard's lines that were in engines that have died.
-
-    None where the machine is broken: nothing has changed then.
-    """
-    if any(feed.is_broken for feed in dead):
-        return None
+def _judge(run: ShardRun, dead: Sequence[Feed]) -> Verdict:
+    """Return the verdict on a shard's lines that were in engines that have died."""
     lost = {number for feed in dead for number in feed.load.lines.get(run, ())}
     return run.judge(lost, "; ".join(str(feed.death) for feed in dead))
 

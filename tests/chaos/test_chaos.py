@@ -1,7 +1,7 @@
 """Whatever happens to processes, messages and answers of AWS: every line gets its row, once.
 
 `make test` runs one seed and `make test-all` three; `TIDEMILL_CHAOS_SEEDS=all` runs twenty, `=7,11`
-those.
+those. Workers have two engines each where the seed is even.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ def request_lines() -> bytes:
 class ChaosCloud:
     """A pump, and the workers that come and go by themselves, three at most."""
 
-    def __init__(self, cloud: Cloud) -> None:
+    def __init__(self, cloud: Cloud, num_engines: int) -> None:
         self.cloud = cloud
+        self.num_engines = num_engines
         self.fleet = cloud.fleet(print)
         self.num_brakes = 0
 
@@ -95,7 +96,7 @@ class ChaosCloud:
         engine = [sys.executable, str(ENGINE), "--log", f"{self.cloud.folder}/$TIDEMILL_WORKER"]
         engine += ["--slots", "8", "--service-seconds", "0.2", "--stats-seconds", "0.5"]
         worker = [sys.executable, "-m", "tidemill", "worker", "--served-model-name", MODEL]
-        worker += ["--exit-when-idle", "2", "--reuse"]
+        worker += ["--exit-when-idle", "2", "--reuse", "-dp", str(self.num_engines)]
         plan = FleetPlan(MODEL, "processes", "r:1", NUM_WORKERS, target_seconds=1, start_seconds=1)
         self.fleet.release(plan, *worker, TIDEMILL_ENGINE_COMMAND=json.dumps(engine))
         # As earlier batches have told it: else there is one worker until its pace is known.
@@ -164,7 +165,9 @@ def test_every_line_gets_its_row_once_and_in_order(
         Cloud(resources, environment_for(url) | SETTINGS, tmp_path) as cloud,
         ExitStack() as running,
     ):
-        chaos = ChaosCloud(cloud)
+        chaos = ChaosCloud(
+            cloud, num_engines=1 if seed % 2 else min(2, len(os.sched_getaffinity(0)))
+        )
         chaos.release()
         chaos.mend()
         running.enter_context(chaos.fleet.reconciling())

@@ -15,7 +15,7 @@ from tidemill.protocol.contract import EngineError, Reply, Served, StreamedReply
 
 from .frames import Answer, AnswerKind, Ask
 
-_HEADER_LENGTH: Final = struct.Struct("!I")
+_LENGTHS: Final = struct.Struct("!II")  # of the header and of the body
 # Longer ones are parsed in a thread.
 _LONG_BYTES: Final = 100_000
 
@@ -35,19 +35,21 @@ def encode_request(request: AskedRequest) -> bytes:
         {
             "url": request.url,
             "request_id": request.request_id,
-            "body": {name: value for name, value in request.body.items() if name not in files},
             "files": {name: len(value) for name, value in files.items()},
         }
     )
-    return b"".join((_HEADER_LENGTH.pack(len(header)), header, *files.values()))
+    # On its own: within the header it would be nested deeper than a parser may have allowed it.
+    body = to_json({name: value for name, value in request.body.items() if name not in files})
+    return b"".join((_LENGTHS.pack(len(header), len(body)), header, body, *files.values()))
 
 
 def decode_request(data: bytes) -> AskedRequest:
     """Return the request of its bytes."""
-    (length,) = _HEADER_LENGTH.unpack_from(data)
-    start = _HEADER_LENGTH.size + length
-    header = from_json(data[_HEADER_LENGTH.size : start])
-    body = header["body"]
+    lengths = _LENGTHS.unpack_from(data)
+    body_start = _LENGTHS.size + lengths[0]
+    start = body_start + lengths[1]
+    header = from_json(data[_LENGTHS.size : body_start])
+    body = from_json(data[body_start:start])
     for name, size in header["files"].items():
         body[name] = data[start : start + size]
         start += size

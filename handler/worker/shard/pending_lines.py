@@ -95,6 +95,11 @@ class PendingLines:
         return bool(self._groups) or self.is_on_trial
 
     @property
+    def has_waiting_group(self) -> bool:
+        """Say whether a group of suspects may start now."""
+        return bool(self._groups) and not self.is_on_trial
+
+    @property
     def suspects(self) -> Groups:
         """Suspect groups that are not cleared; of the running one, the lines without a row."""
         unfinished = (_numbers(self._unfinished()),) if self.is_on_trial else ()

@@ -428,14 +428,17 @@ class ShardRun:
         verdict = ending.verdict or Verdict(
             self.pending.suspects if self.is_open else self.shard.suspects
         )
+        suspects, quarantined = verdict.suspects, (*self._quarantined, *verdict.quarantined)
+        if self._is_doubted:  # the machine may have been the cause
+            suspects, quarantined = (*((line,) for line in quarantined), *suspects), ()
         self._is_handing_over = True
         progress = self.progress.without_rates
         await self._retry(
             lambda: self._context.deployment.table.release(
                 self.shard,
                 progress=progress,
-                suspects=verdict.suspects,
-                quarantined=(*self.shard.quarantined, *self._quarantined, *verdict.quarantined),
+                suspects=suspects,
+                quarantined=(*self.shard.quarantined, *quarantined),
                 attempts=attempts,
             )
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import from_json
 
 from tidemill.cli.engine.served_replicas import ServedReplicas, prefix_number
 from tidemill.handler.worker.engine_process.exchange import (
@@ -32,8 +34,12 @@ def replicas(*engines: tuple[str, ...]) -> Iterator[ServedReplicas]:
         [sys.executable, str(SCRIPT), "--stats-seconds", "0.05", *arguments]
         for arguments in engines
     ]
-    with closing(ServedReplicas(commands)) as served:
+    served = ServedReplicas(commands)
+    try:
         yield served
+    finally:
+        if served._thread.is_alive():
+            served.close()
 
 
 async def until(condition: Any) -> None:
@@ -64,6 +70,8 @@ def test_requests_and_replies_cross_processes_whole() -> None:
     """With files, which are bytes, and whatever a reply says beside its body."""
     request = AskedRequest("/v1/x", {"a": [1.5, None, "é"], "file": b"\x00\xff", "b": {}}, "req_1")
     assert decode_request(encode_request(request)) == request
+    deep = from_json(b'{"a":' * 200 + b"1" + b"}" * 200)  # as deep as the parser allows
+    assert decode_request(encode_request(request._replace(body=deep))).body == deep
     usage = Usage(1, 2, 3, 0.1, 4)
     reply = Reply(200, {"a": 0.1}, usage, bare_message=True, is_long=True, is_reused=True)
     assert decode_reply(encode_reply(reply)) == reply
@@ -102,6 +110,28 @@ async def test_a_request_that_is_left_is_dropped() -> None:
         await until(lambda: served.stats().running == 0)
 
 
+async def test_a_stream_that_is_left_before_its_first_chunk_is_dropped() -> None:
+    """As a client does that leaves while the headers are sent."""
+    with replicas((), ()) as served:
+        reply = await ask(served, stream=1, wait=10 * PATIENCE_SECONDS)
+        assert isinstance(reply, StreamedReply)
+        await until(lambda: served.stats().running == 1)
+        await reply.chunks.aclose()
+        await until(lambda: served.stats().running == 0)
+
+
+async def test_a_prompt_of_many_parts_holds_no_loop() -> None:
+    """Empty texts, of which none ends the search for the first characters."""
+    with replicas((), ()) as served:
+        asking = asyncio.create_task(ask(served, prompt=[""] * 1_000_000, status=400))
+        longest, last = 0.0, time.thread_time()
+        while not asking.done():
+            await asyncio.sleep(0)
+            longest, last = max(longest, time.thread_time() - last), time.thread_time()
+        assert isinstance(asking.result(), Reply)
+        assert longest < 0.2
+
+
 async def test_requests_of_an_engine_that_dies_run_elsewhere(tmp_path: Path) -> None:
     """Those of which nothing was streamed yet; the engine is started again."""
     with replicas((), ()) as served:
@@ -134,6 +164,48 @@ async def test_a_request_that_ends_engines_is_given_up() -> None:
         assert isinstance(reply, Reply)
         assert (reply.status_code, reply.body["error"]["code"]) == (500, "engine_died")
         assert isinstance(await ask(served), Reply)
+
+
+async def test_a_line_of_a_file_that_ends_engines_costs_no_other_its_row() -> None:
+    """Those that were with it run again without it."""
+    with replicas((), ()) as served:
+        bodies: list[dict[str, Any]] = [{"die": 1, "wait": 0.1}, *[{"wait": 0.5}] * 12]
+        lines = (served.respond("/v1/x", body, "req_1", 7) for body in bodies)
+        killed, *others = await asyncio.gather(*lines)
+        assert killed.body["error"]["code"] == "engine_died"
+        assert {other.status_code for other in others} == {200}
+
+
+async def test_requests_that_end_engines_do_not_end_the_server() -> None:
+    """Not one that its client sends again and again: engines that were started again are well."""
+    with replicas(("--endpoint", "/v1/completions"), ("--endpoint", "/v1/completions")) as served:
+        for _ in range(4):
+            reply = await ask(served, die=True)
+            assert isinstance(reply, Reply)
+            assert reply.status_code == 500
+        assert isinstance(await ask(served), Reply)
+
+
+async def test_an_engine_that_dies_of_a_known_line_is_not_started_again(tmp_path: Path) -> None:
+    """Its machine is broken: no request is tried there again."""
+    with (
+        replicas(
+            ("--endpoint", "/v1/completions", "--ill-after", str(tmp_path / "died"))
+        ) as served,
+        pytest.raises(EngineError, match="no engine is left: it ended at a known line"),
+    ):
+        await ask(served, die_once=str(tmp_path / "died"))
+
+
+async def test_requests_that_a_close_cuts_are_no_killers() -> None:
+    """They have the error of a dead engine, and no engine is started again for them."""
+    with replicas((), ()) as served:
+        waiting = asyncio.create_task(ask(served, wait=10 * PATIENCE_SECONDS))
+        await until(lambda: served.stats().running == 1)
+        await asyncio.to_thread(served.close)
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+        assert sum(one.num_restarts for one in served._replicas.all) == 0
 
 
 async def test_engines_that_keep_ending_end_the_server() -> None:

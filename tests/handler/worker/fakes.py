@@ -51,11 +51,18 @@ class FakeEngine:
         self.inside: set[str] = set()
         self.company: list[frozenset[str]] = []
         self.num_lives = 0
+        self._link: FakeLink | None = None
 
     def new_life(self) -> FakeLink:
         """Return the link to the next life."""
         self.num_lives += 1
-        return FakeLink(self)
+        self._link = FakeLink(self)
+        return self._link
+
+    def kill(self) -> None:
+        """End the life that it has."""
+        assert self._link is not None
+        self._link.die()
 
 
 class FakeLink:
@@ -91,6 +98,11 @@ class FakeLink:
     async def close(self) -> None:
         """Nothing is held."""
 
+    def die(self) -> None:
+        """End, as a process does."""
+        if not self._died.done():
+            self._died.set_result(None)
+
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Answer a line, or die of it."""
         answering = asyncio.ensure_future(run_line(RawLine(number, data), self, created=created))
@@ -115,8 +127,7 @@ class FakeLink:
             if "die" not in body and not self._engine.is_broken:
                 return await self._script.respond(url, body, request_id, created)
             await asyncio.sleep(body.get("wait", 0))
-            if not self._died.done():
-                self._died.set_result(None)
+            self.die()
             return await asyncio.Future()
         finally:
             self._engine.inside.discard(name)

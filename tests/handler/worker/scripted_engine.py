@@ -78,6 +78,8 @@ class ScriptedEngine:
     running: int = 0
     is_hung: bool = False
     is_blocked: bool = False
+    endpoints: tuple[str, ...] = ()
+    ill_after: Path | None = None
     free: asyncio.Semaphore | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -120,7 +122,8 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         """A model without weights."""
-        return EngineInfo(self.model, "r1", "test", "cpu", 0, self.slots or MAX_NUM_SEQS)
+        slots, endpoints = self.slots or MAX_NUM_SEQS, self.endpoints
+        return EngineInfo(self.model, "r1", "test", "cpu", 0, slots, endpoints=endpoints)
 
     def stats(self) -> EngineStats:
         """Count one more step as long as anything runs, as a model that generates would."""
@@ -132,7 +135,8 @@ class ScriptedEngine:
         """Nothing is held."""
 
     def _act(self, body: dict[str, Any], request_id: str, created: int) -> Reply:
-        if "die" in body:
+        is_ill = self.ill_after is not None and self.ill_after.exists()
+        if "die" in body or is_ill:
             os.kill(os.getpid(), signal.SIGKILL)
         if "die_once" in body and not Path(body["die_once"]).exists():
             Path(body["die_once"]).touch()
@@ -185,6 +189,10 @@ def main() -> None:
     parser.add_argument("--stats-seconds", type=float, default=1, help="between statistics")
     parser.add_argument("--weights", metavar="ADDRESS", help="wait for these; where is its model")
     parser.add_argument("--refuse", metavar="WORDS", help="refuse to load, with these words")
+    parser.add_argument("--endpoint", action="append", default=[], help="it says that it has it")
+    parser.add_argument(
+        "--ill-after", type=Path, help="it dies of anything once this file is there"
+    )
     parser.add_argument("--say", metavar="WORDS", help="print this to both standard streams")
     options, _ = parser.parse_known_args()
 
@@ -200,7 +208,14 @@ def main() -> None:
         if options.log is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             journal = Journal(os.open(options.log, flags, 0o644))
-        return ScriptedEngine(options.service_seconds, options.slots, journal, model)
+        return ScriptedEngine(
+            options.service_seconds,
+            options.slots,
+            journal,
+            model,
+            endpoints=tuple(options.endpoint),
+            ill_after=options.ill_after,
+        )
 
     serve(
         load,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,34 @@ async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
     assert work.is_free
 
 
+@pytest.mark.parametrize("order", ["first", "at once", "later"])
+async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str) -> None:
+    """Not the line that was alone in the engine that only died, whichever is heard of first."""
+    work = rig.batch(*[{"wait": NEVER}] * 4, rings=False)
+    claimed = work.claim()
+    rig.run(
+        rig.deployment.table.release(
+            claimed, progress=claimed.progress, suspects=((1,),), quarantined=(), attempts=0
+        )
+    )
+    one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
+    async with rig.worker(engine=one, beside=[other], flush_seconds=NEVER) as running:
+        await loaded(*engines)
+        work.ring()
+        await until(lambda: one.inside and other.inside)
+        alone, broken = engines if one.inside == {"c1"} else reversed(engines)
+        broken.says_broken = True
+        if order == "first":
+            broken.kill()
+        alone.kill()
+        if order == "later":
+            await until(lambda: alone.num_lives == 2)
+        broken.kill()
+        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+    assert (work.shard().suspects, work.shard().quarantined) == (((1,),), ())
+    assert work.is_free
+
+
 async def test_a_stop_lets_all_engines_finish(rig: Rig) -> None:
     """Within the time of grace, and the shard is committed."""
     one, other = engines = [FakeEngine(endpoints=KNOWN) for _ in range(2)]
@@ -156,8 +186,11 @@ class ByHand:
             await asyncio.sleep(0)
 
 
-async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
-    """Each is filled up by the quarter; at the end there is a share for each."""
+@asynccontextmanager
+async def fed_by_hand(
+    rig: Rig, *lines: RawLine, max_held_bytes: int = 2**20
+) -> AsyncIterator[tuple[ByHand, ByHand]]:
+    """Yield two engines, of 16 lines at once, that share the lines of one run."""
     rig.batch(GOOD)
     async with AioAws() as aws:
         context = WorkerContext(aws, rig.deployment, rig.queue, rig.config())
@@ -165,20 +198,26 @@ async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
         claim = await claim_shard(context, ShardMessage(context, message), owner="me")
         assert claim is not None
         runs: list[ShardRun] = []
-        prefetch = Prefetch(context, runs, num_engines=2)
-        feeds = Feeds(runs, GpuTime(context, runs), prefetch, max_held_bytes=2**20, num_engines=2)
-
+        prefetch, gpu_time = Prefetch(context, runs, num_engines=2), GpuTime(context, runs)
+        feeds = Feeds(runs, gpu_time, prefetch, max_held_bytes=max_held_bytes, num_engines=2)
         run = ShardRun(claim, context, LineOrder(0), feeds.admit, well)
-        run.pending = PendingLines([RawLine(number, b"{}") for number in range(1, 43)])
+        run.pending = PendingLines(lines)
         run.is_open = True
         runs.append(run)
-        engines = [ByHand(), ByHand()]
+        engines = ByHand(), ByHand()
         for engine in engines:
             feed = Feed(engine, feeds, EngineLoad(), max_inflight=16, max_num_seqs=4)
             feeds.live.append(feed)
         feeds.admit()
         await asyncio.sleep(0)
-        one, other = engines
+        yield engines
+        run.abort()
+
+
+async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
+    """Each is filled up by the quarter; at the end there is a share for each."""
+    lines = [RawLine(number, b"{}") for number in range(1, 43)]
+    async with fed_by_hand(rig, *lines) as (one, other):
         assert one.asked == [*range(1, 17)]
         assert other.asked == [*range(17, 33)]
         await one.finish(0, 1)
@@ -191,7 +230,13 @@ async def test_lines_next_to_each_other_go_to_one_engine(rig: Rig) -> None:
         assert one.asked[16:] == [37, 38, 39, 40]
         await one.finish(*range(4, 20))
         assert one.asked[20:] == [41, 42]
-        run.abort()
+
+
+async def test_engines_share_the_memory(rig: Rig) -> None:
+    """Else the first would take it, and the others run one long line at a time."""
+    lines = [RawLine(number, b"x" * 100) for number in range(1, 43)]
+    async with fed_by_hand(rig, *lines, max_held_bytes=1_200) as (one, other):
+        assert [len(one.asked), len(other.asked)] == [6, 6]
 
 
 def children(process: Process) -> list[int]:
