@@ -27,7 +27,7 @@ _OWN_PACKAGES = tuple(
     f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
 # Only workers run these.
-_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py")
+_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "otlp_tracing.py")
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {*SERVICES, "sts"}
 

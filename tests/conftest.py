@@ -13,9 +13,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 
-import botocore.session
 import pytest
-from botocore.loaders import create_loader
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
@@ -47,9 +45,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 SHARED_CACHE = Path(os.environ[CACHE_VARIABLE])
 _cache_folder = disk_cache.cache_folder
 disk_cache.cache_folder = lambda: None if (folder := _cache_folder()) == SHARED_CACHE else folder
-
-# Each session of botocore would read the services' descriptions anew, in 0.1 s of CPU.
-botocore.session.create_loader = cache(create_loader)
 
 # A shell's background job ignores Ctrl-C, and so would all that tests of it start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from tidemill.engine.child_command import module_command
-
 from ..arguments.argument_types import positive_int, seed_number, size_in_bytes
 
 _DTYPES = {
@@ -326,4 +324,6 @@ def engine_arguments(options: EngineOptions) -> list[str]:
 
 def engine_command(options: EngineOptions, *arguments: str) -> list[str]:
     """Return the command of an engine process of these options (`process.py`)."""
+    from tidemill.engine.child_command import module_command  # late: `--help` loads no engine
+
     return module_command("tidemill.cli.engine.process", *arguments, *engine_arguments(options))

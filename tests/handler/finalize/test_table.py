@@ -288,9 +288,10 @@ def test_what_is_wrong_is_told_before_anything_runs(
 
 
 def test_a_long_table_is_made_by_several_requests_of_s3(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of vectors and text over many parts, read in ranges, are those that went in."""
+    """Rows over many parts, read in ranges, are those that went in."""
+    mini = Cloud.on(ministack)
     monkeypatch.setattr(table_module, "_PART_BYTES", 5 * 2**20)
     text = [hashlib.sha512(str(n).encode()).hexdigest() * 40 for n in range(2500)]
     table = pa.table({"n": list(range(2500)), "text": text})
