@@ -135,6 +135,7 @@ def _sources() -> Iterator[Path]:
     yield ROOT / "constraints.txt"
     yield ROOT / "pyproject.toml"
     yield Path(__file__)
+    yield ROOT / "infra" / "pip_target.py"
     # What the dashboard has of npm is what stands there.
     yield ROOT / "infra" / "package-lock.json"
     for name in _OWN_PACKAGES:

@@ -10,8 +10,8 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from infra.archive import zip_folder
 from infra.pip_target import BUNDLES, ROOT, Processor, install, locked, python_version
 
 _FOLDER: Final = Path("python")
@@ -20,7 +20,6 @@ _LEFT_OUT: Final = (
     *("*flight*", "*_s3*", "*gcs*", "*azure*", "*hdfs*", "*orc*", "*cuda*", "*jvm*", "*gandiva*"),
     *("include", "tests", "src", "*.pyx", "*.pxd", "*.pxi", "*.h", "*.cc"),
 )
-_MADE_AT: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def build_tables_layer(processor: Processor, bundles: Path = BUNDLES) -> Path:
@@ -33,22 +32,13 @@ def build_tables_layer(processor: Processor, bundles: Path = BUNDLES) -> Path:
         if not archive.exists():
             folder, growing = Path(place) / "content", Path(place) / archive.name
             install(folder / _FOLDER, processor, ["pyarrow"], "--no-deps")
-            _zip(folder, growing)
+            zip_folder(folder, growing, leaves_out=_is_left_out, compresslevel=1)
             growing.rename(archive)
     return archive
 
 
-def _zip(folder: Path, target: Path) -> None:
-    with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=1) as archive:
-        for path in sorted(folder.rglob("*")):
-            parts = path.relative_to(folder / _FOLDER).parts
-            is_left_out = any(Path(part).match(each) for part in parts for each in _LEFT_OUT)
-            if is_left_out or not path.is_file():
-                continue
-            entry = ZipInfo(str(path.relative_to(folder)), _MADE_AT)
-            entry.external_attr = 0o100644 << 16
-            entry.compress_type = ZIP_DEFLATED
-            archive.writestr(entry, path.read_bytes())
+def _is_left_out(path: Path) -> bool:
+    return any(Path(part).match(each) for part in path.parts[1:] for each in _LEFT_OUT)
 
 
 def _digest(processor: Processor) -> str:

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from aws_cdk import App, CfnParameter, DefaultStackSynthesizer, Stack
 
 from infra.api.stack import ApiStack
 from infra.app import add_stacks
+from infra.archive import zip_folder
 from infra.bundle import Bundle, make_bundle
 from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config
 from infra.nag_exceptions import add_checks
@@ -81,20 +81,9 @@ def _write_assets(made: Path, stack: Stack, folder: Path) -> None:
         [destination] = asset["destinations"].values()
         target = folder / destination["objectKey"].rpartition("}")[2]
         if path.is_dir():
-            _zip(path, target)
+            zip_folder(path, target)
         elif not path.name.endswith(".template.json"):
             shutil.copy(path, target)
-
-
-def _zip(folder: Path, target: Path) -> None:
-    """Write a folder as an archive that is the same for the same files."""
-    with ZipFile(target, "w", ZIP_DEFLATED) as archive:
-        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            entry = ZipInfo(str(path.relative_to(folder)))
-            # Of files that a builder alone may read Lambda would read none.
-            entry.external_attr = 0o100644 << 16
-            entry.compress_type = ZIP_DEFLATED
-            archive.writestr(entry, path.read_bytes())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

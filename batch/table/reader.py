@@ -183,6 +183,11 @@ class ScannedTable:
                     number += min(num_rows, batch.num_rows - start)
 
 
+def read_rows(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Read columns of all rows, and one where none is asked for: else no batch has rows."""
+    return table.batches(columns or table.schema.names[:1])
+
+
 def rendered(
     template: RequestTemplate, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[tuple[int, Iterator[bytes]]]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tidemill.batch.file.lines import FormatError
 from tidemill.batch.table.errors import TableError
-from tidemill.batch.table.reader import Table, open_table
+from tidemill.batch.table.reader import Table, open_table, read_rows
 from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import kept_columns
 
@@ -76,10 +76,9 @@ class TableInput:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read columns of all rows, and one where none is asked for; raises BadInput if damaged."""
-        columns = columns or self.schema.names[:1]  # a batch without any has no number of rows
         for source, table in zip(self.sources, self.tables, strict=True):
             try:
-                yield from table.batches(columns)
+                yield from read_rows(table, columns)
             except (TableError, FormatError) as exc:
                 raise BadInput(f"{source.name} cannot be run. {exc}") from exc
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tidemill.batch.errors import HandlerError
@@ -19,6 +19,7 @@ from tidemill.batch.parts import MAX_PARTS, MIN_COPIED_BYTES
 from tidemill.batch.table.errors import RecipeError, TableError
 
 from ..aws.items import dump
+from ..aws.objects.upload_plan import cut_into_parts
 from ..aws.queues import advance_message
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -99,15 +100,12 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
     upload = lock.aws.run(bucket.create_upload(key, metadata, is_short_lived=is_short_lived))
     etags: dict[int, str] = {}
 
-    def send(part: bytes) -> None:
-        number = len(etags) + 1
-        if number > MAX_PARTS:
-            raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
-        sent = bucket.upload_part(key, upload, number, io.BytesIO(part))
-        etags[number] = lock.aws.run(sent)
-
     try:
-        send(_send_whole_parts(table_bytes(lock), send))
+        for number, part in enumerate(cut_into_parts(table_bytes(lock), _PART_BYTES), 1):
+            if number > MAX_PARTS:
+                raise TableNotMade(f"it is longer than {MAX_PARTS * _PART_BYTES:,} bytes")
+            sent = bucket.upload_part(key, upload, number, io.BytesIO(part))
+            etags[number] = lock.aws.run(sent)
         lock.renew()
         lock.aws.run(bucket.complete_upload(key, upload, etags))
         is_whole = True
@@ -118,17 +116,6 @@ def _upload(lock: BatchLock, key: str) -> Mapping[str, Any]:
     if found is None:
         raise NotThere(f"{key} is no longer what was uploaded")
     return found
-
-
-def _send_whole_parts(pieces: Iterable[bytes], send: Callable[[bytes], None]) -> bytes:
-    """Send the pieces in parts of one size, and return what is left."""
-    buffer = bytearray()
-    for piece in pieces:
-        buffer += piece
-        while len(buffer) >= _PART_BYTES:
-            send(bytes(buffer[:_PART_BYTES]))
-            del buffer[:_PART_BYTES]
-    return bytes(buffer)
 
 
 def _give_up(lock: BatchLock, reason: str) -> None:

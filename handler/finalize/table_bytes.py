@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, cast
 from tidemill.batch.file.lines import read_lines
 from tidemill.batch.model import Source
 from tidemill.batch.result_kinds import KINDS
-from tidemill.batch.table.reader import open_table
+from tidemill.batch.table.reader import open_table, read_rows
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts, kept_columns
 from tidemill.batch.table.result_rows import in_order, output_batches
@@ -53,10 +53,8 @@ def table_bytes(lock: BatchLock) -> Iterator[bytes]:
         facts = ResultFacts.of_rows(chain.from_iterable(rows()), recipe)
         columns = ResultColumns(recipe, kept, facts)
         writer = open_writer(cast("IO[bytes]", sink), columns.schema, recipe.output or table.format)
-        cells = table.batches(kept.names or table.schema.names[:1])
-        for output in output_batches(
-            columns, cells, in_order(read_lines(lines_of(batch.source)), rows())
-        ):
+        found = in_order(read_lines(lines_of(batch.source)), rows())
+        for output in output_batches(columns, read_rows(table, kept.names), found):
             writer.write(output)
             yield sink.take()
         writer.close()

@@ -21,6 +21,7 @@ from tidemill.batch.parts import MAX_PARTS
 
 from ..aws.items import dump
 from ..aws.objects.stream import CHUNK_BYTES, ObjectStream
+from ..aws.objects.upload_plan import cut_into_parts
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import NotThere
@@ -92,7 +93,8 @@ def _send(lock: BatchLock, conversion: Conversion) -> dict[int, str]:
 
     with closing(_lines(lock, conversion)) as lines, ThreadPoolExecutor(_NUM_THREADS) as pool:
         try:
-            for number, part in enumerate(_parts(_renewing(lock, lines)), 1):
+            cut = cut_into_parts(_renewing(lock, lines), PART_BYTES)
+            for number, part in enumerate((part or b"\n" for part in cut), 1):
                 _check(lock)
                 etag, num_bytes = there.get(number, ("", -1))
                 if num_bytes == len(part):
@@ -149,20 +151,6 @@ def _record_attempt(lock: BatchLock, conversion: Conversion, num_vain: int) -> N
         raise _too_long()
     if num_vain != conversion.num_vain:
         lock.change(conversion=dump(replace(conversion, num_vain=num_vain)))
-
-
-def _parts(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    r"""Yield the bytes in parts of one size and a last shorter one; of none a blank line."""
-    buffer = bytearray()
-    is_first = True
-    for piece in pieces:
-        buffer += piece
-        while len(buffer) >= PART_BYTES:
-            yield bytes(buffer[:PART_BYTES])
-            del buffer[:PART_BYTES]
-            is_first = False
-    if buffer or is_first:
-        yield bytes(buffer) or b"\n"
 
 
 def _too_long() -> FormatError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from tidemill.batch.model import Source
-from tidemill.batch.table.reader import open_table, rendered
+from tidemill.batch.table.reader import open_table, read_rows, rendered
 from tidemill.batch.table.recipe import parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, kept_columns
@@ -28,8 +28,7 @@ def table_lines(aws: Aws, source: Source, recipe_keys: str) -> Iterator[bytes]:
         table = open_table(file)
         template = RequestTemplate(recipe, table.schema.names)
         ResultColumns(recipe, kept_columns(recipe, table.schema), ALL_COLUMNS)
-        columns = template.columns or table.schema.names[:1]
-        for _, lines in rendered(template, table.batches(columns)):
+        for _, lines in rendered(template, read_rows(table, template.columns)):
             while some := b"".join(islice(lines, _NUM_LINES)):
                 yield some
                 yield b""

@@ -62,6 +62,20 @@ class Group(NamedTuple):
     num_bytes: int
 
 
+def cut_into_parts(pieces: Iterable[bytes], part_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes in parts of one size and a last shorter one; of none an empty one."""
+    buffer = bytearray()
+    is_first = True
+    for piece in pieces:
+        buffer += piece
+        while len(buffer) >= part_bytes:
+            yield bytes(buffer[:part_bytes])
+            del buffer[:part_bytes]
+            is_first = False
+    if buffer or is_first:
+        yield bytes(buffer)
+
+
 def plan_upload(sizes: Iterable[int], limits: UploadLimits = S3_LIMITS) -> Iterator[UploadPart]:
     """Yield the parts that hold segments of these sizes (bytes, none 0), in their order."""
     return (
