@@ -140,26 +140,36 @@ async def test_a_call_that_hangs_holds_nothing_up(rig: Rig, context: WorkerConte
     """It is not begun twice, is given up in time for another try, and the others go on."""
     for _ in range(2):
         rig.batch(GOOD)
-    hung: list[str] = []
+    hung, ended = 0, set()
 
     class Hanging:
         async def run(self, operation: Any) -> Any:
+            nonlocal hung
             if operation.__name__ == "renew":
-                hung.append("renew")
+                hung += 1
                 await asyncio.sleep(NEVER)
-            return await context.aws.run(operation)
+            result = await context.aws.run(operation)
+            ended.add(operation.__name__)
+            return result
 
-    quick = replace(context, config=rig.config(lease_seconds=0.6), clock=time.monotonic)
+    quick = replace(context, config=rig.config(lease_seconds=0.6))
     runs = [await claimed(quick), await claimed(quick)]
-    hanging = replace(quick, aws=Hanging())
-    heartbeat = beats(hanging, runs)
+    heartbeat = beats(replace(quick, aws=Hanging()), runs)
     heartbeat.beat()
     heartbeat.beat()
-    await until(lambda: len(heartbeat._going) == 2)
-    assert hung == ["renew", "renew"]
+    await asyncio.sleep(0)
+    assert hung == 2
     await until(lambda: not heartbeat._going)
+
+    def others_end() -> bool:
+        heartbeat.beat()
+        return "get_batch" in ended
+
+    await until(others_end)
+    assert not runs[0].is_ending
+    quick.clock.now += 0.6  # type: ignore[attr-defined]
     heartbeat.beat()
-    await until(lambda: runs[0].is_ending)
+    assert runs[0].is_ending
 
 
 async def test_sums_are_added_once_however_slow_their_write_is(
