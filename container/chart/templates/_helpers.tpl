@@ -45,13 +45,25 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "tidemill.models" -}}
 {{- $models := dict -}}
 {{- range $key, $model := .Values.models -}}
+{{- if $model -}}
 {{- $_ := set $models $key (mergeOverwrite (deepCopy $.Values.modelDefaults) $model) -}}
+{{- end -}}
 {{- end -}}
 {{- toYaml $models -}}
 {{- end -}}
 
 {{/* Refuses, by their names, values that only contradict each other. */}}
 {{- define "tidemill.check" -}}
+{{- if and .Values.models (not .Values.image.repository) -}}
+{{- fail "image.repository is empty: name the image that container/Dockerfile makes" -}}
+{{- end -}}
+{{- range $name := list "TIDEMILL_WORK_QUEUES" "TIDEMILL_MODEL_ALIASES" -}}
+{{- with get $.Values.deployment.environment $name -}}
+{{- if hasKey (fromJson .) "Error" -}}
+{{- fail (printf "deployment.environment.%s is not a JSON object: %s" $name .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $queues := fromJson (.Values.deployment.environment.TIDEMILL_WORK_QUEUES | default "{}") -}}
 {{- $keys := dict -}}
 {{- range $key, $model := include "tidemill.models" . | fromYaml -}}
@@ -63,7 +75,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- fail (printf "models.%s has neither workers.enabled nor serve.enabled: nothing would run it" $key) -}}
 {{- end -}}
 {{- if $model.workers.enabled -}}
-{{- if not $.Values.deployment.region -}}
+{{- if not (or $.Values.deployment.region $.Values.deployment.environment.AWS_REGION) -}}
 {{- fail (printf "deployment.region is empty, and workers of models.%s need it" $key) -}}
 {{- end -}}
 {{- range list "TIDEMILL_TABLE" "TIDEMILL_BUCKET" "TIDEMILL_CONTROL_QUEUE" "TIDEMILL_WORK_QUEUES" -}}
@@ -89,6 +101,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- if and $model.serve.data.volume (or $model.serve.autoscaling.enabled (gt (int $model.serve.replicas) 1)) -}}
 {{- fail (printf "models.%s.serve.data.volume is one server's folder: it takes 1 replica and no autoscaling" $key) -}}
 {{- end -}}
+{{- $targets := list -}}
+{{- range $model.serve.autoscaling.targets -}}
+{{- if . -}}
+{{- $targets = append $targets . -}}
+{{- end -}}
+{{- end -}}
+{{- if not $targets -}}
+{{- fail (printf "models.%s.serve.autoscaling.targets are all 0: one is needed" $key) -}}
+{{- end -}}
 {{- if gt (int $model.serve.autoscaling.minReplicas) (int $model.serve.autoscaling.maxReplicas) -}}
 {{- fail (printf "models.%s.serve.autoscaling.minReplicas is above maxReplicas, %d" $key (int $model.serve.autoscaling.maxReplicas)) -}}
 {{- end -}}
@@ -98,6 +119,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
+{{/* The image by its digest, or else by its tag. */}}
 {{- define "tidemill.image" -}}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
@@ -133,15 +155,12 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- toYaml (concat $flags .args) -}}
 {{- end -}}
 
-{{/* Further flags of a model's workers, as a list. */}}
-{{- define "tidemill.workerFlags" -}}
-{{- $flags := include "tidemill.engineFlags" . | fromYamlArray -}}
-{{- if .weightsRegion -}}
-{{- $flags = concat (list "--weights-region" .weightsRegion) $flags -}}
-{{- end -}}
-{{- toYaml $flags -}}
+{{/* Engines of a worker: groups of GPUs that share the model. */}}
+{{- define "tidemill.numEngines" -}}
+{{- max 1 (div (int .gpus) (int .tensorParallelSize | default (int .gpus) | max 1)) -}}
 {{- end -}}
 
+{{/* Device of a model's engines. */}}
 {{- define "tidemill.device" -}}
 {{- ternary "cuda" "cpu" (gt (int .gpus) 0) -}}
 {{- end -}}
@@ -168,6 +187,7 @@ seccompProfile:
   type: RuntimeDefault
 {{- end -}}
 
+{{/* A container that writes to its volumes and nowhere else. */}}
 {{- define "tidemill.containerSecurity" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
@@ -218,6 +238,7 @@ emptyDir:
 {{- end }}
 {{- end -}}
 
+{{/* Mounts of a container that runs a model. */}}
 {{- define "tidemill.modelMounts" -}}
 - name: cache
   mountPath: /var/cache/tidemill
@@ -229,24 +250,21 @@ emptyDir:
 {{- end }}
 {{- end -}}
 
-{{/* Variables of the deployment: region, and resources by their names. */}}
-{{- define "tidemill.environment" -}}
+{{/* Variables that name the deployment's resources and region, as YAML. */}}
+{{- define "tidemill.deploymentEnvironment" -}}
+{{- $variables := deepCopy .Values.deployment.environment -}}
 {{- with .Values.deployment.region -}}
-- name: AWS_REGION
-  value: {{ . }}
-- name: AWS_DEFAULT_REGION
-  value: {{ . }}
+{{- $_ := set $variables "AWS_REGION" . -}}
+{{- $_ := set $variables "AWS_DEFAULT_REGION" . -}}
 {{- end -}}
-{{- range $name, $value := .Values.deployment.environment }}
-- name: {{ $name }}
-  value: {{ $value | quote }}
-{{- end }}
+{{- toYaml $variables -}}
 {{- end -}}
 
-{{- define "tidemill.envFrom" -}}
-{{- with .Values.deployment.existingSecret -}}
-envFrom:
-  - secretRef:
-      name: {{ . }}
+{{/* A container's list of variables, of a dict. */}}
+{{- define "tidemill.env" -}}
+{{- $list := list -}}
+{{- range $name, $value := . -}}
+{{- $list = append $list (dict "name" $name "value" $value) -}}
 {{- end -}}
+{{- toYaml $list -}}
 {{- end -}}
