@@ -62,30 +62,49 @@ def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> tuple[int,
     return done.returncode, done.stdout if done.returncode == 0 else done.stderr
 
 
-def refusal(base: str, values: Mapping[str, Any]) -> str:
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values as helm lays some over others."""
+    values = dict(below)
+    for key, value in above.items():
+        old = values.get(key)
+        both = isinstance(value, Mapping) and isinstance(old, Mapping)
+        values[key] = laid_over(old, value) if both else value
+    return values
+
+
+def template(
+    example: str | None, values: Mapping[str, Any], release: str = "mill"
+) -> tuple[int, str]:
+    """Return what `helm template` says to an example with values laid over it.
+
+    An example with workers gets the deployment that they need.
+    """
+    below: dict[str, Any] = {}
+    if example in {"launcher", "keda"}:
+        environment = json.loads((EXAMPLES / "environment.json").read_bytes())
+        below = {"deployment": {"environment": environment}}
+    files = [f"--values={EXAMPLES / f'{example}.yaml'}"] if example else []
+    return helm(
+        "template",
+        release,
+        str(CHART),
+        "--namespace=batches",
+        *files,
+        values=laid_over(below, values),
+    )
+
+
+def refusal(example: str, values: Mapping[str, Any]) -> str:
     """Return why helm refuses an example with these values."""
-    status, words = helm("template", "mill", str(CHART), *_files(base), values=values)
+    status, words = template(example, values)
     assert status == 1
     return words
 
 
-def _files(*examples: str) -> list[str]:
-    return [f"--values={EXAMPLES / f'{example}.yaml'}" for example in examples]
-
-
 @cache
-def render(
-    *examples: str, values: str = "{}", release: str = "mill", namespace: str = "batches"
-) -> Sequence[Manifest]:
-    """Return the manifests of examples, laid over each other, and of values in JSON."""
-    status, text = helm(
-        "template",
-        release,
-        str(CHART),
-        f"--namespace={namespace}",
-        *_files(*examples),
-        values=json.loads(values),
-    )
+def render(example: str | None, values: str = "{}", release: str = "mill") -> Sequence[Manifest]:
+    """Return the manifests of an example, or of the defaults, with values in JSON laid over it."""
+    status, text = template(example, json.loads(values), release)
     assert status == 0, text
     return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 

@@ -54,8 +54,7 @@ def test_every_manifest_is_valid_in_the_oldest_and_the_newest_kubernetes(
         ("demo", "Deployment PodDisruptionBudget Service ServiceAccount"),
         (
             "serve",
-            "Deployment HorizontalPodAutoscaler PodDisruptionBudget PodMonitor Service "
-            "ServiceAccount",
+            "Deployment HorizontalPodAutoscaler PodDisruptionBudget PodMonitor Service ServiceAccount",
         ),
     ],
 )
@@ -66,7 +65,7 @@ def test_a_release_has_what_it_needs_and_nothing_else(release: str, kinds: str) 
 
 def test_nothing_is_rendered_without_a_model() -> None:
     """The defaults are values that helm takes."""
-    assert render() == []
+    assert render(None) == []
 
 
 def test_names_are_short_and_come_once(manifests: Sequence[Manifest]) -> None:
