@@ -3,7 +3,7 @@
 {{- $root := first . -}}
 {{- $name := join "-" (prepend (rest .) $root.Release.Name) -}}
 {{- if gt (len $name) 52 -}}
-{{- $name = printf "%s-%s" (trunc 43 $name | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- $name = printf "%s-%s" (trunc 43 $name | trimAll "-") (sha256sum $name | trunc 8) -}}
 {{- end -}}
 {{- $name -}}
 {{- end -}}
@@ -54,6 +54,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 
 {{/* Refuses, by their names, values that only contradict each other. */}}
 {{- define "tidemill.check" -}}
+{{- if not (regexMatch "^[a-z][a-z0-9-]*$" .Release.Name) -}}
+{{- fail (printf "the release is named %s: a name of letters, digits and dashes, a letter first, is one that Services take" .Release.Name) -}}
+{{- end -}}
 {{- if and .Values.models (not .Values.image.repository) -}}
 {{- fail "image.repository is empty: name the image that container/Dockerfile makes" -}}
 {{- end -}}

@@ -72,7 +72,7 @@ def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
     return values
 
 
-def template(
+def helm_template(
     example: str | None, values: Mapping[str, Any], release: str = "mill"
 ) -> tuple[int, str]:
     """Return what `helm template` says to an example with values laid over it.
@@ -96,7 +96,7 @@ def template(
 
 def refusal(example: str, values: Mapping[str, Any]) -> str:
     """Return why helm refuses an example with these values."""
-    status, words = template(example, values)
+    status, words = helm_template(example, values)
     assert status == 1
     return words
 
@@ -104,7 +104,7 @@ def refusal(example: str, values: Mapping[str, Any]) -> str:
 @cache
 def render(example: str | None, values: str = "{}", release: str = "mill") -> Sequence[Manifest]:
     """Return the manifests of an example, or of the defaults, with values in JSON laid over it."""
-    status, text = template(example, json.loads(values), release)
+    status, text = helm_template(example, json.loads(values), release)
     assert status == 0, text
     return [each for each in yaml.load_all(text, yaml.CSafeLoader) if each]
 

@@ -16,6 +16,7 @@ from tests.container.chart.rendering import (
     Manifest,
     containers,
     helm,
+    helm_template,
     of_kind,
     pod_template,
     render,
@@ -52,20 +53,32 @@ def test_every_manifest_is_valid_in_the_oldest_and_the_newest_kubernetes(
         ("launcher", "ConfigMap Deployment Role RoleBinding ServiceAccount ServiceAccount"),
         ("keda", "ScaledJob ServiceAccount TriggerAuthentication"),
         ("demo", "Deployment PodDisruptionBudget Service ServiceAccount"),
-        (
-            "serve",
-            "Deployment HorizontalPodAutoscaler PodDisruptionBudget PodMonitor Service ServiceAccount",
-        ),
+        ("serve", "Deployment HPA PodDisruptionBudget PodMonitor Service ServiceAccount"),
     ],
 )
 def test_a_release_has_what_it_needs_and_nothing_else(release: str, kinds: str) -> None:
     """No Secret is ever among them."""
-    assert sorted(each["kind"] for each in manifests_of(release)) == kinds.split()
+    found = sorted(each["kind"] for each in manifests_of(release))
+    assert found == kinds.replace("HPA", "HorizontalPodAutoscaler").split()
 
 
 def test_nothing_is_rendered_without_a_model() -> None:
     """The defaults are values that helm takes."""
     assert render(None) == []
+
+
+@pytest.mark.parametrize("release", ["1mill", "mill.v2"])
+def test_a_release_whose_name_no_service_takes_is_refused(release: str) -> None:
+    """Helm itself would take it."""
+    status, words = helm_template("demo", {}, release)
+    assert status == 1
+    assert f"the release is named {release}" in words
+
+
+def test_keda_gets_nothing_where_no_model_has_workers() -> None:
+    """A server alone needs none of its resources."""
+    kinds = {each["kind"] for each in render("demo", values='{"scaling": "keda"}')}
+    assert kinds == {each["kind"] for each in manifests_of("demo")}
 
 
 def test_names_are_short_and_come_once(manifests: Sequence[Manifest]) -> None:
