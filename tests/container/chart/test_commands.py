@@ -21,6 +21,7 @@ from tests.container.chart.rendering import (
     Manifest,
     containers,
     of_kind,
+    pod_template,
 )
 from tidemill.cli.commands.worker import options_from
 from tidemill.cli.main import make_parser
@@ -49,6 +50,12 @@ def plans_of(manifests: Sequence[Manifest]) -> dict[str, Any]:
     """Return the launcher's plans."""
     [plans] = of_kind(manifests, "ConfigMap")
     return dict(json.loads(plans["data"]["plans.json"]))
+
+
+def pod_annotations(container: Container) -> dict[str, str]:
+    """Return the annotations of a container's pods."""
+    template = pod_template(container.manifest)
+    return dict(template["metadata"].get("annotations", {})) if template else {}
 
 
 def commands() -> set[str]:
@@ -160,20 +167,26 @@ def test_a_server_has_the_probed_routes_and_they_need_no_key(manifests: Sequence
         if container.spec["name"] != "serve":
             continue
         [port] = container.spec["ports"]
+        annotations = pod_annotations(container)
+        assert annotations.get("prometheus.io/port", "8080") == str(port["containerPort"])
+        assert annotations.get("prometheus.io/path", "/metrics") in routes
         options = parsed(container.arguments)
         assert (options["host"], options["port"]) == ("0.0.0.0", port["containerPort"])  # noqa: S104
         for name in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.spec[name]["httpGet"]
             assert probe["path"] in routes & info_routes.OPEN_PATHS
-            assert probe["port"] == port["name"]
+            assert probe["port"] == port["name"] == "http"
         [folder] = (
             mount["mountPath"]
             for mount in container.spec["volumeMounts"]
             if mount["name"] == "data"
         )
         assert Path(options["data_dir"]).is_relative_to(folder)
+    for each in of_kind(manifests, "Service"):
+        assert [port["targetPort"] for port in each["spec"]["ports"]] == ["http"]
     for each in of_kind(manifests, "PodMonitor"):
-        assert {end["path"] for end in each["spec"]["podMetricsEndpoints"]} <= routes
+        [end] = each["spec"]["podMetricsEndpoints"]
+        assert (end["port"], end["path"]) == ("http", "/metrics")
 
 
 def test_workers_are_probed_by_the_health_check_of_the_image(manifests: Sequence[Manifest]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.container.chart.releases import RELEASES, manifests_of
 from tests.container.chart.rendering import (
@@ -60,6 +62,15 @@ def test_a_release_has_what_it_needs_and_nothing_else(release: str, kinds: str) 
     """No Secret is ever among them."""
     found = sorted(each["kind"] for each in manifests_of(release))
     assert found == kinds.replace("HPA", "HorizontalPodAutoscaler").split()
+
+
+def test_an_image_without_a_tag_is_that_of_this_version() -> None:
+    """A chart and the image of the same checkout belong together."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_bytes())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert chart["version"] == chart["appVersion"] == project["version"]
+    [server] = containers(render("demo", values='{"image": {"tag": ""}}'))
+    assert server.spec["image"] == f"tidemill:{project['version']}"
 
 
 def test_nothing_is_rendered_without_a_model() -> None:
