@@ -201,6 +201,7 @@ capabilities:
 {{/* Fields of a pod that runs a model. */}}
 {{- define "tidemill.modelPod" -}}
 automountServiceAccountToken: false
+# A Service called tidemill-server would say TIDEMILL_SERVER_PORT.
 enableServiceLinks: false
 # As process 1 it would miss a signal in its first moment.
 shareProcessNamespace: true

@@ -115,6 +115,7 @@ def test_every_container_has_limits_probes_and_no_rights(manifests: Sequence[Man
         }
         assert each.pod["securityContext"]["runAsNonRoot"] is True
         assert each.pod["securityContext"]["runAsUser"] == 10001
+        assert (each.pod["enableServiceLinks"], each.pod["shareProcessNamespace"]) == (False, True)
         grace = each.pod.get("terminationGracePeriodSeconds", 30)
         assert grace >= (30 if each.spec["name"] == "launcher" else MINUTE)
 
