@@ -78,8 +78,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- fail (printf "models.%s has neither workers.enabled nor serve.enabled: nothing would run it" $key) -}}
 {{- end -}}
 {{- if $model.workers.enabled -}}
-{{- if not (or $.Values.deployment.region $.Values.deployment.environment.AWS_REGION) -}}
-{{- fail (printf "deployment.region is empty, and workers of models.%s need it" $key) -}}
+{{- if not (include "tidemill.region" $) -}}
+{{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s need one" $key) -}}
 {{- end -}}
 {{- range list "TIDEMILL_TABLE" "TIDEMILL_BUCKET" "TIDEMILL_CONTROL_QUEUE" "TIDEMILL_WORK_QUEUES" -}}
 {{- if not (get $.Values.deployment.environment .) -}}
@@ -254,14 +254,15 @@ emptyDir:
 {{- end }}
 {{- end -}}
 
+{{/* Region of the deployment, or of a server's weights. */}}
+{{- define "tidemill.region" -}}
+{{- .Values.deployment.region | default .Values.deployment.environment.AWS_REGION -}}
+{{- end -}}
+
 {{/* Variables that name the deployment's resources and region, as YAML. */}}
 {{- define "tidemill.deploymentEnvironment" -}}
-{{- $variables := deepCopy .Values.deployment.environment -}}
-{{- with .Values.deployment.region -}}
-{{- $_ := set $variables "AWS_REGION" . -}}
-{{- $_ := set $variables "AWS_DEFAULT_REGION" . -}}
-{{- end -}}
-{{- toYaml $variables -}}
+{{- $region := include "tidemill.region" . -}}
+{{- toYaml (merge (dict "AWS_REGION" $region "AWS_DEFAULT_REGION" $region) .Values.deployment.environment) -}}
 {{- end -}}
 
 {{/* A container's list of variables, of a dict. */}}

@@ -160,6 +160,21 @@ def test_the_launcher_takes_its_plans(release: str, tmp_path: Path) -> None:
         assert plan.means["environment"]["AWS_REGION"] == "eu-west-1"
 
 
+def test_the_launcher_has_the_verbs_of_its_calls_to_the_cluster() -> None:
+    """One for each method of its client, such as `create_job`, and no other."""
+    client = pytest.importorskip("tidemill.handler.fleet.kubernetes.api_server").KubernetesClient
+    calls = {name for name in vars(client) if not name.startswith("_") and name != "close"}
+    [role] = of_kind(manifests_of("launcher"), "Role")
+    granted = {
+        (verb, resource)
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+        for resource in rule["resources"]
+    }
+    pairs = (call.split("_") for call in calls)
+    assert granted == {(verb, f"{resource.removesuffix('s')}s") for verb, resource in pairs}
+
+
 def test_a_server_has_the_probed_routes_and_they_need_no_key(manifests: Sequence[Manifest]) -> None:
     """On the port that the container, its Service and its annotations name."""
     routes = {route.path for route in info_routes.routes(cast("Any", None))}

@@ -181,7 +181,7 @@ def test_the_launcher_may_do_what_it_does_with_jobs_and_nothing_else() -> None:
         {
             "apiGroups": ["batch"],
             "resources": ["jobs"],
-            "verbs": ["create", "delete", "get", "list", "patch"],
+            "verbs": ["create", "delete", "list", "patch"],
         },
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]

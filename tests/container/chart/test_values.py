@@ -127,7 +127,11 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
     ("base", "values", "words"),
     [
         ("launcher", {"image": {"repository": ""}}, "image.repository is empty"),
-        ("launcher", {"deployment": {"region": ""}}, "deployment.region is empty"),
+        (
+            "launcher",
+            {"deployment": {"environment": {"AWS_REGION": ""}}},
+            "deployment.region is empty, and deployment.environment has no AWS_REGION",
+        ),
         (
             "launcher",
             {"deployment": {"environment": {"TIDEMILL_TABLE": ""}}},
