@@ -23,6 +23,8 @@ from tests.container.chart.rendering import (
     of_kind,
     pod_template,
 )
+from tests.container.chart.schemas import complaints
+from tests.container.chart.unpack import VERSIONS
 from tidemill.cli.commands.worker import options_from
 from tidemill.cli.main import make_parser
 from tidemill.handler.settings import read_settings
@@ -147,17 +149,23 @@ def test_the_launchers_plans_say_what_the_values_say() -> None:
 
 @pytest.mark.parametrize("release", ["launcher", "launcher and all else"])
 def test_the_launcher_takes_its_plans(release: str, tmp_path: Path) -> None:
-    """By the function that it reads them with, in the environment that its container has."""
+    """And makes Jobs of them that are valid in every Kubernetes that the chart is for."""
     plans = pytest.importorskip("tidemill.handler.fleet.kubernetes.plans")
+    job = importlib.import_module("tidemill.handler.fleet.kubernetes.job")
     manifests = manifests_of(release)
     [launcher] = (each for each in containers(manifests) if each.spec["name"] == "launcher")
     path = tmp_path / "plans.json"
     path.write_text(json.dumps(plans_of(manifests)), encoding="utf-8")
     settings = read_settings(launcher.environment)
     read = plans.read_plans(path, settings, "batches", launcher.environment)
+    assert len(read) == 2
     for model, plan in read.items():
-        assert parsed(plan.means["args"])["served_model_names"][0] == model
-        assert plan.means["environment"]["AWS_REGION"] == "eu-west-1"
+        config = plans.KubernetesConfig.model_validate(plan.means)
+        manifest = job.job_manifest(plan, config, "tidemill-1")
+        assert [complaints(manifest, version) for version in VERSIONS] == [[], []]
+        [worker] = containers([manifest])
+        assert parsed(worker.arguments)["served_model_names"][0] == model
+        assert worker.environment["AWS_REGION"] == "eu-west-1"
 
 
 def test_the_launcher_has_the_verbs_of_its_calls_to_the_cluster() -> None:
