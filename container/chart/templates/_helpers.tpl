@@ -78,13 +78,13 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- fail (printf "models.%s has neither workers.enabled nor serve.enabled: nothing would run it" $key) -}}
 {{- end -}}
 {{- if $model.workers.enabled -}}
-{{- if not (include "tidemill.region" $) -}}
-{{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s need one" $key) -}}
-{{- end -}}
 {{- range list "TIDEMILL_TABLE" "TIDEMILL_BUCKET" "TIDEMILL_CONTROL_QUEUE" "TIDEMILL_WORK_QUEUES" -}}
 {{- if not (get $.Values.deployment.environment .) -}}
 {{- fail (printf "deployment.environment has no %s, which workers of models.%s need: take the Data stack's output WorkerEnvironment" . $key) -}}
 {{- end -}}
+{{- end -}}
+{{- if not (include "tidemill.region" $) -}}
+{{- fail (printf "deployment.region is empty, and deployment.environment has no AWS_REGION: workers of models.%s need one" $key) -}}
 {{- end -}}
 {{- if not (hasKey $queues $model.name) -}}
 {{- fail (printf "models.%s.name is %s, which has no queue in TIDEMILL_WORK_QUEUES (%s); without workers, say workers.enabled: false" $key $model.name (keys $queues | sortAlpha | join ", ")) -}}
@@ -256,7 +256,7 @@ emptyDir:
 
 {{/* Region of the deployment, or of a server's weights. */}}
 {{- define "tidemill.region" -}}
-{{- .Values.deployment.region | default .Values.deployment.environment.AWS_REGION -}}
+{{- .Values.deployment.region | default .Values.deployment.environment.AWS_REGION | default "" -}}
 {{- end -}}
 
 {{/* Variables that name the deployment's resources and region, as YAML. */}}

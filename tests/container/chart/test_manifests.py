@@ -108,6 +108,7 @@ def test_every_container_has_limits_probes_and_no_rights(manifests: Sequence[Man
         assert limits == each.spec["resources"]["requests"]
         assert {"cpu", "memory"} <= limits.keys()
         assert {"startupProbe", "livenessProbe"} <= each.spec.keys()
+        assert all(each.environment.values())
         assert each.spec["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,

@@ -11,7 +11,16 @@ import yaml
 from jsonschema import Draft7Validator
 
 from tests.container.chart.releases import EVERYTHING
-from tests.container.chart.rendering import CHART, EXAMPLES, laid_over, of_kind, refusal, render
+from tests.container.chart.rendering import (
+    CHART,
+    EXAMPLES,
+    containers,
+    helm,
+    laid_over,
+    of_kind,
+    refusal,
+    render,
+)
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_bytes())
 DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
@@ -129,11 +138,6 @@ def test_helm_itself_refuses_wrong_values_by_their_names() -> None:
         ("launcher", {"image": {"repository": ""}}, "image.repository is empty"),
         (
             "launcher",
-            {"deployment": {"environment": {"AWS_REGION": ""}}},
-            "deployment.region is empty, and deployment.environment has no AWS_REGION",
-        ),
-        (
-            "launcher",
             {"deployment": {"environment": {"TIDEMILL_TABLE": ""}}},
             "deployment.environment has no TIDEMILL_TABLE",
         ),
@@ -194,6 +198,28 @@ def test_values_that_contradict_each_other_are_refused_with_a_sentence(
 ) -> None:
     """It names the value, and says what is wrong with it."""
     assert words in refusal(base, values)
+
+
+def test_workers_need_a_region_and_servers_get_none_unless_there_is_one() -> None:
+    """A stack's output has one; an empty variable would be a region of no name to AWS's clients."""
+    environment = json.loads((EXAMPLES / "environment.json").read_bytes())
+    del environment["AWS_REGION"]
+    values = {"deployment": {"environment": environment}}
+    file = f"--values={EXAMPLES / 'launcher.yaml'}"
+    status, words = helm("template", "mill", str(CHART), file, values=values)
+    assert status == 1
+    assert "deployment.region is empty, and deployment.environment has no AWS_REGION" in words
+    [server] = containers(render("demo"))
+    assert server.environment == {"TIDEMILL_HEALTH_FILE": "/tmp/tidemill-health"}  # noqa: S108
+
+
+@pytest.mark.parametrize(
+    "path", ["deployment.environment", "workers.keda", "modelDefaults.serve", "modelDefaults.gpus"]
+)
+def test_a_default_that_null_takes_away_is_missed_by_its_name(path: str) -> None:
+    """As `--set-json deployment.environment=` does with the output of a command that failed."""
+    name = path.rpartition(".")[2]
+    assert f"missing property '{name}'" in refusal("demo", nested(path, None))
 
 
 def test_a_target_of_0_is_left_out_and_one_is_needed() -> None:
