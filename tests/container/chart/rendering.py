@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "container/chart"
-EXAMPLES = ROOT / "examples/kubernetes"
+EXAMPLES = ROOT / "docs/examples/kubernetes"
 TOOLS = ROOT / ".venv-chart"
 
 Manifest = dict[str, Any]

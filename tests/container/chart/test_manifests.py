@@ -14,6 +14,7 @@ import yaml
 from tests.container.chart.releases import RELEASES, manifests_of
 from tests.container.chart.rendering import (
     CHART,
+    EXAMPLES,
     ROOT,
     Manifest,
     containers,
@@ -250,7 +251,7 @@ def test_helm_finds_nothing_to_say_and_the_notes_name_what_runs() -> None:
     assert status == 0, words
     status, words = helm(
         "install", "mill", str(CHART), "--dry-run=client", "--namespace=batches",
-        f"--values={ROOT / 'examples/kubernetes/serve.yaml'}",
+        f"--values={EXAMPLES / 'serve.yaml'}",
     )  # fmt: skip
     assert status == 0, words
-    assert "http://mill-llama-serve.batches:80/v1" in words.partition("NOTES:")[2]
+    assert "http://mill-llama-serve.batches:8000/v1" in words.partition("NOTES:")[2]

@@ -46,7 +46,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
     """In a checkout, beside the file that the stack's output was written to; nothing is sent."""
-    for name in ("container", "examples"):
+    for name in ("container", "docs"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "environment.json").symlink_to(EXAMPLES / "environment.json")
     done = subprocess.run(
@@ -63,7 +63,7 @@ def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
 
 def test_the_page_has_a_command_for_each_example() -> None:
     """So that none of them is tried by nobody."""
-    assert sorted(re.findall(r"examples/kubernetes/(\w+)\.yaml", "".join(COMMANDS))) == sorted(
+    assert sorted(re.findall(r"docs/examples/kubernetes/(\w+)\.yaml", "".join(COMMANDS))) == sorted(
         path.stem for path in EXAMPLES.glob("*.yaml")
     )
 
