@@ -85,6 +85,12 @@ def strict_store(emulator: Emulator) -> Iterator[StrictStore]:
     class Door(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def __getattr__(self, name: str) -> Any:
+            """Answer every method."""
+            if name.startswith("do_"):
+                return self._answer
+            raise AttributeError(name)
+
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             if code := _refusal(self.headers, self.server.server_port):  # type: ignore[attr-defined]
@@ -96,13 +102,13 @@ def strict_store(emulator: Emulator) -> Iterator[StrictStore]:
             connection = HTTPConnection(target)
             headers = {**self.headers, "Content-Length": str(len(body))}
             # The emulator has its own region, and checks no signature.
-            headers["Authorization"] = headers["Authorization"].replace(f"/{REGION}/", "/us-east-1/")
+            headers["Authorization"] = headers["Authorization"].replace(
+                f"/{REGION}/", "/us-east-1/"
+            )
             connection.request(self.command, self.path, body, headers)
             answer = connection.getresponse()
             self._send(answer.status, dict(answer.getheaders()), answer.read())
             connection.close()
-
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _answer
 
         def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
             self.send_response(status)

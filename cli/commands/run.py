@@ -74,7 +74,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_file_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
-        "-i", "--input-file", metavar="FILE", help="a path, -, an http(s) URL or s3://bucket/key; -i may be left out"
+        "-i",
+        "--input-file",
+        metavar="FILE",
+        help="a path, -, an http(s) URL or s3://bucket/key; -i may be left out",
     )
     add(
         "-o",

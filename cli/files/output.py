@@ -288,9 +288,7 @@ def _write_to_stream(fd: int, rows: bytes, name: str) -> None:
 class UploadOutput:
     """Rows collected in a temporary file and uploaded at the end."""
 
-    def __init__(
-        self, url: str, tmp_dir: Path | None, send: Callable[[IO[bytes]], None]
-    ) -> None:
+    def __init__(self, url: str, tmp_dir: Path | None, send: Callable[[IO[bytes]], None]) -> None:
         self._url = url
         self._send = send
         self._num_bytes = 0

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from botocore.exceptions import BotoCoreError, ClientError
+
 from tidemill.handler.aws.calls import Call, Operation, translate
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.errors import AwsError, NotThere, ObjectChanged
@@ -32,8 +34,8 @@ class _Found(NamedTuple):
 def open_object(place: S3Object, tmp_dir: Path | None) -> Iterator[tuple[IO[bytes], int]]:
     """Copy an object to a temporary file and yield that, and when the object was written.
 
-    Raises Refused for an object that does not exist, InputChanged for one that is written meanwhile,
-    TransferFailed for what the store refuses and BadInput where the disk has no room.
+    Raises Refused for an object that does not exist, InputChanged for one that is written
+    meanwhile, TransferFailed for what the store refuses and BadInput where the disk has no room.
     """
     try:
         with tempfile.TemporaryDirectory(dir=tmp_dir, prefix="tidemill-input-") as folder:
@@ -64,9 +66,9 @@ def _download(place: S3Object, path: Path) -> _Found:
 
 
 def check_new_object(place: S3Object, *, force: bool) -> None:
-    """Raise Refused for an object that is there, unless `force`, and TransferFailed for a bad store.
+    """Raise Refused for an object that is there, unless `force`; who may only write may go on.
 
-    Whoever may only write is not stopped.
+    Raises TransferFailed for a store that cannot be used.
     """
     with _errors(f"checking {place}"):
         try:
@@ -81,8 +83,6 @@ def check_new_object(place: S3Object, *, force: bool) -> None:
 
 def upload_object(place: S3Object, rows: IO[bytes]) -> None:
     """Write all of `rows` as an object, in parts where they are large; raises TransferFailed."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
     rows.seek(0)
     about = {"ContentType": "application/x-ndjson"}
     with _errors(f"writing {place}"):
