@@ -28,11 +28,16 @@ _NOT_IMPLEMENTED = ("x-amz-server-side-encryption", "x-amz-tagging")
 
 @dataclass(frozen=True, slots=True)
 class StrictStore:
-    """A store at a host's name, with one bucket; `refused` are the codes that it has answered."""
+    """A store at a host's name, with one bucket.
+
+    It `lacks` requests whose path ends so, and notes what it has `served` and the codes by which it
+    has `refused`.
+    """
 
     emulator: Emulator
     endpoint_url: str
     bucket: str
+    lacks: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     served: list[str] = field(default_factory=list)
 
@@ -75,62 +80,76 @@ class StrictStore:
         return body
 
 
+class _Server(ThreadingHTTPServer):
+    """Listens for a store."""
+
+    daemon_threads = True
+    store: StrictStore
+
+
+class _Door(BaseHTTPRequestHandler):
+    """Refuses a request, or passes it on to the emulator."""
+
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def __getattr__(self, name: str) -> Any:
+        """Answer every method."""
+        if name.startswith("do_"):
+            return self._answer
+        raise AttributeError(name)
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        store = self.server.store
+        code = _refusal(self.headers, self.server.server_port)
+        if code is None and self.path.endswith((*store.lacks,)):
+            code = "NotImplemented"
+        if code is None:
+            store.served.append(f"{self.command} {self.path}")
+            self._pass_on(body)
+            return
+        store.refused.append(code)
+        status = 501 if code == "NotImplemented" else 403 if "Key" in code else 400
+        self._send(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
+
+    def _pass_on(self, body: bytes) -> None:
+        connection = HTTPConnection(urlsplit(self.server.store.emulator.endpoint_url).netloc)
+        headers = {**self.headers, "Content-Length": str(len(body))}
+        # The emulator has its own region, and checks no signature.
+        headers["Authorization"] = headers["Authorization"].replace(f"/{REGION}/", "/us-east-1/")
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        self._send(answer.status, dict(answer.getheaders()), answer.read())
+        connection.close()
+
+    def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in _HOP_HEADERS:
+                self.send_header(name, value)
+        length = headers.get("Content-Length", "0") if self.command == "HEAD" else len(body)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+
 @contextmanager
 def strict_store(emulator: Emulator) -> Iterator[StrictStore]:
-    """Run a door before an emulator, with a new bucket."""
+    """Run a store before an emulator, with a new bucket."""
     bucket = f"store-{uuid4().hex[:10]}"
     emulator.client("s3").create_bucket(Bucket=bucket)
-    target = urlsplit(emulator.endpoint_url).netloc
-
-    class Door(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def __getattr__(self, name: str) -> Any:
-            """Answer every method."""
-            if name.startswith("do_"):
-                return self._answer
-            raise AttributeError(name)
-
-        def _answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if code := _refusal(self.headers, self.server.server_port):  # type: ignore[attr-defined]
-                store.refused.append(code)
-                status = 501 if code == "NotImplemented" else 403 if "Key" in code else 400
-                self._send(status, {}, f"<Error><Code>{code}</Code></Error>".encode())
-                return
-            store.served.append(f"{self.command} {self.path}")
-            connection = HTTPConnection(target)
-            headers = {**self.headers, "Content-Length": str(len(body))}
-            # The emulator has its own region, and checks no signature.
-            headers["Authorization"] = headers["Authorization"].replace(
-                f"/{REGION}/", "/us-east-1/"
-            )
-            connection.request(self.command, self.path, body, headers)
-            answer = connection.getresponse()
-            self._send(answer.status, dict(answer.getheaders()), answer.read())
-            connection.close()
-
-        def _send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                if name.lower() not in _HOP_HEADERS:
-                    self.send_header(name, value)
-            length = headers.get("Content-Length", "0") if self.command == "HEAD" else len(body)
-            self.send_header("Content-Length", str(length))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Keep quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
-    server.daemon_threads = True
-    store = StrictStore(emulator, f"http://localhost:{server.server_port}", bucket)
+    server = _Server(("127.0.0.1", 0), _Door)
+    # A name, as clients write the bucket in the path of an address by themselves.
+    server.store = StrictStore(emulator, f"http://localhost:{server.server_port}", bucket)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
-        yield store
+        yield server.store
     finally:
         server.shutdown()
         server.server_close()

@@ -60,7 +60,7 @@ _PATHS = (
 class BadEndpoint(BotoCoreError):  # type: ignore[misc]
     """An endpoint that is no URL of a host."""
 
-    fmt = "{endpoint_url!r} is no endpoint of a store: write http(s)://host, with :port if needed"
+    fmt = "Invalid endpoint: {endpoint_url} (write http(s)://host, with :port where it has one)"
 
 
 @dataclass(frozen=True, slots=True)
