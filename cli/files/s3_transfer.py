@@ -107,6 +107,8 @@ def _find(place: S3Object) -> Operation[_Found | None]:
         if exc.aws_code != "InvalidRange":
             raise
         response, num_bytes = (yield Call("s3", "head_object", where)), 0
+    if "ETag" not in response:
+        raise AwsError("s3 get_object: what answers there is not S3, as a console or another port")
     return _Found(response["ETag"], num_bytes, int(response["LastModified"].timestamp()))
 
 

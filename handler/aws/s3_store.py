@@ -18,8 +18,8 @@ from botocore.exceptions import (
     ClientError,
     ConnectionError,  # noqa: A004 - theirs, which is no OSError
     HTTPClientError,
+    SSLError,
 )
-from botocore.parsers import ResponseParserError
 from botocore.session import Session
 
 PROFILE_VARIABLE: Final = "TIDEMILL_STORE_PROFILE"
@@ -42,6 +42,7 @@ _HOST_NAMES = (
 )
 _REASONS: Final[Mapping[str, str]] = {
     "403": _KEYS,
+    "500": "it has failed, or what answers there is not S3, as a console or another port",
     "AuthorizationHeaderMalformed": _KEYS,
     "InvalidAccessKeyId": _KEYS,
     "NoSuchBucket": "it has no such bucket",
@@ -139,8 +140,8 @@ def explain(error: ClientError | BotoCoreError) -> str:
 def _reason(error: ClientError | BotoCoreError) -> str | None:
     if isinstance(error, ClientError):
         return _REASONS.get(str(error.response.get("Error", {}).get("Code")))
-    if isinstance(error, ResponseParserError):
-        return "what answers there does not speak S3, as a console or another port"
+    if isinstance(error, SSLError):
+        return "its certificate is not trusted here: AWS_CA_BUNDLE names who may sign one"
     if isinstance(error, ConnectionError | HTTPClientError):
         return "it does not answer"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Runner
-from tests.cli.given import line, rows
+from tests.cli.given import Answer, line, rows
 from tests.strict_store import StrictStore
 from tidemill.cli.console.errors import CliError, InputChanged, Refused, TransferFailed
 from tidemill.cli.engine.weights import local_model
@@ -30,6 +31,7 @@ def at_store(store: StrictStore, monkeypatch: pytest.MonkeyPatch) -> StrictStore
         monkeypatch.delenv(name)
     for name, value in store.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)
     return store
 
 
@@ -206,3 +208,31 @@ def test_the_style_of_addresses_is_told_where_it_may_be_wrong(
     monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
     with pytest.raises(TransferFailed, match="with addressing_style = virtual the bucket is in"):
         run("-i", source, "-o", tmp_path / "rows")
+
+
+@pytest.mark.parametrize("names", [("s3://b/in", "rows"), ("in.jsonl", "s3://b/rows")])
+def test_an_object_needs_an_extra(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
+) -> None:
+    """Which is named."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.jsonl").write_bytes(LINES)
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(CliError, match=r"s3://b/\w+ needs boto3, which is not installed"):
+        run("-i", names[0], "-o", names[1])
+
+
+def test_a_web_page_is_no_store(
+    at_store: StrictStore, run: Runner, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A console's port answers everything, too."""
+    server.will(Answer(body=b"<html><body><p>Sign in</body></html>"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.url)
+    monkeypatch.setattr("tidemill.handler.aws.calls._CLIENT_OPTIONS", ONE_TRY)
+    with pytest.raises(TransferFailed, match="is not S3, as a console or another port"):
+        run("-i", "s3://b/k", "-o", f"s3://{at_store.bucket}/rows")
+    with (
+        pytest.raises(CliError, match="is not S3, as a console"),
+        local_model("s3://b/m", None, lambda _: None),
+    ):
+        pass

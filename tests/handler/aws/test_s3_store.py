@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import BotoCoreError, ClientError, EndpointConnectionError, SSLError
 
+from tidemill.handler.aws.calls import Call, translate
 from tidemill.handler.aws.s3_store import BadEndpoint, S3Store, find_store
 from tidemill.handler.aws.sync import aws_client
 
@@ -100,3 +102,37 @@ def test_what_is_no_url_of_a_host_is_refused(url: str) -> None:
     """By its own name."""
     with pytest.raises(BadEndpoint, match=f"Invalid endpoint: {url} \\(write http"):
         find_store({"AWS_ENDPOINT_URL_S3": url})
+
+
+def refused(code: str) -> ClientError:
+    """Return what a client raises when a store answers with a code."""
+    return ClientError({"Error": {"Code": code}}, "PutObject")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (refused("SignatureDoesNotMatch"), "(the store is http://s3: its keys or its region are"),
+        (refused("NoSuchBucket"), "it has no such bucket)"),
+        (refused("NotImplemented"), "it lacks this operation"),
+        (refused("PathStyleDomainForbidden"), "set addressing_style = virtual"),
+        (EndpointConnectionError(endpoint_url="http://s3"), "it does not answer)"),
+        (SSLError(endpoint_url="http://s3", error="x"), "AWS_CA_BUNDLE"),
+        (refused("500"), "or what answers there is not S3"),
+    ],
+)
+def test_what_a_store_says_is_explained(
+    error: ClientError | BotoCoreError, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For S3 alone, and not for AWS's own."""
+    call = Call("s3", "put_object", {})
+    assert words not in str(translate(error, call))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")
+    assert words in str(translate(error, call))
+    assert words not in str(translate(error, Call("sqs", "send_message", {})))
+
+
+def test_a_missing_object_is_nothing_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no fault of the store."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")
+    assert "the store is" not in str(translate(refused("NoSuchKey"), Call("s3", "get_object", {})))
