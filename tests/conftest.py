@@ -19,6 +19,7 @@ from xdist.remote import Producer
 
 from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
+from tests.strict_store import StrictStore, strict_store
 from tidemill.engine.storage import disk_cache
 from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 
@@ -119,3 +120,17 @@ def each_emulator(
 def emulator(request: pytest.FixtureRequest, start_emulator: Callable[[str], Emulator]) -> Emulator:
     """One emulator for logic above the adapters; `make test-all` has it on each."""
     return start_emulator(request.param)
+
+
+@pytest.fixture(scope="session")
+def another_ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulator]:
+    """A second MiniStack, which knows nothing of the first."""
+    with running("ministack", tmp_path_factory.mktemp("another-ministack")) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def store(another_ministack: Emulator) -> Iterator[StrictStore]:
+    """An S3-compatible store beside AWS, with a bucket."""
+    with strict_store(another_ministack) as store:
+        yield store

@@ -61,6 +61,16 @@ class Batch:
         return self.fields.get("error_file_id")
 
     @property
+    def table_file_id(self) -> str | None:
+        """Return the id of the file with the table of its rows, if its input was one."""
+        return self.extension.get("table_file_id")
+
+    @property
+    def table_url(self) -> str | None:
+        """Return where that table is in the bucket."""
+        return self.extension.get("table_url")
+
+    @property
     def extension(self) -> Mapping[str, Any]:
         """Return the `tidemill` extension of the Batch: rates, cost, ETA."""
         return self.fields.get("tidemill") or {}

@@ -201,7 +201,7 @@ def _wait_and_fetch(
 ) -> int:
     log(f"waiting for s3://{target.bucket}/{target.outputs.report_key}")
     batch = _wait_for_report(s3, target, before)
-    url = batch.extension.get("table_url")
+    url = batch.table_url
     results: list[tuple[str, str, str | None, object]] = [
         ("output", target.outputs.output_key, targets.output, batch.output_file_id),
         ("errors", target.outputs.error_key, targets.errors, batch.error_file_id),

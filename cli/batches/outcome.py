@@ -38,7 +38,7 @@ def log_end(batch: Batch) -> None:
     rows = f"{amount(batch.completed, 'row')} ok, {batch.failed:,} failed"
     words = [f"{batch.id} is {batch.status}: {rows}", *_figures(batch)]
     log(", ".join(words))
-    if (table := batch.extension.get("table_url")) is not None:
+    if (table := batch.table_url) is not None:
         log(f"its table is {table}")
     for error in errors_of(batch):
         log(f"  {error}")

@@ -21,11 +21,12 @@ from .outcome import exit_status_of, log_end, print_json
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Targets of output and error rows: a path, `-`, or None for nowhere."""
+    """Targets of output and error rows, and of their table: a path, `-`, or None for nowhere."""
 
     output: str | None
     errors: str | None
     force: bool = False
+    table: str | None = None
 
     @property
     def take_standard_output(self) -> bool:
@@ -102,7 +103,8 @@ def wait_and_fetch(client: Client, batch: Batch, targets: Targets, *, as_json: b
 
 def fetch_and_report(client: Client, batch: Batch, targets: Targets, *, as_json: bool) -> int:
     """Fetch the rows of an ended batch, log its outcome, and return the exit status."""
-    saved = fetch_results(client, batch, targets.output, targets.errors, force=targets.force)
+    names = {"output": targets.output, "errors": targets.errors, "table": targets.table}
+    saved = fetch_results(client, batch, names, force=targets.force)
     if as_json:
         print_json({**batch.fields, "saved": saved})
     log_end(batch)

@@ -22,7 +22,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "results",
         help="fetch the rows of a batch",
-        description="Fetches the rows of a batch that has ended; `-o -` prints them. With --follow "
+        description="Fetches the rows of a batch that has ended, and the table of them where its "
+        "input was a table (`-o x.parquet` fetches the table alone); `-o -` prints the rows. With "
+        "--follow "
         "it prints rows as they are finished, good and bad, each with the number of its line as "
         "`line`; they come about in the order of lines.",
         epilog=EXIT_STATUSES,
@@ -43,6 +45,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.follow and (arguments.output_file or arguments.error_file):
         raise Refused("--follow prints rows on standard output: leave -o and -e away")
     from ..api.client import Client
+    from ..batches.fetched_table import with_table
     from ..batches.lookup import find_batch
     from ..batches.wait import fetch_and_report, targets_of
 
@@ -56,6 +59,7 @@ def command(arguments: argparse.Namespace) -> int:
                 f"waits for them, `tidemill results {batch.id} --follow` prints rows as they come"
             )
         targets = targets_of(arguments, (f"{batch.id}.output.jsonl", f"{batch.id}.errors.jsonl"))
+        targets = with_table(batch, targets, arguments.output_file, arguments.error_file)
         return fetch_and_report(client, batch, targets, as_json=arguments.json)
 
 

@@ -74,14 +74,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _add_file_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add(
-        "-i", "--input-file", metavar="FILE", help="a path, - or an http(s) URL; -i may be left out"
+        "-i",
+        "--input-file",
+        metavar="FILE",
+        help="a path, -, an http(s) URL or s3://bucket/key; -i may be left out",
     )
     add(
         "-o",
         "--output-file",
         metavar="FILE",
-        help="a path (it grows while the job runs), - or an http(s) URL that takes a PUT "
-        "(default: FILE.output.jsonl beside the input)",
+        help="a path (it grows while the job runs), -, an http(s) URL that takes a PUT, or "
+        "s3://bucket/key (default: FILE.output.jsonl beside the input)",
     )
     add("-e", "--error-file", metavar="FILE", help="a path for the rows of failed lines")
     add(

@@ -60,6 +60,7 @@ def _enter(
     try:
         from botocore.exceptions import BotoCoreError
 
+        from tidemill.handler.aws.s3_store import find_store
         from tidemill.handler.worker.weights.cache import local_weights
         from tidemill.handler.worker.weights.manifest import Location, WeightsRefused
     except ModuleNotFoundError as exc:
@@ -70,6 +71,8 @@ def _enter(
         raise Refused(str(exc)) from exc
     try:
         folder = _cache_folder(cache)
+        # Regions are AWS's; a store elsewhere is where it is.
+        region = region if find_store().is_aws else None
         aws = _aws_in(region)
         return stack.enter_context(local_weights(aws, location, folder, watch, region))
     except WeightsRefused as exc:
@@ -85,13 +88,13 @@ def _aws_in(region: str | None) -> Aws:
     """
     from botocore.config import Config
 
+    from tidemill.handler.aws.s3_store import find_store
     from tidemill.handler.aws.sync import Aws, aws_client
 
     if not region:
         return Aws()
     # A custom S3 endpoint has no dual-stack variant; endpoints of other services do not matter.
-    is_given = {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} & os.environ.keys()
-    far = Config(use_dualstack_endpoint=not is_given)
+    far = Config(use_dualstack_endpoint=find_store().endpoint_url is None)
     return Aws(
         lambda service, config: aws_client(service, region_name=region, config=config.merge(far))
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import IO
 
 from ..console.errors import OutputLost, Refused
-from .paths import STANDARD_STREAM, check_paths, is_regular_or_new, is_url
+from .paths import STANDARD_STREAM, check_paths, is_regular_or_new, is_remote
 
 
 def check_new_file(name: str, sources: Iterable[str], *, force: bool) -> None:
     """Raise Refused for a name that cannot be written, and for sources that cannot be read."""
-    if not name or is_url(name):
+    if not name or is_remote(name):
         raise Refused("the output of -o is a path, or - for standard output")
     for source in sources:
         check_paths(source, name, None)

@@ -8,6 +8,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -15,6 +17,7 @@ from ..console.errors import OutputLost, Refused, TransferFailed
 from ..console.terminal import amount
 from .http_transfer import RETRY_DELAYS_SECONDS, upload
 from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .s3_object import S3Object, is_s3
 from .spool import spool_path
 
 _OPEN_TRIES = 10
@@ -55,7 +58,12 @@ def open_output(
     if name == STANDARD_STREAM:
         return StandardOutput()
     if is_url(name):
-        return UploadOutput(name, tmp_dir, delays)
+        return UploadOutput(name, tmp_dir, partial(upload, name, delays=delays))
+    if is_s3(name):
+        # A late import: boto3 takes a while.
+        from .s3_transfer import upload_object
+
+        return UploadOutput(name, tmp_dir, partial(upload_object, S3Object.parse(name)))
     path = Path(name)
     if is_regular_or_new(path):
         return LocalFile(path, tmp_dir=tmp_dir)
@@ -278,11 +286,11 @@ def _write_to_stream(fd: int, rows: bytes, name: str) -> None:
 
 
 class UploadOutput:
-    """Rows collected in a temporary file and uploaded by one PUT at the end."""
+    """Rows collected in a temporary file and uploaded at the end."""
 
-    def __init__(self, url: str, tmp_dir: Path | None, delays: tuple[float, ...]) -> None:
+    def __init__(self, url: str, tmp_dir: Path | None, send: Callable[[IO[bytes]], None]) -> None:
         self._url = url
-        self._delays = delays
+        self._send = send
         self._num_bytes = 0
         self._is_done = False
         try:
@@ -312,7 +320,7 @@ class UploadOutput:
     def finish(self) -> None:
         """Upload the rows; on failure they stay and the error names the file."""
         try:
-            upload(self._url, self._file, delays=self._delays)
+            self._send(self._file)
         except TransferFailed as exc:
             raise TransferFailed(f"{exc}. The rows are kept in {self._file.name}") from exc
         self._is_done = True

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from ..arguments.dataset_id import DatasetId, is_dataset
 from ..console.errors import Refused
+from .s3_object import S3Object, is_s3
 from .shard import Shard
 
 STANDARD_STREAM = "-"
@@ -23,9 +24,14 @@ def is_url(name: str) -> bool:
     return name.lower().startswith(("http://", "https://"))
 
 
+def is_remote(name: str) -> bool:
+    """Say whether the name is an http(s) or s3 URL."""
+    return is_url(name) or is_s3(name)
+
+
 def is_path(name: str) -> bool:
     """Say whether the name is one in the file system."""
-    return name != STANDARD_STREAM and not is_url(name) and not is_dataset(name)
+    return name != STANDARD_STREAM and not is_remote(name) and not is_dataset(name)
 
 
 def display_name(name: str, stream: str = "standard output") -> str:
@@ -49,7 +55,7 @@ def path_beside(file: str, kind: str) -> str:
     elif is_dataset(file):
         path = Path(DatasetId.parse(file).name)
     else:
-        path = Path(Path(urlsplit(file).path).name or "batch" if is_url(file) else "batch")
+        path = Path(Path(urlsplit(file).path).name or "batch" if is_remote(file) else "batch")
     stem = path.name.removesuffix(".gz")
     for suffix in (".jsonl", ".ndjson", ".json"):
         stem = stem.removesuffix(suffix)
@@ -92,7 +98,7 @@ def name_shard_files(
 
     Raises Refused for a URL, and for names that `check_paths` refuses for the whole file.
     """
-    if is_url(output_file):
+    if is_remote(output_file):
         raise Refused(
             f"--shard writes a file for `tidemill join`, and {display_name(output_file)} is a url: "
             "name a path with -o"
@@ -141,6 +147,9 @@ def check_paths(
             raise Refused(f"the error file {error_file} is no ordinary file")
         named.append(("error file", error_file))
     _check_distinct([(role, Path(name)) for role, name in named if is_path(name)])
+    objects = [S3Object.parse(name) for name in (input_file or "", output_file) if is_s3(name)]
+    if len(objects) > len(set(objects)):
+        raise Refused(f"the input and the output are the same object: {objects[0]}")
 
 
 def check_input_path(name: str) -> None:
@@ -163,8 +172,12 @@ def check_resumable(output_file: str) -> None:
 def _check_schemes(*names: str) -> None:
     for name in names:
         scheme, separator, _ = name.partition("://")
-        if separator and not is_url(name):
-            raise Refused(f"{scheme}:// is not supported: give a path, - or an http(s) URL")
+        if separator and not is_remote(name):
+            raise Refused(
+                f"{scheme}:// is not supported: give a path, -, an http(s) URL or s3://bucket/key"
+            )
+        if is_s3(name):
+            S3Object.parse(name)
         if is_url(name) and not _host_of(name):
             raise Refused(f"{display_name(name)} names no host")
 

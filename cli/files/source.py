@@ -19,8 +19,10 @@ from tidemill.batch.file.formats import FileFormat
 from ..console.errors import BadInput, InputChanged, Refused
 from ..console.signals import interruptible
 from ..console.terminal import log
+from ..extras import require_extras
 from .http_transfer import RETRY_DELAYS_SECONDS, download
-from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_remote, is_url
+from .s3_object import S3Object, is_s3
 
 _BUFFER_BYTES = 2**20
 
@@ -29,8 +31,8 @@ _BUFFER_BYTES = 2**20
 class Source:
     """An input that can be read repeatedly.
 
-    `created` (Unix seconds) is the same for each run of the same local file, so that rows are
-    reproducible. `form` is its format where that is known beforehand. A local file raises
+    `created` (Unix seconds) is the same for each run of the same local file or object, so that rows
+    are reproducible. `form` is its format where that is known beforehand. A local file raises
     InputChanged when it is modified; `changed` returns what only shows at the end.
     """
 
@@ -92,10 +94,13 @@ class SteadyFile(io.FileIO):
 def open_source(
     name: str, *, tmp_dir: Path | None, delays: tuple[float, ...] = RETRY_DELAYS_SECONDS
 ) -> Iterator[Source]:
-    """Open a path in place; copy a pipe, standard input or a URL to a temporary file first."""
+    """Open a path in place; copy a pipe, standard input or a URL to a temporary file first.
+
+    Raises CliError for what cannot be read.
+    """
     shown = display_name(name, "standard input")
     path = Path(name)
-    if name != STANDARD_STREAM and not is_url(name) and is_regular_or_new(path):
+    if name != STANDARD_STREAM and not is_remote(name) and is_regular_or_new(path):
         try:
             steady = SteadyFile(path)
         except OSError as exc:
@@ -104,6 +109,14 @@ def open_source(
             yield Source(file, shown, int(steady.opened.st_mtime), (steady,))
         return
     log(f"reading {shown}")
+    if is_s3(name):
+        require_extras(name, "cloud")
+        # A late import: boto3 takes a while.
+        from .s3_transfer import open_object
+
+        with open_object(S3Object.parse(name), tmp_dir) as (copy, modified):
+            yield Source(copy, shown, modified)
+        return
     started = int(time.time())
     with _spooled(name, shown, tmp_dir, delays) as spool:
         yield Source(spool, shown, started)

@@ -10,11 +10,13 @@ from tidemill.batch.file.lines import RawLine
 
 from ..console.errors import Refused
 from ..console.terminal import amount, log
+from ..extras import require_extras
 from ..files.kept_rows import KeptRows, find_kept_rows
 from ..files.output import LocalFile, Output, open_output
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
 from ..files.reused_rows import ReusedRows
 from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
+from ..files.s3_object import S3Object, is_s3
 from ..files.shard import ShardLines
 from ..files.shard_mark import mark_finished, mark_path
 from ..files.spool import Spool, spool_path
@@ -28,6 +30,11 @@ Lines = Callable[[], Iterator[RawLine]]
 def open_files(options: RunOptions, delays: tuple[float, ...], stack: ExitStack) -> OutputFiles:
     """Open the files of `-o` and `-e`; raises Refused for existing content without a flag."""
     tmp_dir, paths = options.output_tmp_dir, _paths(options)
+    if is_s3(options.output_file):
+        require_extras(options.output_file, "cloud")
+        from ..files.s3_transfer import check_new_object
+
+        check_new_object(S3Object.parse(options.output_file), force=options.force)
     output = open_output(options.output_file, tmp_dir=tmp_dir, delays=delays)
     stack.callback(output.close)
     if options.resume:

@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,16 +103,19 @@ def check_target(name: str | None, *, force: bool) -> None:
 
 
 def fetch_results(
-    client: Client, batch: Batch, output: str | None, errors: str | None, *, force: bool
+    client: Client, batch: Batch, names: Mapping[str, str | None], *, force: bool
 ) -> dict[str, str | None]:
-    """Download the result files of a batch; return the path written for each kind.
+    """Download the files of a batch to these names; return the path written for each kind.
 
-    A kind is skipped when its target is None or the batch has no such file.
+    Kinds are `output`, `errors` and `table`. One is skipped when its name is None or the batch has
+    no such file.
     """
-    saved: dict[str, str | None] = {"output": None, "errors": None}
-    kinds = (("output", batch.output_file_id, output), ("errors", batch.error_file_id, errors))
-    for kind, file_id, name in kinds:
-        if file_id is None or name is None:
+    kinds = {"output": batch.output_file_id, "errors": batch.error_file_id}
+    if batch.table_file_id is not None:
+        kinds["table"] = batch.table_file_id
+    saved: dict[str, str | None] = dict.fromkeys(kinds)
+    for kind, file_id in kinds.items():
+        if file_id is None or (name := names.get(kind)) is None:
             continue
         file = client.file(file_id)
         fetch(FileContent(client, file.id, file.num_bytes), name, force=force)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiobotocore.config import AioConfig
-from aiobotocore.session import get_session
+from aiobotocore.session import AioSession
 from aiohttp import ClientError as HttpError
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -27,6 +27,7 @@ from .calls import (
     translate,
     with_jitter,
 )
+from .s3_store import S3Store, find_store
 
 
 class AioAws:
@@ -37,18 +38,20 @@ class AioAws:
         self._clients: Mapping[Service, Any] = {}
 
     async def __aenter__(self) -> Self:
-        session = get_session()
-        self._clients = {
-            service: await self._stack.enter_async_context(
-                session.create_client(
-                    service,
-                    region_name=region(),
-                    config=AioConfig(**client_options(service)),
-                )
-            )
-            for service in WORKER_SERVICES
-        }
+        self._clients = {service: await self._open(service) for service in WORKER_SERVICES}
         return self
+
+    async def _open(self, service: Service) -> Any:
+        store = find_store() if service == "s3" else S3Store()
+        client = await self._stack.enter_async_context(
+            AioSession(profile=store.profile).create_client(
+                service,
+                region_name=store.region or region(),
+                config=AioConfig(**{**client_options(service), **store.client_options}),
+            )
+        )
+        store.prepare(client)
+        return client
 
     async def __aexit__(
         self,

@@ -161,11 +161,18 @@ class Bucket:
         return listed, bool(response.get("IsTruncated"))
 
     def delete_all(self, keys: Sequence[str]) -> Operation[None]:
-        """Take objects away, a thousand with one call."""
+        """Take objects away, a thousand with one call; one by one where a store cannot."""
         for start in range(0, len(keys), _MAX_DELETED):
-            gone = [{"Key": key} for key in keys[start : start + _MAX_DELETED]]
+            some = keys[start : start + _MAX_DELETED]
+            gone = [{"Key": key} for key in some]
             where = {"Bucket": self.name, "Delete": {"Objects": gone, "Quiet": True}}
-            yield Call("s3", "delete_objects", where)
+            try:
+                yield Call("s3", "delete_objects", where)
+            except AwsError as exc:
+                if exc.aws_code != "NotImplemented":
+                    raise
+                for key in some:
+                    yield from self.delete(key)
 
     def delete(self, key: str) -> Operation[None]:
         """Delete an object; in a bucket with versions it can be restored."""

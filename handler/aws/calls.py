@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from ..errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from .items import from_item
+from .s3_store import explain
 
 Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
 SERVICES: tuple[Service, ...] = get_args(Service)
@@ -133,12 +134,13 @@ def is_retryable(error: ClientError | BotoCoreError) -> bool:
 
 def translate(error: ClientError | BotoCoreError, call: Call) -> AwsError:
     """Return what a client's exception means to an operation."""
-    what = f"{call.service} {call.method}"
+    message = f"{call.service} {call.method}: {error}"
+    if call.service == "s3":
+        message += explain(error)
     if isinstance(error, BotoCoreError):
-        return AwsError(f"{what}: {error}", aws_code=type(error).__name__)
+        return AwsError(message, aws_code=type(error).__name__)
     response: Mapping[str, Any] = error.response
     code = str(response.get("Error", {}).get("Code", ""))
-    message = f"{what}: {error}"
     if code == f"{_CONDITION}Exception":
         item = response.get("Item")
         return ConditionFailed(message, item=from_item(item) if item else None)

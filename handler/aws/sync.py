@@ -25,14 +25,28 @@ from .calls import (
     translate,
     with_jitter,
 )
+from .s3_store import find_store
 
 MAX_PRESIGNED_SECONDS = 3600
 _NUM_THREADS = 16
 
 
-def aws_client(service: str, **options: Any) -> Any:
-    """Return a client with the caller's own AWS settings, in the region given there."""
-    return boto3.client(service, **{"region_name": region(), **options})  # noqa: TID251 - here
+def aws_client(service: str, *, config: Config | None = None, **options: Any) -> Any:
+    """Return a client with the caller's own AWS settings, in the region given there.
+
+    That of S3 is for the store that they name, which may not be AWS's.
+    """
+    if service != "s3":
+        return boto3.client(  # noqa: TID251 - here
+            service, **{"region_name": region(), "config": config, **options}
+        )
+    store = find_store()
+    session = boto3.Session(profile_name=store.profile) if store.profile else boto3
+    config = (config or Config()).merge(Config(**store.client_options))
+    region_name = store.region or region()
+    client = session.client("s3", **{"region_name": region_name, "config": config, **options})
+    store.prepare(client)
+    return client
 
 
 class Clients(Mapping[Service, Any]):

@@ -86,12 +86,33 @@ def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_schemes_other_than_http_are_refused(run: Any, source: Path, tmp_path: Path) -> None:
+def test_schemes_other_than_http_and_s3_are_refused(run: Any, source: Path, tmp_path: Path) -> None:
     """The sentence says what is possible."""
-    assert "s3:// is not supported" in refusal(run, "-i", "s3://b/k", "-o", tmp_path / "out")
+    assert "r2:// is not supported" in refusal(run, "-i", "r2://b/k", "-o", tmp_path / "out")
     assert "gs:// is not supported" in refusal(run, "-i", source, "-o", "gs://b/k")
     assert "names no host" in refusal(run, "-i", "http:///k", "-o", tmp_path / "out")
     assert "cannot be read" in refusal(run, "-i", "http://[::1", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["s3://", "s3://b", "s3://b/", "s3:///k", "s3://b/folder/"])
+def test_an_s3_url_that_names_no_object_is_refused(run: Any, source: Path, name: str) -> None:
+    """As input and as output."""
+    for names in (("-i", name, "-o", "-"), ("-i", source, "-o", name)):
+        assert refusal(run, *names) == f"{name} names no object: write s3://bucket/key"
+
+
+def test_an_object_is_not_run_into_itself(run: Any) -> None:
+    """However its scheme is written."""
+    words = refusal(run, "-i", "s3://b/k", "-o", "S3://b/k")
+    assert words == "the input and the output are the same object: s3://b/k"
+
+
+def test_an_object_is_neither_resumed_nor_part_of_a_file(run: Any, source: Path) -> None:
+    """Its rows come at the end."""
+    words = refusal(run, "-i", source, "-o", "s3://b/k", "--resume")
+    assert words == "--resume needs an output that is an ordinary file"
+    words = refusal(run, "-i", source, "-o", "s3://b/k", "--shard", "1/2")
+    assert words.endswith("s3://b/k is a url: name a path with -o")
 
 
 def test_a_standard_stream_that_is_closed_is_told(

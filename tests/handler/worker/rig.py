@@ -135,7 +135,7 @@ class Rig:
                 f"input/{name}.jsonl",
                 put["ETag"],
                 len(data),
-                put["VersionId"],
+                put.get("VersionId"),
             ),
             "file-x",
             Options(),

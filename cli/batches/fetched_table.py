@@ -1,0 +1,45 @@
+"""Table that a deployment has made of a batch's rows: where `tidemill results` puts it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from ..api.objects import Batch
+from ..console.errors import Refused
+from ..files.table_options import FORMATS_BY_SUFFIX
+from ..transfer.download import check_target
+from .wait import Targets
+
+_ROWS_SUFFIX = ".jsonl"
+
+
+def with_table(batch: Batch, targets: Targets, output: str | None, errors: str | None) -> Targets:
+    """Return targets with that of the table, if the batch has one.
+
+    It goes beside the rows, or to the `output` that is named as a table, which is then fetched
+    alone. Raises Refused for a name of another format, or of a table where there are rows only.
+    """
+    suffix = None if batch.table_url is None else PurePosixPath(batch.table_url).suffix
+    if output is not None and _is_table_name(output):
+        _check_format(batch, output, suffix)
+        return replace(targets, output=None, errors=errors, table=output)
+    if suffix is None or output is not None or targets.output is None:
+        return targets
+    table = targets.output.removesuffix(_ROWS_SUFFIX) + suffix
+    check_target(table, force=targets.force)
+    return replace(targets, table=table)
+
+
+def _is_table_name(name: str) -> bool:
+    """Say whether a name is that of a table; `.jsonl` is that of rows."""
+    suffix = PurePosixPath(name).suffix.lower()
+    return suffix in FORMATS_BY_SUFFIX and suffix != _ROWS_SUFFIX
+
+
+def _check_format(batch: Batch, output: str, suffix: str | None) -> None:
+    if suffix is None:
+        raise Refused(f"{batch.id} has no table, only rows: name a file such as rows.jsonl for -o")
+    named = PurePosixPath(output).suffix.lower()
+    if FORMATS_BY_SUFFIX[named] != FORMATS_BY_SUFFIX.get(suffix):
+        raise Refused(f"the table of {batch.id} is no {named[1:]}: name a {suffix} file for -o")
