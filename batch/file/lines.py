@@ -159,6 +159,8 @@ def read_lines(
         number += 1
         if number == 1 and data.startswith(BOM):
             data = data[len(BOM) :]
+            if not data.endswith(b"\n"):
+                data += stream.readline(max_line_bytes + 1 - len(data))
         if data.endswith(b"\n"):
             data = data[:-1]
         elif len(data) > max_line_bytes:

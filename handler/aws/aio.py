@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +26,7 @@ from .calls import (
     translate,
     with_jitter,
 )
-from .s3_store import S3Store, find_store
+from .s3_store import find_store
 
 
 class AioAws:
@@ -35,23 +34,22 @@ class AioAws:
 
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
-        self._clients: Mapping[Service, Any] = {}
+        self._clients: dict[Service, Any] = {}
 
     async def __aenter__(self) -> Self:
-        self._clients = {service: await self._open(service) for service in WORKER_SERVICES}
-        return self
-
-    async def _open(self, service: Service) -> Any:
-        store = find_store() if service == "s3" else S3Store()
-        client = await self._stack.enter_async_context(
-            AioSession(profile=store.profile).create_client(
+        session, store = AioSession(), find_store()
+        of_store = AioSession(profile=store.profile) if store.profile else session
+        for service in WORKER_SERVICES:
+            is_store = service == "s3"
+            options = client_options(service) | (store.client_options if is_store else {})
+            opened = (of_store if is_store else session).create_client(
                 service,
-                region_name=store.region or region(),
-                config=AioConfig(**{**client_options(service), **store.client_options}),
+                region_name=(store.region if is_store else None) or region(),
+                config=AioConfig(**options),
             )
-        )
-        store.prepare(client)
-        return client
+            self._clients[service] = await self._stack.enter_async_context(opened)
+        store.prepare(self._clients["s3"])
+        return self
 
     async def __aexit__(
         self,

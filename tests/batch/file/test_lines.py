@@ -57,6 +57,12 @@ def test_a_file_of_a_byte_order_mark_has_no_lines() -> None:
     assert numbered(b"\xef\xbb\xbf") == []
 
 
+def test_a_byte_order_mark_takes_nothing_of_a_line_s_limit() -> None:
+    """Line 1 may be as long as others, and is one line when it is longer."""
+    assert numbered(b"\xef\xbb\xbf12345\na", max_line_bytes=5) == [(1, b"12345"), (2, b"a")]
+    assert numbered(b"\xef\xbb\xbf123456\na", max_line_bytes=5) == [(1, b""), (2, b"a")]
+
+
 def test_a_range_of_a_file_keeps_its_numbers() -> None:
     """Reading from line 10 on numbers from 10 and knows no byte order mark."""
     assert numbered(b"a\n\nb", first_number=10) == [(10, b"a"), (12, b"b")]
