@@ -36,9 +36,9 @@ def answer(df: daft.DataFrame, *, model: str | None = None, **options: Any) -> d
 
     @daft.cls(max_retries=_MAX_RETRIES, on_error="raise", name_override="tidemill")
     class Answerer:
-        """Answers batches by the engine of its process; a batch is retried by another if it dies."""
+        """Answers batches by the engine of its process; if that dies, by another."""
 
-        @daft.method.batch(
+        @daft.method.batch(  # type: ignore[untyped-decorator]
             return_dtype=daft.DataType.from_arrow_type(pa.struct(answers.fields)),
             unnest=True,
             batch_size=_BATCH_ROWS,

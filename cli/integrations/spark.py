@@ -18,7 +18,8 @@ from pyspark import TaskContext  # noqa: E402
 from pyspark.sql import DataFrame, types  # noqa: E402
 
 from .batch_answers import BatchAnswers  # noqa: E402
-from .hosted_engine import HostedEngine, socket_address  # noqa: E402
+from .hosted_engine import HostedEngine  # noqa: E402
+from .sockets import socket_address  # noqa: E402
 
 _TYPES = {
     pa.string(): types.StringType(),

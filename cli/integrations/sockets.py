@@ -1,0 +1,34 @@
+"""Sockets between the processes of a user on one machine: their addresses, and a lock on them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+
+def socket_address(*key: object) -> str:
+    """Return the address for a key, in a folder that only this user can enter.
+
+    Raises PermissionError where somebody else has that folder.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise PermissionError(f"{folder} must be a folder of this user alone, of mode 700")
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12)
+    return str(folder / digest.hexdigest())
+
+
+@contextmanager
+def locked(address: str) -> Iterator[None]:
+    """Hold the lock on the folder of a socket."""
+    with (Path(address).parent / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
