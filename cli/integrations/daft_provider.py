@@ -174,7 +174,7 @@ class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # ty
         """Return length and type of vectors; raises TidemillError."""
         if self.dimensions is None:
             self._engine = process_engine(self.options.engine)
-            self.dimensions = self._engine.embed([""], progress=False).shape[1]
+            self.dimensions = self._engine.embed(["a"], progress=False).shape[1]
         return EmbeddingDimensions(self.dimensions, DataType.float32())
 
     def is_async(self) -> bool:

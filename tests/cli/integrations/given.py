@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 from pyarrow import compute, parquet
 
 from tests.engine.scripted_encoder import minilm
@@ -111,6 +112,15 @@ def wait_for(find: Callable[[], _Found | None]) -> _Found:
     while not (found := find()):
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.05)
+    return found
+
+
+def nearly(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row with vectors is equal to but for rounding."""
+    vectors = row["embedding"]
+    some = vectors and [pytest.approx(vector, abs=1e-6) for vector in vectors]
+    found = {**row, "embedding": some}
+    del found["reasoning"]
     return found
 
 

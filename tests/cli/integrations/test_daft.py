@@ -9,12 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-daft = pytest.importorskip("daft")
-
 import numpy as np
-from daft.functions import embed_text, prompt
+import pytest
 from pydantic import BaseModel
 
 from tests.cli.integrations.given import (
@@ -30,7 +26,10 @@ from tests.cli.integrations.given import (
 from tests.engine.scripted_encoder import minilm
 from tidemill import Engine, TidemillError
 from tidemill.cli.integrations import process_engine
-from tidemill.daft import Provider, answer
+
+daft = pytest.importorskip("daft")
+functions = pytest.importorskip("daft.functions")
+ours = pytest.importorskip("tidemill.daft")
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 GREEDY = {"temperature": 0, "max_tokens": 8}
@@ -50,14 +49,14 @@ def in_order(df: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("recipe", [SAMPLED, TYPED], ids=["sampled", "typed"])
 def test_rows_equal_those_of_run(recipe: dict[str, Any], tmp_path: Path) -> None:
     """With their columns, answers and errors, in whichever batches they come."""
-    answered = answer(daft.from_arrow(QUESTIONS), **recipe)
+    answered = ours.answer(daft.from_arrow(QUESTIONS), **recipe)
     assert in_order(answered) == rows_of_run(tmp_path, recipe)
     assert answered.column_names[:2] == recipe.get("keep", ["id", "question"])
 
 
 def test_vectors_equal_those_of_run(tmp_path: Path) -> None:
     """Several a row, as lists of floats."""
-    rows = in_order(answer(daft.from_arrow(QUESTIONS), **VECTORS))
+    rows = in_order(ours.answer(daft.from_arrow(QUESTIONS), **VECTORS))
     for found, right in zip(rows, rows_of_run(tmp_path, VECTORS), strict=True):
         if right["embedding"] is not None:
             assert found["embedding"] == [
@@ -70,13 +69,15 @@ def test_vectors_equal_those_of_run(tmp_path: Path) -> None:
 
 def test_prompt_is_answered_by_the_provider() -> None:
     """With a system message, several texts, a type; a null stays null."""
-    daft.attach_provider(Provider(), "here")
+    daft.attach_provider(ours.Provider(), "here")
     frame = daft.from_pydict({"q": ["What is the capital of France?", None], "r": ["Say it.", "x"]})
     given = {"provider": "here", **GREEDY}
+    brief = {"system_message": "Be brief.", **given}
+    typed = {"return_format": Sum, **given, "max_tokens": 20}
     found = frame.select(
-        prompt(frame["q"], **given).alias("one"),
-        prompt([frame["q"], frame["r"]], system_message="Be brief.", **given).alias("two"),
-        prompt(frame["q"], return_format=Sum, **given | {"max_tokens": 20}).alias("typed"),
+        functions.prompt(frame["q"], **given).alias("one"),
+        functions.prompt([frame["q"], frame["r"]], **brief).alias("two"),
+        functions.prompt(frame["q"], **typed).alias("typed"),
     ).to_pydict()
     assert sorted(found["one"], key=str) == [None, "Paris"]
     assert found["two"].count(None) == 1
@@ -85,20 +86,21 @@ def test_prompt_is_answered_by_the_provider() -> None:
 
 def test_a_prompt_that_fails_is_as_daft_is_told() -> None:
     """It fails the query with its reason, or is null."""
-    provider, frame = Provider(), daft.from_pydict({"q": ["Hi"]})
-    given = {"provider": provider, "temperature": 9}
-    with pytest.raises(Exception, match="`temperature`"):
-        frame.select(prompt(frame["q"], max_retries=0, **given)).collect()
-    found = frame.select(prompt(frame["q"], max_retries=0, on_error="ignore", **given).alias("a"))
+    provider, frame = ours.Provider(), daft.from_pydict({"q": ["Hi"]})
+    given = {"provider": provider, "max_tokens": -1, "max_retries": 0}
+    with pytest.raises(Exception, match="`max_tokens`"):
+        frame.select(functions.prompt(frame["q"], **given)).collect()
+    asked = functions.prompt(frame["q"], on_error="ignore", **given)
+    found = frame.select(asked.alias("a"))
     assert found.to_pydict() == {"a": [None]}
 
 
 def test_texts_are_embedded_by_the_provider() -> None:
     """As an engine of ours does; the length of vectors is known when the query is planned."""
-    provider, texts = Provider(), ["ebb", None, "flow", *map(str, range(100))]
+    provider, texts = ours.Provider(), ["ebb", None, "flow", *map(str, range(100))]
     frame = daft.from_pydict({"id": list(range(103)), "text": texts})
     embedded = frame.with_column(
-        "vector", embed_text(frame["text"], provider=provider, model=str(minilm()))
+        "vector", functions.embed_text(frame["text"], provider=provider, model=str(minilm()))
     )
     assert embedded.schema()["vector"].dtype == daft.DataType.embedding(
         daft.DataType.float32(), 384
@@ -113,9 +115,9 @@ def test_texts_are_embedded_by_the_provider() -> None:
 
 def test_a_dead_engine_is_followed_by_another() -> None:
     """Its batches are tried again; every row is there once."""
-    params = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
-    answered = answer(
-        daft.from_arrow(QUESTIONS), prompt="Hi", id="id", params=params, max_num_seqs=8
+    params = {"max_tokens": 100, "ignore_eos": True, "temperature": 0}
+    answered = ours.answer(
+        daft.from_arrow(QUESTIONS), prompt="Hi {{ id }}", id="id", params=params, max_num_seqs=8
     )
     with ThreadPoolExecutor(1) as pool:
         job = pool.submit(in_order, answered)
@@ -126,13 +128,13 @@ def test_a_dead_engine_is_followed_by_another() -> None:
         os.kill(first, signal.SIGKILL)
         rows = job.result()
     assert [row["id"] for row in rows] == QUESTIONS.column("id").to_pylist()
-    assert {row["usage"]["completion_tokens"] for row in rows} == {400}
+    assert {row["usage"]["completion_tokens"] for row in rows} == {100}
     assert process_engine.process_engine(options).pid != first
 
 
 def test_engines_end_with_their_frames() -> None:
     """As a notebook goes on without them."""
-    answered = answer(daft.from_arrow(QUESTIONS), seed=5, **TYPED).collect()
+    answered = ours.answer(daft.from_arrow(QUESTIONS), seed=5, **TYPED).collect()
     assert len(answered) == 150
     del answered
     gc.collect()
@@ -150,13 +152,13 @@ def test_engines_end_with_their_frames() -> None:
 def test_what_cannot_work_is_said_at_the_call(options: dict[str, Any], words: str) -> None:
     """Nothing runs."""
     with pytest.raises(TidemillError, match=words):
-        answer(daft.from_arrow(QUESTIONS), **options)
+        ours.answer(daft.from_arrow(QUESTIONS), **options)
 
 
 def test_an_option_that_is_none_is_refused_by_the_provider() -> None:
     """When it is made."""
     with pytest.raises(TidemillError, match="did you mean `max_num_seqs`"):
-        Provider(max_num_seq=8)
+        ours.Provider(max_num_seq=8)
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
