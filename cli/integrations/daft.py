@@ -27,6 +27,8 @@ def answer(df: daft.DataFrame, *, model: str | None = None, **options: Any) -> d
     an engine (`max_num_seqs=64`). Nothing runs before the frame is collected. Rows come as they are
     finished. Raises TidemillError for what cannot work; a row that fails says so in column `error`.
     """
+    if not isinstance(df, daft.DataFrame):
+        raise TidemillError(f"give a DataFrame of Daft; this is a {type(df).__name__}")
     engine_options, recipe = split_options({"model": model, **options})
     answers = BatchAnswers(recipe, df.schema().to_pyarrow_schema())
     if not df.column_names:

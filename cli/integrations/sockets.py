@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+from typing import Final
+
+_MAX_BYTES: Final = 100
+"""Less than the address of a Unix socket may have: 107 bytes on Linux, 103 on macOS."""
 
 
 def socket_address(*key: object) -> str:
@@ -17,13 +21,16 @@ def socket_address(*key: object) -> str:
 
     Raises PermissionError where somebody else has that folder.
     """
-    folder = Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}"
+    name = f"tidemill-{os.getuid()}"
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
+    folder = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(folder / digest)) > _MAX_BYTES:  # as folders of a YARN container may be
+        folder = Path("/tmp") / name  # noqa: S108 - a folder of this user alone
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
         raise PermissionError(f"{folder} must be a folder of this user alone, of mode 700")
-    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12)
-    return str(folder / digest.hexdigest())
+    return str(folder / digest)
 
 
 @contextmanager

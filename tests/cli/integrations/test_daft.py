@@ -153,6 +153,8 @@ def test_what_cannot_work_is_said_at_the_call(options: dict[str, Any], words: st
     """Nothing runs."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(daft.from_arrow(QUESTIONS), **options)
+    with pytest.raises(TidemillError, match="a DataFrame of Daft; this is a Table"):
+        ours.answer(QUESTIONS, prompt="Hi")
 
 
 def test_an_option_that_is_none_is_refused_by_the_provider() -> None:

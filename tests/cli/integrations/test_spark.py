@@ -148,6 +148,11 @@ def test_what_cannot_work_is_said_at_the_call(
     """No task runs."""
     with pytest.raises(TidemillError, match=words):
         ours.answer(questions, **options)
+    with pytest.raises(TidemillError, match="a DataFrame of Spark; this is a Table"):
+        ours.answer(QUESTIONS, prompt="Hi")
+    renamed = questions.withColumnRenamed("question", "Text")
+    with pytest.raises(TidemillError, match="rename `Text`, or leave it out"):
+        ours.answer(renamed, prompt="Hi")
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
