@@ -48,6 +48,10 @@ class KubernetesClient:
             base_url=url, timeout=_TIMEOUT_SECONDS, verify=verify, trust_env=False
         )
 
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
     def create_job(self, *, namespace: str, manifest: Mapping[str, Any]) -> Any:
         """Create a Job; a retry of one that was created raises with the code AlreadyExists."""
         return self._send("create_job", "POST", _jobs(namespace), json=manifest)
