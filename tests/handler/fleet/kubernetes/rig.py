@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from botocore.model import OperationModel
+
 from tests.emulators import MODEL, Emulator
 from tests.handler.fleet.kubernetes.cluster import NAMESPACE, Cluster, Job
 from tests.handler.intake.rig import Cloud, lines_of
@@ -42,6 +44,7 @@ class Rig:
     cluster: Cluster
     file: Path
     at: int = field(default_factory=lambda: int(time.time()))
+    denied: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Let the cluster go by the clock."""
@@ -50,9 +53,21 @@ class Rig:
         emulator: Emulator = self.cloud.emulator
 
         def make_client(service: str, **options: Any) -> Any:
-            return client if service == "kubernetes" else emulator.client(service, **options)
+            if service == "kubernetes":
+                return client
+            made = emulator.client(service, **options)
+            made.meta.events.register("provide-client-params", self._check_right)
+            return made
 
         self.aws = Aws(make_client)
+
+    def _check_right(self, params: Any, model: OperationModel, **_: Any) -> None:
+        """Note what the policy of a launcher does not allow (`infra.permissions`)."""
+        key = params.get("Item") or params.get("Key") or {}
+        is_fleet = key.get("pk", {}).get("S", "").startswith("FLEET#")
+        allowed = {"GetItem", "Query"} | ({"PutItem", "UpdateItem"} if is_fleet else set())
+        if model.service_model.service_name != "dynamodb" or model.name not in allowed:
+            self.denied.append(f"{model.name} of {key}")
 
     def write(self, **changes: Any) -> None:
         """Write the plan of the only model into the file."""

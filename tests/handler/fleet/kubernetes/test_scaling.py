@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.emulators import MODEL
 from tests.handler.fleet.kubernetes.cluster import Refusal
-from tests.handler.fleet.kubernetes.rig import Rig
-from tidemill.batch.fleet import START_REFUSED, WorkerRate
+from tests.handler.fleet.kubernetes.rig import NUM_LINES, Rig
+from tidemill.batch.fleet import START_REFUSED, FleetState, WorkerRate
+from tidemill.batch.model import Progress
 from tidemill.batch.states import Status
+from tidemill.handler.control.reaper import reap
 from tidemill.handler.fleet.circuit_breaker import (
     CRASH_LOOP,
     CRASHES_TO_TRIP,
     close_breaker,
     describe_waiting,
 )
+from tidemill.handler.fleet.demand import open_work
 from tidemill.handler.fleet.kubernetes.job import COUNTED_LABEL
 from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
+from tidemill.handler.fleet.scale import scale_for_batch
+from tidemill.handler.fleet.waiting_reason import get_waiting_reason
 
 
 def test_from_none_to_three_and_back_to_none(rig: Rig) -> None:
@@ -39,6 +46,18 @@ def test_from_none_to_three_and_back_to_none(rig: Rig) -> None:
     assert rig.state.ends == ()
 
 
+def test_without_a_launcher_a_batch_waits(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """No Lambda fails, starts anything or ends a batch for want of plans and workers."""
+    batch = rig.open()
+    work = open_work(batch, Progress(), num_shards=NUM_LINES)
+    rig.cloud.run(scale_for_batch(rig.cloud.deployment, work, rig.at))
+    reap(rig.cloud.aws, rig.cloud.deployment, rig.at + 60)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert rig.cloud.batch(batch.id).status is Status.IN_PROGRESS
+    assert rig.cloud.run(get_waiting_reason(rig.cloud.deployment, batch, rig.at)) is None
+    assert rig.state == FleetState()
+
+
 def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Rig) -> None:
     """One crash is no loop."""
     rig.open()
@@ -52,6 +71,7 @@ def test_work_that_is_left_gets_a_worker_in_place_of_one_that_was_killed(rig: Ri
     assert rig.state.breaker is None
 
 
+@pytest.mark.long
 def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
     """Kubernetes itself replaces the pod, and its Job goes on."""
     rig.open()
@@ -68,7 +88,7 @@ def test_a_machine_that_is_taken_away_is_no_failure(rig: Rig) -> None:
 
 def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
     """With the last words of the log; whom a person lets start again is not braked by old ends."""
-    rig.open()
+    batch = rig.open()
     rig.step()
     rig.cluster.run_pods()
     for job in rig.alive:
@@ -78,6 +98,9 @@ def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
     assert breaker is not None
     assert breaker.code == CRASH_LOOP
     assert "no kernel image" in breaker.reason
+    waiting = rig.cloud.run(get_waiting_reason(rig.cloud.deployment, batch, rig.at))
+    assert waiting is not None
+    assert waiting.code == CRASH_LOOP
     rig.step(15)
     assert rig.alive == []
     deployment = rig.cloud.deployment
@@ -89,6 +112,7 @@ def test_a_crash_loop_sets_the_brake_once(rig: Rig) -> None:
     assert counted == [True] * 3 + [False] * 3
 
 
+@pytest.mark.long
 def test_a_loop_that_gets_rows_done_is_none(rig: Rig) -> None:
     """Between two crashes of it rows became durable."""
     rig.open()
@@ -102,7 +126,7 @@ def test_a_loop_that_gets_rows_done_is_none(rig: Rig) -> None:
 
 
 def test_another_image_replaces_workers_one_by_one(rig: Rig) -> None:
-    """The new one starts and loads first; an old one then gets SIGTERM, and counts until it ends."""
+    """The new one loads first; an old one then gets SIGTERM, and counts until it has ended."""
     rig.open()
     rig.write(max_workers=4)
     rig.step()
@@ -161,6 +185,7 @@ def test_a_denied_start_stops_the_fleet_and_says_why(rig: Rig) -> None:
     assert len(rig.alive) == 3
 
 
+@pytest.mark.long
 def test_two_launchers_start_no_doubles(rig: Rig) -> None:
     """Each number is reserved by one of them; a number's Job is made once."""
     rig.open()
@@ -172,6 +197,7 @@ def test_two_launchers_start_no_doubles(rig: Rig) -> None:
     assert len(rig.cluster.jobs) == 3
 
 
+@pytest.mark.long
 def test_a_lost_answer_starts_no_double(rig: Rig) -> None:
     """A retry finds the Job of its number; one that was not answered at all counts until listed."""
     rig.cluster.num_lost = 3
@@ -182,6 +208,7 @@ def test_a_lost_answer_starts_no_double(rig: Rig) -> None:
     assert len(rig.cluster.jobs) == 3
 
 
+@pytest.mark.long
 def test_pods_that_no_node_has_room_for_hold_further_starts_back(rig: Rig) -> None:
     """After some patience with clusters that add nodes; the scheduler's words are shown."""
     rig.open()
@@ -201,6 +228,7 @@ def test_pods_that_no_node_has_room_for_hold_further_starts_back(rig: Rig) -> No
     assert len(rig.alive) == 3
 
 
+@pytest.mark.long
 def test_what_kueue_has_not_admitted_waits(rig: Rig) -> None:
     """Suspended Jobs count as starting; once they are admitted they run."""
     rig.write(queue_name="gpus")
