@@ -90,12 +90,13 @@ def _run(arguments: argparse.Namespace, signals: StopSignals) -> int:
         )
     settings = settings_of_environment()
     read = plans_reader(arguments, path, settings)
-    deployment, clouds = Deployment(settings), connect_clouds(arguments)
-    plans = _first_plans(read, deployment, clouds)
+    plans = read()
+    deployment = Deployment(settings)
     health_file = arguments.health_file or os.environ.get(VARIABLE)
     heartbeat = Heartbeat(Path(health_file) if health_file else None)
-    logger.info("launcher started", models=sorted(plans), interval=arguments.interval)
-    with signals.on_signal(lambda: None):
+    with connect_clouds(arguments) as clouds, signals.on_signal(lambda: None):
+        _check(deployment, clouds, plans)
+        logger.info("launcher started", models=sorted(plans), interval=arguments.interval)
         while not signals.received:
             heartbeat.beat()
             plans = _newest_plans(read, plans)
@@ -113,18 +114,11 @@ def _rest(seconds: float, heartbeat: Heartbeat, signals: StopSignals) -> None:
         time.sleep(_NAP_SECONDS)
 
 
-def _first_plans(
-    read: Callable[[], dict[str, FleetPlan]], deployment: Deployment, clouds: Aws
-) -> dict[str, FleetPlan]:
-    """Return the plans once both clouds have answered; raises Refused, CliError."""
+def _check(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) -> None:
+    """Ask both clouds once; raises CliError for one that does not answer or refuses."""
     from tidemill.handler.errors import AwsError
-    from tidemill.handler.fleet.kubernetes.plans import PlansRefused
     from tidemill.handler.fleet.stop import list_workers
 
-    try:
-        plans = read()
-    except PlansRefused as exc:
-        raise Refused(str(exc)) from exc
     if not plans:
         log("the plans name no model: no worker is started until they do")
     for model, plan in plans.items():
@@ -136,19 +130,17 @@ def _first_plans(
         clouds.run(deployment.table.page_of_active())
     except AwsError as exc:
         raise CliError(f"the table {deployment.settings.table} cannot be read: {exc}") from exc
-    return plans
 
 
 def _newest_plans(
     read: Callable[[], dict[str, FleetPlan]], plans: dict[str, FleetPlan]
 ) -> dict[str, FleetPlan]:
     """Return the plans of the file as it is now; the last good ones while it is wrong."""
-    from tidemill.handler.fleet.kubernetes.plans import PlansRefused
     from tidemill.handler.observability import logger
 
     try:
         newest = read()
-    except PlansRefused as exc:
+    except Refused as exc:
         logger.error("plans not read, the last ones hold", reason=str(exc))
         return plans
     for model in sorted(newest):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tidemill.batch.fleet import FleetPlan
     from tidemill.handler.aws.sync import Aws
@@ -49,21 +50,26 @@ def plans_file(arguments: argparse.Namespace) -> Path | None:
 def plans_reader(
     arguments: argparse.Namespace, path: Path, settings: Settings
 ) -> Callable[[], dict[str, FleetPlan]]:
-    """Return a function that reads the plans file anew; raises Refused without a namespace.
-
-    The function raises PlansRefused.
-    """
+    """Return a function that reads the plans file anew; both raise Refused."""
     from tidemill.handler.fleet.kubernetes.api_server import own_namespace
-    from tidemill.handler.fleet.kubernetes.plans import read_plans
+    from tidemill.handler.fleet.kubernetes.plans import PlansRefused, read_plans
 
     namespace = arguments.namespace or os.environ.get(_NAMESPACE) or own_namespace()
     if not namespace:
         raise Refused(f"name the namespace of the Jobs by --namespace or {_NAMESPACE}")
-    return lambda: read_plans(path, settings, namespace, os.environ)
+
+    def read() -> dict[str, FleetPlan]:
+        try:
+            return read_plans(path, settings, namespace, os.environ)
+        except PlansRefused as exc:
+            raise Refused(str(exc)) from exc
+
+    return read
 
 
-def connect_clouds(arguments: argparse.Namespace) -> Aws:
-    """Return the driver of operations on AWS and on the cluster; raises Refused."""
+@contextmanager
+def connect_clouds(arguments: argparse.Namespace) -> Iterator[Aws]:
+    """Yield the driver of operations on AWS and on the cluster; raises Refused."""
     from tidemill.handler.aws.sync import Aws
     from tidemill.handler.fleet.kubernetes.api_server import NoCluster, connect
 
@@ -77,7 +83,10 @@ def connect_clouds(arguments: argparse.Namespace) -> Aws:
     def client(service: str, **options: Any) -> Any:
         return cluster if service == "kubernetes" else make_client(service, **options)
 
-    return Aws(client)
+    try:
+        yield Aws(client)
+    finally:
+        cluster.close()
 
 
 def settings_of_environment() -> Settings:
