@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tidemill.batch.fleet import FleetPlan, Worker
+from tidemill.batch.fleet import FleetPlan, FleetState, Worker
 
 from ..aws.calls import Call, Operation
 from ..deployment import Deployment
@@ -14,7 +16,14 @@ from ..errors import NotThere
 from .backoff import back_off
 from .kubernetes.config import KubernetesConfig
 from .kubernetes.job import COUNTED_LABEL
-from .kubernetes.job_status import broken_start, failed_end, name_of, pods_by_job, unscheduled
+from .kubernetes.job_status import (
+    broken_start,
+    failed_end,
+    name_of,
+    pods_by_job,
+    unscheduled,
+    worker_of,
+)
 from .kubernetes.launcher import KubernetesLauncher, list_jobs, list_pods
 from .worker_ended import count_worker_end
 
@@ -27,6 +36,8 @@ def count_ends(deployment: Deployment, plan: FleetPlan, now: int) -> Operation[N
     """
     jobs = yield from list_jobs(plan)
     pods = pods_by_job((yield from list_pods(plan)))
+    ended = {name_of(job) for job in jobs if worker_of(job, ()) is None}
+    yield from deployment.fleets.change(plan.model, partial(_forget_launches, ended=ended))
     for job in jobs:
         own = pods.get(name_of(job), ())
         if end := failed_end(plan.model, job, own, now):
@@ -37,6 +48,12 @@ def count_ends(deployment: Deployment, plan: FleetPlan, now: int) -> Operation[N
             yield from KubernetesLauncher().stop(plan, Worker(end.worker, end.release))
         elif (end := unscheduled(plan.model, job, own, now)) and end.release == plan.release:
             yield from deployment.fleets.change(plan.model, partial(back_off, end=end))
+
+
+def _forget_launches(state: FleetState, *, ended: AbstractSet[str]) -> FleetState:
+    """Return the state without launches of workers that have ended already."""
+    launches = tuple(each for each in state.launches if each.worker not in ended)
+    return replace(state, launches=launches)
 
 
 def _mark_counted(plan: FleetPlan, job: Mapping[str, Any]) -> Operation[None]:

@@ -14,9 +14,10 @@ import pytest
 
 from tests.cli.place import cells_of, typed
 from tests.emulators import MODEL, Emulator
-from tests.handler.fleet.kubernetes.cluster import NAMESPACE, Cluster, Refusal, serving
+from tests.handler.fleet.kubernetes.cluster import NAMESPACE, Cluster, serving
 from tests.handler.fleet.kubernetes.rig import Rig
 from tests.handler.intake.rig import Cloud
+from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
 
 # Slower than any machine that is busy with other tests.
 _SECONDS = 60.0
@@ -84,7 +85,6 @@ def test_what_cannot_work_is_said_at_once(
     rig: Rig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Settings, plans, the cluster and AWS, each with what to do."""
-    rig.cluster.refusal = None
     rig.write(gpu=1)
     assert refusal_of(capsys) == (
         2,
@@ -122,8 +122,6 @@ def test_workers_of_a_cluster_are_listed_stopped_and_started_again(
         rig.cluster.exit(job)
     rig.step(15)
     assert rig.alive == []
-    rig.cluster.refusal = Refusal(500, "InternalError", "not now")
     assert typed(capsys, "workers", "resume", MODEL)[0] == 0
-    rig.cluster.refusal = None
-    rig.step(15)
+    rig.step(LAUNCH_SECONDS)
     assert len(rig.alive) == 3

@@ -43,7 +43,7 @@ def test_from_none_to_three_and_back_to_none(rig: Rig) -> None:
     rig.cluster.remove_ended()
     rig.step(15)
     assert rig.cluster.jobs == {}
-    assert rig.state.ends == ()
+    assert (rig.state.ends, rig.state.launches) == ((), ())
 
 
 def test_without_a_launcher_a_batch_waits(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
