@@ -109,6 +109,10 @@ def _pod_spec(config: KubernetesConfig) -> dict[str, Any]:
         "terminationGracePeriodSeconds": _STOP_SECONDS,
         # A worker calls AWS, never the cluster.
         "automountServiceAccountToken": False,
+        # A Service called tidemill-server would set TIDEMILL_SERVER_PORT.
+        "enableServiceLinks": False,
+        # Process 1 misses a signal in its first moment, and the image has no init.
+        "shareProcessNamespace": True,
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,
