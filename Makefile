@@ -44,6 +44,9 @@ INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
 # Other people's clients, as they install them; each needs an openai of its own.
 CLIENTS := .venv-openai-batch-0.3.3 .venv-openai-batch-0.3.4
 INSTALLED_CLIENTS := $(CLIENTS:=/.installed)
+# What the chart's tests render and check with: programs and schemas, no environment.
+CHART_TOOLS := .venv-chart
+INSTALLED_CHART_TOOLS := $(CHART_TOOLS)/.installed
 # The commands of the CDK, which is Node's.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
@@ -129,6 +132,12 @@ $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
 $(INSTALLED_CLIENTS): .venv-%/.installed: tests/clients/requirements/%.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(@D)
 	@$(call pip_install,$(@D)/bin/python,-r $<)
+	@touch $@
+
+$(INSTALLED_CHART_TOOLS): tests/container/chart/requirements.txt tests/container/chart/unpack.py | $(INSTALLED_VENV)
+	@rm -rf $(@D)
+	@$(call pip_install,$(BIN)/python,--no-deps --no-compile --target $(@D) -r $<)
+	@$(BIN)/python tests/container/chart/unpack.py $(@D)
 	@touch $@
 
 # The kernels are compiled beside what comes next: an engine compiles itself what it needs before.
@@ -271,7 +280,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
 # Named, so that the others need not be collected for these.
 ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
-TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS)
+TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS)
 
 test: $(TESTED)
 	$(PYTEST) -m "alone and not long" $(ALONE)
@@ -397,7 +406,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from ..arguments.argument_types import nonblank_text, port_number, positive_int
@@ -16,6 +18,9 @@ from ..console.errors import Refused, Stopped
 from ..console.signals import StopSignals
 from ..console.terminal import log, print_output
 from ..files.paths import STANDARD_STREAM, check_input_path
+
+if TYPE_CHECKING:
+    from ..rows.view import ViewedRow
 
 _MAX_CHARS = 1_000
 _PRINTED_ROWS = 20
@@ -26,6 +31,7 @@ examples:
   tidemill view requests.output.jsonl -i requests.jsonl | less
   tidemill view rows.jsonl --errors -n 100
   tidemill view rows.jsonl --grep "cannot help"
+  tidemill view reviews.output.parquet
   tidemill view requests.output.jsonl -i requests.jsonl --browser
 
 exit status:
@@ -48,7 +54,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("rows", metavar="ROWS", help="a path, - or an http(s) URL of rows, of ours or of OpenAI's")
+    add(
+        "rows",
+        metavar="ROWS",
+        help="a path, - or an http(s) URL of rows, ours or OpenAI's, or of a table of results",
+    )
     add("-i", "--input-file", metavar="FILE", help="the requests that ROWS answers")
     add("--errors", action="store_true", help="only rows that failed")
     add(
@@ -91,28 +101,50 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _print_rows(arguments: argparse.Namespace) -> int:
-    from ..files.row_file import open_rows
     from ..files.source import open_source
     from ..rows.view import add_requests, matching_rows, render_row
 
     name, requests = arguments.rows, arguments.input_file
     tmp_dir, max_chars = arguments.output_tmp_dir, None if arguments.full else _MAX_CHARS
-    with StopSignals(), open_rows(name, tmp_dir=tmp_dir) as rows:
-        found = matching_rows(
-            rows, only_errors=arguments.errors, pattern=arguments.grep, max_chars=max_chars
-        )
+    with StopSignals(), _open_viewed(name, requests, tmp_dir) as rows:
+        found = matching_rows(rows, only_errors=arguments.errors, pattern=arguments.grep)
         shown = [*islice(found, arguments.num_rows or _PRINTED_ROWS)]
         is_more = next(found, None) is not None
         if requests is not None:
             with open_source(requests, tmp_dir=tmp_dir) as source:
-                add_requests(shown, source, max_chars)
+                add_requests(shown, source)
         for row in shown:
-            print_output(render_row(row))
+            print_output(render_row(row, max_chars))
     if is_more:
         log("there are more rows: -n N prints more")
     elif not shown:
         log(f"no row of {name} matches")
     return 0
+
+
+@contextmanager
+def _open_viewed(
+    name: str, requests: str | None, tmp_dir: Path | None
+) -> Iterator[Iterator[ViewedRow]]:
+    """Open the rows of a file of JSONL, or of a table, whose kept columns are the requests."""
+    from ..files.row_file import RowFile, plain_copy
+    from ..files.source import open_source
+    from ..rows.page.open_pages import table_rows
+    from ..rows.view import ViewedRow, viewed_lines
+
+    with open_source(name, tmp_dir=tmp_dir) as source:
+        table = table_rows(source, name, requests)
+        if table is None:
+            with plain_copy(source, tmp_dir) as plain:
+                yield viewed_lines(RowFile(*plain))
+            return
+        yield (
+            ViewedRow(
+                row.number, row.custom_id, row.words, row.text, row.is_failed, row.request or ""
+            )
+            for row in table.rows(1)
+            if row is not None
+        )
 
 
 def _serve_page(arguments: argparse.Namespace) -> int:

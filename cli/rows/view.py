@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,24 +44,27 @@ class AnswerText(NamedTuple):
     reasons: tuple[str, ...] = ()
 
 
+def viewed_lines(rows: RowFile) -> Iterator[ViewedRow]:
+    """Yield the rows of JSONL; raises BadInput for a line that is no row."""
+    for place, row in rows.rows():
+        words, text, _ = answer_text(row)
+        yield ViewedRow(place.number, row.custom_id, words, text, is_error=row.body is None)
+
+
 def matching_rows(
-    rows: RowFile, *, only_errors: bool, pattern: str | None, max_chars: int | None
+    rows: Iterable[ViewedRow], *, only_errors: bool, pattern: str | None
 ) -> Iterator[ViewedRow]:
     """Yield the rows with the pattern in their custom id, answer or error, whatever its case."""
     folded = None if pattern is None else pattern.casefold()
-    for place, row in rows.rows():
-        if only_errors and row.body is not None:
+    for row in rows:
+        if only_errors and not row.is_error:
             continue
-        words, text, _ = answer_text(row)
-        if folded is not None:
-            texts = (row.custom_id or "", text)
-            if not any(folded in each.casefold() for each in texts):
-                continue
-        shown = cut_text(text, max_chars)
-        yield ViewedRow(place.number, row.custom_id, words, shown, is_error=row.body is None)
+        texts = (row.custom_id or "", row.text)
+        if folded is None or any(folded in each.casefold() for each in texts):
+            yield row
 
 
-def add_requests(rows: list[ViewedRow], source: Source, max_chars: int | None) -> None:
+def add_requests(rows: list[ViewedRow], source: Source) -> None:
     """Set the requests of the rows by custom id, the first of an id; raises BadInput."""
     wanted = defaultdict(list)
     for row in rows:
@@ -76,12 +79,12 @@ def add_requests(rows: list[ViewedRow], source: Source, max_chars: int | None) -
             except LineError:
                 continue
             for row in wanted.pop(line.custom_id, ()):
-                row.request = cut_text(request_text(line.body), max_chars)
+                row.request = request_text(line.body)
     except FormatError as exc:
         raise unreadable(source, exc) from exc
 
 
-def render_row(row: ViewedRow) -> str:
+def render_row(row: ViewedRow, max_chars: int | None) -> str:
     """Return the lines of a row for the terminal: side by side where it is wide."""
     # A late import: the rest of the command needs none of it.
     from rich.console import Console
@@ -91,7 +94,8 @@ def render_row(row: ViewedRow) -> str:
     width = shutil.get_terminal_size().columns
     name = "without custom_id" if row.custom_id is None else row.custom_id[:_MAX_ID_CHARS]
     head = without_control_chars(f"row {row.number:,}  {name}  {row.words}")
-    texts = [Text(_clean(text)) for text in (row.request, row.text) if text]
+    shown = (cut_text(text, max_chars) for text in (row.request, row.text) if text)
+    texts = [Text(_clean(text)) for text in shown]
     if row.request and width < _MIN_COLUMNS_OF_TWO:
         texts.insert(1, Text("-" * (width // 4)))
     table = Table.grid(padding=(0, 2), expand=True)

@@ -14,7 +14,7 @@ from ...extras import require_extras
 from ...files.line_file import LineFile
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
-from .row_source import RequestFile, RowLines
+from .row_source import RequestFile, RowLines, RowSource
 from .search import RowPages
 
 
@@ -28,13 +28,9 @@ def open_pages(
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_source(name, tmp_dir=tmp_dir))
-        if _is_table(source, name):
-            if requests is not None:
-                raise Refused("a table has its requests in its own columns: leave out -i")
-            require_extras("a table", "tables")
-            from .table_rows import TableRows
-
-            yield RowPages(TableRows(source), None, page_rows)
+        table = table_rows(source, name, requests)
+        if table is not None:
+            yield RowPages(table, None, page_rows)
             return
         rows = RowFile(*stack.enter_context(plain_copy(source, tmp_dir)))
         next(rows.rows(), None)
@@ -45,9 +41,19 @@ def open_pages(
         yield RowPages(RowLines(rows), beside, page_rows)
 
 
-def _is_table(source: Source, name: str) -> bool:
-    """Say whether a source is a table by its first bytes, or CSV by its name."""
+def table_rows(source: Source, name: str, requests: str | None) -> RowSource | None:
+    """Return the rows of a table, which is one by its first bytes, or CSV by its name, else None.
+
+    Raises Refused for a file of requests beside a table.
+    """
     source.file.seek(0)
     head = source.file.read(HEAD_BYTES)
     is_csv = name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
-    return is_csv or head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))
+    if not (is_csv or head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))):
+        return None
+    if requests is not None:
+        raise Refused("a table has its requests in its own columns: leave out -i")
+    require_extras("a table", "tables")
+    from .table_rows import TableRows
+
+    return TableRows(source)

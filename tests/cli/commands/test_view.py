@@ -99,6 +99,27 @@ def test_a_terminal_gets_text_alone(view: Type) -> None:
     assert view("--full")[0].count("x") == 5000
 
 
+def test_rows_of_a_table_are_read_as_others_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each beside its kept columns; a file of requests has no place beside them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    Path("rows.csv").write_text(
+        "id,review,text,finish_reason,usage,error\na,Great!,good,stop,,\nb,Awful,,,,BUSY\n",
+        encoding="utf-8",
+    )
+    assert main(["view", "rows.csv"]) == 0
+    first, review, answer, _, second, *_ = capsys.readouterr().out.splitlines()
+    assert (first, second) == ("row 1  a  stop", "row 2  b  error")
+    assert review.split() == ["id:", "a", "good"]
+    assert answer == "review: Great!"
+    assert main(["view", "rows.csv", "--grep", "busy", "--errors"]) == 0
+    assert capsys.readouterr().out.startswith("row 2  b  error")
+    assert main(["view", "rows.csv", "-i", "rows.csv"]) == 2
+    assert "in its own columns: leave out -i" in capsys.readouterr().err
+
+
 def test_a_page_is_there_until_ctrl_c(view: Type) -> None:
     """Its address is printed, with what it shows first; the process ends, and well."""
     del view

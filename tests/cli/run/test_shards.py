@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from tests.cli.given import CHAT, line, rows
 from tests.cli.place import typed
 from tidemill.cli.console.errors import BadInput, EngineLost, Refused
 from tidemill.cli.files import input_check
-from tidemill.cli.files.shard import Shard
-from tidemill.cli.main import main, parse
+from tidemill.cli.main import main
 
 Write = Callable[..., Path]
 COUNT = 3
-EXAMPLE = Path(__file__).parents[3] / "docs/examples/shards.sbatch"
 
 
 @pytest.fixture
@@ -317,21 +314,3 @@ def test_a_failed_join_leaves_no_output(
     (tmp_path / "rows.joining").write_text("of a join that was killed")
     assert join(capsys, out)[0] == 0
     assert CHAT not in out.read_text()[:10]
-
-
-def test_the_example_of_slurm_runs_its_task_of_the_array(tmp_path: Path) -> None:
-    """With the two variables that Slurm sets."""
-    command = tmp_path / "tidemill"
-    command.write_text('#!/bin/sh\necho "$@"\n')
-    command.chmod(0o755)
-    task = {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8"}
-    said = subprocess.run(
-        ["bash", EXAMPLE, "in.jsonl", "rows.jsonl"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **task},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    parsed = parse(said.stdout.split())
-    assert (parsed.files, parsed.output_file) == (["in.jsonl"], "rows.jsonl")
-    assert (parsed.shard, parsed.resume) == (Shard(3, 8), True)

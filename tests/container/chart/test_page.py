@@ -1,0 +1,90 @@
+"""docs/engines/kubernetes.md: its commands run, and its values are the chart's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.container.chart.rendering import CHART, EXAMPLES, ROOT, helm_template, tool
+
+PAGE = (ROOT / "docs/engines/kubernetes.md").read_text(encoding="utf-8")
+DEFAULTS = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+COMMANDS = re.findall(r"^helm install .*$", PAGE, re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    """Return the page's blocks of code in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def documented() -> Iterator[str]:
+    """Yield the values of the tables; `.b` behind `a.x` is `a.b`, and `a.…` all of `a`."""
+    for row in re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE):
+        before = ""
+        for name in re.findall(r"`([^`]+)`", row):
+            path = before.rpartition(".")[0] + name if name.startswith(".") else name
+            before = path
+            yield path.removesuffix(".…")
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the paths of values that hold no named ones."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_page_runs(command: str, tmp_path: Path) -> None:
+    """In a checkout, beside the file that the stack's output was written to; nothing is sent."""
+    for name in ("container", "docs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "environment.json").symlink_to(EXAMPLES / "environment.json")
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --dry-run=client"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tool('helm')}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "NOTES:" in done.stdout
+
+
+def test_the_page_has_a_command_for_each_example() -> None:
+    """So that none of them is tried by nobody."""
+    assert sorted(re.findall(r"docs/examples/kubernetes/(\w+)\.yaml", "".join(COMMANDS))) == sorted(
+        path.stem for path in EXAMPLES.glob("*.yaml")
+    )
+
+
+def test_the_values_that_the_page_shows_are_taken() -> None:
+    """Laid over the example with workers."""
+    [values] = [block for block in blocks("yaml") if "models:" in block]
+    status, words = helm_template("launcher", yaml.safe_load(values))
+    assert status == 0, words
+
+
+def test_every_value_is_explained_and_every_explained_one_exists() -> None:
+    """Those of a model by their paths below it."""
+    named = set(documented())
+    assert {"name", "serve.strategy", "workers.keda.shardsPerEngine"} <= named
+    of_models = set(leaves(DEFAULTS["modelDefaults"])) | {"name"}
+    others = set(leaves({key: DEFAULTS[key] for key in DEFAULTS if "model" not in key}))
+
+    def covers(path: str, value: str) -> bool:
+        return value == path or value.startswith(f"{path}.")
+
+    every = of_models | others
+    assert sorted(path for path in named if not any(covers(path, it) for it in every)) == []
+    assert sorted(it for it in every if not any(covers(path, it) for path in named)) == []
