@@ -46,7 +46,9 @@ def _checked_hours(hours: str) -> str:
     return hours
 
 
-class _Plan(BaseModel):
+class Plan(BaseModel):
+    """Plan of one model's workers."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -64,7 +66,7 @@ class _Plan(BaseModel):
         return self
 
 
-_PLANS: Final = TypeAdapter(dict[str, _Plan])
+_PLANS: Final = TypeAdapter(dict[str, Plan])
 
 
 def read_plans(
@@ -126,7 +128,7 @@ def _of(model: str, names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fleet_plan(
-    model: str, plan: _Plan, settings: Settings, namespace: str, passed: Mapping[str, str]
+    model: str, plan: Plan, settings: Settings, namespace: str, passed: Mapping[str, str]
 ) -> FleetPlan:
     means = plan.means.model_dump(mode="json") | {
         "args": [*_worker_arguments(model, plan, settings), *plan.means.args],
@@ -147,7 +149,7 @@ def _fleet_plan(
     )
 
 
-def _worker_arguments(model: str, plan: _Plan, settings: Settings) -> Iterator[str]:
+def _worker_arguments(model: str, plan: Plan, settings: Settings) -> Iterator[str]:
     yield from ("worker", "--served-model-name", model, *_of(model, settings.model_aliases))
     yield from ("--exit-when-idle", str(plan.idle_seconds))
     if plan.min_workers:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.container.chart.schemas import complaints
+from tests.container.chart.unpack import VERSIONS
 from tests.handler.fleet.kubernetes.rig import plan_of
 from tidemill.batch.fleet import FleetPlan
 from tidemill.handler.fleet.kubernetes.config import KubernetesConfig
@@ -88,16 +90,13 @@ def test_deployments_of_one_namespace_have_different_jobs() -> None:
     assert len(names) == 2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("version", ["1.29", "1.31", "1.37"])
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("means", [{}, EVERYTHING], ids=["small", "everything"])
 def test_the_manifest_is_valid_by_the_schema_of_kubernetes(
     means: dict[str, Any], version: str
 ) -> None:
-    """With no field that this version does not know (`kubernetes-validate`)."""
-    schemas = pytest.importorskip("kubernetes_validate")
+    """With no field that this version does not know."""
     manifest = manifest_of(**means)
-    schemas.validate(manifest, version, strict=True)
+    assert complaints(manifest, version) == []
     manifest["spec"]["template"]["spec"]["tolerationz"] = []
-    with pytest.raises(schemas.ValidationError):
-        schemas.validate(manifest, version, strict=True)
+    assert complaints(manifest, version) != []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from tidemill.batch.fleet import FleetPlan
 from tidemill.handler.fleet.kubernetes.plans import PlansRefused, read_plans
 from tidemill.handler.settings import read_settings
 
+PAGE = Path(__file__).parents[4] / "docs/engines/kubernetes.md"
 ENVIRONMENT = {
     "TIDEMILL_TABLE": "batches",
     "TIDEMILL_BUCKET": "drops",
@@ -116,6 +118,14 @@ def test_a_wrong_plan_is_a_sentence_with_its_key(tmp_path: Path, found: Any, sen
     with pytest.raises(PlansRefused) as caught:
         read(tmp_path, found)
     assert sentence in str(caught.value)
+
+
+def test_the_plans_of_the_page_are_taken(tmp_path: Path) -> None:
+    """As they stand in docs/engines/kubernetes.md."""
+    [shown] = re.findall(r"```json\n(.+?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    queues = json.dumps({"qwen3-8b": "https://sqs/qwen"})
+    [plan] = read(tmp_path, shown, TIDEMILL_WORK_QUEUES=queues).values()
+    assert plan.max_workers == 4
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
