@@ -54,7 +54,7 @@ class Plan(BaseModel):
     max_workers: Annotated[int, Field(ge=1, le=1000)] = 1
     min_workers: Annotated[int, Field(ge=0, le=1000)] = 0
     min_workers_hours: Annotated[str, AfterValidator(_checked_hours)] = ""
-    target_seconds: Annotated[int, Field(ge=60)] = 3600
+    target_seconds: Annotated[int, Field(ge=1)] = 3600
     start_seconds: Annotated[int, Field(ge=1)] = 300
     idle_seconds: Annotated[int, Field(ge=1)] = 300
     means: JobConfig

@@ -57,7 +57,7 @@ class Cluster:
     pods: dict[str, Job] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     # The API
 
@@ -65,7 +65,7 @@ class Cluster:
         """Return the answer to a request; raises Refusal."""
         address = urlsplit(path)
         query = {name: values[0] for name, values in parse_qs(address.query).items()}
-        with self._lock:
+        with self.lock:
             self.requests.append((method, address.path))
             if self.token is not None and token != f"Bearer {self.token}":
                 raise Refusal(401, "Unauthorized", "Unauthorized")
@@ -194,16 +194,24 @@ class Cluster:
 
     def run_pods(self) -> None:
         """Let all pods run that wait."""
-        with self._lock:
+        with self.lock:
             for pod in self.pods.values():
                 if pod["status"]["phase"] == "Pending":
-                    pod["status"]["phase"] = "Running"
-                    self._set_state(pod, running={"startedAt": self._time()})
+                    self.run_pod(pod)
+
+    def run_pod(self, pod: Job) -> None:
+        """Let a pod run."""
+        pod["status"]["phase"] = "Running"
+        self._set_state(pod, running={"startedAt": self._time()})
 
     def exit(self, job: Job, exit_code: int = 0, reason: str = "Error", log: str = "") -> None:
         """Let the running pod of a Job end."""
-        with self._lock:
-            pod = self._pods_of(job)[-1]
+        self.exit_pod(self._pods_of(job)[-1], exit_code, reason, log)
+
+    def exit_pod(self, pod: Job, exit_code: int, reason: str = "Error", log: str = "") -> None:
+        """Let a running pod end."""
+        job = self.jobs[pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]]
+        with self.lock:
             pod["status"]["phase"] = "Failed" if exit_code else "Succeeded"
             said = {"reason": reason if exit_code else "Completed", "message": log}
             ended = {"exitCode": exit_code, "finishedAt": self._time(), **said}
@@ -217,35 +225,37 @@ class Cluster:
 
     def disrupt(self, job: Job) -> None:
         """Take a Job's pod away, as the end of a spot machine does."""
-        with self._lock:
-            pod = self._pods_of(job)[-1]
-            self._set_condition(pod, "DisruptionTarget", "True", "DeletionByTaintManager")
+        self.mark_disrupted(self._pods_of(job)[-1])
         self.exit(job, 137)
+
+    def mark_disrupted(self, pod: Job) -> None:
+        """Say of a pod that it is taken away, which is no fault of it."""
+        self._set_condition(pod, "DisruptionTarget", "True", "DeletionByTaintManager")
 
     def leave_unscheduled(self, message: str) -> None:
         """Let the scheduler find no node for pods that wait."""
-        with self._lock:
+        with self.lock:
             for pod in self.pods.values():
                 if pod["status"]["phase"] == "Pending":
                     self._set_condition(pod, "PodScheduled", "False", "Unschedulable", message)
 
     def break_image(self, reason: str, message: str) -> None:
         """Let no container start that waits."""
-        with self._lock:
+        with self.lock:
             for pod in self.pods.values():
                 if pod["status"]["phase"] == "Pending":
                     self._set_state(pod, waiting={"reason": reason, "message": message})
 
     def admit(self) -> None:
         """Resume what is suspended, as Kueue does."""
-        with self._lock:
+        with self.lock:
             for job in self.jobs.values():
                 if job["spec"].pop("suspend", False):
                     self._add_pod(job)
 
     def remove_ended(self) -> None:
         """Remove all Jobs that have ended, as their time to live does."""
-        with self._lock:
+        with self.lock:
             for job in [job for job in self.jobs.values() if "conditions" in job["status"]]:
                 self._remove(job)
 
