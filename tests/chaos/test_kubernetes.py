@@ -22,7 +22,7 @@ from tidemill.batch.fleet import WorkerRate
 
 pytestmark = pytest.mark.long
 
-NUM_LINES = 1000
+NUM_LINES = 600
 MODEL = "scripted"
 ENGINE = Path(__file__).parents[1] / "handler/worker/scripted_engine.py"
 SETTINGS = {
@@ -90,11 +90,14 @@ def test_a_file_is_answered_by_pods_that_come_and_go(ministack: Emulator, tmp_pa
             assert process.wait(60) == 0
             write_plans(plans, "tidemill:2", tmp_path)
             cloud.start("launcher", *launcher)
-            report = wait_for(lambda: cloud.report("x"))
+            first = wait_for(lambda: cloud.report("x"))
+            wait_for(lambda: not cluster.alive())
+            cloud.drop("y", "\n".join(lines[:40]).encode())
+            second = wait_for(lambda: cloud.report("y"))
             wait_for(lambda: not cluster.alive())
         rows = cloud.rows("x")
         state = cloud.aws.run(cloud.deployment.fleets.get_state(MODEL))
-    assert report["status"] == "completed"
+    assert [report["status"] for report in (first, second)] == ["completed"] * 2
     assert [row["custom_id"] for row in rows] == [f"line-{n}" for n in range(NUM_LINES)]
     assert state.breaker is None
     pods = [job["spec"]["template"]["spec"] for job in cluster.jobs.values()]
