@@ -17,7 +17,7 @@ from .weekly_hours import number_at
 # The code of a breaker opened by a refusal of AWS that only we can fix.
 START_REFUSED = "start_refused"
 
-LauncherKind = Literal["ecs", "sagemaker", "processes"]
+LauncherKind = Literal["ecs", "sagemaker", "kubernetes", "processes"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,14 @@ class ShardProgress:
         """Return the shards that somebody has the right to run."""
         return [shard for shard in self.live if shard.is_leased(now)]
 
+    def failing(self, now: float, max_attempts: int) -> list[LiveShard]:
+        """Return the shards that are given up, or that nobody has after so many claims."""
+        return [
+            shard
+            for shard in self.live
+            if not shard.is_leased(now) and (shard.is_given_up or shard.attempts >= max_attempts)
+        ]
+
     def progress(self, now: float) -> Progress:
         """Return the sum over all shards: its counts never fall while a batch runs.
 

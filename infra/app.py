@@ -20,6 +20,7 @@ from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
 from infra.pip_target import ROOT
+from infra.worker_policies import WorkerPolicies
 
 
 def add_stacks(
@@ -32,7 +33,9 @@ def add_stacks(
     """Add the stacks of a deployment to the app; without a folder of an image, no machines."""
     data = DataStack(app, "Data", config=config, stack_name=f"{config.name}-data", env=env)
     api = ApiStack(app, "Api", data=data, bundle=bundle, stack_name=f"{config.name}-api", env=env)
-    if image is not None:
+    if not config.starts_workers:
+        WorkerPolicies(data, "Policies", data=data)
+    elif image is not None:
         kind = SageMakerStack if config.compute == "sagemaker" else ComputeStack
         kind(
             app,
@@ -43,6 +46,7 @@ def add_stacks(
             stack_name=f"{config.name}-compute",
             env=env,
         )
+    if image is not None:
         # Beside the API: a stack that imports the gateway's id keeps it from ever being another.
         Dashboard(api, "Page", data=data, api=api)
     Tags.of(app).add("tidemill", config.name)

@@ -44,6 +44,7 @@ class Acknowledgement:
         )
 
 
+_INLINE: Final = "Role/DefaultPolicy"
 ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-S1",
@@ -54,18 +55,19 @@ ACKNOWLEDGED: Final = (
     *(
         Acknowledgement(
             "AwsSolutions-IAM5",
-            f"{role}/DefaultPolicy",
+            role,
             "Objects get their names while a batch runs: a role reaches those under its own "
             "prefixes.",
             finding=f"Resource::*DropsBucket*/{prefix}/[*]",
         )
         for role, prefixes in (
-            ("Api/Control/Role", ("input", "files", "work", "output", "results")),
-            ("Api/Intake/Role", ("input", "files", "work", "output")),
-            ("Api/Reaper/Role", ("files", "output")),
-            ("Api/DeadLetters/Role", ("files", "output")),
-            ("Api/Api/Role", ("input", "files", "work", "work/uploads", "output")),
-            ("Compute/Worker-*/Role", ("input", "files", "work", "results")),
+            (f"Api/Control/{_INLINE}", ("input", "files", "work", "output", "results")),
+            (f"Api/Intake/{_INLINE}", ("input", "files", "work", "output")),
+            (f"Api/Reaper/{_INLINE}", ("files", "output")),
+            (f"Api/DeadLetters/{_INLINE}", ("files", "output")),
+            (f"Api/Api/{_INLINE}", ("input", "files", "work", "work/uploads", "output")),
+            (f"Compute/Worker-*/{_INLINE}", ("input", "files", "work", "results")),
+            ("Data/Policies/Worker-*", ("input", "files", "work", "results")),
         )
         for prefix in prefixes
     ),
@@ -134,11 +136,14 @@ ACKNOWLEDGED: Final = (
         "Api/Private/*",
         "Only what comes through endpoints of the organisation's own VPCs gets to a private API.",
     ),
-    Acknowledgement(
-        "AwsSolutions-IAM5",
-        "Compute/Worker-*/Role/DefaultPolicy",
-        "Who drops weights under the prefix of a model names the files; the role reads no others.",
-        finding="Resource::arn:*:s3:::*/[*]",
+    *(
+        Acknowledgement(
+            "AwsSolutions-IAM5",
+            policy,
+            "Who drops weights under the prefix of a model names the files; no others are read.",
+            finding="Resource::arn:*:s3:::*/[*]",
+        )
+        for policy in ("Compute/Worker-*/Role/DefaultPolicy", "Data/Policies/Worker-*")
     ),
     Acknowledgement(
         "AwsSolutions-IAM5",

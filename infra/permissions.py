@@ -199,6 +199,14 @@ def worker_statements(data: DataStack, model: Model) -> list[iam.PolicyStatement
     return [*statements, *(right for url in model.prefixes for right in _read_weights(data, url))]
 
 
+def launcher_statements(data: DataStack) -> list[iam.PolicyStatement]:
+    """Return all that a launcher outside of the deployment may do: read, and keep its fleets."""
+    fleets = allow(["dynamodb:PutItem", "dynamodb:UpdateItem"], [data.table.table_arn])
+    fleets.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["FLEET#*"]})
+    statements = [table_items(data, "GetItem", "Query"), fleets]
+    return [*statements, *use_key(data, statements)]
+
+
 def use_key(
     data: DataStack, statements: Sequence[iam.PolicyStatement]
 ) -> list[iam.PolicyStatement]:

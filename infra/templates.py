@@ -37,7 +37,7 @@ def write_templates(config: Config, bundle: Bundle, folder: Path) -> list[Path]:
 
     What was in the folder is deleted. Raises ConfigRefused for a deployment that builds its image.
     """
-    if not config.image:
+    if config.starts_workers and not config.image:
         raise ConfigRefused(_NO_IMAGE)
     with TemporaryDirectory() as outdir:
         app = _app(outdir)

@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from tidemill.batch.batch_object import TidemillObject
 from tidemill.batch.batch_request import BatchRequest
 from tidemill.cli.main import make_parser
+from tidemill.handler.fleet.kubernetes.config import JobConfig
+from tidemill.handler.fleet.kubernetes.plans import Plan
 from tidemill.protocol import unsupported
 from tidemill.protocol.audio import TranscriptionRequest, TranslationRequest
 from tidemill.protocol.chat import ChatCompletionRequest
@@ -68,6 +70,16 @@ def test_every_flag_of_the_commands_for_a_deployment_is_explained(command: str) 
     flags = flags_of(make_parser(), command)
     assert "--json" in flags
     assert [flag for flag in flags if f"`{flag}" not in page and f" {flag}" not in page] == []
+
+
+def test_every_flag_of_the_launcher_is_explained() -> None:
+    """A new flag of it, or key of its plans, comes with its line in docs/engines/kubernetes.md."""
+    page = (DOCS / "engines" / "kubernetes.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Launcher\n")[2].partition("\n## ")[0]
+    keys = [*Plan.model_fields, *JobConfig.model_fields]
+    flags = [flag for flag in flags_of(make_parser(), "launcher") if flag.startswith("--")]
+    assert {"--interval", "--plans"} <= set(flags)
+    assert [name for name in (*flags, *keys) if f"`{name}" not in section] == []
 
 
 @pytest.mark.parametrize("command", ["sample", "diff", "view"])

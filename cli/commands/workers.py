@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +12,13 @@ from typing import TYPE_CHECKING
 from ..console.errors import Refused
 from ..console.tables import columns
 from ..console.terminal import log, print_output
+from ..deployment.kubernetes import (
+    add_cluster_flags,
+    connect_clouds,
+    plans_file,
+    plans_reader,
+    settings_of_environment,
+)
 from ..deployment.resources import (
     add_deployment_flags,
     ask,
@@ -20,7 +28,10 @@ from ..deployment.resources import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tidemill.batch.fleet import FleetPlan, FleetState, Worker
+    from tidemill.handler.aws.sync import Aws
     from tidemill.handler.deployment import Deployment
 
 _HEADS = ("MODEL", "RELEASE", "STARTING", "RUNNING", "STOPPING", "MOST", "STARTS")
@@ -55,46 +66,47 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             metavar="PATH",
             help="where the deployment's parameters of workers stand (default: TIDEMILL_FLEETS)",
         )
+        add_cluster_flags(action.add_argument_group("on Kubernetes, in the launcher's pod"))
 
 
 def command_list(arguments: argparse.Namespace) -> int:
     """Print a table of the models on standard output."""
-    deployment, plans = _deployment_of(arguments)
-    from tidemill.handler.fleet.stop import list_workers
+    with _fleets_of(arguments) as (deployment, plans, aws):
+        from tidemill.handler.fleet.stop import list_workers
 
-    if not plans:
-        log("this deployment starts no workers")
-        return 0
-    rows = []
-    for model, plan in sorted(plans.items()):
-        workers = ask(list_workers(deployment, plan))
-        state = ask(deployment.fleets.get_state(model))
-        rows.append(_cells(plan, workers, state))
+        if not plans:
+            log("this deployment starts no workers")
+            return 0
+        rows = []
+        for model, plan in sorted(plans.items()):
+            workers = ask(list_workers(deployment, plan), aws)
+            state = ask(deployment.fleets.get_state(model), aws)
+            rows.append(_cells(plan, workers, state))
     print_output("\n".join(columns([_HEADS, *rows])))
     return 0
 
 
 def command_resume(arguments: argparse.Namespace) -> int:
     """Close the circuit breaker of a model, so that workers start again; idempotent."""
-    deployment, plans = _deployment_of(arguments)
-    plan = _plan_of(plans, arguments.model)
-    from tidemill.handler.fleet.circuit_breaker import close_breaker
+    with _fleets_of(arguments) as (deployment, plans, aws):
+        plan = _plan_of(plans, arguments.model)
+        from tidemill.handler.fleet.circuit_breaker import close_breaker
 
-    ask(deployment.fleets.change(plan.model, close_breaker))
+        ask(deployment.fleets.change(plan.model, close_breaker), aws)
     log(f"workers of {plan.model} are started again when there is work, within a minute")
     return 0
 
 
 def command_stop(arguments: argparse.Namespace) -> int:
     """Open the circuit breaker of a model, then stop its workers without waiting."""
-    deployment, plans = _deployment_of(arguments)
-    plan = _plan_of(plans, arguments.model)
-    from tidemill.handler.fleet.circuit_breaker import open_by_operator
-    from tidemill.handler.fleet.stop import stop_workers
+    with _fleets_of(arguments) as (deployment, plans, aws):
+        plan = _plan_of(plans, arguments.model)
+        from tidemill.handler.fleet.circuit_breaker import open_by_operator
+        from tidemill.handler.fleet.stop import stop_workers
 
-    halting = partial(open_by_operator, plan=plan, now=int(time.time()))
-    ask(deployment.fleets.change(plan.model, halting))
-    stopped = ask(stop_workers(deployment, plan))
+        halting = partial(open_by_operator, plan=plan, now=int(time.time()))
+        ask(deployment.fleets.change(plan.model, halting), aws)
+        stopped = ask(stop_workers(deployment, plan), aws)
     log(
         f"{len(stopped)} workers of {plan.model} give their work back and end within a minute; "
         f"no more are started until `tidemill workers resume {plan.model}`"
@@ -135,12 +147,24 @@ def _plan_of(plans: dict[str, FleetPlan], model: str) -> FleetPlan:
     return plans[model]
 
 
-def _deployment_of(arguments: argparse.Namespace) -> tuple[Deployment, dict[str, FleetPlan]]:
-    """Return the deployment, with its fleet resources only, and the fleet plans by model."""
+@contextmanager
+def _fleets_of(
+    arguments: argparse.Namespace,
+) -> Iterator[tuple[Deployment, dict[str, FleetPlan], Aws | None]]:
+    """Yield the deployment, with its fleet resources only, and the fleet plans by model.
+
+    For workers on Kubernetes also the driver of operations that reaches the cluster, too.
+    """
     require_cloud("`tidemill workers`")
     from tidemill.handler.deployment import Deployment
     from tidemill.handler.settings import Settings
 
+    if (path := plans_file(arguments)) is not None:
+        of_launcher = settings_of_environment()
+        plans = plans_reader(arguments, path, of_launcher)()
+        with connect_clouds(arguments) as clouds:
+            yield Deployment(of_launcher), plans, clouds
+        return
     # No bucket and no queues are needed.
     settings = Settings(
         table=table_name(arguments),
@@ -149,4 +173,4 @@ def _deployment_of(arguments: argparse.Namespace) -> tuple[Deployment, dict[str,
         fleets=resource_name(arguments, "fleets"),
     )
     deployment = Deployment(settings)
-    return deployment, ask(deployment.fleet_plans.read())
+    yield deployment, ask(deployment.fleet_plans.read()), None

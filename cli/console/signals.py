@@ -78,8 +78,8 @@ def interruptible(make: Callable[[], _Made]) -> _Made:
 def _end_at_once(number: int) -> NoReturn:
     with suppress(OSError):
         os.write(2, f"tidemill: stopped by {signal.Signals(number).name}\n".encode())
-    # For a worker without work this is an orderly stop; docs/worker.md.
-    os._exit(0 if sys.argv[1:2] == ["worker"] else 128 + number)
+    # For a worker without work, and a launcher, this is an orderly stop; docs/worker.md.
+    os._exit(0 if sys.argv[1:2] in (["worker"], ["launcher"]) else 128 + number)
 
 
 class StopSignals:

@@ -12,6 +12,7 @@ from ..extras import not_installed, require_extras
 
 if TYPE_CHECKING:
     from tidemill.handler.aws.calls import Operation, T
+    from tidemill.handler.aws.sync import Aws
 
 Resource = Literal["table", "bucket", "fleets"]
 # Outputs of the stack.
@@ -71,12 +72,12 @@ def run(table: str, operation: Operation[T]) -> T:
     return _run(f"the table {table}", operation)
 
 
-def ask(operation: Operation[T]) -> T:
-    """Run an operation on the deployment; raises CliError."""
-    return _run("the deployment", operation)
+def ask(operation: Operation[T], aws: Aws | None = None) -> T:
+    """Run an operation on the deployment, by the user's AWS settings or `aws`; raises CliError."""
+    return _run("the deployment", operation, aws)
 
 
-def _run(what: str, operation: Operation[T]) -> T:
+def _run(what: str, operation: Operation[T], aws: Aws | None = None) -> T:
     from botocore.exceptions import BotoCoreError
 
     from tidemill.handler.aws.sync import Aws
@@ -85,7 +86,7 @@ def _run(what: str, operation: Operation[T]) -> T:
     from .aws import make_client
 
     try:
-        return Aws(make_client).run(operation)
+        return (aws or Aws(make_client)).run(operation)
     except (AwsError, BotoCoreError) as exc:
         raise CliError(f"{what} cannot be used: {exc}") from exc
 

@@ -19,8 +19,10 @@ from ..errors import AwsError, ConditionFailed, NotThere, ObjectChanged
 from .items import from_item
 from .s3_store import explain
 
-Service = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
-SERVICES: tuple[Service, ...] = get_args(Service)
+AwsService = Literal["dynamodb", "s3", "sqs", "events", "ecs", "sagemaker", "ssm", "logs"]
+# `fleet.kubernetes.api_server` has the client of Kubernetes, for who is given it.
+Service = Literal[AwsService, "kubernetes"]
+SERVICES: tuple[AwsService, ...] = get_args(AwsService)
 # Of a worker, which starts no others.
 WORKER_SERVICES: tuple[Service, ...] = ("dynamodb", "s3", "sqs", "events")
 T = TypeVar("T")

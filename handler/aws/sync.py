@@ -12,6 +12,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from ..errors import AwsError
 from .calls import (
     RETRY_DELAYS_SECONDS,
     SERVICES,
@@ -116,6 +117,8 @@ class Aws:
                         response = self._send(call)
                 except (ClientError, BotoCoreError) as exc:
                     call = operation.throw(translate(exc, call))
+                except AwsError as exc:  # of a client that is not boto's
+                    call = operation.throw(exc)
                 else:
                     call = operation.send(response)
         except StopIteration as stop:

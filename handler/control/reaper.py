@@ -12,14 +12,13 @@ times: a message is sent when a try is due. One that is erased is in it until no
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Final
 
 from tidemill.batch.batch_object import is_over_cost
-from tidemill.batch.fleet import FleetPlan, OpenWork
+from tidemill.batch.fleet import OpenWork
 from tidemill.batch.model import Batch, BatchError, Shard
 from tidemill.batch.progress import ShardProgress
 from tidemill.batch.states import Status
@@ -27,13 +26,12 @@ from tidemill.batch.states import Status
 from ..aws.calls import Operation
 from ..aws.queues import advance_message, message_batches, shard_message
 from ..aws.stores.table import active_name, erasing_name, id_of_active
-from ..aws.stores.usage import DAY_SECONDS
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import AwsError
 from ..fleet.demand import open_work
 from ..fleet.pause import update_pause
-from ..fleet.scale import scale_all
+from ..fleet.scale import scale_fleets
 from ..intake.unit_messages import enqueue_again
 from ..lifecycle.announce import announce
 from ..lifecycle.finish import abandon, end
@@ -49,8 +47,6 @@ WEBHOOK_OVERDUE_SECONDS = 30
 
 _MAX_RESENT, _MAX_RESENT_TO_EMPTY = 10, 5000
 _NOTE_SECONDS = 5 * 60
-# Three runs of the reaper: workers stay again soon after a budget was raised.
-_BLOCKED_SECONDS = 3 * 60
 _NUM_THREADS = 8
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
@@ -92,30 +88,12 @@ def reap(aws: Aws, deployment: Deployment, now: int) -> None:
 def _scale_workers(
     deployment: Deployment, found: Sequence[OpenWork], now: int, *, keeps_ready: bool
 ) -> Operation[None]:
-    open_by_model: dict[str, list[OpenWork]] = {}
-    for work in found:
-        open_by_model.setdefault(work.model, []).append(work)
     try:
         plans = yield from deployment.fleet_plans.read()
     except Exception:  # noqa: BLE001 - the next run is in a minute
         logger.exception("plans of fleets not read")
         return
-    if not keeps_ready:
-        yield from _release_ready(deployment, plans, now)
-        plans = {model: replace(plan, min_workers=0) for model, plan in plans.items()}
-    yield from scale_all(deployment, plans, open_by_model, now)
-
-
-def _release_ready(
-    deployment: Deployment, plans: Mapping[str, FleetPlan], now: int
-) -> Operation[None]:
-    """Block the places of workers kept ready: idle ones go, until the day or the budget changes."""
-    until = min(now + _BLOCKED_SECONDS, now - now % DAY_SECONDS + DAY_SECONDS - 1)
-    for model, plan in plans.items():
-        try:
-            yield from deployment.fleets.block_ready(model, plan.min_workers, until=until)
-        except AwsError:
-            logger.exception("workers kept ready", model=model)
+    yield from scale_fleets(deployment, plans, found, now, keeps_ready=keeps_ready)
 
 
 def check_batch(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
@@ -207,17 +185,13 @@ def _give_up_failing(
     deployment: Deployment, batch: Batch, standing: ShardProgress, now: int
 ) -> Operation[set[int]]:
     """Give up shards that fail repeatedly; return all that are given up and not closed."""
-    max_attempts = deployment.settings.max_attempts
-    given_up = set()
-    for live in standing.live:
-        if live.is_leased(now) or not (live.is_given_up or live.attempts >= max_attempts):
-            continue
-        given_up.add(live.number)
+    failing = standing.failing(now, deployment.settings.max_attempts)
+    for live in failing:
         if not live.is_given_up:
             yield from give_up_shard(deployment, batch, live.number, live.attempts)
-    if given_up:
+    if failing:
         yield from _send_advance(deployment, batch, "shards given up")
-    return given_up
+    return {live.number for live in failing}
 
 
 def _resend_lost(

@@ -44,9 +44,10 @@ STOPPED: Final = "stopped"
 _ADVICE: Final = (
     (r"known line", "The GPU of its machine is most likely broken: end that machine"),
     (
-        r"Cannotpull|pull access|manifest",
+        r"Cannotpull|pull access|manifest|ImagePull|ErrImage|InvalidImage",
         "See that the image is there, and that workers reach its registry",
     ),
+    (r"CreateContainerConfigError", "See that the Secrets of its plan are in the namespace"),
     (
         r"ResourceInitialization|secret|AccessDenied|not authorized",
         "See that the role of the workers may do what it was refused",
@@ -62,6 +63,8 @@ _START_ADVICE: Final = (
     ),
     (r"EMPTY CAPACITY PROVIDER", "Choose a GPU whose machines are large enough for a worker"),
     (r"Blocked", "Ask AWS why the account is blocked"),
+    (r"forbidden: User", "See that the launcher's Role may create Jobs in its namespace"),
+    (r"^kubernetes ", "Mend what Kubernetes names"),
     (r"", "Mend what AWS names"),
 )
 
@@ -131,9 +134,10 @@ def open_by_operator(state: FleetState, plan: FleetPlan, now: int) -> FleetState
 
 
 def open_on_refusal(state: FleetState, plan: FleetPlan, reason: str, now: int) -> FleetState:
-    """Return the state after AWS refused a start for a reason that only we can fix."""
+    """Return the state after a start was refused for a reason that only we can fix."""
     advice = _advice_for(reason, _START_ADVICE, plan.model)
-    words = f"AWS starts no worker: {_sentence(reason)} It is tried again every 15 minutes."
+    who = "Kubernetes" if plan.launcher == "kubernetes" else "AWS"
+    words = f"{who} starts no worker: {_sentence(reason)} It is tried again every 15 minutes."
     return replace(state, breaker=CircuitBreaker(now, plan.release, START_REFUSED, words, advice))
 
 

@@ -6,6 +6,7 @@ from tidemill.batch.fleet import LauncherKind
 
 from ..deployment import Deployment
 from .ecs import EcsLauncher
+from .kubernetes.launcher import KubernetesLauncher
 from .launcher import Launcher
 from .processes import ProcessLauncher
 from .sagemaker import SageMakerLauncher
@@ -18,5 +19,7 @@ def launcher_for(deployment: Deployment, kind: LauncherKind) -> Launcher:
             return EcsLauncher()
         case "sagemaker":
             return SageMakerLauncher()
+        case "kubernetes":
+            return KubernetesLauncher()
         case "processes":
             return ProcessLauncher(deployment.processes)

@@ -20,6 +20,7 @@ from tidemill.batch.fleet import (
 )
 
 from ..aws.calls import Operation
+from ..aws.stores.usage import DAY_SECONDS
 from ..deployment import Deployment
 from ..errors import AwsError
 from ..observability import Metric, emit, logger
@@ -30,6 +31,39 @@ from .launcher import Launcher, NoCapacity, NotStarted, StartRefused
 from .launchers import launcher_for
 from .reconcile import is_breaker_open, is_recent, is_start_blocked, reconcile, unlisted
 from .stop import stop_hung_workers
+
+# Three runs of the reaper: workers stay again soon after a budget was raised.
+_BLOCKED_SECONDS = 3 * 60
+
+
+def scale_fleets(
+    deployment: Deployment,
+    plans: Mapping[str, FleetPlan],
+    found: Iterable[OpenWork],
+    now: int,
+    *,
+    keeps_ready: bool,
+) -> Operation[None]:
+    """Scale the fleets of all models to all open work; unless `keeps_ready`, idle workers go."""
+    open_by_model: dict[str, list[OpenWork]] = {}
+    for work in found:
+        open_by_model.setdefault(work.model, []).append(work)
+    if not keeps_ready:
+        yield from _release_ready(deployment, plans, now)
+        plans = {model: replace(plan, min_workers=0) for model, plan in plans.items()}
+    yield from scale_all(deployment, plans, open_by_model, now)
+
+
+def _release_ready(
+    deployment: Deployment, plans: Mapping[str, FleetPlan], now: int
+) -> Operation[None]:
+    """Block the places of workers kept ready: idle ones go, until the day or the budget changes."""
+    until = min(now + _BLOCKED_SECONDS, now - now % DAY_SECONDS + DAY_SECONDS - 1)
+    for model, plan in plans.items():
+        try:
+            yield from deployment.fleets.block_ready(model, plan.min_workers, until=until)
+        except AwsError:
+            logger.exception("workers kept ready", model=model)
 
 
 def scale_all(

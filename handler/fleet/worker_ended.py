@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tidemill.batch.fleet import EndKind, WorkerRate
+from tidemill.batch.fleet import EndKind, FleetPlan, WorkerEnd, WorkerRate
 
 from ..aws.calls import Operation
 from ..deployment import Deployment
@@ -36,6 +36,13 @@ def handle_worker_event(
     end = ended.end
     if end.kind is EndKind.CRASHED and end.last_words is None and ended.log is not None:
         end = replace(end, last_words=(yield from read_last_error(ended.log)))
+    yield from count_worker_end(deployment, plans[end.model], end, now)
+
+
+def count_worker_end(
+    deployment: Deployment, plan: FleetPlan, end: WorkerEnd, now: int
+) -> Operation[None]:
+    """Log the end of a worker of a plan's fleet, and count it; idempotent."""
     log = logger.error if end.kind is EndKind.CRASHED else logger.info
     log(
         "worker ended",
@@ -46,7 +53,6 @@ def handle_worker_event(
         reason=end.reason,
         last_words=end.last_words,
     )
-    plan = plans[end.model]
     rate = yield from deployment.fleets.get_rate(end.model)
     if end.kind is EndKind.CRASHED:
         workers = yield from list_workers(deployment, plan)

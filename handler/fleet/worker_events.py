@@ -156,8 +156,7 @@ def _exit_code_of(job: _Job) -> int | None:
     """Return the exit code of a job; None for one that failed without a code."""
     if job.status == "Completed":
         return 0
-    found = _EXIT_CODE.search(job.reason)
-    return int(found[1]) if found else None
+    return find_exit_code(job.reason)
 
 
 def _read_process(detail: Any, plans: Mapping[str, FleetPlan], at: int) -> EndEvent | None:
@@ -196,6 +195,12 @@ def classify_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
     if exit_code is None and is_shortage(f"{stop_code} {words}"):
         return EndKind.NO_CAPACITY
     return EndKind.CRASHED
+
+
+def find_exit_code(words: str) -> int | None:
+    """Return the exit code that a message names, or None."""
+    found = _EXIT_CODE.search(words)
+    return int(found[1]) if found else None
 
 
 def describe_end(exit_code: int | None, words: str) -> str:

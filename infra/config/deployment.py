@@ -34,7 +34,7 @@ class Config(Table):
         "tidemill"
     )
     alarm_email: Annotated[str, StringConstraints(pattern=r"^([^@\s]+@[^@\s]+\.[^@\s]+)?$")] = ""
-    compute: Literal["managed-instances", "asg", "sagemaker"] = "managed-instances"
+    compute: Literal["managed-instances", "asg", "sagemaker", "none"] = "managed-instances"
     spot: bool = False
     image: Annotated[str, StringConstraints(pattern=rf"^({_IMAGE})?$")] = ""
     auth: Literal["keys", "iam"] = "keys"
@@ -142,7 +142,7 @@ class Config(Table):
 
     @model_check(mode="after")
     def _check_network(self) -> Self:
-        if self.network.zones and not self.has_network:
+        if self.network.zones and self.starts_workers and not self.has_network:
             raise ValueError("zones are SageMaker's own choice where the network is public")
         far = [model.name for model in self.models if model.weights_region]
         if far and self.network.kind == "isolated" and not self.network.internet:
@@ -153,9 +153,24 @@ class Config(Table):
         return self
 
     @model_check(mode="after")
+    def _check_elsewhere(self) -> Self:
+        """Refuse what is said of workers that run elsewhere, and would be heard by nobody."""
+        said = {
+            "spot": self.spot,
+            "image": bool(self.image),
+            "[network]": self.network != Network(),
+        }
+        for key, is_said in said.items():
+            if is_said and not self.starts_workers:
+                raise ValueError(f'compute = "none" starts no workers, for which {key} is')
+        return self
+
+    @model_check(mode="after")
     def _check_machines(self) -> Self:
-        for model in self.models:
+        for number, model in enumerate(self.models, start=1):
             where = f"{model.name} has"
+            if self.starts_workers and not model.gpu:
+                raise ValueError(f"models[{number}].gpu must be given")
             if self.compute == "sagemaker" and self.capacity_of(model) not in {"on-demand", "spot"}:
                 raise ValueError(f'{where} capacity = "{model.capacity}", which SageMaker has not')
             if self.compute != "managed-instances" and model.machine_idle_minutes is not None:
@@ -169,9 +184,16 @@ class Config(Table):
         return model.capacity or ("spot" if self.spot else "on-demand")
 
     @property
+    def starts_workers(self) -> bool:
+        """Say whether the deployment starts workers itself; others run elsewhere."""
+        return self.compute != "none"
+
+    @property
     def has_network(self) -> bool:
         """Say whether workers have a network of the account's, and not SageMaker's."""
-        return self.compute != "sagemaker" or self.network.kind != "public"
+        return self.starts_workers and (
+            self.compute != "sagemaker" or self.network.kind != "public"
+        )
 
     @property
     def lacks_zones(self) -> bool:

@@ -36,11 +36,11 @@ class Model(Table):
     """A served model and the workers that run it.
 
     `weights_region` is said of weights that are in another region than the workers, adapters too;
-    `weights_key` of those that a key of KMS encrypts. `tensor_parallel_size` of a worker's GPUs
-    share the model, by default all, and each such group has an engine. `memory_gib` is what a
-    worker gets, at most nine tenths of its machine's; `max_price_factor` bounds a machine's price,
-    in prices of the cheapest. Without `capacity` it is the deployment's. In `min_workers_hours`
-    `min_workers` stay, work or none.
+    `weights_key` of those that a key of KMS encrypts. `gpu` is empty where workers run elsewhere;
+    `tensor_parallel_size` of a worker's GPUs share the model, by default all, and each such group
+    has an engine. `memory_gib` is what a worker gets, at most nine tenths of its machine's;
+    `max_price_factor` bounds a machine's price, in prices of the cheapest. Without `capacity` it
+    is the deployment's. In `min_workers_hours` `min_workers` stay, work or none.
     """
 
     name: Name
@@ -49,7 +49,7 @@ class Model(Table):
         ""
     )
     weights_key: Annotated[str, StringConstraints(pattern=rf"^({KEY})?$")] = ""
-    gpu: str
+    gpu: str = ""
     gpus_per_worker: Annotated[int, Field(ge=1, le=8)] = 1
     tensor_parallel_size: Annotated[int, Field(ge=1, le=8)] | None = None
     memory_gib: Annotated[int, Field(ge=4, le=2048)] | None = None
@@ -96,6 +96,8 @@ class Model(Table):
 
     @model_check(mode="after")
     def _check_count(self) -> Self:
+        if not self.gpu:  # of workers that run elsewhere
+            return self
         counts = GPUS[self.gpu].instances
         if self.gpus_per_worker not in counts:
             shown = ", ".join(str(count) for count in counts)

@@ -71,17 +71,25 @@ class DataStack(Stack):
 
     def worker_settings(self, model: Model) -> dict[str, str]:
         """Return the variables of a model's workers: those of a Lambda, of other models nothing."""
-        reuse = self.config.reuse
-        more = (
-            {}
-            if reuse is None
-            else {
-                "TIDEMILL_REUSE": "1",
-                "TIDEMILL_REUSE_SAMPLED": str(int(reuse.sampled)),
-                "TIDEMILL_REUSE_MAX_SIZE": str(reuse.max_gib * 2**30),
-            }
-        )
-        return self._settings_for([model]) | more
+        return self._settings_for([model]) | self._reuse_settings()
+
+    def launcher_settings(self) -> dict[str, str]:
+        """Return the variables of a launcher outside of the deployment, and of its workers."""
+        return {
+            **self._settings_for(self.config.models),
+            **self._reuse_settings(),
+            "TIDEMILL_GPU_HOURS_PER_DAY": str(self.config.budget.gpu_hours_per_day),
+            "AWS_REGION": self.region,
+        }
+
+    def _reuse_settings(self) -> dict[str, str]:
+        if (reuse := self.config.reuse) is None:
+            return {}
+        return {
+            "TIDEMILL_REUSE": "1",
+            "TIDEMILL_REUSE_SAMPLED": str(int(reuse.sampled)),
+            "TIDEMILL_REUSE_MAX_SIZE": str(reuse.max_gib * 2**30),
+        }
 
     def _settings_for(self, models: Sequence[Model]) -> dict[str, str]:
         config = self.config

@@ -85,6 +85,8 @@ resource "aws_cloudformation_stack" "api" {
 }
 
 resource "aws_cloudformation_stack" "compute" {
+  # With compute = "none" workers run elsewhere.
+  count        = contains(local.files, "compute.template.json") ? 1 : 0
   name         = "${var.name}-compute"
   template_url = "https://${data.aws_s3_bucket.assets.bucket_regional_domain_name}/${aws_s3_object.file["compute.template.json"].key}"
   capabilities = ["CAPABILITY_NAMED_IAM"]

@@ -43,6 +43,7 @@ KEYS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "managed": {"compute": "managed-instances"},
         "asg": {"compute": "asg"},
         "sagemaker": {"compute": "sagemaker"},
+        "elsewhere": {"compute": "none"},
     },
     "network": {
         "public": {},

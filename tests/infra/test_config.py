@@ -62,7 +62,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"alarm_email": ["ops@example.com"]}, "alarm_email must be a text in quotes."),
     (
         {"compute": "fargate"},
-        "compute is 'fargate'; it can be 'managed-instances', 'asg' or 'sagemaker'.",
+        "compute is 'fargate'; it can be 'managed-instances', 'asg', 'sagemaker' or 'none'.",
     ),
     *(
         ({"image": image}, f'image is "{image}", which does not look like {AN_IMAGE}.')
@@ -450,6 +450,25 @@ def test_a_model_has_a_name_and_a_gpu(key: str) -> None:
     """What no default can stand for must be given."""
     model = {name: value for name, value in MODEL.items() if name != key}
     assert refusal(models=[model]) == f"mill.toml: models[1].{key} must be given."
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spot", True),
+        ("image", "111122223333.dkr.ecr.eu-west-1.amazonaws.com/tidemill:1"),
+        ("network", "isolated"),
+    ],
+)
+def test_workers_that_run_elsewhere_are_not_configured_here(key: str, value: Any) -> None:
+    """Nobody would hear it; and of which GPU they are is not asked for."""
+    without = {"name": "small"}
+    make_config({"compute": "none", "models": [without]}, "mill.toml")
+    shown = "[network]" if key == "network" else key
+    assert (
+        refusal(compute="none", models=[without], **{key: value})
+        == f'mill.toml: compute = "none" starts no workers, for which {shown} is.'
+    )
 
 
 def test_models_must_be_given() -> None:

@@ -41,10 +41,13 @@ def deployment_problems(config: Config, client: Any = None) -> Iterator[str]:
     `client` makes a boto3 client of a service.
     """
     client = client or partial(aws_client, config=SHORT_TIMEOUTS)
-    checks = (
+    of_workers = (
         lambda: check_roles(config, client("iam")),
         lambda: check_machines(config, client("ec2")),
         lambda: check_gpu_quotas(config, client("service-quotas")),
+    )
+    checks = (
+        *(of_workers if config.starts_workers else ()),
         lambda: check_concurrency(client("lambda")),
         lambda: check_key(config, client("kms")),
         lambda: check_weights(config),
@@ -77,7 +80,7 @@ def problems(path: Path, *, deploys: bool) -> Iterator[str]:
     else:
         if deploys:
             yield from deployment_problems(config)
-    if deploys and not config.image:
+    if deploys and config.starts_workers and not config.image:
         try:
             check_builder(os.environ)
         except NotReady as exc:

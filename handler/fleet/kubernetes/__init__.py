@@ -1,0 +1,1 @@
+"""Kubernetes: workers as Jobs, started by a loop inside the cluster."""
