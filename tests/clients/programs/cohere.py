@@ -1,5 +1,6 @@
 """Documents ranked for a question by `ClientV2.rerank`.
 
+Package: cohere
 Point: `cohere.ClientV2(base_url="http://127.0.0.1:8000", api_key=KEY)`
 """
 
@@ -23,7 +24,11 @@ ranked = client.rerank(
     top_n=2,
 )
 scores = [result.relevance_score for result in ranked.results]
-print(json.dumps({
-    "order": [result.index for result in ranked.results],
-    "falling": scores == sorted(scores, reverse=True),
-}))
+print(
+    json.dumps(
+        {
+            "order": [result.index for result in ranked.results],
+            "falling": scores == sorted(scores, reverse=True),
+        }
+    )
+)

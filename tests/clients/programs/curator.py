@@ -1,6 +1,7 @@
 """Rows of a dataset answered through the Batches API (`batch=True`).
 
-Point: `curator.LLM(model_name=NAME, backend="openai", batch=True, backend_params={"base_url": URL})`
+Package: bespokelabs-curator
+Point: `curator.LLM(NAME, backend="openai", batch=True, backend_params={"base_url": URL, …})`
 """
 
 import json

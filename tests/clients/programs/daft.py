@@ -1,6 +1,8 @@
-"""A column of answers by `prompt`, and one of vectors by `embed_text`, with Daft's OpenAI provider.
+"""Columns of answers by `prompt` and of vectors by `embed_text`, with its OpenAI provider.
 
+Package: daft
 Point: `daft.set_provider("openai", base_url=URL, api_key=KEY)`
+Note: `prompt` needs `use_chat_completions=True`; it asks for `/v1/responses` otherwise
 """
 
 import json
@@ -17,6 +19,9 @@ for provider in (chat, vectors):
     daft.attach_provider(provider)
 frame = daft.from_pydict({"question": ["What is 12 + 7?", "What is 13 + 7?"]})
 frame = frame.with_column(
+    "vector", embed_text(daft.col("question"), provider="vectors", model="vectors")
+)
+frame = frame.with_column(
     "answer",
     prompt(
         daft.col("question"),
@@ -26,4 +31,12 @@ frame = frame.with_column(
         temperature=0,
     ),
 )
-print(json.dumps({"answers": frame.to_pydict()["answer"]}))
+columns = frame.to_pydict()
+print(
+    json.dumps(
+        {
+            "answers": columns["answer"],
+            "vectors": [len(vector) for vector in columns["vector"]],
+        }
+    )
+)

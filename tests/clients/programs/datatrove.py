@@ -1,6 +1,8 @@
 """Documents answered by `InferenceRunner` with an `endpoint` server: chats, then completions.
 
-Point: `InferenceConfig(server_type="endpoint", endpoint_url="http://127.0.0.1:8000", …)`
+Package: datatrove
+Point: `InferenceConfig(server_type="endpoint", endpoint_url="http://HOST:8000", …)`
+Note: asks whether the server is ready without a key, so that it needs one without `--api-key`
 """
 
 import json
@@ -41,7 +43,13 @@ def run(folder, rollout, texts, **how):
     return [[each["text"] for each in row["metadata"]["rollout_results"]] for row in rows]
 
 
-print(json.dumps({
-    "chats": run("chats", chat, ["What is 12 + 7?", "What is 13 + 7?"], rollouts_per_document=2),
-    "completions": run("texts", complete, ["The capital of France is"], use_chat=False),
-}))
+print(
+    json.dumps(
+        {
+            "chats": run(
+                "chats", chat, ["What is 12 + 7?", "What is 13 + 7?"], rollouts_per_document=2
+            ),
+            "completions": run("texts", complete, ["The capital of France is"], use_chat=False),
+        }
+    )
+)

@@ -1,5 +1,6 @@
 """A chat and a completion, whole and streamed, and vectors, by `OpenAILike`.
 
+Package: llama-index-llms-openai
 Point: `OpenAILike(model=NAME, api_base=URL, api_key=KEY, is_chat_model=True)`
 """
 
@@ -21,12 +22,19 @@ vectors = OpenAILikeEmbedding(
 )
 asked = [ChatMessage(role="user", content=FRANCE)]
 whole = text.complete("The capital of France is").text
-print(json.dumps({
-    "whole": chat.chat(asked).message.content,
-    "streamed": "".join(chunk.delta for chunk in chat.stream_chat(asked)),
-    "completed": whole,
-    "completed_alike": "".join(
-        chunk.delta for chunk in text.stream_complete("The capital of France is")
-    ) == whole,
-    "vectors": [len(vector) for vector in vectors.get_text_embedding_batch(["tide", "mill"])],
-}))
+print(
+    json.dumps(
+        {
+            "whole": chat.chat(asked).message.content,
+            "streamed": "".join(chunk.delta for chunk in chat.stream_chat(asked)),
+            "completed": whole,
+            "completed_alike": "".join(
+                chunk.delta for chunk in text.stream_complete("The capital of France is")
+            )
+            == whole,
+            "vectors": [
+                len(vector) for vector in vectors.get_text_embedding_batch(["tide", "mill"])
+            ],
+        }
+    )
+)

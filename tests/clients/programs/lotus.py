@@ -1,5 +1,6 @@
 """A table's columns mapped, filtered and extracted by its semantic operators.
 
+Package: lotus-ai
 Point: `lotus.settings.configure(lm=LM("openai/NAME", api_base=URL, api_key=KEY))`
 """
 
@@ -7,7 +8,7 @@ import json
 import os
 
 import lotus
-import pandas
+import pandas as pd
 from lotus.models import LM
 
 lotus.settings.configure(
@@ -19,11 +20,15 @@ lotus.settings.configure(
         max_ctx_len=2048,
     )
 )
-frame = pandas.DataFrame({"country": ["France", "Italy", "Spain"]})
+frame = pd.DataFrame({"country": ["France", "Italy", "Spain"]})
 mapped = frame.sem_map("What is the capital of {country}?")
 kept = frame.sem_filter("{country} is in Europe")
-print(json.dumps({
-    "rows": len(mapped),
-    "answered": [isinstance(answer, str) and answer != "" for answer in mapped["_map"]],
-    "kept": set(kept["country"]) <= set(frame["country"]),
-}))
+print(
+    json.dumps(
+        {
+            "rows": len(mapped),
+            "answered": [isinstance(answer, str) and answer != "" for answer in mapped["_map"]],
+            "kept": set(kept["country"]) <= set(frame["country"]),
+        }
+    )
+)

@@ -1,5 +1,6 @@
 """Questions answered by its `OpenAIClient` and, many at once, by `AsyncOpenAIClient`.
 
+Package: nemo-curator
 Point: `AsyncOpenAIClient(base_url=URL, api_key=KEY)`
 """
 
@@ -21,19 +22,25 @@ async def many(numbers):
     """Return the answers to several."""
     client = AsyncOpenAIClient(max_concurrent_requests=4)
     client.setup()
-    return await asyncio.gather(*(
-        client.query_model(
-            messages=question(number), model="tidemill-demo", generation_config=GREEDY
+    return await asyncio.gather(
+        *(
+            client.query_model(
+                messages=question(number), model="tidemill-demo", generation_config=GREEDY
+            )
+            for number in numbers
         )
-        for number in numbers
-    ))
+    )
 
 
 one = OpenAIClient()
 one.setup()
-print(json.dumps({
-    "one": one.query_model(
-        messages=question(12), model="tidemill-demo", generation_config=GREEDY
-    ),
-    "many": asyncio.run(many([13, 14, 15])),
-}))
+print(
+    json.dumps(
+        {
+            "one": one.query_model(
+                messages=question(12), model="tidemill-demo", generation_config=GREEDY
+            ),
+            "many": asyncio.run(many([13, 14, 15])),
+        }
+    )
+)

@@ -1,5 +1,6 @@
 """An agent's answer: as text, streamed, and as a pydantic model.
 
+Package: pydantic-ai-slim
 Point: `OpenAIChatModel(NAME, provider=OpenAIProvider(base_url=URL, api_key=KEY))`
 """
 
@@ -34,7 +35,8 @@ async def main() -> dict:
     return {
         "whole": whole.output,
         "streamed": text,
-        "by_tool": (await by_tool.run(LISBON)).output.model_dump(),
+        # The demo model was not trained to call tools: of that answer the form counts.
+        "by_tool": sorted((await by_tool.run(LISBON)).output.model_dump()),
         "by_schema": (await by_schema.run(LISBON)).output.model_dump(),
     }
 

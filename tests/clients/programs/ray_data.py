@@ -1,5 +1,6 @@
 """Rows of a dataset answered by `HttpRequestProcessorConfig`.
 
+Package: ray
 Point: `HttpRequestProcessorConfig(url=URL + "/chat/completions", headers={"Authorization": …})`
 """
 
