@@ -95,11 +95,11 @@ def run_program(each: Program, folder: Path, url: str, key: str, **more: str) ->
 
     Fails with all that the program said unless it ended well.
     """
-    python = ROOT / f".venv-{each.environment}/bin/python"
-    if not python.exists():
-        pytest.skip(f"`make .venv-{each.environment}/.installed` installs {each.package}")
+    installed = ROOT / f".venv-{each.environment}/.installed"
+    if not installed.exists():
+        pytest.skip(f"`make {installed.relative_to(ROOT)}` installs {each.package}")
     done = subprocess.run(
-        [str(python), str(FOLDER / f"{each.name}.py")],
+        [str(installed.parent / "bin/python"), str(FOLDER / f"{each.name}.py")],
         cwd=folder,
         env={
             "PATH": os.environ["PATH"],
