@@ -31,6 +31,13 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TELEMETRY_ENABLED": "false",
 }
+# What those that run a batch get, of a server and of a deployment.
+BATCHES: dict[str, Any] = {
+    "airflow": {"status": "completed", "metadata": {"dag": "sums"}, "answers": ["19", "20"]},
+    "curator": {"sums": ["19", "20", "21"]},
+    "distilabel": {"answers": [["19"], ["20"]]},
+    "litellm_batch": {"listed": True, "answers": {"line-12": "19", "line-13": "20"}},
+}
 
 
 @dataclass(frozen=True, slots=True)

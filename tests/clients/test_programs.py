@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import Api
-from tests.clients.program_scripts import program, run_program
-from tests.serve.test_programs import BATCHES
+from tests.clients.program_scripts import BATCHES, program, run_program
 
 pytestmark = pytest.mark.long  # each has an environment of its own
 

@@ -10,7 +10,7 @@ import os
 import litellm
 
 FRANCE = "What is the capital of France?"
-VECTORS = os.environ["VECTORS_BASE_URL"]
+VECTORS = {"api_base": os.environ["VECTORS_BASE_URL"], "api_key": os.environ["OPENAI_API_KEY"]}
 DOCUMENTS = ["A wheel turns in the water.", "The capital of France is Paris."]
 
 
@@ -20,9 +20,9 @@ def chat(**more):
     return litellm.completion("openai/tidemill-demo", messages=asked, temperature=0, **more)
 
 
-vectors = litellm.embedding("openai/vectors", input=["The tide", "The mill"], api_base=VECTORS)
+vectors = litellm.embedding("openai/vectors", input=["The tide", "The mill"], **VECTORS)
 ranked = litellm.rerank(
-    "hosted_vllm/vectors", query=FRANCE, documents=DOCUMENTS, top_n=1, api_base=VECTORS
+    "hosted_vllm/vectors", query=FRANCE, documents=DOCUMENTS, top_n=1, **VECTORS
 )
 print(
     json.dumps(

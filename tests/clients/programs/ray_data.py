@@ -10,7 +10,7 @@ import os
 import ray
 from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
-ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
+ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
 config = HttpRequestProcessorConfig(
     url=f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
     headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},
