@@ -47,6 +47,10 @@ INSTALLED_CLIENTS := $(CLIENTS:=/.installed)
 # What the chart's tests render and check with: programs and schemas, no environment.
 CHART_TOOLS := .venv-chart
 INSTALLED_CHART_TOOLS := $(CHART_TOOLS)/.installed
+# Programs above OpenAI's protocol, in the same way; those of `make test` install in seconds.
+QUICK_PROGRAMS := .venv-chat-clients
+PROGRAMS := $(filter-out $(CLIENTS),$(patsubst tests/clients/requirements/%.txt,.venv-%,$(wildcard tests/clients/requirements/*.txt)))
+INSTALLED_PROGRAMS := $(PROGRAMS:=/.installed)
 # The commands of the CDK, which is Node's.
 INSTALLED_NODE := infra/node_modules/.installed
 INSTALLED_LOCAL := $(VENV)/.installed-local
@@ -58,7 +62,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
@@ -73,6 +77,7 @@ help:
 	@echo "make smoke         try a deployment: drop, follow, compare, cancel"
 	@echo "make destroy       take a deployment down; says what is kept"
 	@echo "make browser       get the Chromium of the dashboard's tests (make test does, too)"
+	@echo "make programs      install all the programs of docs/engines/programs.md (make test-all does, too)"
 	@echo "make screenshots   take the pictures of the dashboard in docs/images again (some minutes)"
 	@echo "make chaos         the chaos suite with all of its seeds (make test runs one)"
 	@echo "make soak          ten minutes of clients that vanish, stall and send garbage to a server"
@@ -140,6 +145,12 @@ $(INSTALLED_CHART_TOOLS): tests/container/chart/requirements.txt tests/container
 	@$(BIN)/python tests/container/chart/unpack.py $(@D)
 	@touch $@
 
+# Their requirements are whole; torch's own depend on the machine, some do without torch.
+$(INSTALLED_PROGRAMS): .venv-%/.installed: tests/clients/requirements/%.txt | $(INSTALLED_VENV)
+	@$(BIN)/python -m venv $(@D)
+	@$(call pip_install,$(@D)/bin/python,--no-compile -r $< $$(grep --quiet ^torch== $< || echo --no-deps))
+	@touch $@
+
 # The kernels are compiled beside what comes next: an engine compiles itself what it needs before.
 $(INSTALLED_LOCAL): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@echo "Installing the engine and what the cloud needs into $(VENV)."
@@ -168,6 +179,8 @@ $(INSTALLED_NODE_CLIENT): tests/node/package.json tests/node/package-lock.json
 	@touch $@
 
 browser: $(INSTALLED_BROWSER)
+
+programs: $(INSTALLED_PROGRAMS)
 
 screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER)
 	$(BIN)/python -m tests.handler.dashboard.screenshots
@@ -280,7 +293,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --durations=30
 # Named, so that the others need not be collected for these.
 ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mark\.alone' tests)
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
-TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS)
+TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
 test: $(TESTED)
 	$(PYTEST) -m "alone and not long" $(ALONE)
@@ -288,7 +301,7 @@ test: $(TESTED)
 
 # Everything, with many more cases of each property, and in nine orders more than its own.
 ORDERS ?= 1 2 3 4 5 6 7 8 9
-test-all: $(TESTED)
+test-all: $(TESTED) $(INSTALLED_PROGRAMS)
 	$(PYTEST) -m alone --hypothesis-profile=full $(ALONE)
 	$(PYTEST) -m "not alone" --hypothesis-profile=full $(SHARED)
 	for seed in $(ORDERS); do \
@@ -406,7 +419,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

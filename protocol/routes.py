@@ -62,6 +62,7 @@ TRANSLATIONS = Route("/v1/audio/translations", _HEARS, exact=frozenset({"/v1/aud
 
 TOKENIZE = Route("/tokenize", _WRITES, exact=frozenset({"/tokenize"}))
 DETOKENIZE = Route("/detokenize", _WRITES, exact=frozenset({"/detokenize"}))
+TOKENIZER_INFO = Route("/tokenizer_info", _WRITES, exact=frozenset({"/tokenizer_info"}))
 
 ROUTES: tuple[Route, ...] = (
     CHAT_COMPLETIONS,

@@ -36,6 +36,10 @@ PATHS = (
     "/v2/rerank",
     "/tokenize",
     "/detokenize",
+    # As lines may have them, for clients that are given an address without `/v1`.
+    "/chat/completions",
+    "/completions",
+    "/embeddings",
 )
 
 

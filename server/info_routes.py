@@ -1,18 +1,22 @@
-"""Info routes: guide, models, health, version and Prometheus metrics."""
+"""Info routes: guide, models, tokenizer, health, version and Prometheus metrics."""
 
 from __future__ import annotations
+
+import time
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import ModelNotFound
 from tidemill.protocol.names import ANY_MODEL, own_names
+from tidemill.protocol.routes import TOKENIZER_INFO
 from tidemill.protocol.validation import printable
 
-from .context import ServerContext
-from .errors import json_response, stopping
+from .context import ServerContext, new_request_id
+from .errors import json_response, reply_response, stopping
 from .guide import NO_KEY, YOUR_KEY, guide_text
 
 OPEN_PATHS = frozenset({"/", "/health", "/ping"})
@@ -55,6 +59,12 @@ def routes(context: ServerContext) -> list[Route]:
     async def version(_: Request) -> Response:
         return json_response({"version": context.engine.info().engine_version})
 
+    async def tokenizer_info(_: Request) -> Response:
+        created = int(time.time())
+        reply = await context.engine.answer(TOKENIZER_INFO.name, {}, new_request_id(), created)
+        assert isinstance(reply, Reply)
+        return await reply_response(reply)
+
     async def metrics(_: Request) -> Response:
         return Response(context.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
@@ -65,6 +75,7 @@ def routes(context: ServerContext) -> list[Route]:
         Route("/health", health),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version),
+        Route(TOKENIZER_INFO.name, tokenizer_info),
         Route("/metrics", metrics),
     ]
 

@@ -18,7 +18,7 @@ from .generative_scoring import GenerativeScoring
 from .image_inputs import ImageSupport
 from .media_fetch import Fetch, MediaFetcher, RecordingFetcher
 from .scoring import Rerank, Score
-from .tokens import Detokenize, Tokenize
+from .tokens import Detokenize, Tokenize, TokenizerInfo
 from .transcriptions import SpeechModel, Transcriptions
 
 _NO_PARSERS = ParserSet()
@@ -56,8 +56,8 @@ def text_endpoints(
 def token_endpoints(
     model: TextModel, *, parsers: ParserSet = _NO_PARSERS
 ) -> tuple[Endpoint[SequenceRequest, SequenceResult, Any], ...]:
-    """Return the endpoints that tokenize and detokenize."""
-    return (Tokenize(model, parsers=parsers), Detokenize(model))
+    """Return the endpoints that tokenize and detokenize, and describe the tokenizer."""
+    return (Tokenize(model, parsers=parsers), Detokenize(model), TokenizerInfo(model))
 
 
 def encoder_endpoints(

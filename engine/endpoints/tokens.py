@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`: texts and conversations to tokens and back, without the model.
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`: texts to tokens and back, without the model.
 
 Interactive only: people use them while they write prompts, lines of files do not.
 """
@@ -12,7 +12,7 @@ from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.prompts import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 from tidemill.protocol.requests import read_body
-from tidemill.protocol.routes import DETOKENIZE, TOKENIZE
+from tidemill.protocol.routes import DETOKENIZE, TOKENIZE, TOKENIZER_INFO
 
 from ..parsers.registry import ParserSet
 from ..scheduling.sequence import SequenceRequest, SequenceResult
@@ -80,6 +80,33 @@ class Detokenize:
             )
         text = self._model.tokenizer.text(ids, skip_special_tokens=False)
         return Prepared([], {"prompt": text}, metadata)
+
+    def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
+        """Return the answer."""
+        del results
+        return Reply(200, prepared.context)
+
+
+class TokenizerInfo:
+    """Returns the special tokens and the chat template, for clients without the model's files."""
+
+    route = TOKENIZER_INFO
+
+    def __init__(self, model: TextModel) -> None:
+        template = model.chat_template
+        self._answer: dict[str, Any] = {
+            "bos_token": None,
+            "eos_token": None,
+            "pad_token": None,
+            **model.tokenizer.vocabulary.special_tokens,
+            "model_max_length": model.max_model_len,
+            "chat_template": None if template is None else template.source_text,
+        }
+
+    def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
+        """Return the answer; nothing has to run."""
+        del body
+        return Prepared([], self._answer, metadata)
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answer."""

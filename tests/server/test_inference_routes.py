@@ -33,6 +33,22 @@ async def test_a_body_reaches_the_engine_and_its_answer_the_client() -> None:
         assert (answer.status_code, answer.json()) == (418, {"x": None})
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings"])
+async def test_an_address_without_a_version_is_answered(path: str) -> None:
+    """As lines may have it; datatrove's runner asks another machine there."""
+    async with site() as place:
+        answer = await place.client.post(path, json={"a": 1})
+        assert (answer.status_code, answer.json()) == (200, {"url": path, "body": {"a": 1}})
+
+
+async def test_the_tokenizer_is_described_on_demand() -> None:
+    """By a GET, which lm-evaluation-harness begins with; the engine has the answer."""
+    async with site() as place:
+        answer = await place.client.get("/tokenizer_info")
+        assert (answer.status_code, answer.json()["url"]) == (200, "/tokenizer_info")
+        assert (await place.client.post("/tokenizer_info", json={})).status_code == 405
+
+
 async def test_a_stream_comes_as_events() -> None:
     """Each chunk when it is there, in UTF-8, and in the end the word that says so."""
     async with site() as place:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,27 @@ async def test_a_conversation_is_told_as_the_model_reads_it() -> None:
     told = (await asked("/tokenize", {"messages": messages})).body["tokens"]
     [sequence] = SCENE.chats.prepare({"messages": messages}, METADATA).requests
     assert told == sequence.prompt_ids
+
+
+async def test_the_tokenizer_is_described() -> None:
+    """By the names that templates know, and the template itself; a base model has none."""
+    template = SCENE.model.chat_template
+    assert template is not None
+    info = (await asked("/tokenizer_info", {})).body
+    assert info["eos_token"] == SCENE.tokenizer.vocabulary.special_tokens["eos_token"]
+    assert info["chat_template"] == template.source_text
+    assert info["model_max_length"] == MAX_MODEL_LEN
+    assert {"bos_token", "pad_token"} <= info.keys()
+    base = Dispatcher(
+        [],
+        ScriptedGenerator([]),
+        INFO,
+        model_names=["tiny"],
+        online=token_endpoints(replace(SCENE.model, chat_template=None)),
+    )
+    reply = await base.answer("/tokenizer_info", {}, "req_1", 0)
+    assert isinstance(reply, Reply)
+    assert reply.body["chat_template"] is None
 
 
 async def test_tokens_are_told_as_text() -> None:

@@ -1,0 +1,33 @@
+"""A pydantic model read from a chat's answer, by a call of a tool and by a JSON schema.
+
+Package: instructor
+Point: `instructor.from_openai(OpenAI(base_url=URL, api_key=KEY))`
+"""
+
+import json
+
+import instructor
+from openai import OpenAI
+from pydantic import BaseModel
+
+
+class Home(BaseModel):
+    """Where somebody lives."""
+
+    city: str
+
+
+QUESTION = "Extract the city as JSON: Maria is 34 years old and lives in Lisbon."
+answers = {}
+for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+    client = instructor.from_openai(OpenAI(), mode=mode)
+    home = client.chat.completions.create(
+        model="tidemill-demo",
+        messages=[{"role": "user", "content": QUESTION}],
+        response_model=Home,
+        max_retries=0,
+        temperature=0,
+    )
+    # The demo model was not trained to call tools: of that answer the form counts.
+    answers[mode.name] = sorted(home.model_dump()) if mode.name == "TOOLS" else home.model_dump()
+print(json.dumps(answers))

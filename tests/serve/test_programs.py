@@ -1,0 +1,111 @@
+"""Other people's programs, unchanged, against `tidemill serve`; what each of them got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.server.served import Place, serving
+from tests.clients.program_scripts import BATCHES, PAGE, program, programs, run_program, table
+from tests.serve.conftest import KEY
+from tidemill.demo.train_reranker import base_path
+
+LISBON = {"city": "Lisbon"}
+QUICK: dict[str, Any] = {
+    "langchain_openai": {
+        "whole": "Paris",
+        "counted": True,
+        "streamed": "Paris",
+        "many": ["Paris", "19"],
+        "schema": LISBON,
+    },
+    "pydantic_ai": {
+        "whole": "Paris",
+        "streamed": "Paris",
+        "by_tool": ["city"],
+        "by_schema": LISBON,
+    },
+}
+CHATS: dict[str, Any] = {
+    "guidellm": {
+        "totals": {"successful": 10, "errored": 0, "incomplete": 0, "total": 10},
+        "written": True,
+        "timed": True,
+        "counted": True,
+    },
+    "instructor": {"TOOLS": ["city"], "JSON_SCHEMA": LISBON},
+    "lm_eval": {"chats": 1.0, "continued": 1.0, "chosen": 1.0},
+    "lotus": {"rows": 3, "answered": [True, True, True], "kept": True},
+    "nemo_curator": {"one": ["19"], "many": [["20"], ["21"], ["22"]]},
+    "ray_data": {"sums": [str(number + 19) for number in range(8)]},
+}
+# These ask a server of vectors, too.
+VECTORS: dict[str, Any] = {
+    "cohere": {"order": [1, 2], "falling": True},
+    "daft": {"answers": ["19", "20"], "vectors": [384, 384]},
+    "langchain_embeddings": {"vectors": [384, 384]},
+    "litellm": {"whole": "Paris", "streamed": "Paris", "vectors": [384, 384], "ranked": [1]},
+    "llama_index": {
+        "whole": "Paris",
+        "streamed": "Paris",
+        "completed": " Paris",
+        "completed_alike": True,
+        "vectors": [384, 384],
+    },
+}
+# This one asks a server without keys: its own, and one elsewhere.
+DATATROVE = {"chats": [["19", "19"], ["20", "20"]], "completions": [[" Paris"]]}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in (*CHATS, *BATCHES))],
+)
+def test_a_program_gets_what_it_asks_for(name: str, place: Place, tmp_path: Path) -> None:
+    """Told nothing but the address and the key."""
+    got = run_program(program(name), tmp_path, f"{place.url}/v1", KEY)
+    assert got == (QUICK | CHATS | BATCHES)[name]
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A server of a model that gives vectors, and ranks by them."""
+    flags = ("--model", str(base_path()), "--served-model-name", "vectors")
+    with serving(*flags, log=tmp_path_factory.mktemp("vectors") / "log", key=KEY) as place:
+        yield place
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VECTORS)
+def test_a_program_gets_vectors_and_rankings(
+    name: str, place: Place, vectors: Place, tmp_path: Path
+) -> None:
+    """From a second address, with the same key."""
+    more = {"VECTORS_BASE_URL": f"{vectors.url}/v1"}
+    got = run_program(program(name), tmp_path, f"{place.url}/v1", KEY, **more)
+    assert got == VECTORS[name]
+
+
+@pytest.mark.long
+def test_datatroves_runner_asks_this_machine_and_another(tmp_path: Path) -> None:
+    """For it any address but the usual one is another machine, asked by OpenAI's client."""
+    with serving(log=tmp_path / "log") as place:
+        for host in ("127.0.0.1", "0.0.0.0"):  # noqa: S104 - asked, not bound
+            folder = tmp_path / host
+            folder.mkdir()
+            url = f"http://{host}:{place.port}/v1"
+            assert run_program(program("datatrove"), folder, url, "none") == DATATROVE
+
+
+def test_every_script_is_run() -> None:
+    """None lies there that no test runs."""
+    run = {*QUICK, *CHATS, *BATCHES, *VECTORS, "datatrove"}
+    assert {each.name for each in programs()} == run
+
+
+def test_the_page_has_the_table_of_the_scripts() -> None:
+    """`python -m tests.clients.program_scripts` writes it again."""
+    assert table() in PAGE.read_text(encoding="utf-8")
