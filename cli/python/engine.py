@@ -67,7 +67,7 @@ class Engine:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         try:
-            given = _options_of({"model": model, **options})
+            given = options_of({"model": model, **options})
             require_engine("an engine", given.model)
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
@@ -273,7 +273,7 @@ class Answers:
             return Sent(failed, 0)
 
 
-def _options_of(given: Mapping[str, Any]) -> EngineOptions:
+def options_of(given: Mapping[str, Any]) -> EngineOptions:
     """Return options as their flags are read; raises Refused for what is no option or value."""
     known = [option.name for option in fields(EngineOptions)]
     for name in given:

@@ -1,0 +1,1 @@
+"""Integrations: the Python API inside other people's distributed engines."""
