@@ -24,7 +24,7 @@ MODULES = MappingProxyType(
         "datasets": ("datasets",),
         "delta": ("deltalake",),
         "iceberg": ("pyiceberg",),
-        "ray": ("ray", "pandas"),
+        "ray": ("ray",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),
     }
