@@ -24,6 +24,8 @@ MODULES = MappingProxyType(
         "datasets": ("datasets",),
         "delta": ("deltalake",),
         "iceberg": ("pyiceberg",),
+        "daft": ("daft",),
+        "spark": ("pyspark",),
         "ray": ("ray",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),

@@ -27,7 +27,11 @@ TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 VectorType = Literal["float32", "float16", "int8"]
 """Types of the elements of embeddings; `int8` is 127 times the value, rounded."""
 
-_OWN_KEYS: Final = ("url", "prompt", "system", "id", "keep", "params", "output", "vectors")
+RECIPE_KEYS: Final = (
+    *("url", "prompt", "system", "id", "keep", "params", "output", "vectors"),
+    *(name for name in PROMPT_FIELDS if name != "prompt"),
+)
+"""Keys of a recipe: its own, and the fields of bodies that hold templates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +132,9 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:
-    known = (*_OWN_KEYS, *PROMPT_FIELDS)
     for key in given:
-        if key not in known:
-            hint = suggestion(key, known) or (
+        if key not in RECIPE_KEYS:
+            hint = suggestion(key, RECIPE_KEYS) or (
                 "; parameters of the request go into `params`, templates into "
                 f"{', '.join(PROMPT_FIELDS)}"
             )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.reader import rendered
-from tidemill.batch.table.recipe import parse_recipe
+from tidemill.batch.table.recipe import Recipe, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, ResultFacts
 
@@ -28,13 +28,7 @@ def answer_table(
 ) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
-    try:
-        asked = parse_recipe(recipe)
-        template = RequestTemplate(asked, given.column_names)
-        keep = given.column_names if asked.keep is None else list(asked.keep)
-        ResultColumns(asked, given.select(keep).schema, ALL_COLUMNS)
-    except RecipeError as exc:
-        raise TidemillError(f"the recipe cannot work: {exc}") from exc
+    asked, template, keep = compile_recipe(recipe, given.column_names)
     # With all columns: a batch without any has no number of rows.
     asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
     lines = (line for _, some in rendered(template, asked_batches) for line in some)
@@ -48,6 +42,23 @@ def answer_table(
         batches.append(columns.batch(kept, rows[start : start + batch.num_rows]))
         start += batch.num_rows
     return pa.Table.from_batches(batches, columns.schema)
+
+
+def compile_recipe(
+    recipe: Mapping[str, Any], names: Sequence[str]
+) -> tuple[Recipe, RequestTemplate, list[str]]:
+    """Return a recipe, its templates for a table of these columns, and the columns it keeps.
+
+    Raises TidemillError for one that cannot work.
+    """
+    try:
+        asked = parse_recipe(recipe)
+        template = RequestTemplate(asked, names)
+        keep = list(names if asked.keep is None else asked.keep)
+        ResultColumns(asked, pa.schema([(name, pa.null()) for name in keep]), ALL_COLUMNS)
+    except RecipeError as exc:
+        raise TidemillError(f"the recipe cannot work: {exc}") from exc
+    return asked, template, keep
 
 
 def _arrow_table(table: Any) -> pa.Table:

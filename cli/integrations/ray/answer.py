@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...engine.options import EngineOptions
-from .engine_pool import EnginePool, require_ray
+from ..options import require, split_options
+from .engine_pool import EnginePool
 
 if TYPE_CHECKING:
     from ray.data import Dataset
-
-_ENGINE_OPTIONS = frozenset(field.name for field in fields(EngineOptions))
 
 
 def answer(
@@ -39,7 +36,7 @@ def answer(
     Nothing runs until the dataset is read. Raises TidemillError for what cannot work, before a
     model is loaded; a row that fails says so in column `error`.
     """
-    require_ray("tidemill.ray.answer")
+    require("tidemill.ray", "ray", "tables")
     # Late imports: these need the extra.
     from .recipe_check import checked_keys
     from .table_actor import TableActor
@@ -55,7 +52,6 @@ def answer(
         resources=resources,
         runtime_env=runtime_env,
     )
-    given = {name: value for name, value in options.items() if name not in _ENGINE_OPTIONS}
-    of_engine = {name: value for name, value in options.items() if name in _ENGINE_OPTIONS}
+    of_engine, given = split_options(options)
     keys = checked_keys(recipe, given, ds)
     return pool.map_batches(ds, TableActor, {"keys": keys}, of_engine)

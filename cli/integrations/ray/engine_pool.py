@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...console.errors import CliError
-from ...extras import require_extras
-from ...python.engine import options_of
 from ...python.errors import TidemillError
+from ..options import check_options
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -107,23 +105,13 @@ class EnginePool:
         return max(_MIN_CALLS, -(-_INFLIGHT_PER_SEQUENCE * sequences // self.batch_size))
 
 
-def require_ray(what: str) -> None:
-    """Raise TidemillError where the extra is not installed."""
-    try:
-        require_extras(what, "ray", "tables")
-    except CliError as exc:
-        raise TidemillError(str(exc)) from exc
-
-
 def _engine_options(options: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
     """Return the options of an engine with so many GPUs; raises TidemillError for bad ones."""
     found = {"device": "cuda" if num_gpus else "cpu", **options}
     if num_gpus > 1:
         found.setdefault("tensor_parallel_size", num_gpus)
-    try:
-        shared = options_of(found).tensor_parallel_size or 1
-    except CliError as exc:
-        raise TidemillError(str(exc)) from exc
+    check_options(found)
+    shared = int(found.get("tensor_parallel_size") or 1)
     if shared > max(1, num_gpus):
         raise TidemillError(
             f"`tensor_parallel_size` is {shared}, and an engine has {num_gpus} GPUs: give "

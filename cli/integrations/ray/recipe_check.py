@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import Recipe, load_recipe, parse_recipe
-from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ResultColumns, kept_columns
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -20,7 +18,7 @@ from tidemill.protocol.routes import (
 )
 
 from ...python.errors import TidemillError
-from .table_actor import result_facts
+from ..batch_answers import BatchAnswers
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -38,15 +36,14 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
         keys |= given
         recipe = parse_recipe(keys)
         _check_ids(recipe)
-        if (schema := _schema_of(ds)) is not None:
-            RequestTemplate(recipe, schema.names)
-            ResultColumns(recipe, kept_columns(recipe, schema), result_facts(recipe, schema))
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise TidemillError(f"the recipe {file} cannot be read: {reason}") from exc
     except RecipeError as exc:
         named = "" if file is None else f" {file}"
         raise TidemillError(f"the recipe{named} cannot work: {exc}") from exc
+    if (schema := _schema_of(ds)) is not None:
+        BatchAnswers(keys, schema)
     return keys
 
 

@@ -1,0 +1,132 @@
+"""Hosted engine: an engine in a host process, which the processes of an executor share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from hashlib import blake2b
+from itertools import count
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, Final
+
+from tidemill.engine.child_command import module_command
+
+from ..python.engine_process import AnsweredRow
+from ..python.errors import EngineDied, RequestFailed
+from ..python.in_flight import Sent
+from .engine_host import DIED, LINE, MESSAGE, READY, REFUSED, ROW
+from .locks import locked, private_folder
+
+_IDLE_SECONDS: Final = 60.0
+_GONE: Final = "the host of the engine has ended"
+
+
+class HostedEngine:
+    """A connection to the engine at a socket, whose host is started if there is none.
+
+    Its methods may be called from any thread; they raise EngineDied once host or engine has ended.
+    """
+
+    def __init__(self, address: str, options: Mapping[str, Any], env: Mapping[str, str]) -> None:
+        with locked(address):
+            self._connection = _connect(address) or _start(address, options, env)
+        self._tickets = count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[AnsweredRow]] = {}
+        self._started: Future[int] = Future()
+        self._died: str | None = None
+        threading.Thread(target=self._read_all, name="tidemill-host", daemon=True).start()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its host or engine has ended."""
+        return self._died is not None
+
+    def max_inflight(self) -> int:
+        """Wait for the model, and return how many requests keep the engine busy."""
+        return self._started.result()
+
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Send a line; its future has the row, or EngineDied."""
+        future: Future[AnsweredRow] = Future()
+        with self._lock:
+            if self._died is not None:
+                raise EngineDied(self._died)
+            ticket = next(self._tickets)
+            self._waiting[ticket] = future
+            with suppress(OSError):  # the reader finds it closed, too
+                self._connection.send_bytes(LINE.pack(ticket, number) + data)
+        return Sent(future, len(data))
+
+    def _read_all(self) -> None:
+        reason = _GONE
+        with suppress(EOFError, OSError):
+            while True:
+                message = self._connection.recv_bytes()
+                kind, ticket = MESSAGE.unpack_from(message)
+                data = message[MESSAGE.size :]
+                if kind == DIED:
+                    reason = data.decode()
+                    break
+                if kind == READY:
+                    self._started.set_result(ticket)
+                else:
+                    self._resolve(ticket, kind, data)
+        with self._lock:
+            self._died = reason
+            waiting, self._waiting = self._waiting, {}
+        for future in (self._started, *waiting.values()):
+            with suppress(InvalidStateError):  # it has a result, or was cancelled
+                future.set_exception(EngineDied(reason))
+        self._connection.close()
+
+    def _resolve(self, ticket: int, kind: int, data: bytes) -> None:
+        with self._lock:
+            future = self._waiting.pop(ticket)
+        with suppress(InvalidStateError):  # it was cancelled
+            if kind == REFUSED:
+                failed = RequestFailed(data.decode(), status_code=413, code="too_long", param=None)
+                future.set_exception(failed)
+            else:
+                future.set_result(AnsweredRow(kind == ROW, data))
+
+
+def socket_address(*key: object) -> str:
+    """Return the address of a socket for a key, in a folder of this user."""
+    folder = private_folder(Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}")
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12)
+    return str(folder / digest.hexdigest())
+
+
+def _connect(address: str) -> Connection | None:
+    """Return a connection that its host counts; None where there is no host."""
+    try:
+        connection: Connection = Client(address, family="AF_UNIX")
+        connection.recv_bytes()
+    except (OSError, EOFError):
+        return None
+    return connection
+
+
+def _start(address: str, options: Mapping[str, Any], env: Mapping[str, str]) -> Connection:
+    Path(address).unlink(missing_ok=True)  # of a host that was killed
+    command = module_command(
+        "tidemill.cli.integrations.engine_host", address, str(_IDLE_SECONDS), json.dumps(options)
+    )
+    host = subprocess.Popen(  # noqa: S603 - our own module
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env={**os.environ, **env}
+    )
+    assert host.stdout is not None
+    with host.stdout as output:
+        output.readline()
+    connection = _connect(address)
+    if connection is None:
+        raise EngineDied("the host of an engine did not start; its standard error says why")
+    return connection

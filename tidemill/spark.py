@@ -1,0 +1,7 @@
+"""Answers in Spark; see docs/engines/spark.md."""
+
+from __future__ import annotations
+
+from .cli.integrations.spark import answer
+
+__all__ = ["answer"]
