@@ -206,9 +206,7 @@ class EngineEmbedder(TextEmbedder):  # type: ignore[misc]
         requests = [self._engine.answer({**body, "input": each}, url=EMBEDDINGS) for each in some]
         try:
             for answer in await asyncio.gather(*requests):
-                vectors += [
-                    np.frombuffer(b64decode(one["embedding"]), "<f4") for one in answer["data"]
-                ]
+                vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in answer["data"]]
         except EngineDied:
             drop_engine(self._engine)
             raise

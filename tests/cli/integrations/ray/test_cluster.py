@@ -54,7 +54,9 @@ def expected(table: pa.Table, recipe: Path) -> list[dict[str, Any]]:
     done = tidemill.run(
         recipe.with_name("in.parquet"), on_invalid_line="skip", progress=False, **ENGINE
     )
-    return pq.read_table(done.output).to_pylist()
+    rows = pq.read_table(done.output).to_pylist()
+    # A row of a dataset has no number to be called by.
+    return [row | {"error": row["error"] and row["error"].partition(": ")[2]} for row in rows]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
