@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from .cli.integrations.ray.answer import answer
+from .cli.integrations.ray.processor import Processor, build_processor
+from .cli.integrations.ray.processor_config import vLLMEngineProcessorConfig
 
-__all__ = ["answer"]
+__all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"]

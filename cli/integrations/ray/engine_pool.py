@@ -16,6 +16,7 @@ SEQUENCES_OF_GPU = 1024
 SEQUENCES_OF_CPU = 256
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_CALLS = 2
+_BOTH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +38,8 @@ class EnginePool:
 
     def __post_init__(self) -> None:
         """Refuse what is no number that a pool could have."""
-        sizes = self.engines if isinstance(self.engines, tuple) else (self.engines,) * 2
-        if len(sizes) != 2 or not all(map(_is_positive, sizes)) or sizes[0] > sizes[1]:
+        sizes: tuple[Any, ...] = self.sizes
+        if len(sizes) != _BOTH or not all(map(_is_positive, sizes)) or sizes[0] > sizes[-1]:
             raise TidemillError(
                 f"`engines` is {self.engines!r}: give their number, or the least and the greatest "
                 "one, such as (1, 4)"
@@ -52,7 +53,7 @@ class EnginePool:
             raise TidemillError(f"`gpus_per_engine` is {gpus!r}: it must be a whole number from 0")
 
     @property
-    def sizes(self) -> tuple[int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """The least and the greatest number of engines."""
         return self.engines if isinstance(self.engines, tuple) else (self.engines, self.engines)
 
