@@ -54,4 +54,7 @@ def answer(
     )
     of_engine, given = split_options(options)
     keys = checked_keys(recipe, given, ds)
-    return pool.map_batches(ds, TableActor, {"keys": keys}, of_engine)
+    rows = pool.rows_per_task
+    # One block, as of a file, would be one task of one engine, done again from its first row.
+    blocks = ds.repartition(target_num_rows_per_block=rows)
+    return pool.map_batches(blocks, TableActor, {"keys": keys}, of_engine, rows_per_task=rows)

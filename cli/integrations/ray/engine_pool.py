@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SEQUENCES_OF_GPU = 1024
 SEQUENCES_OF_CPU = 256
 _INFLIGHT_PER_SEQUENCE = 4
+_BATCHES_PER_TASK = 4
 _MIN_CALLS = 2
 _BOTH = 2
 
@@ -57,18 +58,32 @@ class EnginePool:
         """The least and the greatest number of engines."""
         return self.engines if isinstance(self.engines, tuple) else (self.engines, self.engines)
 
+    @property
+    def rows_per_task(self) -> int:
+        """The rows of a task that Ray answers at once: four batches."""
+        return _BATCHES_PER_TASK * self.batch_size
+
     def map_batches(
-        self, ds: Dataset, actor: type, given: Mapping[str, Any], options: Mapping[str, Any]
+        self,
+        ds: Dataset,
+        actor: type,
+        given: Mapping[str, Any],
+        options: Mapping[str, Any],
+        *,
+        rows_per_task: int | None = None,
     ) -> Dataset:
         """Return the dataset mapped by engine actors, made of what is `given` and engine `options`.
 
-        Raises TidemillError for an option that no engine has.
+        A task has at least a batch, or so many rows. Raises TidemillError for an option that no
+        engine has.
         """
         from ray.data import ActorPoolStrategy  # late: it takes seconds
 
         num_gpus = self._num_gpus()
         checked = _engine_options(options, num_gpus)
-        calls = self.max_concurrency or self._enough_calls(checked.get("max_num_seqs"), num_gpus)
+        calls = self.max_concurrency or self._enough_calls(
+            checked.get("max_num_seqs"), num_gpus, rows_per_task or self.batch_size
+        )
         least, greatest = self.sizes
         compute = ActorPoolStrategy(
             min_size=least,
@@ -100,10 +115,10 @@ class EnginePool:
             return int(ray.cluster_resources().get("GPU", 0) > 0)
         return self.gpus_per_engine
 
-    def _enough_calls(self, max_num_seqs: int | None, num_gpus: int) -> int:
-        """Return how many tasks of one batch keep an engine busy, each being one at least."""
+    def _enough_calls(self, max_num_seqs: int | None, num_gpus: int, num_rows: int) -> int:
+        """Return how many tasks of so many rows keep an engine busy."""
         sequences = max_num_seqs or (SEQUENCES_OF_GPU if num_gpus else SEQUENCES_OF_CPU)
-        return max(_MIN_CALLS, -(-_INFLIGHT_PER_SEQUENCE * sequences // self.batch_size))
+        return max(_MIN_CALLS, -(-_INFLIGHT_PER_SEQUENCE * sequences // num_rows))
 
 
 def _engine_options(options: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from .engine_actor import EngineActor
-
-LINES: Final = "__tidemill_line"
-ROWS: Final = "__tidemill_row"
+from .processor_requests import LINES
+from .processor_results import ROWS
 
 
 class LineActor:

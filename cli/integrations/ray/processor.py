@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...python.errors import TidemillError
 from ..options import require
 from .engine_pool import EnginePool
-from .line_actor import LINES, ROWS, LineActor
 from .processor_config import vLLMEngineProcessorConfig
-from .processor_requests import CONSUMED, RowRequests
-from .processor_results import ERROR, result_columns
+from .processor_requests import CONSUMED, LINES, RowRequests
+from .processor_results import ERROR, ROWS, result_columns
 
 if TYPE_CHECKING:
     from ray.data import Dataset
@@ -80,6 +79,8 @@ class Processor:
 
     def __call__(self, dataset: Dataset) -> Dataset:
         """Return the dataset mapped; nothing runs until it is read."""
+        from .line_actor import LineActor  # late: it needs the extra
+
         asked = dataset.map(self.before, **self.before_kwargs)
         answered = self.pool.map_batches(asked, LineActor, {}, self.options)
         return answered.map(self.after, **self.after_kwargs)

@@ -12,6 +12,9 @@ from pydantic_core import PydanticSerializationError, to_json
 from tidemill.batch.file.lines import ROW_ERROR
 from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, EMBEDDINGS, SCORE
 
+LINES: Final = "__tidemill_line"
+"""Column of requests."""
+
 CONSUMED: Final = (
     *("sampling_params", "pooling_params", "tokenization_kwargs", "tokenized_prompt"),
     *("multimodal_data", "mm_processor_kwargs", "multimodal_uuids"),

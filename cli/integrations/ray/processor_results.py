@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic_core import from_json
 
 from tidemill.batch.file.rows import row_error_message
 
-ERROR = "__inference_error__"
+ROWS: Final = "__tidemill_row"
+"""Column of rows as the engine prints them."""
+
+ERROR: Final = "__inference_error__"
 """Ray's column: why a row failed, an empty text where it did not."""
 
 

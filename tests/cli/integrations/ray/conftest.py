@@ -28,7 +28,7 @@ def local_ray() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as monkeypatch:
         use_checkout(monkeypatch)
-        ray.init(num_cpus=4, log_to_driver=False, include_dashboard=False)
+        ray.init(address="local", num_cpus=4, log_to_driver=False, include_dashboard=False)
         yield ray
         ray.shutdown()
 

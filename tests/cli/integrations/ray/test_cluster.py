@@ -65,6 +65,7 @@ def test_each_row_is_there_once_whatever_dies(
 ) -> None:
     """A node, an actor's process and an engine's process, at rows that the seed chooses."""
     rng = random.Random(seed)
+    ray.data.DataContext.get_current().wait_for_min_actors_s = 600
     ds = ray.data.from_arrow(table).repartition(60)
     answered = tidemill.ray.answer(ds, recipe, batch_size=8, engines=3, **ENGINE)
     places = sorted(rng.sample(range(1, NUM_ROWS // 2), 3))
@@ -91,8 +92,10 @@ def kill_actor(_: Any, rng: random.Random) -> None:
 
 
 def kill_engine(_: Any, rng: random.Random) -> None:
-    """Kill the process of an engine."""
-    os.kill(rng.choice(processes("tidemill.cli.engine.process")), signal.SIGKILL)
+    """Kill the oldest engine: one that dies while it loads ends a dataset."""
+    del rng
+    oldest = min(processes("tidemill.cli.engine.process"), key=start_of)
+    os.kill(oldest, signal.SIGKILL)
 
 
 def processes(words: str) -> list[int]:
@@ -110,6 +113,11 @@ def descendants(pid: int) -> Iterator[int]:
         for child in children:
             yield child
             yield from descendants(child)
+
+
+def start_of(pid: int) -> int:
+    """Return when a process has started, in ticks since the machine has."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def command_of(pid: int) -> str:
