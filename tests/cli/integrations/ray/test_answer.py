@@ -17,10 +17,10 @@ from tidemill import TidemillError
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 
-import ray.data  # noqa: E402 - once it is known to be there
-from ray.data.checkpoint import CheckpointConfig  # noqa: E402
+import ray.data
+from ray.data.checkpoint import CheckpointConfig
 
-import tidemill.ray  # noqa: E402
+import tidemill.ray
 
 # Ray's own code warns of files, sockets and names of its past.
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
@@ -49,7 +49,9 @@ def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = sorted(pq.read_table(tmp_path / "labelled").to_pylist(), key=lambda row: row["review_id"])
+    rows = sorted(
+        pq.read_table(tmp_path / "labelled").to_pylist(), key=lambda row: row["review_id"]
+    )
     assert [row["review_id"] for row in rows] == [7, 8, 9]
     assert [(type(row["text"]), type(row["output_text"]), row["error"]) for row in rows] == [
         (str, str, None)
@@ -113,7 +115,10 @@ def test_vectors_and_a_row_that_fails_have_one_schema(local_ray: Any) -> None:
     [
         ({"prompt": "{{ txt }}"}, "names `txt`, which is no column of the table: did you mean"),
         ({"prompt": "{{ text"}, "is no Jinja"),
-        ({"promt": "{{ text }}"}, "`promt` is neither a key of a recipe nor an option of an engine"),
+        (
+            {"promt": "{{ text }}"},
+            "`promt` is neither a key of a recipe nor an option",
+        ),
         ({"prompt": "{{ text }}", "params": {}}, "name the column of their ids"),
         ({"prompt": "{{ text }}", "id": "key"}, "names `key`, which is no column"),
         ({"prompt": "{{ text }}", "dtype": "float8"}, "float8"),

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 NUM_ROWS = 600
 RECIPE = 'prompt = "Write a line about {{ city }}."\nid = "id"\nparams = {max_tokens = 48}\n'
-ENGINE = {"max_num_seqs": 8, "dtype": "float32"}
+ENGINE: dict[str, Any] = {"max_num_seqs": 8, "dtype": "float32"}
 SEEDS = range(10) if os.environ.get("TIDEMILL_CHAOS_SEEDS") == "all" else range(1)
 
 
@@ -34,7 +34,7 @@ SEEDS = range(10) if os.environ.get("TIDEMILL_CHAOS_SEEDS") == "all" else range(
 def table() -> pa.Table:
     """Return a table whose ids are the numbers of its rows; a row of it fails."""
     cities = ["Paris", "Rome", "Oslo", "Lima"]
-    names = [f"{cities[number % 4]} {number}" for number in range(NUM_ROWS)]
+    names: list[str | None] = [f"{cities[number % 4]} {number}" for number in range(NUM_ROWS)]
     names[7] = None
     return pa.table({"id": range(1, NUM_ROWS + 1), "city": names})
 
