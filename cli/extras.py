@@ -25,7 +25,7 @@ MODULES = MappingProxyType(
         "delta": ("deltalake",),
         "iceberg": ("pyiceberg",),
         "daft": ("daft",),
-        "spark": ("pyspark",),
+        "spark": ("pandas", "pyspark"),
         "ray": ("ray",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),

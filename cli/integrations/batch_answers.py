@@ -129,10 +129,10 @@ class BatchAnswers:
             found = ResultFacts.of_rows(rows, self._recipe)
             facts = replace(found, has_many_vectors=facts.has_many_vectors)
         batch = ResultColumns(self._recipe, pa.schema([]), facts).batch([], rows)
-        arrays = []
-        for field, column in zip(self.fields, batch.columns, strict=True):
+        arrays: list[pa.Array] = []
+        for name, column, field in zip(batch.schema.names, batch.columns, self.fields, strict=True):
             array = column.cast(field.type)
-            if batch.schema.names[len(arrays)] == "error":
+            if name == "error":
                 array = compute.replace_substring_regex(array, _ROW_NUMBER, "")
             arrays.append(array)
         return arrays

@@ -27,6 +27,8 @@ def answer(df: daft.DataFrame, *, model: str | None = None, **options: Any) -> d
     an engine (`max_num_seqs=64`). Nothing runs before the frame is collected. Rows come as they are
     finished. Raises TidemillError for what cannot work; a row that fails says so in column `error`.
     """
+    if not isinstance(df, daft.DataFrame):
+        raise TidemillError(f"give a DataFrame of Daft; this is a {type(df).__name__}")
     engine_options, recipe = split_options({"model": model, **options})
     answers = BatchAnswers(recipe, df.schema().to_pyarrow_schema())
     if not df.column_names:
@@ -36,9 +38,9 @@ def answer(df: daft.DataFrame, *, model: str | None = None, **options: Any) -> d
 
     @daft.cls(max_retries=_MAX_RETRIES, on_error="raise", name_override="tidemill")
     class Answerer:
-        """Answers batches by the engine of its process; a batch is retried by another if it dies."""
+        """Answers batches by the engine of its process; if that dies, by another."""
 
-        @daft.method.batch(
+        @daft.method.batch(  # type: ignore[untyped-decorator]
             return_dtype=daft.DataType.from_arrow_type(pa.struct(answers.fields)),
             unnest=True,
             batch_size=_BATCH_ROWS,

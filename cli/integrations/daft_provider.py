@@ -24,13 +24,16 @@ from daft.ai.protocols import (  # noqa: E402
     TextEmbedderDescriptor,
 )
 from daft.ai.provider import Provider as DaftProvider  # noqa: E402
-from daft.ai.typing import EmbeddingDimensions, UDFOptions  # noqa: E402
+from daft.ai.typing import EmbeddingDimensions, EmbedTextOptions, UDFOptions  # noqa: E402
 
 _TEXTS_PER_REQUEST: Final = 64
-_OF_DAFT: Final = tuple(option.name for option in fields(UDFOptions))
+_OF_DAFT: Final = (
+    *(option.name for option in fields(UDFOptions)),
+    *EmbedTextOptions.__annotations__,
+)
 
 
-class Provider(DaftProvider):  # type: ignore[misc] - Daft is taken as Any
+class Provider(DaftProvider):  # type: ignore[misc]
     """Provider of `prompt` and `embed_text`, to be attached to a session.
 
     `options` are those of an engine (`max_num_seqs=64`). What `prompt` and `embed_text` are given
@@ -59,20 +62,20 @@ class Provider(DaftProvider):  # type: ignore[misc] - Daft is taken as Any
         **options: Any,
     ) -> EnginePrompterDescriptor:
         """Return what makes a prompter; answers are of the pydantic model `return_format`."""
-        asked = self._asked(model, options)
-        return EnginePrompterDescriptor(asked, return_format, system_message)
+        found = self._options_of(model, options)
+        return EnginePrompterDescriptor(found, return_format, system_message)
 
     def get_text_embedder(
         self, model: str | None = None, dimensions: int | None = None, **options: Any
     ) -> EngineEmbedderDescriptor:
         """Return what makes an embedder; without `dimensions` the engine is asked for them."""
         sized = {} if dimensions is None else {"dimensions": dimensions}
-        asked = self._asked(model, {"batch_size": _TEXTS_PER_REQUEST, **options, **sized})
-        return EngineEmbedderDescriptor(asked, dimensions)
+        found = self._options_of(model, {"batch_size": _TEXTS_PER_REQUEST, **options, **sized})
+        return EngineEmbedderDescriptor(found, dimensions)
 
-    def _asked(self, model: str | None, given: Mapping[str, Any]) -> Asked:
+    def _options_of(self, model: str | None, given: Mapping[str, Any]) -> ExpressionOptions:
         engine = self._options if model is None else {**self._options, "model": model}
-        return Asked(
+        return ExpressionOptions(
             self._name,
             engine,
             {name: value for name, value in given.items() if name in _OF_DAFT},
@@ -81,7 +84,7 @@ class Provider(DaftProvider):  # type: ignore[misc] - Daft is taken as Any
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExpressionOptions:
     """Options of one expression: those of the engine, of Daft, and the fields of each request."""
 
     provider: str
@@ -93,26 +96,26 @@ class Asked:
 class _EngineDescriptor:
     """What a descriptor says of its provider, model and options."""
 
-    asked: Asked
+    options: ExpressionOptions
 
     def get_provider(self) -> str:
         """Return the provider's name."""
-        return self.asked.provider
+        return self.options.provider
 
     def get_model(self) -> str:
         """Return the model."""
-        return str(self.asked.engine["model"])
+        return str(self.options.engine["model"])
 
     def get_options(self) -> dict[str, Any]:
         """Return all options but the engine's."""
-        return {**self.asked.daft, **self.asked.body}
+        return {**self.options.daft, **self.options.body}
 
 
 @dataclass
 class EnginePrompterDescriptor(_EngineDescriptor, PrompterDescriptor):  # type: ignore[misc]
     """Makes the prompter of a process."""
 
-    asked: Asked
+    options: ExpressionOptions
     return_format: Any
     system_message: str | None
 
@@ -125,7 +128,7 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
     """Asks the engine of its process for one answer at a time."""
 
     def __init__(self, descriptor: EnginePrompterDescriptor) -> None:
-        self._asked = descriptor.asked
+        self._options = descriptor.options
         self._format = descriptor.return_format
         self._system = descriptor.system_message
         self._engine: Engine | None = None
@@ -137,7 +140,7 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
         for text in messages:
             if not isinstance(text, str):
                 raise TidemillError(f"a message must be a text; got a {type(text).__name__}")
-        self._engine = process_engine(self._asked.engine)
+        self._engine = process_engine(self._options.engine)
         try:
             answer = await self._engine.answer(self._body(messages))
         except EngineDied:
@@ -152,7 +155,7 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
         messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
         if self._system is not None:
             messages.insert(0, {"role": "system", "content": self._system})
-        body = {"messages": messages, **self._asked.body}
+        body = {"messages": messages, **self._options.body}
         if self._format is not None:
             schema = {"name": self._format.__name__, "schema": self._format.model_json_schema()}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -163,15 +166,15 @@ class EnginePrompter(Prompter):  # type: ignore[misc]
 class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # type: ignore[misc]
     """Makes the embedder of a process; holds the engine that told it the length of vectors."""
 
-    asked: Asked
+    options: ExpressionOptions
     dimensions: int | None
     _engine: Engine | None = field(default=None, init=False, repr=False, compare=False)
 
     def get_dimensions(self) -> EmbeddingDimensions:
         """Return length and type of vectors; raises TidemillError."""
         if self.dimensions is None:
-            self._engine = process_engine(self.asked.engine)
-            self.dimensions = self._engine.embed([""], progress=False).shape[1]
+            self._engine = process_engine(self.options.engine)
+            self.dimensions = self._engine.embed(["a"], progress=False).shape[1]
         return EmbeddingDimensions(self.dimensions, DataType.float32())
 
     def is_async(self) -> bool:
@@ -180,7 +183,7 @@ class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # ty
 
     def instantiate(self) -> EngineEmbedder:
         """Return an embedder."""
-        return EngineEmbedder(self.asked)
+        return EngineEmbedder(self.options)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None}
@@ -189,26 +192,25 @@ class EngineEmbedderDescriptor(_EngineDescriptor, TextEmbedderDescriptor):  # ty
 class EngineEmbedder(TextEmbedder):  # type: ignore[misc]
     """Embeds texts by the engine of its process."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
+    def __init__(self, options: ExpressionOptions) -> None:
+        self._options = options
         self._engine: Engine | None = None
 
     async def embed_text(self, text: list[str | None]) -> list[Any]:
         """Return the vectors of texts, None of None."""
         texts = [one for one in text if one is not None]
-        vectors: list[Any] = []
-        self._engine = process_engine(self._asked.engine)
-        body = {**self._asked.body, "encoding_format": "base64"}
+        self._engine = process_engine(self._options.engine)
+        body = {**self._options.body, "encoding_format": "base64"}
         some = [
             texts[start : start + _TEXTS_PER_REQUEST]
             for start in range(0, len(texts), _TEXTS_PER_REQUEST)
         ]
         requests = [self._engine.answer({**body, "input": each}, url=EMBEDDINGS) for each in some]
         try:
-            for answer in await asyncio.gather(*requests):
-                vectors += [np.frombuffer(b64decode(one["embedding"]), "<f4") for one in answer["data"]]
+            answers = await asyncio.gather(*requests)
         except EngineDied:
             drop_engine(self._engine)
             raise
-        remaining = iter(vectors)
+        found = (one["embedding"] for answer in answers for one in answer["data"])
+        remaining = (np.frombuffer(b64decode(each), "<f4") for each in found)
         return [None if one is None else next(remaining) for one in text]

@@ -4,9 +4,8 @@ Spark runs the tasks of an executor in a process each, and a model is loaded onc
 when no process has been connected for a while, or its engine has died: then each connection is
 told why, and whoever connects next starts another host.
 
-Messages on a connection: the host greets with an empty one once it counts the connection, and sends
-READY with how many requests keep the engine busy once the model is loaded. A client sends lines;
-each comes back as a row. DIED with a reason is the last message.
+Messages of the host: an empty one once it counts the connection; READY, with how many requests keep
+the engine busy, once the model is loaded; a row for each line; DIED with a reason as the last.
 """
 
 from __future__ import annotations
@@ -16,100 +15,89 @@ import os
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, Listener
 from queue import SimpleQueue
 from typing import Final
 
 from ..python.engine import Engine
-from ..python.engine_process import AnsweredRow
+from ..python.engine_process import AnsweredRow, EngineProcess
 from ..python.errors import RequestFailed, TidemillError
-from .locks import locked
+from .sockets import locked
 
 LINE: Final = struct.Struct("!QQ")
 """Ticket and number of a line, before its bytes."""
 
 MESSAGE: Final = struct.Struct("!BQ")
-"""Kind and ticket of a message, before its data; of READY the ticket is a number of requests."""
+"""Kind and ticket of a message, before its data; the ticket of READY is a number of requests."""
 
 ROW, FAILED_ROW, REFUSED, READY, DIED = range(5)
+
+_FLUSH_SECONDS: Final = 5.0
 
 
 class EngineHost:
     """Answers the lines of all connections by one engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, process: EngineProcess) -> None:
+        self._process = process
         self._changed = threading.Condition()
-        self._num_connections = 0
-        self._is_dead = False
+        self._served: set[ServedConnection] = set()
+        self._died: str | None = None
 
-    def add(self, connection: Connection) -> None:
-        """Serve a connection in threads of its own."""
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a connection, and an engine for it."""
         with self._changed:
-            self._num_connections += 1
-        threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            return bool(self._served) and self._died is None
+
+    def accept_all(self, listener: Listener) -> None:
+        """Serve each connection in threads of its own, until the listener is closed."""
+        with suppress(OSError):
+            while True:
+                served = ServedConnection(listener.accept())
+                with self._changed:
+                    self._served.add(served)
+                threading.Thread(target=self._serve, args=(served,), daemon=True).start()
 
     def wait_until_idle(self, idle_seconds: float) -> None:
         """Wait until there is no connection for so long, or the engine has died."""
         with self._changed:
-            while not self._is_dead:
-                if self._num_connections:
+            while self._died is None:
+                if self._served:
                     self._changed.wait()
-                elif not self._changed.wait(idle_seconds) and not self._num_connections:
+                elif not self._changed.wait(idle_seconds) and not self._served:
                     return
 
-    @property
-    def is_needed(self) -> bool:
-        """Whether a connection is there, and an engine for it."""
+    def close(self) -> None:
+        """Send every connection why the engine has died."""
         with self._changed:
-            return bool(self._num_connections) and not self._is_dead
+            left = list(self._served)
+        for served in left:
+            served.send(MESSAGE.pack(DIED, 0) + (self._died or "it is closed").encode())
+            served.close()
 
-    def _serve(self, connection: Connection) -> None:
-        outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        writer = threading.Thread(target=_send_all, args=(connection, outgoing), daemon=True)
-        running: set[Future[AnsweredRow]] = set()
+    def _serve(self, served: ServedConnection) -> None:
         try:
-            outgoing.put(b"")
-            writer.start()
-            limit = self._engine.process.max_inflight()
-            outgoing.put(MESSAGE.pack(READY, limit))
-            while True:
-                self._answer(connection.recv_bytes(), outgoing, running)
-        except (EOFError, OSError):
-            pass  # its process has ended
+            served.send(b"")
+            served.send(MESSAGE.pack(READY, self._process.max_inflight()))
+            for line in served.lines():
+                ticket, number = LINE.unpack_from(line)
+                future = self._process.send_line(number, line[LINE.size :]).future
+                served.answer_with(future, partial(self._message, ticket))
         except TidemillError as exc:
-            outgoing.put(MESSAGE.pack(DIED, 0) + str(exc).encode())
-            self._end()
-        finally:
-            for future in list(running):
-                future.cancel()
-            outgoing.put(None)
-            writer.join()
-            connection.close()
-            with self._changed:
-                self._num_connections -= 1
-                self._changed.notify_all()
+            self._end(str(exc))
+            return
+        served.close()
+        with self._changed:
+            self._served.discard(served)
+            self._changed.notify_all()
 
-    def _answer(
-        self,
-        message: bytes,
-        outgoing: SimpleQueue[bytes | None],
-        running: set[Future[AnsweredRow]],
-    ) -> None:
-        ticket, number = LINE.unpack_from(message)
-        future = self._engine.process.send_line(number, message[LINE.size :]).future
-        running.add(future)
-
-        def pass_on(answered: Future[AnsweredRow]) -> None:
-            running.discard(answered)
-            outgoing.put(self._message_of(ticket, answered))
-
-        future.add_done_callback(pass_on)
-
-    def _message_of(self, ticket: int, answered: Future[AnsweredRow]) -> bytes:
+    def _message(self, ticket: int, answered: Future[AnsweredRow]) -> bytes:
+        """Return the message of a row."""
         try:
             row = answered.result()
         except CancelledError:
@@ -117,27 +105,63 @@ class EngineHost:
         except RequestFailed as exc:
             return MESSAGE.pack(REFUSED, ticket) + exc.message.encode()
         except TidemillError as exc:
-            self._end()
+            self._end(str(exc))
             return MESSAGE.pack(DIED, ticket) + str(exc).encode()
         return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
 
-    def _end(self) -> None:
+    def _end(self, reason: str) -> None:
         with self._changed:
-            self._is_dead = True
+            self._died = self._died or reason
             self._changed.notify_all()
 
 
-def _send_all(connection: Connection, outgoing: SimpleQueue[bytes | None]) -> None:
-    """Send messages until None; a client that stops reading keeps nobody else waiting."""
-    with suppress(OSError):
-        while (message := outgoing.get()) is not None:
-            connection.send_bytes(message)
+class ServedConnection:
+    """A connection, its lines that run, and the thread that sends what there is to send.
 
+    One that does not read its messages keeps nobody else waiting.
+    """
 
-def _accept_all(listener: Listener, add: Callable[[Connection], None]) -> None:
-    with suppress(OSError):  # it is closed
-        while True:
-            add(listener.accept())
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
+        self._running: set[Future[AnsweredRow]] = set()
+        self._writer = threading.Thread(target=self._send_all, daemon=True)
+        self._writer.start()
+
+    def send(self, message: bytes) -> None:
+        """Send a message after those before it."""
+        self._outgoing.put(message)
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the messages that come, until the other process has ended."""
+        with suppress(EOFError, OSError):
+            while True:
+                yield self._connection.recv_bytes()
+
+    def answer_with(
+        self, future: Future[AnsweredRow], message_of: Callable[[Future[AnsweredRow]], bytes]
+    ) -> None:
+        """Send the message of a row once it is there."""
+
+        def pass_on(answered: Future[AnsweredRow]) -> None:
+            self._running.discard(answered)
+            self.send(message_of(answered))
+
+        self._running.add(future)
+        future.add_done_callback(pass_on)
+
+    def close(self) -> None:
+        """Cancel what runs, and send what is left to send; bounded."""
+        for future in list(self._running):
+            future.cancel()
+        self._outgoing.put(None)
+        self._writer.join(_FLUSH_SECONDS)
+
+    def _send_all(self) -> None:
+        with suppress(OSError):
+            while (message := self._outgoing.get()) is not None:
+                self._connection.send_bytes(message)
+        self._connection.close()
 
 
 def main(address: str, idle_seconds: str, options: str) -> None:
@@ -146,15 +170,17 @@ def main(address: str, idle_seconds: str, options: str) -> None:
     os.write(sys.stdout.fileno(), b"\n")  # whoever started it may connect
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Engine(**json.loads(options)) as engine:
-        host = EngineHost(engine)
-        threading.Thread(target=_accept_all, args=(listener, host.add), daemon=True).start()
-        while True:
+        host = EngineHost(engine.process)
+        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        is_needed = True
+        while is_needed:
             host.wait_until_idle(float(idle_seconds))
             # Nobody can connect meanwhile, as that takes the same lock.
             with locked(address):
-                if not host.is_needed:
+                is_needed = host.is_needed
+                if not is_needed:
                     listener.close()
-                    return
+        host.close()
 
 
 if __name__ == "__main__":

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from hashlib import blake2b
 from itertools import count
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
@@ -22,7 +20,7 @@ from ..python.engine_process import AnsweredRow
 from ..python.errors import EngineDied, RequestFailed
 from ..python.in_flight import Sent
 from .engine_host import DIED, LINE, MESSAGE, READY, REFUSED, ROW
-from .locks import locked, private_folder
+from .sockets import locked
 
 _IDLE_SECONDS: Final = 60.0
 _GONE: Final = "the host of the engine has ended"
@@ -82,8 +80,10 @@ class HostedEngine:
         with self._lock:
             self._died = reason
             waiting, self._waiting = self._waiting, {}
-        for future in (self._started, *waiting.values()):
-            with suppress(InvalidStateError):  # it has a result, or was cancelled
+        with suppress(InvalidStateError):  # it was started
+            self._started.set_exception(EngineDied(reason))
+        for future in waiting.values():
+            with suppress(InvalidStateError):  # it was cancelled
                 future.set_exception(EngineDied(reason))
         self._connection.close()
 
@@ -96,13 +96,6 @@ class HostedEngine:
                 future.set_exception(failed)
             else:
                 future.set_result(AnsweredRow(kind == ROW, data))
-
-
-def socket_address(*key: object) -> str:
-    """Return the address of a socket for a key, in a folder of this user."""
-    folder = private_folder(Path(tempfile.gettempdir()) / f"tidemill-{os.getuid()}")
-    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12)
-    return str(folder / digest.hexdigest())
 
 
 def _connect(address: str) -> Connection | None:

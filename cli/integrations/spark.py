@@ -18,7 +18,8 @@ from pyspark import TaskContext  # noqa: E402
 from pyspark.sql import DataFrame, types  # noqa: E402
 
 from .batch_answers import BatchAnswers  # noqa: E402
-from .hosted_engine import HostedEngine, socket_address  # noqa: E402
+from .hosted_engine import HostedEngine  # noqa: E402
+from .sockets import socket_address  # noqa: E402
 
 _TYPES = {
     pa.string(): types.StringType(),
@@ -38,8 +39,11 @@ def answer(df: DataFrame, *, model: str | None = None, **options: Any) -> DataFr
     an engine (`max_num_seqs=64`). Nothing runs before an action does. Raises TidemillError for what
     cannot work; a row that fails says so in column `error`.
     """
+    if not isinstance(df, DataFrame):
+        raise TidemillError(f"give a DataFrame of Spark; this is a {type(df).__name__}")
     engine_options, recipe = split_options({"model": model, **options})
     answers = BatchAnswers(recipe, _arrow_schema(df.schema))
+    _check_cases(answers)
     kept = [df.schema[name] for name in answers.keep]
     added = [types.StructField(field.name, _spark_type(field.type)) for field in answers.fields]
     run = partial(_answer_partition, answers, engine_options)
@@ -83,6 +87,17 @@ def _arrow_schema(schema: types.StructType) -> pa.Schema:
             for field in schema.fields
         ]
     )
+
+
+def _check_cases(answers: BatchAnswers) -> None:
+    """Raise TidemillError where a column of answers differs from a kept one by its case alone."""
+    kept = {name.lower(): name for name in answers.keep}
+    for field in answers.fields:
+        if (name := kept.get(field.name.lower())) is not None:
+            raise TidemillError(
+                f"Spark takes `{name}` and the answers' `{field.name}` for one name: "
+                f"rename `{name}`, or leave it out of `keep`"
+            )
 
 
 def _spark_type(kind: pa.DataType) -> types.DataType:

@@ -19,7 +19,7 @@ from tidemill.cli.extras import MODULES, require_extras
 ROOT = Path(__file__).parents[2]
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-READERS = ("datasets", "delta", "iceberg", "ray")
+OPTIONAL = ("datasets", "delta", "iceberg", "daft", "spark", "ray")
 """Extras that nothing else needs, and that an environment of tests may lack."""
 
 
@@ -40,7 +40,7 @@ def words(*names: str) -> str:
 def test_every_package_of_an_extra_is_looked_for(extra: str) -> None:
     """A new one in pyproject.toml comes with its module."""
     for module in MODULES[extra]:
-        if extra in READERS:
+        if extra in OPTIONAL:
             pytest.importorskip(module)
     distributions = metadata.packages_distributions()
     packages = [re.match(r"[\w.-]+", line) for line in PACKAGES[extra]]

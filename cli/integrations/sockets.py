@@ -1,0 +1,41 @@
+"""Sockets between the processes of a user on one machine: their addresses, and a lock on them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+_MAX_BYTES: Final = 100
+"""Less than the address of a Unix socket may have: 107 bytes on Linux, 103 on macOS."""
+
+
+def socket_address(*key: object) -> str:
+    """Return the address for a key, in a folder that only this user can enter.
+
+    Raises PermissionError where somebody else has that folder.
+    """
+    name = f"tidemill-{os.getuid()}"
+    digest = blake2b(json.dumps(key, sort_keys=True).encode(), digest_size=12).hexdigest()
+    folder = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(folder / digest)) > _MAX_BYTES:  # as folders of a YARN container may be
+        folder = Path("/tmp") / name  # noqa: S108 - a folder of this user alone
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
+        raise PermissionError(f"{folder} must be a folder of this user alone, of mode 700")
+    return str(folder / digest)
+
+
+@contextmanager
+def locked(address: str) -> Iterator[None]:
+    """Hold the lock on the folder of a socket."""
+    with (Path(address).parent / "lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+        yield
