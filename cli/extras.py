@@ -26,6 +26,7 @@ MODULES = MappingProxyType(
         "iceberg": ("pyiceberg",),
         "daft": ("daft",),
         "spark": ("pandas", "pyspark"),
+        "ray": ("ray",),
         "serve": ("starlette", "uvicorn", "uvloop", "httptools", "python_multipart"),
         "cloud": ("boto3", "aiobotocore", "aws_lambda_powertools", "python_multipart"),
     }

@@ -1,0 +1,1 @@
+"""Ray Data: engines as an actor pool of a Dataset."""

@@ -1,0 +1,60 @@
+"""Answers to the rows of a Ray Dataset, by engines in a pool of actors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..options import require, split_options
+from .engine_pool import EnginePool
+
+if TYPE_CHECKING:
+    from ray.data import Dataset
+
+
+def answer(
+    ds: Dataset,
+    recipe: str | Path | None = None,
+    *,
+    engines: int | tuple[int, int] = 1,
+    gpus_per_engine: int | None = None,
+    num_cpus: float | None = None,
+    batch_size: int = 64,
+    max_concurrency: int | None = None,
+    max_tasks_in_flight_per_actor: int | None = None,
+    accelerator_type: str | None = None,
+    resources: Mapping[str, float] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Dataset:
+    """Return a dataset with the answers to its rows beside its columns, as `tidemill run` has them.
+
+    `recipe` is a recipe file. `options` are keys of a recipe, which go before those of the file
+    (`prompt="Label: {{ text }}"`), and the engine's (`model=`, `max_num_seqs=`); `engines` is their
+    number, or the least and the greatest one. Of GPUs an engine has one where the cluster has any.
+    Nothing runs until the dataset is read. Raises TidemillError for what cannot work, before a
+    model is loaded; a row that fails says so in column `error`.
+    """
+    require("tidemill.ray", "ray", "tables")
+    # Late imports: these need the extra.
+    from .recipe_check import checked_keys
+    from .table_actor import TableActor
+
+    pool = EnginePool(
+        engines=engines,
+        gpus_per_engine=gpus_per_engine,
+        num_cpus=num_cpus,
+        batch_size=batch_size,
+        max_concurrency=max_concurrency,
+        max_tasks_in_flight_per_actor=max_tasks_in_flight_per_actor,
+        accelerator_type=accelerator_type,
+        resources=resources,
+        runtime_env=runtime_env,
+    )
+    of_engine, given = split_options(options)
+    keys = checked_keys(recipe, given, ds)
+    rows = pool.rows_per_task
+    # One block, as of a file, would be one task of one engine, done again from its first row.
+    blocks = ds.repartition(target_num_rows_per_block=rows)
+    return pool.map_batches(blocks, TableActor, {"keys": keys}, of_engine, rows_per_task=rows)

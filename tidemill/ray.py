@@ -1,0 +1,9 @@
+"""Tidemill on Ray Data: engines as actors over a Dataset (docs/engines/ray.md)."""
+
+from __future__ import annotations
+
+from .cli.integrations.ray.answer import answer
+from .cli.integrations.ray.processor import Processor, build_processor
+from .cli.integrations.ray.processor_config import vLLMEngineProcessorConfig
+
+__all__ = ["Processor", "answer", "build_processor", "vLLMEngineProcessorConfig"]
