@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,17 +51,25 @@ async def well() -> bool:
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what a worker in this process does."""
+    pauses = _pauses(0.02, 0.1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - it may look at the emulator
-            await asyncio.sleep(0.02)
+        while not condition():  # it may look at the emulator
+            await asyncio.sleep(next(pauses))
 
 
 def wait_for(condition: Callable[[], object], words: Callable[[], str] = str) -> None:
     """Wait for what another process does; `words` tell what there is instead."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    pauses, deadline = _pauses(0.05, 0.25), time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, words()
-        time.sleep(0.05)
+        time.sleep(next(pauses))
+
+
+def _pauses(first: float, longest: float) -> Iterator[float]:
+    """Yield seconds between looks that grow longer: a look takes as much CPU as a small batch."""
+    while True:
+        yield first
+        first = min(1.2 * first, longest)
 
 
 def to_line(number: int, body: dict[str, Any]) -> bytes:
