@@ -108,7 +108,7 @@ def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key
     with page.expect_response("**/view/batches"):
         pass
     cloud.create(lines_of(2), "input/second.jsonl")
-    expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=120_000)
     expect(link).to_be_focused()
 
 

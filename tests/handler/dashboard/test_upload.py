@@ -22,7 +22,7 @@ from tidemill.handler.tenants.keys import KeyStore, key_id_of
 from tidemill.protocol.routes import ENDPOINTS
 
 NewKey = Callable[[str], str]
-SECONDS = 60_000
+SECONDS = 120_000
 PART_BYTES = 8 * 2**20
 
 

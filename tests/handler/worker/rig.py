@@ -40,7 +40,7 @@ from tidemill.net.tracing import Tracing
 
 ROOT = Path(__file__).parents[3]
 ENGINE = Path(__file__).parent / "scripted_engine.py"
-PATIENCE_SECONDS = 60  # far more than anything here takes: reached only when something hangs
+PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 NEVER = 600
 
 

@@ -14,7 +14,16 @@ import pytest
 from tests.emulators import MODEL
 from tests.handler.emf import Line, lines_in, totals
 from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws, is_commit
-from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wait_for, well
+from tests.handler.worker.rig import (
+    NEVER,
+    PATIENCE_SECONDS,
+    Rig,
+    RunningWorker,
+    Work,
+    until,
+    wait_for,
+    well,
+)
 from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.handler.aws.calls import Call
@@ -153,7 +162,7 @@ async def test_a_line_that_kills_the_engine_counts_its_neighbours_once(
 async def test_an_engine_that_cannot_start_is_counted(rig: Rig, counted: Counted) -> None:
     """Nothing else tells that a worker comes and goes without doing anything."""
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
-        await asyncio.wait_for(asyncio.shield(running.task), 60)
+        await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS)
     [line] = counted()
     assert (line.dimensions["model"], line.figures) == (MODEL, {"EngineDeaths": 1})
 
