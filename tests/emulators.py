@@ -24,7 +24,7 @@ from tidemill.handler.settings import read_settings
 
 MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
-# A client takes longer to make than most tests ask of it. Who listens to one's events stops doing so.
+# A client takes longer to make than most of its calls. Who listens to its events stops in the end.
 _clients: dict[tuple[str, str, str], Any] = {}
 # A third one where Docker or an account of LocalStack exists.
 NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))

@@ -53,7 +53,7 @@ async def until(condition: Callable[[], object]) -> None:
     """Wait for what a worker in this process does."""
     pauses = _pauses(0.02, 0.1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # it may look at the emulator
+        while not condition():  # noqa: ASYNC110 - it may look at the emulator
             await asyncio.sleep(next(pauses))
 
 

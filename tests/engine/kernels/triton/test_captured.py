@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.engine.families import build
+from tests.engine.long_parameters import with_long
 from tests.engine.loop.test_cuda_graphs import Again, CapturesByCallingAgain
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels import backends
@@ -32,7 +33,8 @@ from tidemill.engine.state import rows
 
 
 @pytest.mark.parametrize(
-    ("family", "num_layers"), [("Qwen3Config", 1), ("Gemma2Config", 2), ("DeepseekV3Config", 1)]
+    ("family", "num_layers"),
+    with_long([("Gemma2Config", 2)], [("Qwen3Config", 1), ("DeepseekV3Config", 1)]),
 )
 def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layers: int) -> None:
     """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16.
