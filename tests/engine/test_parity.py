@@ -21,7 +21,7 @@ from tests.engine.families import (
     build,
     judge,
 )
-from tests.engine.long_parameters import with_long
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native

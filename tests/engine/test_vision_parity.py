@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from tests.engine.families import VOCAB
-from tests.engine.long_parameters import with_long
 from tests.engine.test_parity import run_all
 from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load, save, shown_request
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import KVCacheSize

@@ -17,6 +17,7 @@ import pytest
 from localstack.ministack import environment_for
 from tests.cli.given import Answer, rows
 from tests.emulators import Emulator
+from tests.long_parameters import with_long
 from tidemill import demo
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.engine.weights import _aws_in, local_model, log_progress, throttled
@@ -122,10 +123,10 @@ class CannotBeHad(NamedTuple):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        CannotBeHad("s3://no-such-bucket-here/m", 1, "there is no bucket no-such-bucket-here, "),
-        CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix"),
-    ],
+    with_long(
+        [CannotBeHad("s3://no-such-bucket-here/m", 1, "there is no bucket no-such-bucket-here, ")],
+        [CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix")],
+    ),
 )
 @pytest.mark.parametrize("command", [WORKER_FLAGS, RUN])
 def test_weights_that_cannot_be_had_end_it_with_a_sentence(
@@ -158,7 +159,7 @@ def test_a_machine_without_credentials_is_told_so(start: Start) -> None:
     assert (status, err) == (1, f"tidemill: {words}\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", with_long([signal.SIGTERM], [signal.SIGINT]))
 def test_a_worker_that_is_stopped_while_it_fetches_ends_well(
     server: Any, start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.given import Answer, line, rows, wait_for_rows
+from tests.long_parameters import with_long
 from tidemill.cli.console.errors import OutputLost, Refused, TransferFailed
 from tidemill.cli.files import http_transfer
 from tidemill.cli.files.output import LocalFile
@@ -67,7 +68,7 @@ def test_a_symlink_for_an_output_stays_one(run: Any, write_input: Write, tmp_pat
     assert ids(rows(tmp_path / "target")) == ["a"]
 
 
-@pytest.mark.parametrize("flag", ["-o", "-e"])
+@pytest.mark.parametrize("flag", with_long(["-o"], ["-e"]))
 def test_a_second_run_on_one_output_is_refused(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path, flag: str
 ) -> None:

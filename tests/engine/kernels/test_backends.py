@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
-from tests.engine.long_parameters import with_long
+from tests.long_parameters import with_long
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels import elementwise as reference_blocks
 from tidemill.engine.kernels import experts as reference_experts

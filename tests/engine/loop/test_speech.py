@@ -13,8 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.engine.long_parameters import with_long
 from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
+from tests.long_parameters import with_long
 from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.scheduling.sequence import Sampling
 from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.families import COMMON, FAMILIES, ONLY_OURS, VARIANTS, build
-from tests.engine.long_parameters import one_in
+from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.checkpoint import INDEX, WHOLE

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, told
-from tests.engine.long_parameters import with_long
+from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
 from tidemill.engine.model.architecture import Architecture

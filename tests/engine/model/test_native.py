@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from tests.engine import vision_models
 from tests.engine.families import FAMILIES, LATENTS, VARIANTS, build
-from tests.engine.long_parameters import one_in
+from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import backends

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.families import FAMILIES, VARIANTS, build
-from tests.engine.long_parameters import one_in
+from tests.long_parameters import one_in
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.checkpoint import INDEX, WHOLE, find_checkpoint
 from tidemill.engine.model.families.registry import architecture_of

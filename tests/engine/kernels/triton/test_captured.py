@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from tests.engine.families import build
-from tests.engine.long_parameters import with_long
 from tests.engine.loop.test_cuda_graphs import Again, CapturesByCallingAgain
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.attention import AttentionBackend

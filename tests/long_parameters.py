@@ -24,7 +24,7 @@ def with_long(values: Iterable[Any], more: Iterable[Any]) -> list[Any]:
     return [
         *values,
         *(
-            pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+            pytest.param(*(value if type(value) is tuple else (value,)), marks=pytest.mark.long)
             for value in more
         ),
     ]
