@@ -41,6 +41,7 @@ _MAIN = "import sys; from tidemill.cli.main import main; sys.exit(main())"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 # To compile all kernels would take longer than these tests wait.
 KERNELS = cache_folders()[0].parent
 
@@ -57,7 +58,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 *map(str, arguments),
             ],
             cwd=ROOT,
-            env={"HOME": str(tmp_path / "home"), PREBUILT_VARIABLE: str(KERNELS)} | environment,
+            env={**ONE_THREAD, "HOME": str(tmp_path / "home"), PREBUILT_VARIABLE: str(KERNELS)}
+            | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -79,6 +79,13 @@ def to_line(number: int, body: dict[str, Any]) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickConfig(WorkerConfig):
+    """Settings of a worker whose heart beats often, however long its leases are."""
+
+    tick_seconds: float = 0.6
+
+
 @dataclass
 class Rig:
     """A deployment of its own on an emulator, and the driver of its operations."""
@@ -177,10 +184,14 @@ class Rig:
         return [fields for fields in found if "batch_id" in fields]
 
     def config(self, **changes: Any) -> WorkerConfig:
-        """Return settings that make tests short."""
-        defaults = WorkerConfig(
+        """Return settings that make tests short, with a lease that outlasts a busy machine.
+
+        Where a test gives one that does not, the heart beats ten times in it.
+        """
+        defaults = QuickConfig(
             queue=self.queue.url,
-            lease_seconds=6,
+            lease_seconds=60,
+            tick_seconds=min(0.6, changes.get("lease_seconds", NEVER) / 10),
             visibility_seconds=6,
             wait_seconds=1,
             flush_seconds=0.2,

@@ -72,7 +72,7 @@ async def test_a_line_that_is_too_long_is_answered_without_the_engine(rig: Rig) 
 async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     """Rows, tokens and the time of its GPU; nothing is recent when all is done."""
     work = rig.batch({"wait": 0.5}, {"status": 500}, b"{\n")
-    async with rig.worker(lease_seconds=1):
+    async with rig.worker(tick_seconds=0.1):
         await until(lambda: work.is_done)
     shard = work.shard()
     done = shard.progress

@@ -194,7 +194,7 @@ async def test_calls_that_are_repeated_count_once(
         return AwsError("injected") if is_hit else None
 
     work = rig.batch(*[{"wait": 0.1}] * 12, BAD, shard_lines=5)
-    async with failing(rig, every_fifth, after=after, max_inflight=4, lease_seconds=2):
+    async with failing(rig, every_fifth, after=after, max_inflight=4, tick_seconds=0.2):
         await until(lambda: work.is_done)
     assert told(counted()) == done(work) == (12, 1, 120, 48, 36)
 
@@ -202,7 +202,7 @@ async def test_calls_that_are_repeated_count_once(
 async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted: Counted) -> None:
     """Its rows are not counted here: whoever has it counts them."""
     work = rig.batch(GOOD, {"wait": NEVER})
-    async with rig.worker(flush_seconds=NEVER, lease_seconds=3) as running:
+    async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
         await until(lambda: running.engine.inside == {"c2"})
         taken = rig.run(
             rig.deployment.table.claim(
