@@ -382,6 +382,7 @@ def test_every_number_of_an_architecture_counts(tmp_path: Path, name: str) -> No
         assert parity.holds is holds, parity
 
 
+@pytest.mark.long  # test_parity.py has those of each family
 def test_numbers_are_finite_where_nothing_was_mutated(tmp_path: Path) -> None:
     """Every family and variant answers with numbers in bf16, too."""
     for name in ALL:

@@ -90,7 +90,7 @@ class CapturesOnRows(CapturesByCallingAgain):
         return graph, result
 
 
-@pytest.mark.parametrize("family", ["Qwen3NextConfig", "Mamba2Config"])
+@pytest.mark.parametrize("family", with_long(["Mamba2Config"], ["Qwen3NextConfig"]))
 def test_rows_of_recurrent_layers_are_those_of_launched_steps(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
