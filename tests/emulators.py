@@ -24,6 +24,8 @@ from tidemill.handler.settings import read_settings
 
 MODEL = "tidemill-demo"
 SERVICES = ("s3", "sqs", "dynamodb", "events")
+# A client takes longer to make than most of its calls. Who listens to its events stops in the end.
+_clients: dict[tuple[str, str, str], Any] = {}
 # A third one where Docker or an account of LocalStack exists.
 NAMES = ("ministack", "moto", *(["localstack"] if "AWS_ENDPOINT_URL" in os.environ else []))
 
@@ -36,15 +38,19 @@ class Emulator:
     endpoint_url: str
 
     def client(self, service: str, config: Config | None = None) -> Any:
-        """Return a boto3 client of it, as `sync.Aws` takes them."""
-        return boto3.client(
-            service,
-            endpoint_url=self.endpoint_url,
-            region_name="us-east-1",
-            aws_access_key_id="test",
-            aws_secret_access_key="test",
-            config=config or Config(**client_options(service)),
-        )
+        """Return a boto3 client of it, as `sync.Aws` takes them; all of one config are one."""
+        config = config or Config(**client_options(service))
+        key = (self.endpoint_url, service, repr(config._user_provided_options))
+        if key not in _clients:
+            _clients[key] = boto3.client(
+                service,
+                endpoint_url=self.endpoint_url,
+                region_name="us-east-1",
+                aws_access_key_id="test",
+                aws_secret_access_key="test",
+                config=config,
+            )
+        return _clients[key]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -177,6 +177,13 @@ def test_the_command_line_starts_without_a_model_library() -> None:
     assert loaded & MODEL_LIBRARIES == set()
 
 
+def test_a_run_reads_its_files_before_torch_is_loaded() -> None:
+    """What it cannot run it says in half a second; it is loaded with the model."""
+    loaded = modules_loaded_by("import tidemill.cli.run.job, tidemill.engine.model.endpoint_names")
+    assert "tidemill" in loaded
+    assert loaded & {"torch", "transformers", "triton", "numba"} == set()
+
+
 def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
     """A plain `pip install tidemill` can submit: only drops use AWS's own client."""
     names = (

@@ -30,7 +30,7 @@ from .hf_config import HFConfig, UnsupportedConfig
 from .load_timing import timed
 from .loaded_model import LoadedModel
 from .native import LeaderRank
-from .overrides import longest_context, read_overridden_config, with_context
+from .overridden_config import longest_context, read_overridden_config, with_context
 from .parity import chunked_logits, parity_tokens
 from .parity_cache import parity_fact, run_once
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config

@@ -3,20 +3,16 @@
 Everything that reads the model afterwards, transformers for the proof as well, reads the result.
 The engine's own decoder chooses between rope factors by each request; for encoders and what
 transformers runs they are chosen here, by the context, so that no row depends on its neighbours.
+
+Nothing here imports a model library: a run asks for its model's endpoints before it loads one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..config import EngineConfig
-from ..errors import ModelRefused
-from .families.family import FULL
-from .families.registry import FAMILIES
-from .hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
-from .rope import is_switched
 
 ROPES = ("rope_parameters", "rope_scaling")
 # What a rope keeps where its scaling is overridden.
@@ -24,25 +20,9 @@ _KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section")
 _ORIGINAL = "original_max_position_embeddings"
 
 
-def read_overridden_config(settings: EngineConfig) -> HFConfig:
-    """Return the description of a model that writes text, as the settings override it."""
-    read = read_hf_config(settings.model)
-    if isinstance(read.raw.get("text_config"), dict):
-        _refuse_keys_of_text(settings, read.raw)
-    said = merge(read.raw, settings.hf_overrides)
-    return replace(parse_hf_config(settings.model, said), is_overridden=bool(settings.hf_overrides))
-
-
-def with_context(hf_config: HFConfig, settings: EngineConfig) -> HFConfig:
-    """Return a description, its rope for the context that the settings ask for."""
-    said = _for_context(hf_config.raw, settings.max_model_len)
-    parsed = parse_hf_config(hf_config.name, said)
-    return replace(parsed, is_overridden=hf_config.is_overridden)
-
-
 def overridden(said: Mapping[str, Any], settings: EngineConfig) -> dict[str, Any]:
     """Return a config.json with overrides, its rope for the context that the settings ask for."""
-    return _for_context(merge(said, settings.hf_overrides), settings.max_model_len)
+    return for_context(merge(said, settings.hf_overrides), settings.max_model_len)
 
 
 def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,24 +35,15 @@ def merge(said: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
         old = merged.get(key)
         if key in ROPES:
             _override_rope(merged, key, value)
-        elif _is_config(key) and isinstance(old, Mapping) and isinstance(value, Mapping):
+        elif is_config(key) and isinstance(old, Mapping) and isinstance(value, Mapping):
             merged[key] = merge(old, value)
         else:
             merged[key] = value
     return merged
 
 
-def longest_context(hf_config: HFConfig) -> int | None:
-    """Return the context that long rope factors would give where short ones were chosen."""
-    longest = hf_config.fields.get("max_position_embeddings")
-    ropes = [rope for key in ROPES if (rope := _long_rope(hf_config.fields, key)) is not None]
-    if not ropes or type(longest) is not int:
-        return None
-    is_longer = any(longest > original and not is_switched(rope) for rope, original in ropes)
-    return longest if is_longer else None
-
-
-def _for_context(said: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+def for_context(said: Mapping[str, Any], context: int | None) -> dict[str, Any]:
+    """Return a config with the rope factors that a context calls for, also of its text."""
     text = said.get("text_config")
     if isinstance(text, dict):
         return {**said, "text_config": _with_factors(text, context)}
@@ -86,7 +57,7 @@ def _with_factors(fields: Mapping[str, Any], context: int | None) -> dict[str, A
     """
     chosen = dict(fields)
     for key in ROPES:
-        found = _long_rope(fields, key)
+        found = long_rope(fields, key)
         if found is not None and context is not None and context > found[1]:
             rope = found[0]
             long = {name[5:]: value for name, value in rope.items() if name.startswith("long_")}
@@ -94,11 +65,13 @@ def _with_factors(fields: Mapping[str, Any], context: int | None) -> dict[str, A
     return chosen
 
 
-def _long_rope(fields: Mapping[str, Any], key: str) -> tuple[Mapping[str, Any], int] | None:
+def long_rope(fields: Mapping[str, Any], key: str) -> tuple[Mapping[str, Any], int] | None:
     """Return a rope with long factors, and how many positions its short ones are for."""
     rope = fields.get(key)
     if not isinstance(rope, Mapping) or not rope.get("long_factor"):
         return None
+    from .families.registry import FAMILIES
+
     family = FAMILIES.get(str(fields.get("model_type")))
     usual = None if family is None else family.defaults.get(_ORIGINAL)
     original = rope.get(_ORIGINAL) or fields.get(_ORIGINAL) or usual
@@ -121,21 +94,13 @@ def _rope(old: Mapping[str, Any], value: Any) -> Any:
     kinds = {kind for kind, part in old.items() if isinstance(part, Mapping)}
     if not kinds:
         return {**{key: old[key] for key in _KEPT if key in old}, **value}
+    from .families.family import FULL
+
     if not value.keys() <= kinds:
         value = {FULL: value}  # layers with a window are not stretched
     return {**old, **{kind: _rope(old.get(kind) or {}, part) for kind, part in value.items()}}
 
 
-def _is_config(key: str) -> bool:
+def is_config(key: str) -> bool:
+    """Say whether a key holds the config of a part of a model."""
     return key.endswith("_config") and key != "quantization_config"
-
-
-def _refuse_keys_of_text(settings: EngineConfig, said: Mapping[str, Any]) -> None:
-    """Refuse overrides of a model of more than text that would change nothing of its text."""
-    known = {*said, TIE}
-    for key in settings.hf_overrides:
-        if not (key in known or _is_config(key)):
-            raise ModelRefused(
-                f"{settings.model}: --hf-overrides says {key}, which is not at the top of this "
-                f'model\'s config.json; of its text write \'{{"text_config": {{"{key}": …}}}}\'.'
-            )

@@ -26,7 +26,7 @@ from .loading import (
     refused_by_both,
 )
 from .model_plan import ModelPlan, find_weights, plan_memory
-from .overrides import read_overridden_config, with_context
+from .overridden_config import read_overridden_config, with_context
 from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture

@@ -23,7 +23,7 @@ from ..model.families.registry import architecture_of
 from ..model.kv_cache_size import free_bytes
 from ..model.loaded_model import LoadedModel, NetworkWithHead
 from ..model.native import load_shard
-from ..model.overrides import read_overridden_config
+from ..model.overridden_config import read_overridden_config
 from ..model.quantised.quantization_config import read_quantization_config
 from .messages import Allocate, Answer, Command, Done, Forward, FreeMemory, Load, MeasureMemory
 

@@ -22,7 +22,7 @@ from ..model.kv_cache_size import KVCacheSize
 from ..model.load_timing import timed
 from ..model.loaded_model import LoadedModel
 from ..model.loading import load_model
-from ..model.overrides import read_overridden_config
+from ..model.overridden_config import read_overridden_config
 from ..model.planning import plan_model
 from ..parallel.leader import make_leader
 from ..parsers.registry import ParserSet, check_parser_names, select_parsers

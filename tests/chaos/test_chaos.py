@@ -36,9 +36,9 @@ from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.errors import AwsError
 
-NUM_LINES, SHARD_LINES, NUM_SHARDS = 2000, 80, 25
+NUM_LINES, SHARD_LINES, NUM_SHARDS = 1000, 80, 13
 NUM_WORKERS = 3
-HARM_SECONDS, AGAIN_SECONDS = 15, 1
+HARM_SECONDS, AGAIN_SECONDS = 8, 1
 LEASE_SECONDS = 3
 LOST_SECONDS = 10
 FAULT_RATE = 0.02

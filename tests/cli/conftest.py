@@ -144,7 +144,7 @@ def server() -> Iterator[Server]:
             if len(scripted.answers) > 1:
                 scripted.answers.pop(0)
             if turn.hang:
-                scripted.let_go.wait(20)
+                scripted.let_go.wait(120)
                 self.close_connection = True
                 return
             self.send_response(turn.status)

@@ -31,7 +31,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def wait_for_rows(path: Path, count: int) -> None:
     """Return once the file has that many rows."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not path.exists() or path.read_bytes().count(b"\n") < count:
         assert time.monotonic() < deadline, "the rows did not come"
         time.sleep(0.01)

@@ -20,6 +20,7 @@ def test_twenty_requests_are_answered_and_cleared_away(
     answer_and_clear_away(client, tmp_path / "in.jsonl", url, endpoint, body)
 
 
+@pytest.mark.long  # test_commands.py cancels fewer
 def test_five_thousand_requests_are_cancelled_on_the_way(
     client: openai.OpenAI, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ from tests.engine.families import (
     build,
     judge,
 )
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model import native
@@ -36,18 +37,16 @@ from tidemill.engine.state import rows
 from tidemill.protocol.contract import EngineStats
 
 NEW_TOKENS = 24
-RUNS = [
-    *(("ours", family) for family in (*FAMILIES, *VARIANTS)),
-    *(("transformers", family) for family in (*BY_TRANSFORMERS, *VARIANTS)),
-]
+OURS = [("ours", family) for family in FAMILIES]
+OUR_VARIANTS = [("ours", variant) for variant in VARIANTS]
+# In transformers' network only attention is ours, of which these have every form.
+THEIRS = [("transformers", family) for family in BY_TRANSFORMERS]
+THEIR_VARIANTS = [("transformers", variant) for variant in VARIANTS]
 # Whose layers have windows or chunks.
 SHORT_SIGHTED = {"Gemma3TextConfig", "GptOssConfig", "Llama4TextConfig"}
 # Whose rows are computed in turn, too, where all are computed ahead: in which order steps are made
 # does not depend on the family.
 IN_TURN = set(BY_TRANSFORMERS)
-# In transformers' network only attention is ours, of which these have every form: what variants
-# differ by rounds as eager does.
-ROUNDED = [run for run in RUNS if run[0] == "ours" or run[1] in BY_TRANSFORMERS]
 CPU = torch.device("cpu")
 
 EXPERT_WORDS = ("Mo", "Mixtral", "GptOss", "MiniMax", "Dots", "Deepseek", "Qwen3Next", "Llama4")
@@ -131,7 +130,11 @@ def scores(network: Any, prompt: list[int]) -> torch.Tensor:
     return logprobs[:-1].gather(1, torch.tensor(prompt[1:])[:, None]).squeeze(1)
 
 
-@pytest.mark.parametrize(("ready", "family"), RUNS, indirect=["ready"])
+@pytest.mark.parametrize(
+    ("ready", "family"),
+    with_long([*OURS, *OUR_VARIANTS, *THEIRS], THEIR_VARIANTS),
+    indirect=["ready"],
+)
 def test_greedy_tokens_and_logprobs_are_those_of_eager_attention(ready: Ready, family: str) -> None:
     """Packed, chunked, shared, preempted, drafted, ahead: each family gives its eager output."""
     eager, model = ready(family)
@@ -176,7 +179,12 @@ def test_greedy_tokens_are_those_of_eager_attention_at_8k_tokens(
     check_greedy(eager, asked, results)
 
 
-@pytest.mark.parametrize(("ready", "family"), ROUNDED, indirect=["ready"])
+# Each load proves its model in the dtype that is served, too.
+@pytest.mark.parametrize(
+    ("ready", "family"),
+    with_long([*OURS[::3], *THEIRS], [*OURS[1::3], *OURS[2::3], *OUR_VARIANTS]),
+    indirect=["ready"],
+)
 def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
     ready: Ready, family: str
 ) -> None:
@@ -198,7 +206,7 @@ def test_in_bf16_scores_are_as_near_to_fp32_as_those_of_eager_attention(
         assert errors.norm() <= 1.2 * own.norm()
 
 
-@pytest.mark.parametrize("family", ["Qwen3Config", "Gemma2Config"])
+@pytest.mark.parametrize("family", with_long(["Qwen3Config"], ["Gemma2Config"]))
 def test_a_sampled_row_does_not_depend_on_what_runs_beside_it(ready: Ready, family: str) -> None:
     """Alone and ahead, or packed, chunked, shared and preempted: the seed gives the same row."""
     _, model = ready(family)

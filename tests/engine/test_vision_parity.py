@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tests.engine.families import VOCAB
 from tests.engine.test_parity import run_all
 from tests.engine.vision_models import BEGIN, build, generated, inputs_of, load, save, shown_request
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
 from tidemill.engine.model.kv_cache_size import KVCacheSize
@@ -75,7 +76,7 @@ def sight_of(model: LoadedModel) -> ImageSpec:
     return model.vision_encoder.image_spec
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("steps_ahead", with_long([1], [0]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_tokens_are_those_of_generate(ready: Ready, kind: str, steps_ahead: int) -> None:
     """Chunked, beside rows of text, shared, preempted and ahead: all is as if it ran alone."""
@@ -117,7 +118,7 @@ def test_a_prompts_scores_are_those_of_eager_attention(ready: Ready, kind: str) 
         assert got == pytest.approx(_scores(network, folder, request).tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", with_long(KINDS[:1], KINDS[1:]))
 def test_choices_and_neighbours_change_no_sampled_row(ready: Ready, kind: str) -> None:
     """Several choices of one prompt, alone or in a crowd that is preempted: the seed decides."""
     _, model, _ = ready(kind)

@@ -25,6 +25,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long  # vectors are in the mixed file, below
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     """Each line's vector is what the library gives for its input, of length one."""
     bodies = bodies_of("embeddings.jsonl", base_path(), MINILM, tmp_path)
@@ -36,6 +37,7 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
         assert float(np.linalg.norm(found["embedding"])) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.long  # as rankings of the same model, below
 def test_scores_tell_what_is_relevant(reranker: Path, tmp_path: Path) -> None:
     """The document that answers is scored above the other, each as sentence-transformers has it."""
     bodies = bodies_of("score.jsonl", reranker, "tidemill-reranker", tmp_path)

@@ -270,6 +270,7 @@ def test_a_cold_import_does_little(native: Path, name: str) -> None:
 # How it is built
 
 
+@pytest.mark.long  # has pip make all of it once more
 def test_a_bundle_is_the_same_whenever_it_is_built(native: Path, tmp_path: Path) -> None:
     """A deployment without a change uploads nothing and changes no function."""
     again = build(host_processor(), tmp_path)

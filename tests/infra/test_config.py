@@ -585,7 +585,11 @@ def test_a_file_that_cannot_be_read_is_told(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "{path} cannot be read: No such file or directory."),
+        pytest.param(
+            None,
+            "{path} cannot be read: No such file or directory.",
+            marks=pytest.mark.long,
+        ),
         ('compute = "lambda"', "{path}: compute is 'lambda'; it can be 'managed-instances', "),
     ],
 )

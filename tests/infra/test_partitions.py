@@ -13,6 +13,7 @@ from aws_cdk.assertions import Template
 from cfnlint import api as cfn_lint
 
 from tests.infra.compute.kinds import TWO
+from tests.long_parameters import with_long
 
 REGIONS = {
     "us-gov-west-1": ("aws-us-gov", "amazonaws.com"),
@@ -29,7 +30,7 @@ PRINCIPAL = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)?\.amazonaws\.com")
 HOST = re.compile(r"amazonaws\.com(?:\.cn)?")
 
 
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize("region", with_long([*REGIONS][:1], [*REGIONS][1:]))
 @pytest.mark.parametrize("mode", MODES)
 def test_a_deployment_names_nothing_of_another_partition(
     make_app: Callable[..., App], mode: str, region: str

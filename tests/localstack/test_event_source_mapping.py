@@ -14,7 +14,7 @@ from aws_lambda_powertools.utilities.data_classes import SQSEvent
 from localstack.event_source_mapping import EventSourceMapping, Handler, LocalLambdaContext
 from tests.emulators import MODEL, Emulator, count_messages
 
-_DEADLINE_SECONDS = 30
+_DEADLINE_SECONDS = 120
 
 
 @pytest.fixture(autouse=True)

@@ -56,7 +56,7 @@ class Rig:
 
     def wait_for(self, worker: str) -> None:
         """Wait until the process of a worker has ended."""
-        self.processes.processes[f"worker-{MODEL}-{worker[-1]}"].wait(30)
+        self.processes.processes[f"worker-{MODEL}-{worker[-1]}"].wait(120)
 
     def told(self) -> list[dict[str, Any]]:
         """Take what was told to the control queue, in the order of workers."""

@@ -18,6 +18,8 @@ from localstack.local import LocalCloud, LocalOptions, running_cloud
 from tidemill import demo
 from tidemill.demo.train_reranker import assemble
 
+# Each kind is proved on a server (tests/serve), files of one model by intake, fleets by templates.
+pytestmark = pytest.mark.long
 CONFIG = """
 [[models]]
 name = "{chat}"
@@ -158,7 +160,6 @@ def test_a_url_of_another_kind_of_model_is_told_in_its_row(cloud: LocalCloud) ->
     assert good["object"] == "list"
 
 
-@pytest.mark.long  # tests/handler/api proves it, the drops above that models of each kind run
 @pytest.mark.parametrize("endpoint", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
 def test_the_api_takes_each_endpoint(client: openai.OpenAI, endpoint: str) -> None:
     """As OpenAI's client sends it, and shows it again."""

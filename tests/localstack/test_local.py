@@ -180,7 +180,7 @@ def test_a_browser_has_a_file_run(cloud: LocalCloud, tmp_path: Path) -> None:
         page.get_by_role("button", name="Sign in").click()
         page.get_by_label("A JSONL file").set_input_files(file)
         page.get_by_role("button", name="Upload and start").click()
-        expect(page.get_by_role("heading", name=file.name)).to_be_visible(timeout=60_000)
+        expect(page.get_by_role("heading", name=file.name)).to_be_visible(timeout=120_000)
         expect(page.locator("#live .status")).to_have_text("Completed", timeout=SECONDS * 1000)
         with page.expect_download() as downloaded:
             page.get_by_role("button", name="Download output").click()

@@ -260,7 +260,7 @@ def test_a_file_becomes_rows_with_every_request_checked(guarded: Guarded) -> Non
             table = guarded.drops.wait("reviews.parquet", seconds=120)
             [(name, worker)] = processes.processes.items()
             worker.kill()
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while not aws.run(deployment.fleets.get_state(MODEL)).ends:
                 assert time.monotonic() < deadline, "the end of a worker is not counted"
                 time.sleep(0.1)

@@ -120,7 +120,7 @@ def test_a_collector_out_of_reach_is_one_warning(
             time.sleep(0.01)
         span.end({})
         assert time.monotonic() - started < 3
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while not warned:
             assert time.monotonic() < deadline
             time.sleep(0.01)

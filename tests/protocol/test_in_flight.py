@@ -10,7 +10,7 @@ import pytest
 
 from tidemill.protocol.in_flight import InFlightLimiter, MemoryBudget
 
-SECONDS = 20
+SECONDS = 120
 
 
 async def test_an_item_waits_for_a_place_though_its_bytes_fit() -> None:

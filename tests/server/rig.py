@@ -19,7 +19,7 @@ from tidemill.server.settings import ServerSettings
 from tidemill.server.uvicorn_server import Server, make_server
 
 MODEL = "scripted"
-SECONDS = 20  # far more than anything here takes: reached only when something hangs
+SECONDS = 120  # far more than anything here takes: reached only when something hangs
 
 
 class HeldEngine:

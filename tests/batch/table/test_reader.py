@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import ipc
 
+from tests.long_parameters import with_long
 from tidemill.batch.file.formats import FormatError
 from tidemill.batch.table.errors import TableError
 from tidemill.batch.table.reader import cells_of, open_table
@@ -93,7 +94,9 @@ def test_large_rows_come_in_small_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    "nest", [str, lambda text: [text], lambda text: {"a": text}], ids=["text", "list", "struct"]
+    "nest",
+    with_long([lambda text: {"a": text}], [str, lambda text: [text]]),
+    ids=["struct", "text", "list"],
 )
 def test_a_dictionary_unfolds_little_by_little(nest: Callable[[str], Any]) -> None:
     """A text that stands once in a file, and a thousand times in it behind short ones."""

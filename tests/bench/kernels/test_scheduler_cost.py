@@ -6,9 +6,10 @@ import pytest
 
 from bench.kernels import scheduler_cost
 from bench.kernels.scheduler_cost import SITUATIONS, table
+from tests.long_parameters import with_long
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("steps_ahead", with_long([1], [0]))
 def test_every_situation_lasts_as_long_as_it_is_timed(
     steps_ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from bench.kernels.step_cost import WeightReader, measure
+from tests.long_parameters import with_long
 from tidemill.demo import MODEL_PATH
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.loop.assembly import make_core
@@ -24,7 +25,7 @@ def test_matrices_are_read_in_the_dtype_of_the_steps(tmp_path: Path) -> None:
     assert WeightReader(tmp_path, torch.float32).num_bytes == 96
 
 
-@pytest.mark.parametrize("context", [3, 40])
+@pytest.mark.parametrize("context", with_long([3], [40]))
 def test_a_step_is_told_by_its_parts(context: int) -> None:
     """Every part has its share of the demo model's step, whose sequences are gone afterwards."""
     config = EngineConfig(str(MODEL_PATH), dtype="float32", kv_cache_memory=1 << 26)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tidemill.demo import MODEL_PATH
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +52,7 @@ def test_a_warm_start_imports_no_transformers_and_gives_the_same_rows(tmp_path: 
     assert loaded_by_a_run(model, tmp_path / "changed.jsonl", cache) == both
 
 
+@pytest.mark.long  # tests of the disk cache have folders that are none
 def test_where_nothing_can_be_remembered_a_run_is_as_it_was(tmp_path: Path) -> None:
     """A file in the folder's place: nothing is written and nothing is said."""
     (tmp_path / "file").write_text("mine")

@@ -17,6 +17,7 @@ import pytest
 from localstack.ministack import environment_for
 from tests.cli.given import Answer, rows
 from tests.emulators import Emulator
+from tests.long_parameters import with_long
 from tidemill import demo
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.engine.weights import _aws_in, local_model, log_progress, throttled
@@ -40,6 +41,7 @@ _MAIN = "import sys; from tidemill.cli.main import main; sys.exit(main())"
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
 # To compile all kernels would take longer than these tests wait.
 KERNELS = cache_folders()[0].parent
 
@@ -56,7 +58,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 *map(str, arguments),
             ],
             cwd=ROOT,
-            env={"HOME": str(tmp_path / "home"), PREBUILT_VARIABLE: str(KERNELS)} | environment,
+            env={**ONE_THREAD, "HOME": str(tmp_path / "home"), PREBUILT_VARIABLE: str(KERNELS)}
+            | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -91,7 +94,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 def wait_for(is_done: Callable[[], bool]) -> None:
     """Return once it is done."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not is_done():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.02)
@@ -122,10 +125,10 @@ class CannotBeHad(NamedTuple):
 
 @pytest.mark.parametrize(
     "case",
-    [
-        CannotBeHad("s3://no-such-bucket-here/m", 1, "there is no bucket no-such-bucket-here, "),
-        CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix"),
-    ],
+    with_long(
+        [CannotBeHad("s3://no-such-bucket-here/m", 1, "there is no bucket no-such-bucket-here, ")],
+        [CannotBeHad("s3:///m", 2, "s3:///m names no bucket: weights are at s3://bucket/prefix")],
+    ),
 )
 @pytest.mark.parametrize("command", [WORKER_FLAGS, RUN])
 def test_weights_that_cannot_be_had_end_it_with_a_sentence(
@@ -158,7 +161,7 @@ def test_a_machine_without_credentials_is_told_so(start: Start) -> None:
     assert (status, err) == (1, f"tidemill: {words}\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", with_long([signal.SIGTERM], [signal.SIGINT]))
 def test_a_worker_that_is_stopped_while_it_fetches_ends_well(
     server: Any, start: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -173,7 +176,7 @@ def test_a_worker_that_is_stopped_while_it_fetches_ends_well(
     )
     wait_for(lambda: len(server.received) == 3 and health_file.exists())
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)  # the server is silent for longer than that
+    out, err = process.communicate(timeout=120)  # the server is silent for longer than that
     assert (process.returncode, err) == (0, "")
     assert '"message":"fetching weights"' in out
     assert '"total_bytes":11' in out
@@ -192,7 +195,7 @@ def test_a_run_that_is_stopped_while_it_fetches_leaves_the_output_alone(
     )
     wait_for(lambda: len(server.received) == 3)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 143
     assert "tidemill: stopped by SIGTERM: nothing was written" in err
     assert not (tmp_path / "out").exists()

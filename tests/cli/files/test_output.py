@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.given import Answer, line, rows, wait_for_rows
+from tests.long_parameters import with_long
 from tidemill.cli.console.errors import OutputLost, Refused, TransferFailed
 from tidemill.cli.files import http_transfer
 from tidemill.cli.files.output import LocalFile
@@ -67,7 +68,7 @@ def test_a_symlink_for_an_output_stays_one(run: Any, write_input: Write, tmp_pat
     assert ids(rows(tmp_path / "target")) == ["a"]
 
 
-@pytest.mark.parametrize("flag", ["-o", "-e"])
+@pytest.mark.parametrize("flag", with_long(["-o"], ["-e"]))
 def test_a_second_run_on_one_output_is_refused(
     spawn: Spawn, run: Any, write_input: Write, tmp_path: Path, flag: str
 ) -> None:
@@ -122,7 +123,7 @@ def test_a_full_disk_ends_the_run_with_a_way_to_go_on(
     source = write_input(*(line(str(n), say="x" * 1_000) for n in range(50)))
     out = tmp_path / "out"
     process = spawn("-i", source, "-o", out, options=["--file-bytes", "20000"])
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"the disk of {out} is full (File too large). Make room" in err
     assert "--resume" in err
@@ -137,7 +138,7 @@ def test_a_full_disk_ends_the_run_with_a_way_to_go_on(
 def test_a_device_that_is_full_ends_the_run(spawn: Spawn, write_input: Write) -> None:
     """/dev/full is written to as it is, without a lock or a look at its place."""
     process = spawn("-i", write_input(line("a")), "-o", "/dev/full")
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "/dev/full cannot be written (No space left on device)" in err
 
@@ -154,7 +155,7 @@ def test_rows_of_a_folder_that_vanishes_are_saved(
     process = spawn("-i", source, "-o", out, "--output-tmp-dir", tmp_dir)
     wait_for_rows(out, 2)
     shutil.rmtree(folder)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     [saved] = tmp_dir.iterdir()
     assert f"{out} was removed while the job ran. Its rows are now in {saved}" in err
@@ -180,7 +181,7 @@ def test_rows_go_to_standard_output_and_nothing_else_does(spawn: Spawn, write_in
     """Progress, warnings and what a library prints go to standard error."""
     source = write_input(line("a", print="noise"), line("b"))
     process = spawn("-i", source, "-o", "-")
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert ids([json.loads(row) for row in out.splitlines()]) == ["a", "b"]
     assert "noise" in err
@@ -194,7 +195,7 @@ def test_a_reader_that_goes_away_ends_the_run(spawn: Spawn, write_input: Write) 
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "the reader of standard output went away" in err
     assert "Traceback" not in err

@@ -147,7 +147,7 @@ def test_a_folder_for_temporary_files_must_be_there(run: Any, source: Path, tmp_
 def test_a_refusal_is_one_line_and_status_2(spawn: Callable[..., Any], source: Path) -> None:
     """As a process, before anything else is said."""
     process: subprocess.Popen[str] = spawn("-i", source, "-o", source)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
     assert err == f"tidemill: the input and the output are the same file: {source}\n"
 

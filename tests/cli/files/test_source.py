@@ -22,7 +22,7 @@ def test_standard_input_is_run(spawn: Callable[..., Any], tmp_path: Path) -> Non
     """`-` reads a pipe to its end, then runs it."""
     out = tmp_path / "out.jsonl"
     process = spawn("-i", "-", "-o", out, stdin=subprocess.PIPE)
-    process.communicate(line("a") + "\n" + line("b"), timeout=20)
+    process.communicate(line("a") + "\n" + line("b"), timeout=120)
     assert process.returncode == 0
     assert [row["custom_id"] for row in rows(out)] == ["a", "b"]
 
@@ -122,7 +122,7 @@ def test_a_full_disk_for_the_copy_is_told(spawn: Callable[..., Any], tmp_path: P
     process = spawn(
         "-i", "-", "-o", tmp_path / "out", *flags, options=limited, stdin=subprocess.PIPE
     )
-    _, err = process.communicate(line("a", say="x" * 3_000_000), timeout=20)
+    _, err = process.communicate(line("a", say="x" * 3_000_000), timeout=120)
     assert process.returncode == 1
     words = f"copying standard input to {tmp_path} failed: File too large; --output-tmp-dir names"
     assert words in err

@@ -207,7 +207,7 @@ def test_a_search_ends_when_its_reader_goes(serve: Serve, monkeypatch: pytest.Mo
             path = f"{client.base_url.path}rows?text=y"
             asking.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
             asking.recv(100)
-        assert ended.wait(10)
+        assert ended.wait(120)
     assert len(read) < 10_000
 
 
@@ -273,7 +273,7 @@ def test_a_person_reads_rows_in_a_browser(chromium: Browser, serve: Serve) -> No
     asked = (request("q0", HOSTILE.replace("\ud83d", "")), request("q2", "late?"))
     complaints: list[str] = []
     with serve(*rows, requests=asked) as client, chromium.new_context() as context:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(120_000)
         page = context.new_page()
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("dialog", lambda dialog: complaints.append(dialog.message))

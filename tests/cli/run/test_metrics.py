@@ -22,7 +22,7 @@ LAG = "tidemill_loop_lag_seconds_count"
 
 def scrape(url: str) -> dict[str, float]:
     """Return each sample at the address, but for buckets of a histogram."""
-    with urllib.request.urlopen(url, timeout=10) as response:  # noqa: S310 - our own loopback
+    with urllib.request.urlopen(url, timeout=60) as response:  # noqa: S310 - our own loopback
         text = response.read().decode()
     samples = (row.rsplit(" ", 1) for row in text.splitlines() if not row.startswith("#"))
     parts = (f"{LAG.removesuffix('count')}bucket", f"{LAG.removesuffix('count')}sum")
@@ -45,7 +45,7 @@ def test_metrics_are_served_while_the_job_runs(
     process = spawn("-i", source, "-o", tmp_path / "out", "--enable-metrics", "--port", "0")
     url = said(process, r"metrics are at (http://127\.0\.0\.1:\d+/metrics)")
     said(process, "(model loaded)")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (found := scrape(url))['tidemill_rows_total{outcome="ok"}'] < 2 or not found.get(LAG):
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -191,7 +191,7 @@ def on_terminal(
         # How a terminal says that the other side has gone.
         pass
     os.close(terminal)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=120) == 0
     return shown.decode()
 
 

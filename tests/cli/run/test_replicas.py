@@ -121,6 +121,7 @@ def test_an_engine_that_cannot_load_ends_the_run() -> None:
         answered(placed({}), [], ["--refuse", "no weights here"])
 
 
+@pytest.mark.long  # with a real model; tests/serve has two engines of one
 def test_a_run_has_the_rows_of_one_engine(tmp_path: Path) -> None:
     """With a real model, defaults, and lines that fail."""
     source = tmp_path / "in.jsonl"

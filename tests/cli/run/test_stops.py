@@ -39,7 +39,7 @@ def test_a_signal_in_the_middle_leaves_finished_rows_and_a_way_to_go_on(
     process = spawn("-i", source, "-o", out)
     wait_for_rows(out, 3)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == status
     assert f"stopped with 5 of 6 rows finished. The finished rows are in {out}; the same" in err
     assert "--resume keeps them" in err
@@ -65,7 +65,7 @@ def test_a_signal_while_the_model_loads_leaves_the_output_alone(
     process = spawn(*flags, options=["--load-seconds", "60"])
     wait_for_words(process, "loading m")
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == status
     assert err == f"tidemill: stopped by {signal.Signals(number).name}: nothing was written\n"
     assert out.read_text() == "precious\n"
@@ -76,7 +76,7 @@ def test_a_signal_while_the_input_comes_in_ends_the_run(spawn: Spawn, tmp_path: 
     process = spawn("-i", "-", "-o", tmp_path / "out", stdin=subprocess.PIPE)
     wait_for_words(process, "reading standard input")
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    assert process.wait(timeout=120) == 130
     assert not (tmp_path / "out").exists()
 
 
@@ -89,7 +89,7 @@ def test_a_second_signal_ends_it_at_once(spawn: Spawn, write_input: Write, tmp_p
     process.send_signal(signal.SIGINT)
     wait_for_words(process, "stopped with 1 of 2 rows")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 143
+    assert process.wait(timeout=120) == 143
 
 
 def test_rows_for_a_url_are_kept_when_a_signal_comes(
@@ -107,7 +107,7 @@ def test_rows_for_a_url_are_kept_when_a_signal_comes(
     [kept] = tmp_dir.iterdir()
     wait_for_rows(kept, 1)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert f"to run the rest: -o {kept} --resume" in err
     assert "secret" not in err
@@ -148,7 +148,7 @@ def test_rows_of_a_stream_are_whole_after_a_signal(spawn: Spawn, write_input: Wr
     process = spawn("-i", write_input(line("a"), line("b", wait=60)), "-o", "-")
     assert process.stdout.readline().endswith("\n")
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (143, "")
     assert "only an output file can be resumed" in err
 

@@ -161,7 +161,7 @@ def test_a_run_that_is_killed_goes_on(
     process = spawn("-i", source, "-o", out, "--max-inflight", "4")
     wait_for_rows(tmp_path / "table.output.parquet.rows.jsonl", 8)
     process.send_signal(number)
-    process.wait(timeout=20)
+    process.wait(timeout=120)
     assert not out.exists()
     run.speed = 1_000
     assert run(source, "-o", out, "--resume") == 0
@@ -203,7 +203,7 @@ def test_a_table_that_changes_meanwhile_is_no_output(
     while "model loaded" not in process.stderr.readline():
         pass
     write_table(source, TABLE.slice(0, 2))
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "has changed" in err
     assert not (tmp_path / "out.parquet").exists()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
 from tests.engine.kernels.rows_backend import RowsAttention
+from tests.long_parameters import with_long
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels import elementwise as reference_blocks
 from tidemill.engine.kernels import experts as reference_experts
@@ -68,6 +69,15 @@ SHAPES = {
     "sinks": replace(GROUPED, has_sinks=True),
     "everything": AttentionShape(6, 2, 8, 16, 0.7, window=20, softcap=2.0, has_sinks=True),
 }
+# Pages of another size and a layout of its own: what a backend may choose, met by the first kinds.
+CHOICES = {"reference, odd pages", "a layout of its own"}
+MANY = [
+    pytest.param(name, kind, marks=[pytest.mark.long] if name in CHOICES else [])
+    for name in QUICK
+    for kind in SHAPES
+    if kind not in {"grouped", "window over pages", "everything"}
+]
+FEW = [(name, kind) for name in QUICK for kind in ("grouped", "window over pages", "everything")]
 CASES = [
     (name, kind) for name in BACKENDS for kind in SHAPES if name in QUICK or kind == "everything"
 ]
@@ -135,15 +145,14 @@ def check_random_run(
             run(pieces)
 
 
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @given(seed=st.integers(0, 2**32))
 def test_any_steps_give_plain_attention(name: str, kind: str, seed: int) -> None:
     """Decodes and chunks mixed, over pages in no order, of which some are shared."""
     check_random_run(name, SHAPES[kind], seed)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", with_long(["reference", "cpu"], sorted(CHOICES)))
 @pytest.mark.parametrize("kind", ["grouped", "everything"])
 @given(seed=st.integers(0, 2**32))
 def test_in_bf16_it_is_plain_attention_but_for_rounding(name: str, kind: str, seed: int) -> None:
@@ -172,8 +181,7 @@ def test_who_looks_both_ways_sees_the_whole_sequence(
         torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
 
 
-@pytest.mark.parametrize("name", QUICK)
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(("name", "kind"), [*FEW, *MANY])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_some_tokens_see_on_to_where_their_step_says(
     name: str, kind: str, dtype: torch.dtype

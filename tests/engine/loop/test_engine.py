@@ -23,7 +23,7 @@ from tidemill.protocol.errors import InternalError, RequestError
 
 GREEDY = Sampling(temperature=0)
 logits_of = spread_logits(11)
-PATIENCE_SECONDS = 30  # far more than anything here takes: reached only when something hangs
+PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 
 pytestmark = pytest.mark.usefixtures("steps_ahead")
 

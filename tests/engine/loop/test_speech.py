@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tests.engine.speech_models import END, RATE, SHAPES, clip, extractor_of, run, save, work_of
+from tests.long_parameters import with_long
 from tidemill.engine.loop.core import StepOutput
 from tidemill.engine.scheduling.sequence import Sampling
 from tidemill.engine.scheduling.speech import SpeechRequest, SpeechResult, SpeechSegment
@@ -43,8 +44,10 @@ def said_of(shape: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("prompt", [(), (5, 9, 11)])
-@pytest.mark.parametrize("has_times", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "has_times"),
+    with_long([((5, 9, 11), True)], [((), False), ((), True), ((5, 9, 11), False)]),
+)
 def test_windows_side_by_side_come_to_what_each_does_alone(
     tmp_path: Path, shape: str, *, has_times: bool, prompt: tuple[int, ...]
 ) -> None:
@@ -79,7 +82,7 @@ def times_of(pieces: list[dict[str, Any]]) -> list[tuple[float, float, list[int]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("share", [1.0, 1.02, 2.5])
+@pytest.mark.parametrize("share", with_long([2.5], [1.0, 1.02]))
 def test_a_long_recording_is_heard_window_by_window(
     tmp_path: Path, shape: str, share: float
 ) -> None:

@@ -113,7 +113,7 @@ def test_an_image_waits_for_memory_before_it_is_decoded(
                 decode_and_resize, buffer.getvalue(), image_spec, max_pixels=10**6, budget=budget
             )
             assert not begun.wait(0.05)
-        assert seen.result(20).pixels.shape[2] == 3
+        assert seen.result(120).pixels.shape[2] == 3
 
 
 def test_what_a_large_image_took_goes_back_before_the_next_is_decoded(

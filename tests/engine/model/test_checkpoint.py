@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.engine.families import COMMON, FAMILIES, ONLY_OURS, VARIANTS, build
+from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.checkpoint import INDEX, WHOLE
@@ -113,7 +114,7 @@ def without(*words: str) -> Callable[[LoadingInfo], LoadingInfo]:
     }
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *VARIANTS])
+@pytest.mark.parametrize("family", one_in(5, [*FAMILIES, *VARIANTS]))
 def test_what_a_family_saves_is_all_that_it_needs(
     saved: Callable[[str], Path], family: str
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from tests.engine.families import COMMON, FAMILIES, ROPE, VARIANTS, build, told
+from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model import native
 from tidemill.engine.model.architecture import Architecture
@@ -43,7 +44,7 @@ def understood(folder: Path, said: Mapping[str, Any]) -> Architecture:
     return architecture_of(read_hf_config(str(folder)))
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
 def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path, name: str) -> None:
     """Field by field: the default of the family's class, or not understood."""
     said = said_by(name)
@@ -73,7 +74,7 @@ def test_a_model_that_is_left_out_is_so_by_the_field_that_the_page_names(
         understood(tmp_path, said | {field: value})
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
 def test_a_field_that_no_one_knows_is_not_passed_over(tmp_path: Path, name: str) -> None:
     """Unless it switches nothing on."""
     said = said_by(name)
@@ -381,6 +382,7 @@ def test_every_number_of_an_architecture_counts(tmp_path: Path, name: str) -> No
         assert parity.holds is holds, parity
 
 
+@pytest.mark.long  # test_parity.py has those of each family
 def test_numbers_are_finite_where_nothing_was_mutated(tmp_path: Path) -> None:
     """Every family and variant answers with numbers in bf16, too."""
     for name in ALL:

@@ -21,7 +21,8 @@ from tidemill.engine.errors import ModelRefused
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.loaded_model import LoadedModel
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.overrides import merge, read_overridden_config
+from tidemill.engine.model.overridden_config import read_overridden_config
+from tidemill.engine.model.overrides import merge
 from tidemill.engine.model.parity import chunked_logits
 from tidemill.engine.model.transformers_forward import TransformersNetwork
 from tidemill.engine.scheduling.sequence import Sampling, SequenceRequest

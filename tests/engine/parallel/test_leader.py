@@ -168,6 +168,7 @@ def test_two_ranks_write_the_rows_of_one(tmp_path: Path, folder: Path) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.long  # two ranks share all else, above
 def test_four_ranks_share_experts_and_run_out_of_memory(tmp_path: Path) -> None:
     """Two key heads are had twice each; what goes wrong with one rank is said and ends all."""
     build("GptOssConfig").save_pretrained(tmp_path / "model")  # type: ignore[operator]

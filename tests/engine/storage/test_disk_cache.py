@@ -165,7 +165,7 @@ def test_a_pipe_in_a_files_place_is_none() -> None:
     os.mkfifo(path, 0o600)
     asking = threading.Thread(target=FACT.load, daemon=True)
     asking.start()
-    asking.join(10)
+    asking.join(120)
     assert not asking.is_alive()
     assert FACT.load() is None
 

@@ -298,14 +298,14 @@ def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.Mon
 
     def counted(tokens: LLTokenizer, grammar: str) -> Compiled:
         made.append(grammar)
-        first.wait(5)
+        first.wait(120)
         return compiled(tokens, grammar)
 
     monkeypatch.setattr(module, "compiled", counted)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
 
     def ask(source: str) -> str:
-        is_asked.wait(5)
+        is_asked.wait(120)
         try:
             return grammars.constraint(asked("regex", source)).grammar
         except RequestError as exc:

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
 from tests.engine.scripted_model import byte_level_backend, sentencepiece_tokenizer
+from tests.long_parameters import with_long
 from tidemill.engine.text.tokenizer import Tokenizer
 from tidemill.engine.text.vocabulary import vocabulary_of
 
@@ -124,7 +125,7 @@ def test_letters_tell_more_than_spaces() -> None:
     assert tokenizer.least_tokens("x" * 12_800) > 1_000
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFKC"])
+@pytest.mark.parametrize("form", with_long(["NFKC"], ["NFC"]))
 def test_of_four_bytes_a_normal_form_leaves_one(form: Any) -> None:
     """Each character, spelled as long as any text may spell it, is at most four times as long."""
     apart: Any = "NFKD" if "K" in form else "NFD"

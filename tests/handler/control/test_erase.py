@@ -12,6 +12,7 @@ import pytest
 from tests.emulators import Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tests.handler.killing import is_killed_after
+from tests.long_parameters import with_long
 from tidemill.batch.model import Options, Shard, Source, Upload
 from tidemill.batch.object_keys import results_prefix, upload_prefix
 from tidemill.batch.states import Status
@@ -242,7 +243,8 @@ def test_another_upload_of_the_name_keeps_what_is_its_own(cloud: Cloud) -> None:
     assert [cloud.versions(key) for key in results] == [1, 1]
 
 
-def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([7], [1]))
+def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud, stride: int) -> None:
     """The message that comes again goes on where it was, in any number of runs."""
     num_calls, was_killed = 0, True
     while was_killed:
@@ -252,7 +254,7 @@ def test_the_run_that_erases_may_die_at_any_moment(mini: Cloud) -> None:
         run(mini, drop)
         assert drop.batch.erased_at is not None
         assert everything(mini)[0] == set()
-        num_calls += 3
+        num_calls += stride
     assert num_calls > 20
 
 

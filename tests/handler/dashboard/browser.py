@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 _ROOT = Path(__file__).parents[3]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -31,6 +31,7 @@ def find_chromium() -> Path | None:
 @contextmanager
 def running_chromium(executable: Path) -> Iterator[Browser]:
     """Run the browser until the block is left."""
+    expect.set_options(timeout=120_000)  # reached only when something hangs
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=executable,

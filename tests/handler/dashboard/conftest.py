@@ -61,7 +61,7 @@ def page(chromium: Browser, url: str) -> Iterator[Page]:
     """Return a tab that has nothing open; what it complains of fails the test."""
     complaints: list[str] = []
     context = chromium.new_context(base_url=url, locale="en-GB", timezone_id="Europe/Berlin")
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(120_000)
     page = context.new_page()
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: _answer(dialog, complaints))

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud, lines_of
+from tests.long_parameters import with_long
 
 NewKey = Callable[[str], str]
 # The narrowest that WCAG wants a page to fit on.
@@ -24,7 +25,7 @@ new MutationObserver((_, observer) => {
 """
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", with_long(["light"], ["dark"]))
 def test_nothing_keeps_people_from_any_view(
     page: Page, cloud: Cloud, new_key: NewKey, scheme: Literal["light", "dark"]
 ) -> None:
@@ -108,7 +109,7 @@ def test_a_refresh_takes_the_focus_from_nobody(page: Page, cloud: Cloud, new_key
     with page.expect_response("**/view/batches"):
         pass
     cloud.create(lines_of(2), "input/second.jsonl")
-    expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=20_000)
+    expect(page.get_by_role("link", name="second.jsonl")).to_be_visible(timeout=120_000)
     expect(link).to_be_focused()
 
 

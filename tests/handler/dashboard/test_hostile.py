@@ -18,7 +18,7 @@ from tidemill.handler.dashboard.first_errors import read_row
 from tidemill.handler.dashboard.render import render
 
 NewKey = Callable[[str], str]
-SECONDS = 60_000
+SECONDS = 120_000
 HOSTILE = (
     '"><img src=x onerror=alert(1)><script>alert(2)</script>'
     "<svg onload=alert(3)><a href='javascript:alert(4)' hx-get=/v1/batches hx-trigger=load>'"

@@ -12,7 +12,7 @@ from tests.handler.dashboard.steps import obstacles, sign_in
 from tests.handler.intake.rig import Cloud
 
 NewKey = Callable[[str], str]
-SECONDS = 60_000
+SECONDS = 120_000
 
 
 def test_errors_are_read_while_others_run(

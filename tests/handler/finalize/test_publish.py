@@ -277,7 +277,7 @@ def test_time_that_is_over_leaves_no_upload_of_a_group_behind(
 
     def copy_slowly(*arguments: Any) -> Any:
         lock.time_left = lambda: 0.0
-        assert is_over.wait(10)
+        assert is_over.wait(120)
         return copy_part(*arguments)
 
     class Over(Event):

@@ -15,6 +15,7 @@ from tests.handler.fleet.test_ecs import MEANS as TASK
 from tests.handler.fleet.test_sagemaker import L4
 from tests.handler.fleet.test_sagemaker import MEANS as JOB
 from tests.handler.intake.rig import Cloud
+from tests.long_parameters import with_long
 from tidemill.batch.fleet import FleetPlan, OpenWork, WorkerRate
 from tidemill.handler.aws.calls import Call, Operation
 from tidemill.handler.errors import AwsError
@@ -89,7 +90,7 @@ def _one(call: Call) -> Operation[Any]:
     return (yield call)
 
 
-@pytest.fixture(params=PLANS)
+@pytest.fixture(params=with_long([*PLANS][:1], [*PLANS][1:]))
 def make(request: pytest.FixtureRequest, ministack: Emulator) -> Callable[[], World]:
     """Return what makes a world whose workers are of one launcher."""
     return lambda: World(ministack, PLANS[request.param])

@@ -9,7 +9,6 @@ from typing import Any, cast
 import boto3
 import pytest
 from moto import mock_aws
-from moto.ec2.utils import generate_instance_identity_document
 from pydantic import ValidationError
 
 from tests.handler.fleet.services import Services
@@ -211,6 +210,9 @@ def test_an_emulator_runs_lists_and_stops_tasks() -> None:
         machine = boto3.resource("ec2", "us-east-1").create_instances(
             ImageId="ami-12c6146b", MinCount=1, MaxCount=1
         )[0]
+        # Loaded here: with it come all of EC2's machines, in a second.
+        from moto.ec2.utils import generate_instance_identity_document
+
         document = json.dumps(generate_instance_identity_document(machine))
         ecs.register_container_instance(cluster="mill", instanceIdentityDocument=document)
         places = {

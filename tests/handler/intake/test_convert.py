@@ -15,6 +15,7 @@ import pytest
 
 from tests.handler.intake.rig import Cloud, line_of, lines_of, plenty, time_for
 from tests.handler.killing import is_killed_after
+from tests.long_parameters import with_long
 from tidemill.batch.batch_request import parse_request
 from tidemill.batch.model import Batch, File, Shard
 from tidemill.batch.object_keys import converted_key
@@ -266,7 +267,8 @@ def test_an_upload_that_somebody_has_aborted_is_begun_anew(
     assert mini.ingest(batch).status is Status.IN_PROGRESS
 
 
-def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([3], [1]))
+def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud, stride: int) -> None:
     """Killed before any one of its requests, it is made good by the next."""
     results: list[Any] = []
     was_killed = True
@@ -274,19 +276,20 @@ def test_a_run_that_makes_a_file_plain_may_die_at_any_moment(mini: Cloud) -> Non
         key = f"input/{len(results)}.gz"
         batch = mini.create(gzip.compress(lines_of(25)), key)
         run = partial(mini.ingest, batch)
-        was_killed = is_killed_after(len(results), mini.aws, run)
+        was_killed = is_killed_after(stride * len(results), mini.aws, run)
         left = mini.batch(batch.id)
         mini.run(mini.deployment.table.change_batch(left.id, left.status, turn_until=0))
         made = mini.ingest(left)
         assert made.status is Status.IN_PROGRESS
         results.append(places_of(mini.shards(batch.id)))
-    assert len(results) > 10
+    assert stride * len(results) > 10
     # Of a run that died before it could write down which it had begun: S3 gives it up in a week.
     assert len(uploads_of(mini)) <= 1
     assert all(result == results[-1] for result in results)
 
 
-def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud) -> None:
+@pytest.mark.parametrize("stride", with_long([3], [1]))
+def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud, stride: int) -> None:
     """What is wrong with the file is told by the next one, not that its upload is gone."""
     num_calls, was_killed = 0, True
     while was_killed:
@@ -297,5 +300,5 @@ def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud) -> None:
         refused = mini.ingest(left)
         assert refused.status is Status.FAILED
         assert "cut off after" in refused.errors[0].message
-        num_calls += 1
+        num_calls += stride
     assert num_calls > 8

@@ -98,7 +98,7 @@ def test_an_upload_becomes_shards_that_are_rung_for(cloud: Cloud) -> None:
     of their own: a flood of them stands before no message about a batch.
     """
     cloud.put(lines_of(25), "input/a b+ü.jsonl")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     bodies: list[str] = []
     while not any("ObjectCreated" in body for body in bodies) and time.monotonic() < deadline:
         receive = cloud.deployment.drops.receive(

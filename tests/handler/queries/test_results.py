@@ -118,7 +118,7 @@ def test_of_many_shards_those_are_read_that_an_answer_needs(
         drop.run_shard(number)
     drop.put_rows(drop.claim(7, lease_seconds=60), [29, 31])
     cache = PartCache()
-    after = [*range(0, 79, 5), 28, 31]
+    after = [*range(0, 79, 13), 28, 31]
     whole = {line: results_of(drop, line, cache=cache) for line in after}
     monkeypatch.setattr(read, "_NUM_READ_AT_ONCE", 3)
     assert {line: results_of(drop, line, cache=cache) for line in after} == whole

@@ -26,7 +26,7 @@ from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = Path(__file__).parent / "scripted_engine.py"
-PATIENCE_SECONDS = 30  # far more than anything here takes: reached only when something hangs
+PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 FAST_STATS = ("--stats-seconds", 0.05)
 NEVER = 600
 

@@ -93,7 +93,7 @@ async def test_a_commit_that_failed_is_sent_again(rig: Rig, *, after: bool) -> N
 async def test_a_service_that_fails_for_a_while_is_asked_again(rig: Rig, method: str) -> None:
     """Nothing is lost, whatever it was that failed."""
     work = rig.batch(GOOD, GOOD, shard_lines=1)
-    async with failing(rig, times(2, lambda call: call.method == method), lease_seconds=2):
+    async with failing(rig, times(2, lambda call: call.method == method), tick_seconds=0.2):
         await until(lambda: work.is_done)
     assert work.ids() == ["c1", "c2"]
 
@@ -109,10 +109,20 @@ async def test_a_claim_that_failed_is_sent_again(rig: Rig, *, after: bool) -> No
 
 async def test_renewals_that_fail_are_made_good_before_the_lease_ends(rig: Rig) -> None:
     """A heartbeat that fails is tried again at the next."""
-    work = rig.batch({"wait": 3})
-    async with failing(rig, times(2, is_renewal), lease_seconds=2) as running:
-        await until(lambda: work.is_done)
-    assert running.engine.asked == ["c1"]
+    work = rig.batch({"wait": NEVER})
+    num_renewals = 0
+
+    def refuse(call: Call) -> Exception | None:
+        nonlocal num_renewals
+        num_renewals += is_renewal(call)
+        return AwsError("injected") if is_renewal(call) and num_renewals <= 2 else None
+
+    async with failing(rig, refuse, lease_seconds=9) as running:
+        await until(lambda: work.shard().owner)
+        claimed_until = work.shard().lease_until
+        await until(lambda: work.shard().lease_until > claimed_until)
+        assert num_renewals > 2
+        assert running.engine.inside == {"c1"}
 
 
 async def test_a_shard_that_cannot_be_written_is_given_back(
@@ -135,7 +145,7 @@ async def test_a_lease_that_cannot_be_renewed_ends_all_writing(rig: Rig) -> None
         return AwsError("injected") if is_renewal(call) else None
 
     async with failing(
-        rig, refuse, lease_seconds=1, flush_seconds=NEVER, visibility_seconds=60
+        rig, refuse, lease_seconds=6, flush_seconds=NEVER, visibility_seconds=60
     ) as running:
         await until(lambda: running.engine.asked)
         await until(lambda: not running.engine.inside)
@@ -148,7 +158,7 @@ async def test_a_shard_that_another_has_taken_is_dropped(rig: Rig) -> None:
     """No part, no segment, no release follows; the other's fence stays."""
     work = rig.batch(GOOD, {"wait": NEVER}, rings=False)
     work.ring()
-    async with rig.worker(flush_seconds=NEVER, lease_seconds=3) as running:
+    async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
         await until(lambda: running.engine.inside == {"c2"})
         taken = rig.run(
             rig.deployment.table.claim(

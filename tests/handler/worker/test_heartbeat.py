@@ -273,7 +273,7 @@ async def test_figures_are_told_once_a_minute_of_work(
     rig: Rig, context: WorkerContext, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the time in which there were requests, and the fullest that the cache has been."""
-    context = replace(context, config=rig.config(lease_seconds=30, visibility_seconds=30))
+    context = replace(context, config=rig.config(lease_seconds=30, tick_seconds=3))
     rig.batch(*[GOOD] * 4)
     run = await claimed(context)
     capsys.readouterr()

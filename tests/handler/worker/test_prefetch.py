@@ -189,8 +189,11 @@ async def test_shards_are_prefetched_once_little_waits(context: WorkerContext, r
     assert prefetch.order_of(batch.id) is not first
 
 
-async def test_a_worker_prefetches_and_loses_nothing(rig: Rig) -> None:
+async def test_a_worker_prefetches_and_loses_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows are in the order of the file."""
+    monkeypatch.setattr(Prefetch, "is_due", lambda *_: True)
     work = rig.batch(*[{"wait": 0.1}] * 48, shard_lines=4)
     most = 0
 
@@ -200,7 +203,7 @@ async def test_a_worker_prefetches_and_loses_nothing(rig: Rig) -> None:
         most = max(most, sum(shard.owner is not None for shard in shards))
         return work.is_done
 
-    async with rig.worker(max_inflight=2, lease_seconds=1.5):
+    async with rig.worker(max_inflight=2, tick_seconds=0.15):
         await until(is_done)
     assert most > FEW_SHARDS
     assert work.ids() == [f"c{number}" for number in range(1, 49)]

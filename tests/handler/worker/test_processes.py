@@ -12,6 +12,7 @@ import pytest
 
 from tests.emulators import MODEL
 from tests.handler.worker.rig import NEVER, Process, Rig, wait_for
+from tests.long_parameters import with_long
 from tidemill.batch.model import ShardStatus
 from tidemill.batch.states import Status
 
@@ -119,7 +120,7 @@ def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None
     assert work.num_left == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", with_long([signal.SIGTERM], [signal.SIGINT]))
 def test_a_signal_gives_the_work_back(rig: Rig, number: signal.Signals) -> None:
     """Finished rows are kept, the next worker goes on at once, and no attempt is counted."""
     work = rig.batch(GOOD, {"wait": NEVER, "custom_id": "slow"}, GOOD)
@@ -177,7 +178,7 @@ def test_a_line_that_kills_the_engine_twice_is_quarantined(rig: Rig) -> None:
     assert process.process.poll() is None
 
 
-@pytest.mark.parametrize("how", ["hang", "freeze"])
+@pytest.mark.parametrize("how", with_long(["freeze"], ["hang"]))
 def test_an_engine_that_hangs_is_killed(rig: Rig, how: str) -> None:
     """A request that hangs it each time ends like one that kills it."""
     work = rig.batch(GOOD, {how: True}, GOOD)

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from tests.handler.worker.fakes import FakeEngine
-from tests.handler.worker.rig import NEVER, Process, Rig, until, wait_for, well
+from tests.handler.worker.rig import (
+    NEVER,
+    PATIENCE_SECONDS,
+    Process,
+    Rig,
+    until,
+    wait_for,
+    well,
+)
 from tidemill.batch.file.lines import RawLine
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.worker.context.context import WorkerContext
@@ -109,7 +117,7 @@ async def test_an_engine_that_cannot_be_started_again_ends_the_worker(rig: Rig) 
     async with rig.worker(engine=one, beside=[other]) as running:
         await loaded(*engines)
         work = rig.batch({"die": 1, "wait": 0.1}, *[{"wait": NEVER}] * 3)
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert work.shard().suspects == ((1, 2),)
     assert (work.is_free, other.inside) == (True, set())
 
@@ -121,7 +129,7 @@ async def test_a_device_that_is_broken_blames_no_line(rig: Rig) -> None:
         await loaded(*engines)
         other.is_broken = True
         work = rig.batch(*[{"wait": NEVER}] * 2, GOOD, {"wait": 0.2})
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert other.asked == ["known", *names(3, 4), "known"]
     assert work.shard().quarantined == ()
     assert work.is_free
@@ -150,7 +158,7 @@ async def test_a_device_that_fails_them_all_blames_no_line(rig: Rig, order: str)
         if order == "later":
             await until(lambda: alone.num_lives == 2)
         broken.kill()
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert (work.shard().suspects, work.shard().quarantined) == (((1,),), ())
     assert work.is_free
 

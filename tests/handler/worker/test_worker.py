@@ -10,7 +10,7 @@ import pytest
 
 from tests.emulators import MODEL
 from tests.handler.worker.fakes import FakeEngine, QuickAws
-from tests.handler.worker.rig import NEVER, Rig, Work, until
+from tests.handler.worker.rig import NEVER, PATIENCE_SECONDS, Rig, Work, until
 from tidemill.batch.file.expected_tokens import ExpectedTokens
 from tidemill.batch.file.lines import MAX_LINE_BYTES
 from tidemill.batch.model import EngineInfo, Progress
@@ -72,7 +72,7 @@ async def test_a_line_that_is_too_long_is_answered_without_the_engine(rig: Rig) 
 async def test_progress_and_cost_are_recorded(rig: Rig) -> None:
     """Rows, tokens and the time of its GPU; nothing is recent when all is done."""
     work = rig.batch({"wait": 0.5}, {"status": 500}, b"{\n")
-    async with rig.worker(lease_seconds=1):
+    async with rig.worker(tick_seconds=0.1):
         await until(lambda: work.is_done)
     shard = work.shard()
     done = shard.progress
@@ -181,7 +181,7 @@ async def test_a_worker_that_is_idle_ends_when_told_so(rig: Rig) -> None:
     """After its work, with 0."""
     work = rig.batch(GOOD)
     async with rig.worker(exit_when_idle_seconds=1) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 0
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 0
     assert work.is_done
 
 
@@ -189,7 +189,7 @@ async def test_work_that_is_there_is_done_before_it_may_be_idle(rig: Rig) -> Non
     """Who may not wait at all still looks once."""
     work = rig.batch(GOOD)
     async with rig.worker(exit_when_idle_seconds=0) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 0
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 0
     assert work.is_done
 
 
@@ -349,13 +349,13 @@ async def test_the_first_death_of_one_line_makes_it_a_suspect_only(rig: Rig) -> 
     """It may have been the machine; the second time it is the line."""
     work = rig.batch({"die": 1})
     async with rig.worker(engine=FakeEngine(refuses_after=1)) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     shard = work.shard()
     assert (shard.suspects, shard.quarantined, shard.owner) == (((1,),), (), None)
     assert rig.messages(rig.queue) == [{"batch_id": work.id, "shard": 0}]
     work.ring()
     async with rig.worker(engine=FakeEngine(refuses_after=1)) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     shard = work.shard()
     assert (shard.suspects, shard.quarantined, shard.attempts) == ((), (1,), 0)
 
@@ -364,7 +364,7 @@ async def test_a_death_keeps_what_was_finished(rig: Rig) -> None:
     """Before the flush was due; of two shards each keeps its own suspects."""
     works = [rig.batch(GOOD, {"wait": NEVER}, GOOD), rig.batch(GOOD, {"die": 1, "wait": 0.5})]
     async with rig.worker(engine=FakeEngine(refuses_after=1), flush_seconds=NEVER) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert [work.index().lines for work in works] == [{1, 3}, {1}]
     assert [work.shard().suspects for work in works] == [((2,),), ((2,),)]
 
@@ -395,7 +395,7 @@ async def test_an_engine_that_dies_of_everything_is_given_up(
     monkeypatch.setattr(engine_restarts, "MAX_BARREN_LIVES", 2)
     work = rig.batch(*[{"die": 1}] * 8)
     async with rig.worker() as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert running.engine.num_lives == 2
     assert work.is_free
     assert work.shard().suspects == ((1, 2, 3, 4), (5, 6, 7, 8))
@@ -422,7 +422,7 @@ async def test_a_broken_machine_blames_no_line(rig: Rig, groups: tuple[tuple[int
     """It dies of a line that any can run: the suspects are as they were, for another machine."""
     work = with_suspects(rig, *groups)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN, is_broken=True)) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert running.engine.asked == ["known"]
     shard = work.shard()
     assert (shard.suspects, shard.quarantined) == (groups, ())
@@ -439,7 +439,7 @@ async def test_a_machine_that_its_engine_calls_broken_blames_no_line(rig: Rig) -
     engine.says_broken = True
     work = rig.batch(GOOD, {"die": True})
     async with rig.worker(engine=engine) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert (engine.num_lives, work.shard().suspects, work.shard().quarantined) == (1, (), ())
 
 
@@ -450,7 +450,7 @@ async def test_a_machine_that_breaks_is_found_at_its_second_death(rig: Rig) -> N
         await until(lambda: engine.asked and not engine.inside)
         engine.is_broken = True
         work = rig.batch(*[GOOD] * 4)
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert engine.num_lives == 2
     assert engine.asked.count("known") == 2
     assert engine.asked[-1] == "known"
@@ -462,7 +462,7 @@ async def test_a_machine_that_is_broken_runs_no_line(rig: Rig, fault: dict[str, 
     """Its first engine dies of a line of ours, or fails it: lines are as they were."""
     work = rig.batch(*[GOOD] * 4)
     async with rig.worker(engine=FakeEngine(endpoints=KNOWN, **fault)) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert running.engine.asked == ["known"]
     assert (work.shard().suspects, work.shard().quarantined) == ((), ())
 
@@ -486,7 +486,7 @@ async def test_rows_are_not_kept_of_a_machine_that_failed_and_is_not_well(rig: R
         await until(lambda: engine.asked and not engine.inside)
         engine.stats, engine.known_status = EngineStats(failures=1), 500
         work = rig.batch(*[GOOD] * 4)
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     shard = work.shard()
     assert (shard.suspects, shard.quarantined, shard.owner) == ((), (), None)
     assert shard.progress.completed == 0
@@ -535,7 +535,7 @@ async def test_an_engine_that_never_comes_up_is_given_up(rig: Rig) -> None:
     """After as many deaths as the documentation says, and before it has taken a message."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(stillborn=range(1, 100))) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert running.engine.num_lives == engine_restarts.MAX_FAILED_STARTS
     assert len(rig.messages(rig.queue)) == 1
 
@@ -551,5 +551,5 @@ async def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
     """With 1, before it has taken a message."""
     rig.batch(GOOD)
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
-        assert await asyncio.wait_for(asyncio.shield(running.task), 60) == 1
+        assert await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS) == 1
     assert len(rig.messages(rig.queue)) == 1

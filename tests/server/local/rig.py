@@ -30,7 +30,7 @@ from tidemill.server.settings import ServerSettings
 
 MODEL = "scripted"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-SECONDS = 20
+SECONDS = 120
 CHAT = "/v1/chat/completions"
 
 

@@ -68,6 +68,7 @@ def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(tmp_path
     assert ran.stdout == "[[0.0, 0.0]]\n"
 
 
+@pytest.mark.long  # as where nothing can be written, above
 def test_where_there_is_no_room_kernels_are_compiled_all_the_same(tmp_path: Path) -> None:
     """A full disk takes small files, but not the machine code."""
     code = (

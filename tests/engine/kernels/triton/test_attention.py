@@ -336,6 +336,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize(
     ("module", "mistake"),
     MISTAKES,

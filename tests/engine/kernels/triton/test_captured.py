@@ -11,6 +11,7 @@ import torch
 
 from tests.engine.families import build
 from tests.engine.loop.test_cuda_graphs import Again, CapturesByCallingAgain
+from tests.long_parameters import with_long
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.kernels import backends
 from tidemill.engine.kernels.attention import AttentionBackend
@@ -32,7 +33,8 @@ from tidemill.engine.state import rows
 
 
 @pytest.mark.parametrize(
-    ("family", "num_layers"), [("Qwen3Config", 1), ("Gemma2Config", 2), ("DeepseekV3Config", 1)]
+    ("family", "num_layers"),
+    with_long([("Gemma2Config", 2)], [("Qwen3Config", 1), ("DeepseekV3Config", 1)]),
 )
 def test_rows_are_those_of_launched_steps(tmp_path: Path, family: str, num_layers: int) -> None:
     """Prompts, decodes over one page and two, and sequences that end, by graphs of 8 and 16.
@@ -88,7 +90,7 @@ class CapturesOnRows(CapturesByCallingAgain):
         return graph, result
 
 
-@pytest.mark.parametrize("family", ["Qwen3NextConfig", "Mamba2Config"])
+@pytest.mark.parametrize("family", with_long(["Mamba2Config"], ["Qwen3NextConfig"]))
 def test_rows_of_recurrent_layers_are_those_of_launched_steps(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

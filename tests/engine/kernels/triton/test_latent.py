@@ -274,6 +274,7 @@ def check_module(module: ModuleType) -> None:
             raise AssertionError from exc
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize(
     ("module", "mistake"),
     [

@@ -262,6 +262,7 @@ MISTAKES: list[tuple[ModuleType, Callable[[ModuleType], None], Mutation]] = [
 ]
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize(
     ("module", "check", "mistake"), MISTAKES, ids=[mistake.wrong for _, _, mistake in MISTAKES]
 )

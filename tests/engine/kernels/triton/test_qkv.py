@@ -163,6 +163,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize(("check", "mistake"), each_of(MISTAKES))
 def test_a_mistake_is_found(
     check: Callable[[ModuleType], None], mistake: Mutation, tmp_path: Path

@@ -276,6 +276,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize("place", range(len(MISTAKES)))
 def test_a_mistake_is_found(place: int, tmp_path: Path) -> None:
     """A bound that is off by one, in each place that has one; in numbers that show it."""

@@ -233,6 +233,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.long  # holds the tests above to what they can find
 @pytest.mark.parametrize("mistake", MISTAKES, ids=str)
 def test_a_mistake_is_found(mistake: Mutation, tmp_path: Path) -> None:
     """A bound that is off by one."""

@@ -133,9 +133,9 @@ def test_groups_are_the_segments_in_order_and_few_enough(sizes: list[int]) -> No
 @pytest.mark.parametrize(
     ("sizes", "max_mib_sent"),
     [
-        pytest.param([3 * MIB] * 25_000, 75_000, id="all-small"),
+        pytest.param([3 * MIB] * 25_000, 75_000, id="all-small", marks=pytest.mark.long),
         pytest.param([16 * MIB] * 61_036, 0, id="a-billion-lines"),
-        pytest.param([80 * MIB] * 60_000, 0, id="five-terabytes"),
+        pytest.param([80 * MIB] * 60_000, 0, id="five-terabytes", marks=pytest.mark.long),
         # A range of the input ends in a shard that is small: it ends a group.
         pytest.param(([16 * MIB] * 16 + [3 * MIB]) * 1200, 0, id="an-edge-a-range"),
         pytest.param([MIN, 17 * MIB] * 100_000, 0, id="just-enough"),

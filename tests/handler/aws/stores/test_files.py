@@ -10,6 +10,7 @@ import pytest
 from tests.handler.aws.conftest import Run
 from tests.handler.aws.given import NOW, make_batch
 from tests.handler.aws.stores.test_listing import in_small_answers
+from tests.long_parameters import with_long
 from tidemill.batch.model import File, Upload
 from tidemill.handler.aws.stores.files import Order
 from tidemill.handler.deployment import Deployment
@@ -35,8 +36,13 @@ def add(run: Run, deployment: Deployment, tenant: str, *ages: int) -> list[File]
     return sorted(made, key=lambda file: (file.created_at, file.id), reverse=True)
 
 
-@pytest.mark.parametrize("order", ["asc", "desc"])
-@pytest.mark.parametrize("purpose", [None, "batch", "batch_output"])
+@pytest.mark.parametrize(
+    ("order", "purpose"),
+    with_long(
+        [("asc", None), ("desc", "batch")],
+        [("desc", None), ("asc", "batch"), ("asc", "batch_output"), ("desc", "batch_output")],
+    ),
+)
 def test_every_file_is_listed_once(
     run: Run, deployment: Deployment, tenant: str, order: Order, purpose: str | None
 ) -> None:

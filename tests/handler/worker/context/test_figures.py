@@ -14,7 +14,16 @@ import pytest
 from tests.emulators import MODEL
 from tests.handler.emf import Line, lines_in, totals
 from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws, is_commit
-from tests.handler.worker.rig import NEVER, Rig, RunningWorker, Work, until, wait_for, well
+from tests.handler.worker.rig import (
+    NEVER,
+    PATIENCE_SECONDS,
+    Rig,
+    RunningWorker,
+    Work,
+    until,
+    wait_for,
+    well,
+)
 from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow, encode_part
 from tidemill.handler.aws.calls import Call
@@ -153,7 +162,7 @@ async def test_a_line_that_kills_the_engine_counts_its_neighbours_once(
 async def test_an_engine_that_cannot_start_is_counted(rig: Rig, counted: Counted) -> None:
     """Nothing else tells that a worker comes and goes without doing anything."""
     async with rig.worker(engine=FakeEngine(refuses_after=0)) as running:
-        await asyncio.wait_for(asyncio.shield(running.task), 60)
+        await asyncio.wait_for(asyncio.shield(running.task), PATIENCE_SECONDS)
     [line] = counted()
     assert (line.dimensions["model"], line.figures) == (MODEL, {"EngineDeaths": 1})
 
@@ -185,7 +194,7 @@ async def test_calls_that_are_repeated_count_once(
         return AwsError("injected") if is_hit else None
 
     work = rig.batch(*[{"wait": 0.1}] * 12, BAD, shard_lines=5)
-    async with failing(rig, every_fifth, after=after, max_inflight=4, lease_seconds=2):
+    async with failing(rig, every_fifth, after=after, max_inflight=4, tick_seconds=0.2):
         await until(lambda: work.is_done)
     assert told(counted()) == done(work) == (12, 1, 120, 48, 36)
 
@@ -193,7 +202,7 @@ async def test_calls_that_are_repeated_count_once(
 async def test_a_shard_that_another_has_taken_is_a_lost_lease(rig: Rig, counted: Counted) -> None:
     """Its rows are not counted here: whoever has it counts them."""
     work = rig.batch(GOOD, {"wait": NEVER})
-    async with rig.worker(flush_seconds=NEVER, lease_seconds=3) as running:
+    async with rig.worker(flush_seconds=NEVER, tick_seconds=0.3) as running:
         await until(lambda: running.engine.inside == {"c2"})
         taken = rig.run(
             rig.deployment.table.claim(

@@ -32,7 +32,7 @@ from tidemill.handler.worker.engine_process.frames import (
 from tidemill.protocol.contract import Usage
 
 SCRIPT = Path(__file__).parents[1] / "scripted_engine.py"
-PATIENCE_SECONDS = 30  # far more than anything here takes: reached only when something hangs
+PATIENCE_SECONDS = 120  # far more than anything here takes: reached only when something hangs
 
 _Found = TypeVar("_Found", bound=Frame)
 

@@ -91,7 +91,7 @@ class Place:
 
 
 @pytest.fixture
-def place(emulator: Emulator, tmp_path: Path) -> Place:
+def place(emulator: Emulator, tmp_path: Path) -> Iterator[Place]:
     """Return an empty prefix in a bucket of its own."""
     aws = Aws(emulator.client)
     bucket = f"weights-{uuid4().hex[:10]}"
@@ -101,8 +101,10 @@ def place(emulator: Emulator, tmp_path: Path) -> Place:
     def note(params: dict[str, Any], **_: object) -> None:
         place.asked.append(params["Key"])
 
-    aws.clients["s3"].meta.events.register("provide-client-params.s3.GetObject", note)
-    return place
+    events = aws.clients["s3"].meta.events
+    events.register("provide-client-params.s3.GetObject", note, unique_id="asked")
+    yield place
+    events.unregister("provide-client-params.s3.GetObject", unique_id="asked")
 
 
 def test_an_adapter_comes_with_its_tensors(place: Place) -> None:
