@@ -11,6 +11,8 @@ OUT := out
 ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
 LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
 DEV_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra,dev]'
+# Lakes, datasets and distributed engines, some 1 GB; SQLAlchemy is for a catalog of Iceberg's.
+OPTIONAL_EXTRAS := -c constraints.txt -e '.[datasets,delta,iceberg,ray,daft,spark]' sqlalchemy
 
 # An index or registry that cannot be reached ends in a sentence within a minute, not in many minutes
 # of retries: $(call pip_install,PYTHON,WORDS) and $(call npm_ci,FOLDER).
@@ -38,6 +40,7 @@ npm_ci = mkdir -p $(OUT); npm ci --prefix $(1) --no-audit --no-fund --loglevel=e
 INSTALLED_VENV := $(VENV)/.installed-venv
 INSTALLED_ENGINE := $(VENV)/.installed-engine
 INSTALLED_DEV := $(VENV)/.installed-dev
+INSTALLED_OPTIONAL := $(VENV)/.installed-optional
 # The AWS emulator; an environment of its own, because it needs another botocore than ours.
 MINISTACK_VENV := .venv-ministack
 INSTALLED_MINISTACK := $(MINISTACK_VENV)/.installed
@@ -128,6 +131,10 @@ $(INSTALLED_DEV): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@$(call pip_install,$(BIN)/python,$(DEV_EXTRAS))
 	@$(COMPILE_KERNELS)
 	@touch $(INSTALLED_ENGINE) $(INSTALLED_LOCAL) $@
+
+$(INSTALLED_OPTIONAL): pyproject.toml constraints.txt | $(INSTALLED_DEV)
+	@$(call pip_install,$(BIN)/python,$(OPTIONAL_EXTRAS))
+	@touch $@
 
 $(INSTALLED_MINISTACK): localstack/requirements.txt | $(INSTALLED_VENV)
 	@$(BIN)/python -m venv $(MINISTACK_VENV)
@@ -301,7 +308,7 @@ test: $(TESTED)
 
 # Everything, with many more cases of each property, and in nine orders more than its own.
 ORDERS ?= 1 2 3 4 5 6 7 8 9
-test-all: $(TESTED) $(INSTALLED_PROGRAMS)
+test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
 	$(PYTEST) -m alone --hypothesis-profile=full $(ALONE)
 	$(PYTEST) -m "not alone" --hypothesis-profile=full $(SHARED)
 	for seed in $(ORDERS); do \
