@@ -63,9 +63,11 @@ def test_what_happens_is_logged_with_its_shard(rig: Rig) -> None:
 
 def test_two_workers_share_a_batch(rig: Rig) -> None:
     """Each shard is run by one of them, and no line twice."""
-    work = rig.batch(*[{"wait": 0.05}] * 60, shard_lines=5)
-    flags = ("--max-inflight", 2)
+    work = rig.batch(*[{"wait": 0.3}] * 60, shard_lines=5, rings=False)
+    flags = ("--max-inflight", 2, "--lease-seconds", 60)
     both = [rig.start(*flags), rig.start(*flags)]
+    wait_for(lambda: all(process.events("engine ready") for process in both))
+    work.ring()
     wait_for(lambda: work.is_done, lambda: "\n".join(process.log for process in both))
     asked = [process.asked() for process in both]
     assert all(asked)
@@ -77,7 +79,7 @@ def test_two_workers_share_a_batch(rig: Rig) -> None:
 def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
     """The other one's comes back when the lease would have ended, and finds it done."""
     work = rig.batch({"wait": 1}, rings=False)
-    both = [rig.start("--lease-seconds", 2), rig.start("--lease-seconds", 2)]
+    both = [rig.start(), rig.start()]
     wait_for(lambda: all(process.events("engine ready") for process in both))
     work.ring(0, 0, 0, 0)
     wait_for(lambda: work.is_done and not rig.run(rig.queue.count()))
@@ -87,7 +89,7 @@ def test_a_message_that_two_have_is_run_by_one(rig: Rig) -> None:
 
 def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
     """kill -9 loses what was not written yet, and makes no suspects."""
-    work = rig.batch(*[GOOD] * 10, {"wait": 3}, {"wait": 3})
+    work = rig.batch(*[GOOD] * 10, {"wait": 8}, {"wait": 8})
     first = rig.start("--lease-seconds", 3, "--visibility-seconds", 4)
     wait_for(lambda: len(work.index()) == 10, lambda: first.log)
     first.kill()
@@ -102,7 +104,7 @@ def test_what_a_killed_worker_made_durable_is_kept(rig: Rig) -> None:
 
 def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None:
     """When it wakes, the other one has the shard: no part, no commit, no message of its follows."""
-    work = rig.batch(GOOD, {"wait": 1.5}, {"wait": 1.5})
+    work = rig.batch(GOOD, {"wait": 6}, {"wait": 6})
     zombie = rig.start("--lease-seconds", 2, "--flush-seconds", NEVER)
     wait_for(lambda: zombie.asked("finished") == ["c1"], lambda: zombie.log)
     zombie.send(signal.SIGSTOP)
@@ -233,14 +235,14 @@ def test_the_engine_ends_with_its_worker(rig: Rig) -> None:
 
 def test_rows_do_not_depend_on_who_ran_them(rig: Rig) -> None:
     """A shard that was taken over has the bytes of one that was not."""
-    bodies = [SLOW] * 6
+    bodies = [*[SLOW] * 5, {"wait": 6}]  # what the first is stopped before
     whole, broken = rig.batch(*bodies, rings=False), rig.batch(*bodies, rings=False)
     table = rig.deployment.table
     key = {"pk": f"BATCH#{broken.id}", "sk": "META"}
     created_at = whole.batch.created_at
     rig.run(table.update(key, {"created_at": created_at}, "attribute_exists(pk)", {}))
     flags = ("--max-inflight", 1)
-    first = rig.start(*flags)
+    first = rig.start(*flags, "--grace-seconds", 0)
     wait_for(lambda: first.events("engine ready"), lambda: first.log)
     broken.ring()
     wait_for(lambda: len(broken.index()) >= 2, lambda: first.log)
