@@ -24,7 +24,6 @@ from playwright.sync_api import expect
 from pydantic_core import to_json
 
 from infra.config import DEFAULT_PATH
-from infra.ops import smoke
 from infra.ops.smoke import SmokeTest
 from localstack import local
 from localstack.emulator import Outage
@@ -65,12 +64,8 @@ def clients(cloud: LocalCloud) -> dict[str, Any]:
     return client_options(environment_for(cloud.endpoint_url))
 
 
-def test_the_smoke_test_of_a_deployment_passes(
-    cloud: LocalCloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_smoke_test_of_a_deployment_passes(cloud: LocalCloud) -> None:
     """Rows come back in order, a bad file fails with its line, a cancel keeps what is done."""
-    # A machine without a GPU has enough to do with a tenth.
-    monkeypatch.setattr(smoke, "_NUM_LINES_TO_CANCEL", 5_000)
     with cloud.api() as api:
         visit = SmokeTest(api, cloud.drops, MODEL, SECONDS)
         sentences = list(visit.run())
