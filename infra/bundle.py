@@ -26,8 +26,10 @@ from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 _OWN_PACKAGES = tuple(
     f"tidemill/{name}" for name in ("__init__.py", "handler", "batch", "net", "protocol")
 )
-# Only workers run these.
-_IGNORED = shutil.ignore_patterns("__pycache__", "worker", "aio.py", "otlp_tracing.py")
+# Workers and the launcher of a cluster run these.
+_IGNORED = shutil.ignore_patterns(
+    "__pycache__", "worker", "aio.py", "otlp_tracing.py", "api_server.py"
+)
 # botocore describes every service of AWS; Lambdas speak to these.
 _SERVICES = {*SERVICES, "sts"}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from multiprocessing.connection import Listener
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -119,17 +120,24 @@ def test_lines_of_a_process_that_ends_are_cancelled(
     assert process.sent[1, b"a"].cancelled()
 
 
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Return a folder whose path leaves room for a socket's, as those of tests do not."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
 def test_a_socket_lies_in_a_folder_of_its_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that others may enter is refused; where a path is too long for a socket, it is /tmp."""
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path))
     address = Path(socket_address(1, {"model": None}))
-    assert address.parent.parent == tmp_path
+    assert address.parent.parent == short_path
     assert address == Path(socket_address(1, {"model": None}))
     assert address != Path(socket_address(2, {"model": None}))
     address.parent.chmod(0o755)
     with pytest.raises(PermissionError, match="a folder of this user alone"):
         socket_address(1)
-    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path / ("x" * 90)))
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(short_path / ("x" * 90)))
     assert len(socket_address(1)) < 100

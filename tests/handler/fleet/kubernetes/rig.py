@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from botocore.config import Config
 from botocore.model import OperationModel
 
 from tests.emulators import MODEL, Emulator
@@ -55,7 +56,9 @@ class Rig:
         def make_client(service: str, **options: Any) -> Any:
             if service == "kubernetes":
                 return client
-            made = emulator.client(service, **options)
+            # A client of its own: others of this process are no launchers.
+            own = Config(user_agent_extra=f"launcher-{id(self)}")
+            made = emulator.client(service, options["config"].merge(own))
             made.meta.events.register("provide-client-params", self._check_right)
             return made
 
