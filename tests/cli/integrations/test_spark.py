@@ -88,7 +88,7 @@ def test_rows_equal_those_of_run(
     answered = ours.answer(questions, **recipe)
     assert in_order(answered) == rows_of_run(tmp_path, recipe)
     assert answered.columns[: len(questions.columns[:2])] == recipe.get("keep", ["id", "question"])
-    assert len(addresses(sockets)) == max(1, len(before))
+    assert len(set(addresses(sockets)) - set(before)) <= 1
 
 
 def test_vectors_equal_those_of_run(questions: Any, tmp_path: Path) -> None:
