@@ -102,7 +102,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def _print_rows(arguments: argparse.Namespace) -> int:
     from ..files.source import open_source
-    from ..rows.view import add_requests, matching_rows, render_row
+    from ..rows.view import matching_rows, render_row, with_requests
 
     name, requests = arguments.rows, arguments.input_file
     tmp_dir, max_chars = arguments.output_tmp_dir, None if arguments.full else _MAX_CHARS
@@ -112,7 +112,7 @@ def _print_rows(arguments: argparse.Namespace) -> int:
         is_more = next(found, None) is not None
         if requests is not None:
             with open_source(requests, tmp_dir=tmp_dir) as source:
-                add_requests(shown, source)
+                shown = with_requests(shown, source)
         for row in shown:
             print_output(render_row(row, max_chars))
     if is_more:
@@ -130,7 +130,7 @@ def _open_viewed(
     from ..files.row_file import RowFile, plain_copy
     from ..files.source import open_source
     from ..rows.page.open_pages import table_rows
-    from ..rows.view import ViewedRow, viewed_lines
+    from ..rows.view import viewed_lines
 
     with open_source(name, tmp_dir=tmp_dir) as source:
         table = table_rows(source, name, requests)
@@ -138,13 +138,7 @@ def _open_viewed(
             with plain_copy(source, tmp_dir) as plain:
                 yield viewed_lines(RowFile(*plain))
             return
-        yield (
-            ViewedRow(
-                row.number, row.custom_id, row.words, row.text, row.is_failed, row.request or ""
-            )
-            for row in table.rows(1)
-            if row is not None
-        )
+        yield filter(None, table.rows(1))
 
 
 def _serve_page(arguments: argparse.Namespace) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tidemill.batch.file.formats import open_lines
@@ -24,16 +23,21 @@ _MAX_ID_CHARS = 80
 _MAX_NUMBERS = 4
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ViewedRow:
-    """A row as it is shown; `request` is empty until it is found."""
+    """A row as it is shown: `words` are those of its head, `reasons` its finish reasons.
+
+    `request` is None where it is not known yet, `json` in a list.
+    """
 
     number: int
     custom_id: str | None
     words: str
     text: str
-    is_error: bool
-    request: str = ""
+    is_failed: bool
+    reasons: tuple[str, ...] = ()
+    request: str | None = None
+    json: str | None = None
 
 
 class AnswerText(NamedTuple):
@@ -47,8 +51,8 @@ class AnswerText(NamedTuple):
 def viewed_lines(rows: RowFile) -> Iterator[ViewedRow]:
     """Yield the rows of JSONL; raises BadInput for a line that is no row."""
     for place, row in rows.rows():
-        words, text, _ = answer_text(row)
-        yield ViewedRow(place.number, row.custom_id, words, text, is_error=row.body is None)
+        words, text, reasons = answer_text(row)
+        yield ViewedRow(place.number, row.custom_id, words, text, row.body is None, reasons)
 
 
 def matching_rows(
@@ -57,31 +61,31 @@ def matching_rows(
     """Yield the rows with the pattern in their custom id, answer or error, whatever its case."""
     folded = None if pattern is None else pattern.casefold()
     for row in rows:
-        if only_errors and not row.is_error:
+        if only_errors and not row.is_failed:
             continue
         texts = (row.custom_id or "", row.text)
         if folded is None or any(folded in each.casefold() for each in texts):
             yield row
 
 
-def add_requests(rows: list[ViewedRow], source: Source) -> None:
-    """Set the requests of the rows by custom id, the first of an id; raises BadInput."""
-    wanted = defaultdict(list)
-    for row in rows:
-        if row.custom_id is not None:
-            wanted[row.custom_id].append(row)
+def with_requests(rows: list[ViewedRow], source: Source) -> list[ViewedRow]:
+    """Return the rows with their requests by custom id, the first of an id; raises BadInput."""
+    wanted = {row.custom_id for row in rows if row.custom_id is not None}
+    found: dict[str | None, str] = {}
     try:
         for raw in read_lines(open_lines(detect_source(source), source.file)):
             if not wanted:
-                return
+                break
             try:
                 line = parse_line(raw)
             except LineError:
                 continue
-            for row in wanted.pop(line.custom_id, ()):
-                row.request = request_text(line.body)
+            if line.custom_id in wanted:
+                wanted.remove(line.custom_id)
+                found[line.custom_id] = request_text(line.body)
     except FormatError as exc:
         raise unreadable(source, exc) from exc
+    return [replace(row, request=found.get(row.custom_id)) for row in rows]
 
 
 def render_row(row: ViewedRow, max_chars: int | None) -> str:
@@ -111,7 +115,7 @@ def render_row(row: ViewedRow, max_chars: int | None) -> str:
     console = Console(file=out, width=width, color_system=None, highlight=False)
     console.print(table)
     lines = (line.rstrip() for line in out.getvalue().splitlines())
-    return "\n".join([coloured(head, "red" if row.is_error else "blue"), *lines, ""])
+    return "\n".join([coloured(head, "red" if row.is_failed else "blue"), *lines, ""])
 
 
 def answer_text(row: StoredRow) -> AnswerText:

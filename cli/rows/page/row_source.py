@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
@@ -18,27 +18,10 @@ from ...files.line_file import LineFile
 from ...files.row_file import RowFile, RowPlace, StoredRow
 from ...files.row_index import RowIndex
 from ..request_text import request_text
-from ..view import answer_text
+from ..view import ViewedRow, answer_text
 
 _MAX_JSON_BYTES = 2**21
 _MAX_INDENTED_BYTES = 2**18  # lists in lists would become a hundred times as long
-
-
-@dataclass(frozen=True, slots=True)
-class PageRow:
-    """A row as a page shows it: `words` are those of its head, `reasons` its finish reasons.
-
-    `request` is None where it is not known yet, `json` in a list.
-    """
-
-    number: int
-    custom_id: str | None
-    words: str
-    text: str
-    is_failed: bool
-    reasons: tuple[str, ...] = ()
-    request: str | None = None
-    json: str | None = None
 
 
 class RowSource(Protocol):
@@ -46,10 +29,10 @@ class RowSource(Protocol):
 
     name: str
 
-    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
         """Yield the rows from a number on; None for one that has another custom id."""
 
-    def row(self, number: int) -> PageRow | None:
+    def row(self, number: int) -> ViewedRow | None:
         """Return one row with its JSON."""
 
     def count(self) -> int | None:
@@ -64,7 +47,7 @@ class RequestFile:
         self._index: RowIndex | None = None
         self._lock = Lock()
 
-    def beside(self, row: PageRow) -> str | None:
+    def beside(self, row: ViewedRow) -> str | None:
         """Return the request on the line of a row, if it has the row's custom id."""
         return self._text(row.number, row.custom_id)
 
@@ -83,7 +66,7 @@ class RequestFile:
                 index.add(StoredRow(None, custom_id, None, None), RowPlace(raw.number, 0, 0))
             self._index = index
 
-    def find(self, row: PageRow) -> str:
+    def find(self, row: ViewedRow) -> str:
         """Return the request of a row from the index; nothing where there is none."""
         if self._index is None or row.custom_id is None:
             return ""
@@ -110,14 +93,14 @@ class RowLines:
         self._lines = rows.lines
         self.name = rows.name
 
-    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
         """Yield the rows; of others than that of a custom id most are not parsed."""
         may_hold = _id_filter(custom_id)
         for raw in self._lines.lines(first_number):
             row = self._row(raw) if may_hold(raw.data) else None
             yield row if row and custom_id in {None, row.custom_id} else None
 
-    def row(self, number: int) -> PageRow | None:
+    def row(self, number: int) -> ViewedRow | None:
         """Return one row with its JSON, or its bytes as text where it is none."""
         raw = self._lines.line(number)
         if raw is None:
@@ -132,17 +115,17 @@ class RowLines:
         """Return the number of lines."""
         return self._lines.count()
 
-    def _row(self, raw: RawLine) -> PageRow:
+    def _row(self, raw: RawLine) -> ViewedRow:
         if raw.overlong is not None:
             words = f"the row has {raw.overlong.num_bytes:,} bytes, too many to be shown"
-            return PageRow(raw.number, None, "no row", words, is_failed=True)
+            return ViewedRow(raw.number, None, "no row", words, is_failed=True)
         try:
             row = self._rows.parse(raw.number, raw.data)
             words, text, reasons = answer_text(row)
         except (BadInput, ValueError, RecursionError) as exc:  # a number of 5,000 digits
-            return PageRow(raw.number, None, "no row", str(exc), is_failed=True)
+            return ViewedRow(raw.number, None, "no row", str(exc), is_failed=True)
         is_failed = row.body is None
-        return PageRow(raw.number, row.custom_id, words, text, is_failed, reasons)
+        return ViewedRow(raw.number, row.custom_id, words, text, is_failed, reasons)
 
 
 def _id_filter(custom_id: str | None) -> Callable[[bytes], bool]:

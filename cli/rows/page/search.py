@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from ...console.errors import CliError
-from ..view import cut_text
-from .row_source import PageRow, RequestFile, RowSource
+from ..view import ViewedRow, cut_text
+from .row_source import RequestFile, RowSource
 
 Event = dict[str, Any]
 
@@ -33,7 +33,7 @@ class Query:
     text: str = ""
     custom_id: str | None = None
 
-    def matches(self, row: PageRow) -> bool:
+    def matches(self, row: ViewedRow) -> bool:
         """Say whether a row has the kind, and the text in its custom id, answer or error."""
         if self.kind == "failed" and not row.is_failed:
             return False
@@ -83,7 +83,7 @@ class RowPages:
 
     def _page(self, query: Query) -> Iterator[Event]:
         clock = _Clock()
-        waiting: list[PageRow] = []
+        waiting: list[ViewedRow] = []
         num_found, number, following = 0, query.first_number - 1, None
         for row in self.source.rows(query.first_number, query.custom_id):
             number = number + 1 if row is None else row.number
@@ -105,7 +105,7 @@ class RowPages:
         if waiting:
             yield from self._late_requests(waiting, clock)
 
-    def _late_requests(self, rows: Sequence[PageRow], clock: _Clock) -> Iterator[Event]:
+    def _late_requests(self, rows: Sequence[ViewedRow], clock: _Clock) -> Iterator[Event]:
         """Yield the requests that are on other lines than their rows, once the file is indexed."""
         assert self.requests is not None
         for number in self.requests.build_index():
@@ -136,7 +136,7 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
-def _wire(row: PageRow, request: str | None, max_chars: int) -> Event:
+def _wire(row: ViewedRow, request: str | None, max_chars: int) -> Event:
     fields = asdict(row) | {"request": request}
     limits = {"custom_id": _MAX_ID_CHARS, "words": _MAX_ID_CHARS}
     return {

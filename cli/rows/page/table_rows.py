@@ -16,7 +16,7 @@ from tidemill.batch.table.result_columns import PREFIX
 from ...console.errors import BadInput
 from ...files.line_file import PositionedStream
 from ...files.source import Source
-from .row_source import PageRow
+from ..view import ViewedRow
 
 _BUFFER_BYTES: Final = 2**20
 _RESULTS: Final = frozenset(
@@ -38,13 +38,13 @@ class TableRows:
         self._first_result = first_result(names)
         self._names = names
 
-    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[PageRow | None]:
+    def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
         """Yield the rows; of Parquet whole row groups before the first are left out."""
         for number, cells in self._cells(first_number):
             row = self._row(number, cells)
             yield row if custom_id in {None, row.custom_id} else None
 
-    def row(self, number: int) -> PageRow | None:
+    def row(self, number: int) -> ViewedRow | None:
         """Return one row with its cells as JSON."""
         found = next(self._cells(number), None)
         if found is None:
@@ -83,7 +83,7 @@ class TableRows:
         except (TableError, FormatError) as exc:
             raise BadInput(f"{self.name} cannot be read. {exc}") from exc
 
-    def _row(self, number: int, cells: Mapping[str, Any]) -> PageRow:
+    def _row(self, number: int, cells: Mapping[str, Any]) -> ViewedRow:
         kept, results = self._names[: self._first_result], self._names[self._first_result :]
         by_name = {name.removeprefix(PREFIX): cells[name] for name in results}
         error = by_name.pop("error", None) if kept or "usage" in by_name else None
@@ -92,7 +92,7 @@ class TableRows:
         shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
         text = _text(error) if error is not None else _lines(shown, bare="text")
         custom_id = next((_text(cells[name]) for name in _IDS if cells.get(name) is not None), None)
-        return PageRow(
+        return ViewedRow(
             number,
             custom_id,
             "error" if error is not None else ", ".join(dict.fromkeys(reasons)),
