@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import traceback
+from pathlib import Path
+from typing import Final
+
+TRACEBACK: Final = "TIDEMILL_TRACEBACK"
+"""Environment variable: print the traceback of an unexpected exception before its message."""
 
 ROWS_FAILED = 3
 """Exit status of a completed run or batch with error rows."""
@@ -62,6 +69,16 @@ class EngineLost(EngineFailed):
     exit_status = 4
 
 
+class RunIncomplete(CliError):
+    """The run ended before every request had its row: by a bug, or for lack of memory or threads.
+
+    Finished rows are in the output or its spool, and a resume goes on.
+    """
+
+    code = "run_incomplete"
+    exit_status = 6
+
+
 class ServerRefused(CliError):
     """The API refused; `status` and `error_code` are from its response."""
 
@@ -85,6 +102,24 @@ class KeyRefused(CliError):
 
     code = "key_refused"
     exit_status = 8
+
+
+def failure_of(exc: BaseException) -> str:
+    """Return an unexpected exception and its place in one line, for a message.
+
+    Its traceback is printed first where TIDEMILL_TRACEBACK is set.
+    """
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(exc)
+    frames = traceback.extract_tb(exc.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
+    words = f"{type(exc).__name__}: {exc}".removesuffix(": ").splitlines()[0]
+    if not ours:
+        return words
+    return f"{words}, at {ours[-1].filename.removeprefix(_PACKAGE)}:{ours[-1].lineno}"
+
+
+_PACKAGE: Final = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Stopped(KeyboardInterrupt):

@@ -87,9 +87,11 @@ class RetryWriter(OrderedRows):
         self._files.start(self._new.cuts)
 
     def finish(self) -> None:
-        """Copy the remaining old rows, then replace the old files by the new."""
-        while self.drain():
-            pass
+        """Copy the remaining old rows, then replace the old files by the new.
+
+        Raises RunIncomplete where a line has no row: the old files then stay.
+        """
+        self._write_rest()
         self._files.finish()
         output, *errors = self._paths
         # `finish_retry` relies on this order: the last rename marks all files as complete.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ..console.errors import RunIncomplete
+from ..console.terminal import amount
 from .input_file import PlacedLine
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
@@ -27,6 +29,9 @@ class RowWriter(Protocol):
 
     def flush(self) -> None:
         """Make all rows outlive this process that a resume can find."""
+
+    def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Spool these rows and the held ones after `write` or `drain` has failed."""
 
 
 class ResumableWriter(RowWriter, Protocol):
@@ -63,7 +68,7 @@ class ResumableWriter(RowWriter, Protocol):
         """Prepare the files; before that they are unchanged."""
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived."""
+        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
 
     def resume_hint(self) -> str:
         """Return where the rows are after a stop, and how to resume."""
@@ -114,7 +119,8 @@ class OrderedRows:
     """Puts new and finished rows into line order; a `RowWriter`.
 
     `place` is the line of the next row to write. New rows that wait go into the `spool`; `finished`
-    ones of earlier runs may lie elsewhere, too.
+    ones of earlier runs may be elsewhere, too. After a method has failed the output is not written
+    any more, as it may have some of the rows: `rescue` spools those that it may lack.
     """
 
     def __init__(
@@ -124,13 +130,15 @@ class OrderedRows:
         self._files = files
         self._spool = spool
         self._finished = (spool, *finished)
-        self._held: list[Row] = []
+        self._num_written = place
+        self._held: list[tuple[PlacedLine | None, Row]] = []
         self._held_bytes = 0
+        self._has_failed = False
 
     @property
     def num_written(self) -> int:
         """Number of rows in the output."""
-        return self._place
+        return self._num_written
 
     @property
     def is_resumable(self) -> bool:
@@ -147,48 +155,76 @@ class OrderedRows:
 
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
         """Write rows that are next in order, and spool the others."""
+        self._begin()
         for line, row in sorted(rows, key=_place_of):
             if line.place == self._place:
-                self._hold(row)
+                self._hold(line, row)
                 self._copy(ROWS_PER_WRITE)
             else:
                 self._spool.add(line, row)
         self._write_held()
+        self._has_failed = False
 
     def drain(self) -> bool:
         """Write finished rows that are next in order, `ROWS_PER_WRITE` at most.
 
         Returns whether more of them are.
         """
+        self._begin()
         self._copy(ROWS_PER_WRITE)
         self._write_held()
         self._spool.reclaim()
-        return self._next() is not None
+        is_more = self._next() is not None
+        self._has_failed = False
+        return is_more
 
     def flush(self) -> None:
         """Make the spooled rows outlive this process."""
         self._spool.flush()
 
+    def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Spool these rows and the held ones; those taken from the spool are still in its file."""
+        for line, row in [*self._held, *rows]:
+            if line is not None and line.place >= self._num_written:
+                self._spool.add(line, row)
+        self._spool.flush()
+
+    def _begin(self) -> None:
+        """Mark the writer as failed until the caller's end; raises RunIncomplete if it has."""
+        if self._has_failed:
+            raise RunIncomplete("the output cannot be written after an earlier failure")
+        self._has_failed = True
+
+    def _write_rest(self) -> None:
+        """Write all finished rows that are left; raises RunIncomplete where a line has no row."""
+        while self.drain():
+            pass
+        if self._num_written != self._spool.num_rows:
+            raise RunIncomplete(
+                f"the output has {self._num_written:,} of {amount(self._spool.num_rows, 'row')}"
+            )
+
     def _copy(self, most: int) -> None:
         for _ in range(most):
             if (finished := self._next()) is None:
                 return
-            self._hold(finished.pop(self._place))
+            self._hold(None, finished.pop(self._place))
 
     def _next(self) -> FinishedRows | None:
         return next((rows for rows in self._finished if self._place in rows), None)
 
-    def _hold(self, row: Row) -> None:
+    def _hold(self, line: PlacedLine | None, row: Row) -> None:
+        self._held.append((line, row))
         self._place += 1
-        self._held.append(row)
         self._held_bytes += len(row.data)
         if len(self._held) == ROWS_PER_WRITE or self._held_bytes >= _MAX_HELD_BYTES:
             self._write_held()
 
     def _write_held(self) -> None:
         if self._held:
-            self._files.write(self._held)
-        self._held, self._held_bytes = [], 0
+            self._files.write([row for _, row in self._held])
+            self._num_written += len(self._held)
+            self._held, self._held_bytes = [], 0
 
 
 def _place_of(finished: tuple[PlacedLine, Row]) -> int:
@@ -227,8 +263,7 @@ class AppendWriter(OrderedRows):
         self._files.start(self._kept.cuts)
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived."""
-        while self.drain():
-            pass
+        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
+        self._write_rest()
         self._spool.remove()
         self._files.finish()

@@ -12,7 +12,15 @@ from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import Served
 
-from ..console.errors import OVER_LIMIT, ROWS_FAILED, InputChanged, Refused
+from ..console.errors import (
+    OVER_LIMIT,
+    ROWS_FAILED,
+    CliError,
+    InputChanged,
+    Refused,
+    RunIncomplete,
+    failure_of,
+)
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..engine.engine import (
@@ -59,9 +67,29 @@ def run_job(
 ) -> int:
     """Run the file and return the exit status: 0 when every line has a row and one is ok.
 
-    Raises CliError for errors that users can fix, Stopped for a signal before the first row. The
-    output is unchanged until the input has been checked and the model loaded.
+    Raises CliError, of which RunIncomplete is for unexpected exceptions, and Stopped for a signal
+    before the first row. The output is unchanged until the input has been checked and the model
+    loaded.
     """
+    begun: list[Run] = []
+    try:
+        return _run_job(options, load, retry_delays, begun)
+    except (CliError, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
+        for run in begun:
+            with run.adding_resume_hint():
+                raise
+        if isinstance(exc, OSError):
+            raise
+        words = f"the run cannot start ({failure_of(exc)}): the output is unchanged"
+        raise RunIncomplete(words) from exc
+
+
+def _run_job(
+    options: RunOptions, load: Load[Served], retry_delays: tuple[float, ...], begun: list[Run]
+) -> int:
+    """Run the file, and put the run in `begun` when it may have written a row."""
     if (found := _options_of_rows(options)) is None:
         return 0
     options = found
@@ -116,9 +144,11 @@ def run_job(
             stack.enter_context(run_span(tally, names[0])),
         )
         if tally.kept == tally.num_rows:
+            begun.append(run)
             writer.start()
         else:
             with _engines(run, load, config, names, template) as served:
+                begun.append(run)
                 metrics.served = served
                 is_done = run.run_lines(served)
             if not is_done:

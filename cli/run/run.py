@@ -19,9 +19,17 @@ from tidemill.net.tracing import WorkSpan
 from tidemill.protocol.contract import EngineError, EngineStats, Responder, Served, Usage
 
 from ..arguments.defaults import DefaultingResponder
-from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
+from ..console.errors import (
+    BadInput,
+    CliError,
+    EngineLost,
+    InputChanged,
+    RunIncomplete,
+    Stopped,
+    failure_of,
+)
 from ..console.signals import StopSignals
-from ..console.terminal import log
+from ..console.terminal import failures_noted, log
 from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
@@ -89,9 +97,11 @@ class Run:
 
     @contextmanager
     def adding_resume_hint(self) -> Iterator[None]:
-        """Add how to resume to errors that end the run."""
+        """Add how to resume to errors that end the run; RunIncomplete for unexpected ones."""
         try:
             yield
+        except RunIncomplete as exc:
+            raise RunIncomplete(f"{exc}. {self.writer.resume_hint()}") from exc
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
             raise EngineLost(words) from exc
@@ -101,6 +111,11 @@ class Run:
             raise BadInput(f"failed: {exc}. {self.writer.resume_hint()}") from exc
         except Stopped as stop:
             raise Stopped(stop.signum, self.writer.resume_hint()) from None
+        except (CliError, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            words = f"the run cannot go on ({failure_of(exc)})"
+            raise RunIncomplete(f"{words}. {self.writer.resume_hint()}") from exc
 
     def _progress(self) -> str:
         tally = self.metrics.tally
@@ -151,7 +166,7 @@ class Run:
             if self.deadline is not None:
                 left = max(0.0, self.deadline - time.monotonic())
                 asyncio.get_running_loop().call_later(left, feed.stop)
-            reporting = asyncio.create_task(_report(reporter, tally, served, forecast))
+            reporting = asyncio.create_task(_report_safely(reporter, tally, served, forecast))
             try:
                 async with self.metrics.loop_lag.measured():
                     return await feed.run(self.requests.read(self.index, self.plan))
@@ -159,13 +174,21 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
-                with suppress(EngineError):  # it has been told of
+                with failures_noted("times of this run are not saved"), suppress(EngineError):
                     _save_costs(forecast, served, tally, tally.started - self.launched)
 
     def _note_row(self, place: int, usage: Usage) -> None:
         self.plan.finish(place, usage.completion_tokens)
         if not self.plan.is_repeat[place]:
             self.metrics.tally.computed_output_tokens += usage.completion_tokens
+
+
+async def _report_safely(
+    reporter: Reporter, tally: Tally, served: Served | EngineReplicas, forecast: Forecast
+) -> None:
+    """Show progress until it fails, which rows do not depend on."""
+    with failures_noted("progress is not shown any more"), suppress(EngineError):
+        await _report(reporter, tally, served, forecast)
 
 
 async def _report(

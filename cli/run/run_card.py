@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tidemill.protocol.contract import EngineError, EngineInfo
 
-from ..console.terminal import amount, duration, log
+from ..console.terminal import amount, duration, failures_noted, log
 from ..files.output import LocalFile
 from ..files.row_writer import OutputFiles
 from .run import Run
@@ -33,7 +33,12 @@ _BAR = "█"
 
 
 def write_card(run: Run, files: OutputFiles, tally: Tally) -> None:
-    """Write the card of a finished run; a disk that takes none is a note, not a failure."""
+    """Write the card of a finished run; a failure is a note, as the rows are complete."""
+    with failures_noted("the run card cannot be written"):
+        _write_card(run, files, tally)
+
+
+def _write_card(run: Run, files: OutputFiles, tally: Tally) -> None:
     options = run.options
     if options.no_card or not isinstance(files.output, LocalFile):
         return
