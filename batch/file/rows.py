@@ -1,7 +1,8 @@
 """Rows: the one result that each line gets, printed in either dialect and read back for a resume.
 
-A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null. Nothing
-random and no clock enters it, so the same line and the same reply print the same bytes in any run.
+A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null, and every
+character that a reader might end a line at is an escape. Nothing random and no clock enters it, so
+the same line and the same reply print the same bytes in any run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.json_bodies import escape_separators
 
 from .lines import INVALID_CELL, Line, LineError
 
@@ -64,9 +66,9 @@ def print_reply(
 
 def print_cached(line: Line, body: bytes) -> bytes:
     """Return the row of a line whose reply was successful and is printed already."""
-    head = to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id})
+    head = escape_separators(to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id}))
     response = b'"response":{"status_code":200,"request_id":"%s","body":' % line.request_id.encode()
-    return b"%s,%s%s%s" % (head[:-1], response, body, _ROW_END)
+    return b"%s,%s%s%s" % (head[:-1], response, escape_separators(body), _ROW_END)
 
 
 def reply_body(row: bytes) -> tuple[str, bytes]:
@@ -101,7 +103,7 @@ def _print(digest: str, custom_id: str | None, response: object, error: object) 
         "error": error,
     }
     try:
-        return to_json(row, inf_nan_mode="null") + b"\n"
+        return escape_separators(to_json(row, inf_nan_mode="null")) + b"\n"
     except (PydanticSerializationError, ValueError) as exc:
         raise RowError(f"the reply cannot be printed as JSON: {exc}") from exc
 

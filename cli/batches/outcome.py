@@ -94,7 +94,10 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
     import json
 
-    print_output(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    from tidemill.protocol.json_bodies import SEPARATOR_ESCAPES
+
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    print_output(text.translate(SEPARATOR_ESCAPES))
 
 
 def cost_words(extension: Mapping[str, Any]) -> str:
