@@ -1,8 +1,8 @@
 """Rows: the one result that each line gets, printed in either dialect and read back for a resume.
 
-A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null, and every
-character that a reader might end a line at is an escape. Nothing random and no clock enters it, so
-the same line and the same reply print the same bytes in any run.
+A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null, and
+every character that a reader might end a line at is an escape. Nothing random and no clock enters
+it, so the same line and the same reply print the same bytes in any run.
 """
 
 from __future__ import annotations
