@@ -17,7 +17,7 @@ from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS
 
 from ..python.engine_process import AnsweredRow
-from ..python.errors import RequestFailed, TidemillError
+from ..python.errors import TidemillError
 from ..python.in_flight import Sent, answers_to
 from ..python.tables import compile_recipe
 
@@ -76,7 +76,8 @@ class BatchAnswers:
             for number, line in lines
         )
         for _, row in answers_to(sent, engine.max_inflight(), in_order=True):
-            rows.append(_data_of(row))
+            assert isinstance(row, AnsweredRow)
+            rows.append(row.data)
             if len(rows) == waiting[0].num_rows:
                 batch = waiting.popleft()
                 kept = [batch.column(name) for name in self.keep]
@@ -94,7 +95,7 @@ class BatchAnswers:
             for future in sent:
                 future.cancel()
         return pa.StructArray.from_arrays(
-            self._arrays([_data_of(row) for row in rows]), fields=self.fields
+            self._arrays([row.data for row in rows]), fields=self.fields
         )
 
     def _rendered(
@@ -157,12 +158,6 @@ def _check_names(names: Sequence[str]) -> None:
 def _number_of(value: Any) -> int:
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_NUMBER
     return value if is_number else 0
-
-
-def _data_of(row: AnsweredRow | RequestFailed) -> bytes:
-    if isinstance(row, RequestFailed):
-        raise row
-    return row.data
 
 
 def _is_list(kind: pa.DataType) -> bool:
