@@ -20,6 +20,7 @@ from .lines import INVALID_CELL, Line, LineError
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
+_TRUNCATED: Final = b'"finish_reason":"length"'
 
 
 class RowError(ProtocolError):
@@ -29,12 +30,16 @@ class RowError(ProtocolError):
 
 
 class RowHead(NamedTuple):
-    """Header fields of a finished row; `status_code` is None when its line was never run."""
+    """Header fields of a finished row; `status_code` is None when its line was never run.
+
+    One that `is_truncated` has an answer that was cut off at its token limit.
+    """
 
     row_id: str
     custom_id: str | None
     status_code: int | None
     created: int | None
+    is_truncated: bool = False
 
 
 def row_id_of(digest: str) -> str:
@@ -115,11 +120,33 @@ def parse_row_head(data: bytes) -> RowHead:
         response = row["response"]
         head = RowHead(row["id"], row["custom_id"], None, None)
         if response is not None:
-            created = (response["body"] or {}).get("created")
-            head = head._replace(status_code=response["status_code"], created=created)
+            body = response["body"] or {}
+            head = head._replace(
+                status_code=response["status_code"],
+                created=body.get("created"),
+                is_truncated=has_truncated_answer(body),
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RowError("this is no row of a batch output") from exc
     return head
+
+
+def is_truncated(row: bytes) -> bool:
+    """Return whether an answer of a printed row was cut off at its token limit."""
+    if _TRUNCATED not in row:  # quotes within a string are escaped, so few rows are parsed
+        return False
+    try:
+        return parse_row_head(row).is_truncated
+    except RowError:
+        return False
+
+
+def has_truncated_answer(body: Mapping[str, Any]) -> bool:
+    """Return whether a choice of a reply has the finish reason `length`."""
+    choices = body.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "length" for choice in choices
+    )
 
 
 def row_error_message(row: Mapping[str, Any]) -> str | None:

@@ -69,6 +69,8 @@ def unknown_parameters_of(batch: Batch) -> list[str]:
 def _figures(batch: Batch) -> list[str]:
     usage, extension = batch.fields.get("usage") or {}, batch.extension
     figures = []
+    if extension.get("truncated_rows"):
+        figures.append(f"{extension['truncated_rows']:,} truncated")
     if extension.get("reused_rows"):
         figures.append(f"{extension['reused_rows']:,} reused")
     if extension.get("audio_seconds"):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tidemill.batch.file.rows import is_truncated
+
 from .input_file import PlacedLine
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
@@ -51,6 +53,10 @@ class ResumableWriter(RowWriter, Protocol):
     @property
     def num_written(self) -> int:
         """Number of rows in the output."""
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
 
     @property
     def is_resumable(self) -> bool:
@@ -111,16 +117,20 @@ class FinishedRows(Protocol):
 
 
 class OrderedRows:
-    """Puts new and finished rows into line order; a `RowWriter`.
+    """Puts new and finished rows into line order, after the `kept` ones; a `RowWriter`.
 
-    `place` is the line of the next row to write. New rows that wait go into the `spool`; `finished`
-    ones of earlier runs may lie elsewhere, too.
+    New rows that wait go into the `spool`; `finished` ones of earlier runs may lie elsewhere, too.
     """
 
     def __init__(
-        self, files: OutputFiles, place: int, spool: Spool, finished: Sequence[FinishedRows] = ()
+        self,
+        files: OutputFiles,
+        kept: KeptRows,
+        spool: Spool,
+        finished: Sequence[FinishedRows] = (),
     ) -> None:
-        self._place = place
+        self._place = kept.num_rows  # of the next row to write
+        self._num_truncated = kept.num_truncated
         self._files = files
         self._spool = spool
         self._finished = (spool, *finished)
@@ -131,6 +141,11 @@ class OrderedRows:
     def num_written(self) -> int:
         """Number of rows in the output."""
         return self._place
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
+        return self._num_truncated
 
     @property
     def is_resumable(self) -> bool:
@@ -188,6 +203,7 @@ class OrderedRows:
     def _write_held(self) -> None:
         if self._held:
             self._files.write(self._held)
+            self._num_truncated += sum(is_truncated(row) for row, _ in self._held)
         self._held, self._held_bytes = [], 0
 
 
@@ -211,7 +227,7 @@ class AppendWriter(OrderedRows):
         stale: Sequence[Path] = (),
         reused: ReusedRows | None = None,
     ) -> None:
-        super().__init__(files, kept.num_rows, spool, () if reused is None else (reused,))
+        super().__init__(files, kept, spool, () if reused is None else (reused,))
         self._kept = kept
         self._stale = stale
         places = () if reused is None else reused.places
