@@ -81,6 +81,7 @@ class Progress:
     Rows are durable ones only, and expected tokens what intake expected of them. Those that were
     `reused` are among the completed ones, and cost neither tokens nor time. The rates are
     recent ones, of tokens the generated ones unless they are named otherwise; a sum adds them up.
+    `truncated` rows are completed ones whose answer was cut off at its token limit.
     """
 
     completed: int = 0
@@ -98,6 +99,7 @@ class Progress:
     expected_input_tokens: int = 0
     expected_output_tokens: int = 0
     reused: int = 0
+    truncated: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""

@@ -34,6 +34,7 @@ class Metric(StrEnum):
     ROWS_COMPLETED = "RowsCompleted"
     ROWS_FAILED = "RowsFailed"
     ROWS_REUSED = "RowsReused"
+    ROWS_TRUNCATED = "RowsTruncated"
     QUEUE_WAIT_SECONDS = "QueueWaitSeconds"
     KV_CACHE_USE = "KvCacheUse"
     LEASES_LOST = "LeasesLost"
@@ -100,13 +101,15 @@ def figures_of(done: Progress) -> dict[Metric, float]:
 
     A shard's progress in the table is set under its fence, and whoever has set it tells the
     difference to what it was: rows that are run again, and calls that are repeated, add nothing.
-    Seconds of audio and reused rows are told where there are some: each metric is paid for.
+    Seconds of audio, reused and truncated rows are emitted where there are some: each metric costs.
     """
     some: dict[Metric, float] = {}
     if done.audio_seconds:
         some[Metric.AUDIO_SECONDS] = round(done.audio_seconds, 3)
     if done.reused:
         some[Metric.ROWS_REUSED] = done.reused
+    if done.truncated:
+        some[Metric.ROWS_TRUNCATED] = done.truncated
     return {
         Metric.PROMPT_TOKENS: done.prompt_tokens,
         Metric.CACHED_TOKENS: done.cached_tokens,

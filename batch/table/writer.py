@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 from pyarrow import ipc
 from pydantic_core import to_json
 
+from tidemill.protocol.json_bodies import escape_separators
+
 from .recipe import TableFormat
 
 _GROUP_ROWS: Final = 2**17
@@ -127,11 +129,10 @@ class JsonWriter:
         """Write the rows of a batch."""
         names = batch.schema.names
         rows = zip(*_values(batch), strict=True)
-        self._file.writelines(
-            to_json(dict(zip(names, row, strict=True)), inf_nan_mode="null", bytes_mode="base64")
-            + b"\n"
-            for row in rows
-        )
+        for row in rows:
+            cells = dict(zip(names, row, strict=True))
+            data = to_json(cells, inf_nan_mode="null", bytes_mode="base64")
+            self._file.write(escape_separators(data) + b"\n")
 
     def close(self) -> None:
         """Do nothing: every row is written."""

@@ -25,12 +25,14 @@ class KeptRows:
     """Rows of the first `len(ok)` lines; in file i they end at byte `cuts[i]`.
 
     `ok` has a 1 for each successful row, else a 0. `created` is the timestamp of the kept replies,
-    for the new ones to carry as well.
+    for the new ones to carry as well. The answers of `num_truncated` rows were cut off at their
+    token limit.
     """
 
     ok: bytes
     cuts: tuple[int, ...]
     created: int | None = None
+    num_truncated: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -60,7 +62,7 @@ def find_kept_rows(lines: Iterable[RawLine], paths: list[Path]) -> KeptRows:
 
 def _compare(lines: Iterable[RawLine], readers: list[RowReader]) -> KeptRows:
     ok = bytearray()
-    num_ahead = 0
+    num_ahead = num_truncated = 0
     cuts = [0] * len(readers)
     created: int | None = None
     missing: RawLine | None = None
@@ -80,9 +82,10 @@ def _compare(lines: Iterable[RawLine], readers: list[RowReader]) -> KeptRows:
             continue
         cuts[index] = readers[index].num_bytes
         ok.append(head.status_code == 200)
+        num_truncated += head.is_truncated
         created = head.created if created is None else created
     _refuse_strangers(readers, missing, num_ahead)
-    return KeptRows(bytes(ok), tuple(cuts), created)
+    return KeptRows(bytes(ok), tuple(cuts), created, num_truncated)
 
 
 def index_of(row_id: str, readers: list[RowReader]) -> int | None:

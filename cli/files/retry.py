@@ -73,7 +73,7 @@ class RetryWriter(OrderedRows):
         spool.load(lines(), self._new.num_rows)
         files, written = OutputFiles(*opened), self._new.num_rows
         old_rows = _OldRows(output, old, written, stack)
-        super().__init__(files, written, spool, (old_rows, earlier))
+        super().__init__(files, self._new, spool, (old_rows, earlier))
         self._earlier = earlier
         later = [place for place in earlier.places if place >= written and place not in spool]
         num_copied = old.ok.count(1, written) + len(later)

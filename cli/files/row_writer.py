@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tidemill.batch.file.rows import is_truncated
+
 from ..console.errors import RunIncomplete
 from ..console.terminal import amount
 from .input_file import PlacedLine
@@ -56,6 +58,10 @@ class ResumableWriter(RowWriter, Protocol):
     @property
     def num_written(self) -> int:
         """Number of rows in the output."""
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
 
     @property
     def is_resumable(self) -> bool:
@@ -116,21 +122,26 @@ class FinishedRows(Protocol):
 
 
 class OrderedRows:
-    """Puts new and finished rows into line order; a `RowWriter`.
+    """Puts new and finished rows into line order, after the `kept` ones; a `RowWriter`.
 
-    `place` is the line of the next row to write. New rows that wait go into the `spool`; `finished`
-    ones of earlier runs may be elsewhere, too. After a method has failed the output is not written
-    any more, as it may have some of the rows: `rescue` spools those that it may lack.
+    New rows that wait go into the `spool`; `finished` ones of earlier runs may be elsewhere, too.
+    After a method has failed the output is not written any more, as it may have some of the rows:
+    `rescue` spools those that it may lack.
     """
 
     def __init__(
-        self, files: OutputFiles, place: int, spool: Spool, finished: Sequence[FinishedRows] = ()
+        self,
+        files: OutputFiles,
+        kept: KeptRows,
+        spool: Spool,
+        finished: Sequence[FinishedRows] = (),
     ) -> None:
-        self._place = place
+        self._place = kept.num_rows  # of the next row to write
+        self._num_truncated = kept.num_truncated
         self._files = files
         self._spool = spool
         self._finished = (spool, *finished)
-        self._num_written = place
+        self._num_written = kept.num_rows
         self._held: list[tuple[PlacedLine | None, Row]] = []
         self._held_bytes = 0
         self._has_failed = False
@@ -139,6 +150,11 @@ class OrderedRows:
     def num_written(self) -> int:
         """Number of rows in the output."""
         return self._num_written
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
+        return self._num_truncated
 
     @property
     def is_resumable(self) -> bool:
@@ -222,9 +238,11 @@ class OrderedRows:
 
     def _write_held(self) -> None:
         if self._held:
-            self._files.write([row for _, row in self._held])
-            self._num_written += len(self._held)
+            rows = [row for _, row in self._held]
+            self._files.write(rows)
+            self._num_written += len(rows)
             self._held, self._held_bytes = [], 0
+            self._num_truncated += sum(is_truncated(data) for data, _ in rows)
 
 
 def _place_of(finished: tuple[PlacedLine, Row]) -> int:
@@ -247,7 +265,7 @@ class AppendWriter(OrderedRows):
         stale: Sequence[Path] = (),
         reused: ReusedRows | None = None,
     ) -> None:
-        super().__init__(files, kept.num_rows, spool, () if reused is None else (reused,))
+        super().__init__(files, kept, spool, () if reused is None else (reused,))
         self._kept = kept
         self._stale = stale
         places = () if reused is None else reused.places

@@ -25,7 +25,7 @@ from typing import Final
 
 from ..python.engine import Engine
 from ..python.engine_process import AnsweredRow, EngineProcess
-from ..python.errors import RequestFailed, TidemillError
+from ..python.errors import TidemillError
 from .sockets import locked
 
 LINE: Final = struct.Struct("!QQ")
@@ -34,7 +34,7 @@ LINE: Final = struct.Struct("!QQ")
 MESSAGE: Final = struct.Struct("!BQ")
 """Kind and ticket of a message, before its data; the ticket of READY is a number of requests."""
 
-ROW, FAILED_ROW, REFUSED, READY, DIED = range(5)
+ROW, FAILED_ROW, READY, DIED = range(4)
 
 _FLUSH_SECONDS: Final = 5.0
 
@@ -101,9 +101,7 @@ class EngineHost:
         try:
             row = answered.result()
         except CancelledError:
-            return MESSAGE.pack(REFUSED, ticket) + b"it was cancelled"
-        except RequestFailed as exc:
-            return MESSAGE.pack(REFUSED, ticket) + exc.message.encode()
+            return MESSAGE.pack(DIED, ticket) + b"its connection was closed"
         except TidemillError as exc:
             self._end(str(exc))
             return MESSAGE.pack(DIED, ticket) + str(exc).encode()

@@ -17,9 +17,9 @@ from typing import Any, Final
 from tidemill.engine.child_command import module_command
 
 from ..python.engine_process import AnsweredRow
-from ..python.errors import EngineDied, RequestFailed
+from ..python.errors import EngineDied
 from ..python.in_flight import Sent
-from .engine_host import DIED, LINE, MESSAGE, READY, REFUSED, ROW
+from .engine_host import DIED, LINE, MESSAGE, READY, ROW
 from .sockets import locked
 
 _IDLE_SECONDS: Final = 60.0
@@ -91,11 +91,7 @@ class HostedEngine:
         with self._lock:
             future = self._waiting.pop(ticket)
         with suppress(InvalidStateError):  # it was cancelled
-            if kind == REFUSED:
-                failed = RequestFailed(data.decode(), status_code=413, code="too_long", param=None)
-                future.set_exception(failed)
-            else:
-                future.set_result(AnsweredRow(kind == ROW, data))
+            future.set_result(AnsweredRow(kind == ROW, data))
 
 
 def _connect(address: str) -> Connection | None:

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import print_not_run
 from tidemill.handler.worker import engine_client
 from tidemill.handler.worker.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineInfo, EngineStats
@@ -83,8 +85,8 @@ class EngineProcess:
         return Sent(self._in_loop(self._answer(data)), len(data))
 
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
-        """Send a line of a file; its future has the row, or EngineDied."""
-        return Sent(self._in_loop(self._fetch_row(number, data)), len(data))
+        """Send a line of a file; its future has the row, an error row too, or EngineDied."""
+        return Sent(self._in_loop(self._answer_line(number, data)), len(data))
 
     def info(self) -> EngineInfo:
         """Wait for the model; raises EngineDied."""
@@ -136,6 +138,14 @@ class EngineProcess:
             raise RequestFailed.from_row(fields)
         body: dict[str, Any] = fields["response"]["body"]
         return body
+
+    async def _answer_line(self, number: int, data: bytes) -> AnsweredRow:
+        try:
+            return await self._fetch_row(number, data)
+        except RequestFailed as exc:
+            digest, code = RawLine(number, data).digest, str(exc.code)
+            row = print_not_run(digest, None, code=code, message=exc.message)
+            return AnsweredRow(is_success=False, data=row)
 
     async def _fetch_row(self, number: int, data: bytes) -> AnsweredRow:
         try:

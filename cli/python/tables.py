@@ -15,8 +15,8 @@ from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, ResultFacts
 
 from ..files.dataset_table import arrow_table_of
-from .engine_process import EngineProcess
-from .errors import RequestFailed, TidemillError
+from .engine_process import AnsweredRow, EngineProcess
+from .errors import TidemillError
 from .in_flight import answers_to
 from .progress import Progress, progress_of
 
@@ -81,7 +81,6 @@ def _rows(
         process.send_line(number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1)
     )
     for _, row in answers_to(sent, limit, in_order=True):
-        if isinstance(row, RequestFailed):
-            raise row
+        assert isinstance(row, AnsweredRow)
         shown.add(is_failed=not row.is_success)
         yield row.data

@@ -49,7 +49,7 @@ from .data_parallel import num_engines, replicas
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
 from .outputs import make_writer, mark_shard, open_files
-from .progress import summary
+from .progress import summary, truncated_words
 from .replicas import EngineReplicas
 from .reuse import open_reuse
 from .run import Run
@@ -126,6 +126,7 @@ def _run_job(
         writer = make_writer(options, files, requests.lines, tally.num_rows, stack, reused=rows)
         tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
         tally.reused = writer.num_reused
+        metrics.writer = writer
         if tally.reused:
             log(f"{amount(tally.reused, 'row')} of {tally.num_rows:,} reused from {options.reuse}")
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
@@ -199,6 +200,7 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
     requests = run.requests
     with run.adding_resume_hint():
         run.writer.finish()
+        tally.truncated = run.writer.num_truncated
         if requests.table is not None:
             from .table_run import finish_table
 
@@ -220,7 +222,8 @@ def _nothing_to_run(tally: Tally) -> str:
         what = "the input" if tally.shard is None else str(tally.shard)
         return f"{what} has no lines: nothing to run"
     how = "by reuse" if tally.reused else "already"
-    return f"{tally.label}every line has its row {how} ({tally.num_rows:,}): nothing to run"
+    words = f"{tally.label}every line has its row {how} ({tally.num_rows:,}): nothing to run"
+    return "\n".join((words, *truncated_words(tally)))
 
 
 def _check_resume(options: RunOptions) -> None:

@@ -81,6 +81,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
             "total": tally.num_rows,
             "ok": tally.rows_done - tally.rows_failed,
             "failed": tally.rows_failed,
+            "truncated": tally.truncated,
             "kept": tally.kept - tally.reused,
             "reused": tally.reused,
             "not_run": tally.num_not_run,
@@ -135,7 +136,10 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [("output", card["output"])]
     if card["shard"]:
         facts.append(("part", card["shard"]))
-    words = [f"{amount(rows['total'], 'row')}: {rows['ok']:,} ok, {rows['failed']:,} failed"]
+    truncated = f" ({rows['truncated']:,} truncated)" if rows["truncated"] else ""
+    words = [
+        f"{amount(rows['total'], 'row')}: {rows['ok']:,} ok{truncated}, {rows['failed']:,} failed"
+    ]
     words += [
         f"{rows[name]:,} {shown}"
         for name, shown in (("kept", "kept"), ("reused", "reused"), ("not_run", "not run"))

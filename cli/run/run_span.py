@@ -68,6 +68,7 @@ def _attributes(tally: Tally) -> dict[str, Value]:
         "tidemill.rows": tally.num_rows,
         "tidemill.rows.done": tally.rows_done,
         "tidemill.rows.failed": tally.rows_failed,
+        "tidemill.rows.truncated": tally.truncated,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,

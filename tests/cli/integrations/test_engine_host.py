@@ -19,7 +19,7 @@ from tidemill.cli.integrations.engine_host import EngineHost
 from tidemill.cli.integrations.hosted_engine import HostedEngine
 from tidemill.cli.integrations.sockets import socket_address
 from tidemill.cli.python.engine_process import AnsweredRow
-from tidemill.cli.python.errors import EngineDied, RequestFailed
+from tidemill.cli.python.errors import EngineDied
 from tidemill.cli.python.in_flight import Sent
 
 WAIT_SECONDS = 60
@@ -75,15 +75,12 @@ def test_connections_share_an_engine(host: EngineHost, process: Process, address
     """Each has the rows of its own lines, and their verdicts; the host is needed by both."""
     one, other = HostedEngine(address, {}, {}), HostedEngine(address, {}, {})
     assert (one.max_inflight(), other.max_inflight(), host.is_needed) == (12, 12, True)
-    sent = [one.send_line(1, b"a"), other.send_line(2**63 - 1, b"b"), one.send_line(0, b"c")]
-    process.wait(3)
-    process.sent[0, b"c"].set_exception(RequestFailed("no", status_code=4, code=None, param=None))
+    sent = [one.send_line(1, b"a"), other.send_line(2**63 - 1, b"b")]
+    process.wait(2)
     process.sent[2**63 - 1, b"b"].set_result(AnsweredRow(is_success=False, data=b"B"))
     process.sent[1, b"a"].set_result(AnsweredRow(is_success=True, data=b"A"))
-    rows = [each.future.result(WAIT_SECONDS) for each in sent[:2]]
+    rows = [each.future.result(WAIT_SECONDS) for each in sent]
     assert rows == [AnsweredRow(True, b"A"), AnsweredRow(False, b"B")]  # noqa: FBT003
-    with pytest.raises(RequestFailed, match=r"^no$"):
-        sent[2].future.result(WAIT_SECONDS)
 
 
 def test_a_dead_engine_ends_all_connections(

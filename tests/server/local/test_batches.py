@@ -51,6 +51,21 @@ async def test_rows_that_come_in_any_order_are_published_in_that_of_the_lines(
     assert len(engine.asked) == 200
 
 
+async def test_a_file_of_rows_has_one_line_per_row_for_every_reader(tmp_path: Path) -> None:
+    """httpx's `iter_lines`, which ends a line at U+2028, yields whole rows."""
+    say = "a\u2028b\u2029c\x85d"
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{"say": say}, {"status": 400}]))
+        batch = await local.ended(batch["id"])
+        rows = []
+        for name in ("output_file_id", "error_file_id"):
+            url = f"/v1/files/{batch[name]}/content"
+            async with local.client.stream("GET", url) as answer:
+                rows += [json.loads(row) async for row in answer.aiter_lines()]
+    assert [row["custom_id"] for row in rows] == ["c0", "c1"]
+    assert rows[0]["response"]["body"]["say"] == say
+
+
 async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
     """It is completed all the same, as the cloud has it."""
     async with serving(tmp_path) as local:
