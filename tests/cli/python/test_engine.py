@@ -145,7 +145,8 @@ def test_a_table_is_answered(engine: Engine) -> None:
     assert found.column("text").to_pylist() == ["Paris", None]
     assert "column `q` is null" in found.column("error").to_pylist()[1]
     found = engine.answer_table(table, prompt="Hi", keep=[], params=params)
-    assert found.column("error").to_pylist() == [None, None]
+    assert all("cut off at the token limit" in error for error in found.column("error").to_pylist())
+    assert None not in found.column("text").to_pylist()
     with pytest.raises(TidemillError, match="did you mean `q`"):
         engine.answer_table({"q": ["x"]}, prompt="{{ qq }}")
 

@@ -61,6 +61,24 @@ async def test_a_second_batch_computes_what_changed(rig: Rig) -> None:
     assert sum(each.completed for each in progress) == 12
 
 
+async def test_truncated_answers_are_counted_where_they_are_reused_too(rig: Rig) -> None:
+    """A shard's commit adds them to the batch, whose live shards had them before."""
+    lines = [
+        greedy(f"c{number}", choices=[{"finish_reason": reason}])
+        for number, reason in enumerate(["stop", "length", "length", "stop", "length"])
+    ]
+    first = rig.batch(*lines, greedy("c5", status=400), shard_lines=2)
+    assert await finished(rig, first) == 6
+    second = rig.batch(*lines, shard_lines=5)
+    assert await finished(rig, second) == 0
+    for work, counts in ((first, (5, 1, 0)), (second, (5, 0, 5))):
+        table = rig.deployment.table
+        progress = rig.run(table.get_shard_progress(work.batch)).progress(time.time())
+        assert (progress.completed, progress.failed, progress.reused) == counts
+        assert progress.truncated == 3
+    assert [first.shard(number).progress.truncated for number in range(3)] == [1, 1, 1]
+
+
 async def test_results_are_of_one_tenant_one_model_and_what_is_determined(rig: Rig) -> None:
     """Of another tenant or digest all lines are computed; sampled ones are reused when asked."""
     lines = [greedy("a"), greedy("b", seed=7, temperature=1), greedy("c", temperature=1)]

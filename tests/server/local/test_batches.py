@@ -14,6 +14,7 @@ from openai.types import Batch, FileObject
 
 from tests.server.local.rig import MODEL, ScriptedEngine, lines_of, serving
 from tidemill.batch.file.expected_tokens import NO_TOKENS
+from tidemill.protocol.contract import Reply, Usage
 
 
 async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
@@ -64,6 +65,32 @@ async def test_a_file_of_rows_has_one_line_per_row_for_every_reader(tmp_path: Pa
                 rows += [json.loads(row) async for row in answer.aiter_lines()]
     assert [row["custom_id"] for row in rows] == ["c0", "c1"]
     assert rows[0]["response"]["body"]["say"] == say
+
+
+async def test_truncated_answers_are_counted(tmp_path: Path) -> None:
+    """They are completed rows of the Batch, which a restart does not forget."""
+    engine = ChoosingEngine()
+    async with serving(tmp_path, engine) as local:
+        bodies = [{"finish": "length"}, {"finish": "stop"}, {"finish": "length"}, {"status": 400}]
+        batch = await local.submit(lines_of(bodies))
+        batch = await local.ended(batch["id"])
+    async with serving(tmp_path) as local:
+        again = await local.batch(batch["id"])
+    for each in (batch, again):
+        assert each["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+        assert each["tidemill"]["truncated_rows"] == 2
+        Batch.model_validate(each, strict=True)
+
+
+class ChoosingEngine(ScriptedEngine):
+    """Answers with a choice whose finish reason the body names."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Follow the script in the body."""
+        if "finish" not in body:
+            return await super().respond(url, body, request_id, created)
+        choice = {"message": {"content": "x"}, "finish_reason": body["finish"]}
+        return Reply(200, {"created": created, "choices": [choice]}, Usage(10, 4, 3))
 
 
 async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
