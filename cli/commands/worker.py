@@ -385,7 +385,7 @@ async def _work(
             kept = KeptResults(
                 ThreadDrive(aws),
                 deployment.bucket,
-                names[0],
+                [*names, *(each.name for each in lora_modules(options, names))],
                 results_digests(
                     engine_config(options),
                     chat_template(options),

@@ -16,6 +16,7 @@ from tests.cli.conftest import Runner
 from tests.cli.given import line, rows
 from tests.emulators import Emulator
 from tidemill.batch.result_cache import FILE_NAME
+from tidemill.batch.result_key import ResultKeys
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.files.reused_rows import ReusedRows
 from tidemill.cli.run.reuse import ReusingResponder, daily_results
@@ -297,7 +298,7 @@ async def test_a_server_reuses_what_lines_of_files_were_answered(tmp_path: Path)
 
     async def ask(created: int, **body: Any) -> Reply:
         with daily_results(options, "m", lambda _created: digest[0]) as open_at:
-            responder = ReusingResponder(echo, open_at, sampled=False)
+            responder = ReusingResponder(echo, open_at, ResultKeys(["m"]))
             return await responder.respond(chat, body, f"req_{created:024}", created)
 
     first = await ask(1, messages=["é"], temperature=0)
@@ -316,7 +317,7 @@ async def test_a_server_reuses_what_is_not_written_yet(tmp_path: Path) -> None:
     """Results are written some hundred at a time."""
     options, echo = SimpleNamespace(reuse=tmp_path, reuse_max_size=None), Echo()
     with daily_results(options, "m", lambda _created: b"one") as open_at:
-        responder = ReusingResponder(echo, open_at, sampled=False)
+        responder = ReusingResponder(echo, open_at, ResultKeys(["m"]))
         for created in (1, 2):
             body = {"messages": ["a"], "temperature": 0}
             reply = await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
@@ -328,7 +329,7 @@ async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> 
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
     options = SimpleNamespace(reuse=tmp_path, reuse_max_size=None)
     with daily_results(options, "m", lambda _created: b"one") as open_at:
-        responder = ReusingResponder(echo := Echo(), open_at, sampled=False)
+        responder = ReusingResponder(echo := Echo(), open_at, ResultKeys(["m"]))
         for created in range(3):
             body = {"messages": ["a"], "temperature": 0}
             await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
