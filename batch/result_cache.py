@@ -222,6 +222,14 @@ def remove_results(
     return removed
 
 
+def check_whole(database: sqlite3.Connection) -> None:
+    """Raise CacheDamaged for a database with a damaged structure; reads all of it."""
+    with _raising():
+        [found] = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise CacheDamaged(f"the result cache is damaged ({found})")
+
+
 def trim(database: sqlite3.Connection, max_bytes: int) -> None:
     """Remove the results that were used longest ago until all take no more than `max_bytes`."""
     with _raising():

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.batch.result_cache import (
     FILE_NAME,
     Totals,
+    check_whole,
     delete_database,
     list_totals,
     open_database,
@@ -63,11 +64,15 @@ class LocalResultFolder:
 
         A damaged database is deleted if all results are to go.
         """
+        is_all = (model, before) == (None, None)
         try:
             with self._opened() as database:
-                return remove_results(database, model=model, before=before)
+                num_removed = remove_results(database, model=model, before=before)
+                if is_all:
+                    check_whole(database)
+                return num_removed
         except BadInput as exc:
-            if (model, before) == (None, None) and isinstance(exc.__cause__, CacheDamaged):
+            if is_all and isinstance(exc.__cause__, CacheDamaged):
                 return self._delete()
             raise
 
