@@ -252,7 +252,7 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
         _store(options) as store,
         _weights(options, config) as here,
         loaded_engine(load, here, names, template) as engine,
-        _responder(options, here, template, engine) as responder,
+        _responder(options, here, names, template, engine) as responder,
     ):
         context = make_context(engine, names, settings)
         local = make_local_batches(store, engine, names, options.max_file_bytes, responder)
@@ -285,18 +285,25 @@ def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextMana
 
 @contextmanager
 def _responder(
-    options: ServeOptions, config: EngineConfig, template: str | None, engine: Online
+    options: ServeOptions,
+    config: EngineConfig,
+    names: Sequence[str],
+    template: str | None,
+    engine: Online,
 ) -> Iterator[Responder | None]:
     """Yield what answers lines of files with the results of `--reuse`; None without it."""
     if options.reuse is None:
         yield None
         return
-    from ..run.reuse import ReusingResponder, daily_results
+    from tidemill.batch.result_key import ResultKeys
+
+    from ..run.reuse import ReusingResponder, all_names, daily_results
 
     name = options.model or config.model
+    keys = ResultKeys(all_names(config, names), options.reuse_sampled)
     digest_at = results_digests(config, template)
     with daily_results(options, name, digest_at) as open_at:
-        yield ReusingResponder(engine, open_at, sampled=options.reuse_sampled)
+        yield ReusingResponder(engine, open_at, keys)
 
 
 def _log_address(

@@ -182,8 +182,8 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         "--reuse-sampled",
         action="store_const",
         const="1",
-        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
-        "with temperature 0 or a seed)",
+        help="with --reuse: also reuse sampled results, each for the same line at the same place "
+        "(default: only results with temperature 0 or a seed)",
     )
     add(
         "--reuse-max-size",
@@ -385,7 +385,7 @@ async def _work(
             kept = KeptResults(
                 ThreadDrive(aws),
                 deployment.bucket,
-                names[0],
+                [*names, *(each.name for each in lora_modules(options, names))],
                 results_digests(
                     engine_config(options),
                     chat_template(options),

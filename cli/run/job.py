@@ -118,7 +118,7 @@ def _run_job(
         created = requests.source.created
         if options.reuse is not None:  # what results depend on is told by the weights
             config = stack.enter_context(held_weights(config, options.weights_cache))
-        reuse = open_reuse(options, config, template, created, stack)
+        reuse = open_reuse(options, config, template, names=names, created=created, stack=stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
         _refuse_or_warn(report, options)
         tally.num_rows = report.num_rows
