@@ -18,6 +18,7 @@ from .lines import INVALID_CELL, Line, LineError
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
+_TRUNCATED: Final = b'"finish_reason":"length"'
 
 
 class RowError(ProtocolError):
@@ -27,12 +28,16 @@ class RowError(ProtocolError):
 
 
 class RowHead(NamedTuple):
-    """Header fields of a finished row; `status_code` is None when its line was never run."""
+    """Header fields of a finished row; `status_code` is None when its line was never run.
+
+    `is_truncated` says that an answer ended at its limit of tokens.
+    """
 
     row_id: str
     custom_id: str | None
     status_code: int | None
     created: int | None
+    is_truncated: bool = False
 
 
 def row_id_of(digest: str) -> str:
@@ -114,7 +119,10 @@ def parse_row_head(data: bytes) -> RowHead:
         head = RowHead(row["id"], row["custom_id"], None, None)
         if response is not None:
             created = (response["body"] or {}).get("created")
-            head = head._replace(status_code=response["status_code"], created=created)
+            # Quotes within strings are escaped, so that these bytes are no text of an answer.
+            head = RowHead(
+                *head[:2], response["status_code"], created, is_truncated=_TRUNCATED in data
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RowError("this is no row of a batch output") from exc
     return head
