@@ -170,12 +170,14 @@ def differences(before: Settings, now: Settings) -> Differences:
     return {name: pair for name, pair in pairs.items() if not _are_same(*pair)}
 
 
-def are_raised(found: Differences) -> bool:
-    """Say whether the only differences are limits of answers, all of them higher than before."""
-    return all(
-        name in RAISABLE and isinstance(before, int) and isinstance(now, int) and now > before
-        for name, (before, now) in found.items()
-    )
+def without_raised_limits(found: Differences) -> Differences:
+    """Return the differences except limits of answers that are higher than before."""
+    return {name: pair for name, pair in found.items() if not _is_raised(name, *pair)}
+
+
+def _is_raised(name: str, before: Any, now: Any) -> bool:
+    are_numbers = isinstance(before, int) and isinstance(now, int)
+    return name in RAISABLE and are_numbers and now > before
 
 
 def describe(found: Differences, before: str = "before", now: str = "now") -> list[str]:

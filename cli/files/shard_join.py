@@ -17,6 +17,7 @@ from typing import Final
 from tidemill.batch.file.rows import row_id_of
 
 from ..console.errors import BadInput, Refused
+from ..console.terminal import log
 from .input_file import InputFile
 from .kept_rows import RowReader, index_of
 from .output import LocalFile
@@ -203,10 +204,14 @@ def join_shards(
 
 def _save_settings(output: Path, found: RowSettings | None) -> None:
     """Save the settings of joined rows next to them, for a retry and for a table's card."""
-    if found is None:
-        settings_path(output).unlink(missing_ok=True)
-    else:
-        found.save(settings_path(output))
+    path = settings_path(output)
+    try:
+        if found is None:
+            path.unlink(missing_ok=True)
+        else:
+            found.save(path)
+    except OSError as exc:
+        log(f"note: {path} cannot be written ({exc.strerror}): it has the settings of the rows")
 
 
 def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:

@@ -26,11 +26,11 @@ from ..files.row_settings import (
     RowSettings,
     Settings,
     SettingsUse,
-    are_raised,
     describe,
     differences,
     settings_path,
     settings_path_of,
+    without_raised_limits,
 )
 from ..files.row_writer import OutputFiles
 from ..files.shard_mark import ShardMark, mark_path
@@ -68,7 +68,9 @@ class SettingsRecord:
         if before is None or self.options.allow_other_settings:
             return
         found = differences(before, self._settings)
-        if found and not (self.options.retry_truncated and are_raised(found)):
+        if self.options.retry_truncated:
+            found = without_raised_limits(found)
+        if found:
             raise Refused(_refusal(self.options, found))
 
     def check_loaded(self, info: EngineInfo) -> None:
@@ -118,10 +120,13 @@ class SettingsRecord:
         if self._path is None or not self._path.exists():
             return
         is_older_card_there = not is_elsewhere and card_settings(self.options) is not None
-        if not is_elsewhere and (has_failed or is_older_card_there):
-            self.rows.save(self._path)
-        else:
-            self._path.unlink()
+        try:
+            if not is_elsewhere and (has_failed or is_older_card_there):
+                self.rows.save(self._path)
+            else:
+                self._path.unlink()
+        except OSError as exc:
+            log(f"note: {self._path} cannot be changed ({exc.strerror})")
 
     @contextmanager
     def explaining(self) -> Iterator[None]:
@@ -229,7 +234,7 @@ def _output_of(options: RunOptions) -> Path:
 
 def _refusal(options: RunOptions, found: Differences) -> str:
     ways = ["Give the same settings, or start over with --force without --resume."]
-    if are_raised(found):
+    if not without_raised_limits(found):
         ways.append("--retry-truncated runs truncated and failed rows again with the higher limit.")
     if not any(map(is_of_recipe, found)):
         ways.append("--allow-other-settings keeps the rows and runs the rest with new settings.")
