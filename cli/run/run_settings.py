@@ -91,12 +91,12 @@ def is_of_recipe(name: str) -> bool:
 def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
     """Return the settings with the model as it was loaded, where its files were not here before.
 
-    The hub may have had another revision since.
+    The hub may have another revision by then, or files that were missing in its cache.
     """
     model = settings[MODEL]
-    is_other = info.revision is not None and info.revision != model["revision"]
-    digest = info.model_digest if is_other or model["digest"] is None else model["digest"]
-    loaded = {**model, "revision": info.revision or model["revision"], "digest": digest}
+    if model["digest"] is not None and info.revision is None:
+        return settings
+    loaded = {**model, "revision": info.revision, "digest": info.model_digest}
     return {**settings, MODEL: loaded}
 
 

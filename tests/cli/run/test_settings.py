@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pytest
 from tests.cli.given import line, rows
 from tests.cli.place import typed
 from tests.cli.run.test_tables import write_recipe, write_table
+from tests.cli.scripted import ScriptedEngine
 from tidemill.cli.console.errors import BadInput, Refused
 from tidemill.cli.main import main
 from tidemill.demo import MODEL_PATH
+from tidemill.protocol.contract import EngineInfo
 
 Write = Callable[..., Path]
 NUM_LINES = 6
@@ -170,6 +173,42 @@ def test_another_model_in_the_same_folder_is_another_model(
         run("-i", source, "-o", out, "--resume", "--model", model)
     assert run.engine is None
     assert run("-i", source, "-o", out, "--resume", "--model", copy) == 0
+
+
+def test_a_card_in_the_folder_of_the_model_changes_no_model(
+    run: Any, source: Path, tmp_path: Path
+) -> None:
+    """Rows may be written next to the weights."""
+    model = tmp_path / "model"
+    shutil.copytree(MODEL_PATH, model)
+    given = ["-i", source, "-o", model / "rows.jsonl", "--model", model]
+    run.fails_at = {"2"}
+    assert run(*given) == 0
+    run.fails_at = set()
+    assert run(*given, "--resume", "--retry-failed") == 0
+    assert run.engine.asked == 1
+
+
+def test_a_model_of_the_hub_is_known_by_its_revision(
+    run: Any, source: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has changed since is refused once it has loaded, before a line runs."""
+    info = ScriptedEngine.info
+
+    def publish(revision: str, digest: str) -> None:
+        def published(engine: ScriptedEngine) -> EngineInfo:
+            return replace(info(engine), revision=revision, model_digest=digest)
+
+        monkeypatch.setattr(ScriptedEngine, "info", published)
+
+    publish("r1", "d1")
+    stop(run, source, out)
+    publish("r2", "d2")
+    with pytest.raises(Refused, match=r"--model: m \(files r1\) before, m \(files r2\) now"):
+        run("-i", source, "-o", out, "--resume")
+    assert run.engine.asked == 0
+    publish("r3", "d1")  # another description of the same weights
+    assert run("-i", source, "-o", out, "--resume") == 0
 
 
 def test_a_model_that_is_only_known_once_loaded_is_compared_then(
