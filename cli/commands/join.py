@@ -25,7 +25,8 @@ examples:
 exit status:
   0  OUTPUT has a row for every line
   1  rows that are not those of the lines, or a failure on the way
-  2  shards that are missing or unfinished, or paths that cannot work; nothing was written
+  2  shards that are missing, unfinished or of different settings, or paths that cannot work;
+     nothing was written
 """
 
 
@@ -57,6 +58,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--force", action="store_true", help="replace an OUTPUT that is there")
     add("--remove", action="store_true", help="remove the shards once OUTPUT has their rows")
+    add(
+        "--allow-other-settings",
+        action="store_true",
+        help="join shards that were run with different settings (default: refuse)",
+    )
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     parser.set_defaults(command=command)
 
@@ -84,6 +90,7 @@ def command(arguments: argparse.Namespace) -> int:
             requests=requests,
             force=arguments.force,
             remove=arguments.remove,
+            allow_other_settings=arguments.allow_other_settings,
         )
     rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
     failed = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""

@@ -33,6 +33,7 @@ examples:
   tidemill run requests.jsonl -o rows.jsonl --model ./model
   tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
   tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --resume --retry-truncated --max-tokens 400
   tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
   tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
   tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
@@ -156,6 +157,18 @@ def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
         "--retry-failed",
         action="store_true",
         help="with --resume: run failed rows again, in their places",
+    )
+    add(
+        "--retry-truncated",
+        action="store_true",
+        help="with --resume: run failed rows again, and those whose answer ended at its limit "
+        "(finish_reason length); --max-tokens may be higher than before",
+    )
+    add(
+        "--allow-other-settings",
+        action="store_true",
+        help="with --resume: keep rows that were made with other settings, such as another model "
+        "or --temperature (default: refuse)",
     )
     add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -24,6 +24,7 @@ from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_o
 from ..console.errors import BadInput, OutputLost
 from ..console.terminal import amount, log
 from .input_file import PlacedLine
+from .kept_rows import is_success
 
 SUFFIX: Final = ".spool"
 _NEW: Final = ".new"
@@ -64,7 +65,12 @@ class Spool:
         self.created: int | None = None
 
     def load(
-        self, lines: Iterable[RawLine], num_done: int, *, only_successes: bool = False
+        self,
+        lines: Iterable[RawLine],
+        num_done: int,
+        *,
+        only_successes: bool = False,
+        is_ok: Callable[[RowHead], bool] = is_success,
     ) -> None:
         """Index the rows of an earlier run that belong to lines after the first `num_done`.
 
@@ -75,7 +81,7 @@ class Spool:
             return
         try:
             self._file = self._path.open("r+b", buffering=0)
-            records = _Records(self._path)
+            records = _Records(self._path, is_ok)
         except OSError as exc:
             raise BadInput(
                 f"{self._path} holds finished rows and cannot be read ({exc.strerror}): mend that, "
@@ -252,7 +258,8 @@ class _Record(NamedTuple):
 class _Records:
     """Index of the complete records of a file, asked for by its lines in their order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_ok: Callable[[RowHead], bool]) -> None:
+        self._is_ok = is_ok
         self.num_bytes = 0
         self._numbers, self._offsets, self._lengths = array("q"), array("q"), array("q")
         self._ids, self._created = bytearray(), array("q")
@@ -293,7 +300,7 @@ class _Records:
             return
         self._numbers.append(int(number))
         self._offsets.append(self.num_bytes + len(number) + 1)
-        self._lengths.append(len(row) if head.status_code == 200 else -len(row))
+        self._lengths.append(len(row) if self._is_ok(head) else -len(row))
         self._ids += head.row_id.encode()
         self._created.append(_created_of(head))
 

@@ -17,10 +17,9 @@ from tidemill.engine.child_command import module_command
 
 from ..commands.run import options_from
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, CliError
-from ..files.paths import is_path
+from ..files.paths import card_paths, is_path
 from ..main import parse
 from ..run.progress import PROGRESS_FD
-from ..run.run_card import card_paths
 from .errors import TidemillError
 from .progress import progress_of_run
 

@@ -43,8 +43,9 @@ from ..files.input_check import (
     warn_of_failing,
     warn_of_unknown_parameters,
 )
+from ..files.output import LocalFile
 from ..files.paths import check_resumable
-from ..files.row_writer import OutputFiles
+from ..files.row_writer import OutputFiles, ResumableWriter
 from .data_parallel import num_engines, replicas
 from .inputs import check_input, check_names, open_input
 from .metrics import RunMetrics, serve_metrics
@@ -56,6 +57,7 @@ from .run import Run
 from .run_card import write_card
 from .run_options import RunOptions
 from .run_span import run_span
+from .settings_record import SettingsRecord, check_complete, open_record
 from .tally import Tally
 
 
@@ -102,18 +104,14 @@ def _run_job(
     with ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
         files = open_files(options, retry_delays, stack)
+        record = open_record(options, config, template, files)
+        options = record.options
         metrics = RunMetrics(tally)
         if options.enable_metrics:
             stack.enter_context(serve_metrics(metrics, options.host, options.port))
         requests = open_input(options, stack, retry_delays)
         is_planned = requests.is_seekable and not options.no_plan
-        config = replace(
-            config,
-            # The plan says who starts next; where there can be none, the engine does.
-            admission="arrival" if is_planned or options.no_plan else "prefix",
-            deduplication=not options.no_plan,
-            kv_forecast=not options.no_plan,
-        )
+        config = _with_plan(config, options, is_planned=is_planned)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
         created = requests.source.created
         if options.reuse is not None:  # what results depend on is told by the weights
@@ -123,12 +121,10 @@ def _run_job(
         _refuse_or_warn(report, options)
         tally.num_rows = report.num_rows
         rows = None if reuse is None else reuse.rows
-        writer = make_writer(options, files, requests.lines, tally.num_rows, stack, reused=rows)
-        tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
-        tally.reused = writer.num_reused
+        with record.explaining():
+            writer = make_writer(options, files, requests.lines, tally.num_rows, stack, reused=rows)
+        _note_kept(writer, tally, record)
         metrics.writer = writer
-        if tally.reused:
-            log(f"{amount(tally.reused, 'row')} of {tally.num_rows:,} reused from {options.reuse}")
         plan = Plan(index, writer.has_row, is_ordered=is_planned)
         deadline = None if limit is None else launched + limit
         run = Run(
@@ -143,10 +139,11 @@ def _run_job(
             deadline,
             reuse,
             stack.enter_context(run_span(tally, names[0])),
+            record=record,
         )
         if tally.kept == tally.num_rows:
             begun.append(run)
-            writer.start()
+            run.start_writing()
         else:
             with _engines(run, load, config, names, template) as served:
                 begun.append(run)
@@ -170,7 +167,30 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
     # Late imports of what tables need, here and below: pyarrow takes a while.
     from .table_run import with_rows_file
 
-    return with_rows_file(options)
+    if (found := with_rows_file(options)) is None:
+        check_complete(options, engine_config(options), chat_template(options))
+    return found
+
+
+def _note_kept(writer: ResumableWriter, tally: Tally, record: SettingsRecord) -> None:
+    """Count the rows that there are before a line runs, and say how many are reused."""
+    tally.kept, tally.kept_ok = writer.num_kept, writer.num_kept_ok
+    tally.reused = writer.num_reused
+    record.keep(tally.kept - tally.reused, is_complete=tally.kept == tally.num_rows)
+    if tally.reused:
+        where = record.options.reuse
+        log(f"{amount(tally.reused, 'row')} of {tally.num_rows:,} reused from {where}")
+
+
+def _with_plan(config: EngineConfig, options: RunOptions, *, is_planned: bool) -> EngineConfig:
+    """Return the config of an engine that gets its lines in the order of a plan, or without one."""
+    return replace(
+        config,
+        # The plan says who starts next; where there can be none, the engine does.
+        admission="arrival" if is_planned or options.no_plan else "prefix",
+        deduplication=not options.no_plan,
+        kv_forecast=not options.no_plan,
+    )
 
 
 @contextmanager
@@ -206,9 +226,15 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
 
             finish_table(run.options, requests.table, has_failed=tally.rows_failed > 0)
         changed = requests.source.changed()
+        run.record.finish(tally.num_rows)
+        is_marked = False
         if requests.part is not None and not changed:
-            mark_shard(run.options, files, requests.part, tally)
-    write_card(run, files, tally)
+            is_marked = mark_shard(run.options, files, requests.part, tally, run.record.rows)
+    has_card = write_card(run, files, tally)
+    is_local = isinstance(files.output, LocalFile)
+    run.record.settle(
+        is_elsewhere=is_marked or has_card or not is_local, has_failed=tally.rows_failed > 0
+    )
     return changed
 
 
@@ -231,6 +257,10 @@ def _check_resume(options: RunOptions) -> None:
         check_resumable(options.output_file)
     elif options.retry_failed:
         raise Refused("--retry-failed runs failed rows of an output again: give --resume too")
+    elif options.retry_truncated:
+        raise Refused("--retry-truncated runs rows of an output again: give --resume too")
+    elif options.allow_other_settings:
+        raise Refused("--allow-other-settings is about the rows of an output: give --resume too")
 
 
 def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from tidemill.batch.file.throughput import RateWindow
@@ -41,6 +41,7 @@ from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
 from .run_span import traced
+from .settings_record import SettingsRecord
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
@@ -69,11 +70,14 @@ class Run:
     deadline: float | None = None
     reuse: Reuse | None = None
     span: WorkSpan | None = None
+    record: SettingsRecord = field(kw_only=True)
 
     def run_lines(self, served: Served | EngineReplicas) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
         tally = self.metrics.tally
         tally.started = time.monotonic()
+        if not isinstance(served, EngineReplicas):
+            self.record.check_loaded(served.info())  # before a file is changed
         with self.adding_resume_hint():
             self.writer.start()
             with make_reporter(tally) as reporter:
@@ -82,6 +86,12 @@ class Run:
             hint = f". {self.writer.resume_hint()}" if self.signals.received else ""
             log(f"{tally.label}stopped with {self._progress()}{hint}")
         return is_done
+
+    def start_writing(self) -> None:
+        """Prepare the output of a run whose lines all have a row."""
+        self.writer.start()
+        if self.metrics.tally.reused:
+            self.record.start()
 
     def write_rows_not_run(self) -> None:
         """Write an error row for each line that the deadline has left without a row."""
@@ -150,6 +160,8 @@ class Run:
     ) -> bool:
         tally = self.metrics.tally
         info = served.info()
+        self.record.check_loaded(info)
+        self.record.start()
         if self.span is not None:
             runner = traced(runner, self.span, self.options.defaults.apply)
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs

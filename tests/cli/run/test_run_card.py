@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.given import line
-from tidemill.cli.run.run_card import card_paths
+from tidemill.cli.files.paths import card_paths
 
 Write = Callable[..., Path]
 
