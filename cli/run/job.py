@@ -12,7 +12,7 @@ from tidemill.engine.plan.line_index import LineIndex
 from tidemill.engine.plan.plan import Plan
 from tidemill.protocol.contract import Served
 
-from ..console.errors import OVER_LIMIT, ROWS_FAILED, InputChanged, Refused
+from ..console.errors import OVER_LIMIT, ROWS_FAILED, EngineLost, InputChanged, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..engine.engine import (
@@ -24,6 +24,8 @@ from ..engine.engine import (
     loaded_engine,
     served_names,
 )
+from ..engine.options import stall_limit
+from ..engine.watched_engine import Watch
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import (
     InputReport,
@@ -56,6 +58,7 @@ def run_job(
     *,
     load: Load[Served] = load_engine,
     retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+    has_guard: bool = False,
 ) -> int:
     """Run the file and return the exit status: 0 when every line has a row and one is ok.
 
@@ -118,7 +121,13 @@ def run_job(
         if tally.kept == tally.num_rows:
             writer.start()
         else:
-            with _engines(run, load, config, names, template) as served:
+            watch = Watch(
+                stall_seconds=stall_limit(options),
+                advice=writer.resume_hint(),
+                exit_status=EngineLost.exit_status,
+                has_guard=has_guard,
+            )
+            with _engines(run, load, config, names, template, watch=watch) as served:
                 metrics.served = served
                 is_done = run.run_lines(served)
             if not is_done:
@@ -149,6 +158,8 @@ def _engines(
     config: EngineConfig,
     names: tuple[str, ...],
     template: str | None,
+    *,
+    watch: Watch,
 ) -> Iterator[Served | EngineReplicas]:
     """Yield the engine of a run, loaded, or several that load once lines come."""
     if num_engines(run.options) > 1:
@@ -156,7 +167,7 @@ def _engines(
             yield several
         return
     started = time.monotonic()
-    with loaded_engine(load, config, names, template) as served:
+    with loaded_engine(load, config, names, template, watch) as served:
         run.metrics.tally.load_seconds = time.monotonic() - started
         yield served
 

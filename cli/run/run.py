@@ -22,6 +22,7 @@ from ..arguments.defaults import DefaultingResponder
 from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
 from ..console.signals import StopSignals
 from ..console.terminal import log
+from ..engine.watched_engine import EngineStalled
 from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
@@ -94,7 +95,8 @@ class Run:
             yield
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
-            raise EngineLost(words) from exc
+            stacks = exc.stacks if isinstance(exc, EngineStalled) else ""
+            raise EngineLost(words, details=stacks) from exc
         except InputChanged as exc:
             raise InputChanged(f"{exc}. {self.writer.resume_hint()}") from exc
         except OSError as exc:
