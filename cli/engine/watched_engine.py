@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import sys
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, cast
@@ -105,7 +106,7 @@ class WatchedEngine:
         self._engine = engine
         self._watch = watch
         self._guard = guard
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._calls: dict[asyncio.Task[Any], int] = {}  # and the threads of their loops
         self._cancelled: set[asyncio.Task[Any]] = set()
         self._progress = self._turns = 0
         self._ended = threading.Event()
@@ -178,7 +179,7 @@ class WatchedEngine:
         self._check()
         task = asyncio.current_task()
         assert task is not None
-        self._calls.add(task)
+        self._calls[task] = threading.get_ident()
         try:
             yield
         except asyncio.CancelledError:
@@ -187,20 +188,24 @@ class WatchedEngine:
             self._check()
         finally:
             self._progress += 1
-            self._calls.discard(task)
+            del self._calls[task]
             self._cancelled.discard(task)
 
     def _run(self) -> None:
         """Watch the engine until it is closed; fail its calls when it stalls."""
-        clock, beats = StallClock(self._watch.stall_seconds), 0
+        clock, beats, turns = StallClock(self._watch.stall_seconds), 0, -1
         while not self._ended.wait(clock.tick_seconds):
             beats += 1
             self._beat(self._watch.stall_seconds)
             calls = self._calls.copy()
+            is_blocked, turns = turns == self._turns, self._turns
+            # Else something other than the engine blocks the loop, such as the reader of the rows.
+            is_engine = not is_blocked or _run_engine(calls.values())
             with suppress(EngineError):  # its calls raise it, too
                 stats = self._engine.stats()
                 work = (self._progress, stats.steps, stats.layers)
-                reason = clock.note_tick(len(calls), work, beats=beats, turns=self._turns)
+                num_calls = len(calls) if is_engine else 0
+                reason = clock.note_tick(num_calls, work, beats=beats, turns=turns)
                 if reason is not None:
                     self._fail(reason)
                     return
@@ -231,7 +236,7 @@ class WatchedEngine:
         self._end_process(f"the engine cannot go on: {reason}. {self._watch.advice}")
 
     def _cancel_calls(self, loop: asyncio.AbstractEventLoop) -> None:
-        for task in [task for task in self._calls if task.get_loop() is loop]:
+        for task in [task for task in self._calls.copy() if task.get_loop() is loop]:
             self._cancelled.add(task)
             task.cancel()
 
@@ -240,6 +245,24 @@ class WatchedEngine:
         with suppress(OSError):
             os.write(_STDERR, f"tidemill: {words.strip()}\n{thread_stacks()}".encode())
         os._exit(self._watch.exit_status)
+
+
+_CALLS: Final = {
+    call.__code__
+    for call in (WatchedEngine.respond, WatchedEngine.answer, WatchedEngine._chunks)  # noqa: SLF001
+}
+
+
+def _run_engine(threads: Iterable[int]) -> bool:
+    """Return whether one of these threads is executing a call of a watched engine."""
+    frames = sys._current_frames()  # noqa: SLF001 - documented
+    for thread in threads:
+        frame = frames.get(thread)
+        while frame is not None:
+            if frame.f_code in _CALLS:
+                return True
+            frame = frame.f_back
+    return False
 
 
 class _CloseClock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator
 from contextlib import closing
 from functools import partial
@@ -103,11 +104,22 @@ async def test_a_layer_is_progress_and_an_idle_engine_needs_none() -> None:
         call = ask(watched, say="hi")
         while engine.layers < 12:  # noqa: ASYNC110 - ticks of a thread, of which four are the limit
             await asyncio.sleep(0.01)
-        engine.is_working = False
         engine.go.set()
         assert (await call).body == {"say": "hi"}
+        engine.is_working = False
         await asyncio.sleep(0.5)  # idle for longer than the limit
         assert (await ask(watched)).status_code == 200
+
+
+async def test_a_loop_that_something_else_blocks_is_no_hang_of_the_engine() -> None:
+    """As a write of rows does, when nobody reads the pipe."""
+    engine = Engine()
+    with closing(WatchedEngine(engine, SOON, None)) as watched:
+        call = ask(watched, say="hi")
+        await asyncio.sleep(0)
+        time.sleep(3)  # noqa: ASYNC251 - a blocked loop in the engine has one second
+        engine.go.set()
+        assert (await call).body == {"say": "hi"}
 
 
 async def test_a_caller_that_leaves_is_cancelled_as_ever() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +19,12 @@ import pytest
 
 from tests.cli.given import line, rows, wait_for_rows
 from tests.long_parameters import with_long
+from tidemill import demo
 from tidemill.cli.console.errors import STACKS, EngineLost
 from tidemill.cli.engine import watched_engine
 from tidemill.cli.files.spool import spool_path
 from tidemill.cli.main import main
+from tidemill.cli.run import data_parallel
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.scheduling.step_plan import StepPlan
 
@@ -28,6 +32,7 @@ Write = Callable[..., Path]
 Spawn = Callable[..., Any]
 SOON = ("--stall-seconds", "0.5")
 NUM_LINES = 40
+ROOT = Path(__file__).parents[3]
 WORDS = "the engine cannot go on: no step has finished for"
 
 
@@ -193,3 +198,28 @@ def test_an_engine_that_does_not_close_keeps_no_run_from_its_end(
     [sentence, stacks] = messages
     assert sentence == "the engine has not closed after 0.1 s: it is not waited for"
     assert stacks.startswith(STACKS)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="an engine has a core")
+def test_an_engine_of_several_that_hangs_is_started_again(
+    write_input: Write,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """All other lines have their rows, and the log has the reason and the stacks of the engine."""
+    command = [sys.executable, str(ROOT / "tests/handler/worker/scripted_engine.py")]
+    monkeypatch.setattr(data_parallel, "engine_command", lambda _: list(command))
+    bodies = [{"wait": 0.05}] * 12
+    bodies[5] = {"hang": True}
+    source = write_input(*(line(str(n), **body) for n, body in enumerate(bodies)))
+    out = tmp_path / "out"
+    flags = ["--model", str(demo.MODEL_PATH), "--device", "cpu", "-dp", "2"]
+    flags += ["--stall-seconds", "2"]
+    assert main(["run", "-i", str(source), "-o", str(out), "--no-card", *flags]) == 0
+    written = rows(out)
+    assert len(written) == len(bodies)
+    assert [n for n, row in enumerate(written) if row["error"] is not None] == [5]
+    err = capfd.readouterr().err
+    assert re.search(r"engine [12] has ended \(stalled: no step has finished for 2 s, with", err)
+    assert "most recent call first" in err
