@@ -222,7 +222,8 @@ def command(arguments: argparse.Namespace) -> int:
     # A late import: JSON libraries would slow down `--help`.
     from ..run.job import run_job
 
-    status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    load = partial(load_engine, weights_cache=options.weights_cache)
+    status = run_job(options, load=load, has_guard=True)
     if (
         status in {0, ROWS_FAILED, OVER_LIMIT}
         and not is_output_named

@@ -17,12 +17,22 @@ ROWS_FAILED = 3
 OVER_LIMIT = 5
 """Exit status of a run that reached its limit of time or cost."""
 
+STACKS = "Stacks of all threads, for a bug report:\n"
+"""First line of details that are the stacks of threads."""
+
 
 class CliError(Exception):
-    """The command cannot go on; the message says what is wrong and what to do."""
+    """The command cannot go on; the message says what is wrong and what to do.
+
+    `details` are printed after the message, for a bug report.
+    """
 
     code: str = "failed"
     exit_status: int = 1
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class Refused(CliError):
@@ -63,7 +73,7 @@ class EngineFailed(CliError):
 
 
 class EngineLost(EngineFailed):
-    """The engine ended during the run: its device or machine failed, not a line."""
+    """The engine ended or hung during the run: its device or machine failed, not a line."""
 
     code = "engine_lost"
     exit_status = 4

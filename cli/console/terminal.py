@@ -17,8 +17,13 @@ _CODES: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33, "blue": 34}
 
 def log(text: str) -> None:
     """Print a message on standard error; a closed standard error is ignored."""
+    print_details(f"tidemill: {text}\n")
+
+
+def print_details(text: str) -> None:
+    """Print text as it is on standard error; a closed standard error is ignored."""
     try:
-        sys.stderr.write(f"tidemill: {text}\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

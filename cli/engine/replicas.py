@@ -12,12 +12,11 @@ from typing import Any, Final
 from tidemill.handler.worker.canary import Canary, canary_line
 from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
+from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 from tidemill.protocol.totals import total_info, total_stats
 
 from ..console.terminal import log
 
-_STALL_SECONDS: Final = 600.0
-_START_SECONDS: Final = 3600.0
 _MAX_DEATHS_WITHOUT_A_ROW: Final = 5
 _MAX_RESTARTS: Final = 10
 _HOME_LOAD: Final = 1.25
@@ -35,9 +34,10 @@ class Sent:
 class Replica:
     """One engine process, and the requests that it has; `client` is None while there is none."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], stall_seconds: float) -> None:
         self.number = number
         self.command = command
+        self._stall_seconds = stall_seconds
         self.client: EngineClient | None = None
         self._made: EngineClient | None = None
         self.num_restarts = 0
@@ -72,7 +72,7 @@ class Replica:
 
     async def _make(self) -> EngineClient:
         self._made = EngineClient(
-            self.command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
+            self.command, stall_seconds=self._stall_seconds, start_seconds=START_SECONDS
         )
         self.info = await self._made.start()
         return self._made
@@ -115,8 +115,10 @@ class Replicas:
     answers a known line once it is started again.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self.all = [Replica(number, each) for number, each in enumerate(commands, 1)]
+    def __init__(
+        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+    ) -> None:
+        self.all = [Replica(number, each, stall_seconds) for number, each in enumerate(commands, 1)]
         self.failure: EngineError | None = None
         self.load_seconds = 0.0
         self._deaths_without_a_row = 0

@@ -30,9 +30,10 @@ from tidemill.handler.worker.engine_process.frames import Answer, AnswerKind, Fr
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.stall import STALL_SECONDS
 
 from .data_parallel import replica_commands
-from .options import EngineOptions, engine_command
+from .options import EngineOptions, engine_command, stall_limit
 from .replicas import Replica, Replicas, Sent
 
 if TYPE_CHECKING:
@@ -59,8 +60,10 @@ class ServedReplicas:
     no engine can go on; a `close` ends the processes.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self._replicas = Replicas(commands)
+    def __init__(
+        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+    ) -> None:
+        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
         self._suspects = asyncio.Lock()
@@ -209,7 +212,8 @@ def load_replicas(
         served_model_names=served_names,
         lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
     )
-    return ServedReplicas(replica_commands(engine_command(given), options, count))
+    commands = replica_commands(engine_command(given), options, count)
+    return ServedReplicas(commands, stall_seconds=stall_limit(options))
 
 
 async def _cancel_rest() -> None:

@@ -20,13 +20,12 @@ from tidemill.batch.file.rows import print_not_run
 from tidemill.handler.worker import engine_client
 from tidemill.handler.worker.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
 from .errors import EngineDied, RequestFailed
 from .in_flight import Sent
 from .stderr_tail import StderrTail
 
-_START_SECONDS = 3600.0
-_STALL_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4
 _POLL_SECONDS = 0.05
@@ -46,12 +45,12 @@ class AnsweredRow:
 class EngineProcess:
     """The engine's process, and the thread with the event loop that speaks to it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], *, stall_seconds: float = STALL_SECONDS) -> None:
         self._stderr = StderrTail()
         self._client = engine_client.EngineClient(
             command,
-            stall_seconds=_STALL_SECONDS,
-            start_seconds=_START_SECONDS,
+            stall_seconds=stall_seconds,
+            start_seconds=START_SECONDS,
             stderr=self._stderr.writer_fd,
         )
         self._numbers = count(1)

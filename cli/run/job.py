@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from tidemill.engine.config import EngineConfig
@@ -16,6 +16,7 @@ from ..console.errors import (
     OVER_LIMIT,
     ROWS_FAILED,
     CliError,
+    EngineLost,
     InputChanged,
     Refused,
     RunIncomplete,
@@ -32,6 +33,8 @@ from ..engine.engine import (
     loaded_engine,
     served_names,
 )
+from ..engine.options import stall_limit
+from ..engine.watched_engine import Watch
 from ..files.http_transfer import RETRY_DELAYS_SECONDS
 from ..files.input_check import (
     InputReport,
@@ -66,6 +69,7 @@ def run_job(
     *,
     load: Load[Served] = load_engine,
     retry_delays: tuple[float, ...] = RETRY_DELAYS_SECONDS,
+    has_guard: bool = False,
 ) -> int:
     """Run the file and return the exit status: 0 when every line has a row and one is ok.
 
@@ -75,7 +79,7 @@ def run_job(
     """
     begun: list[Run] = []
     try:
-        return _run_job(options, load, retry_delays, begun)
+        return _run_job(options, load, retry_delays, begun, has_guard=has_guard)
     except (CliError, KeyboardInterrupt):
         raise
     except BaseException as exc:
@@ -89,7 +93,12 @@ def run_job(
 
 
 def _run_job(
-    options: RunOptions, load: Load[Served], retry_delays: tuple[float, ...], begun: list[Run]
+    options: RunOptions,
+    load: Load[Served],
+    retry_delays: tuple[float, ...],
+    begun: list[Run],
+    *,
+    has_guard: bool,
 ) -> int:
     """Run the file, and put the run in `begun` when it may have written a row."""
     if (found := _options_of_rows(options)) is None:
@@ -141,18 +150,15 @@ def _run_job(
             stack.enter_context(run_span(tally, names[0])),
             record=record,
         )
-        if tally.kept == tally.num_rows:
-            begun.append(run)
-            run.start_writing()
-        else:
-            with _engines(run, load, config, names, template) as served:
-                begun.append(run)
-                metrics.served = served
-                is_done = run.run_lines(served)
-            if not is_done:
-                if signals.received:
-                    return 128 + signals.received
-                run.write_rows_not_run()
+        watch = Watch(
+            stall_seconds=stall_limit(options),
+            advice=writer.resume_hint(),
+            exit_status=EngineLost.exit_status,
+            has_guard=has_guard,
+        )
+        engines = _engines(run, load, config, names, template, watch=watch)
+        if not _answer_lines(run, engines, begun):
+            return 128 + (signals.received or 0)
         changed = _finish(run, files, tally)
     log(summary(tally) if tally.answered else _nothing_to_run(tally))
     if changed:
@@ -193,6 +199,29 @@ def _with_plan(config: EngineConfig, options: RunOptions, *, is_planned: bool) -
     )
 
 
+def _answer_lines(
+    run: Run, engines: AbstractContextManager[Served | EngineReplicas], begun: list[Run]
+) -> bool:
+    """Write the row of every line that has none; False when a signal has stopped that.
+
+    The run is put in `begun` when it may have written a row.
+    """
+    tally = run.metrics.tally
+    if tally.kept == tally.num_rows:
+        begun.append(run)
+        run.start_writing()
+        return True
+    with engines as served:
+        begun.append(run)
+        run.metrics.served = served
+        is_done = run.run_lines(served)
+    if not is_done:
+        if run.signals.received:
+            return False
+        run.write_rows_not_run()
+    return True
+
+
 @contextmanager
 def _engines(
     run: Run,
@@ -200,6 +229,8 @@ def _engines(
     config: EngineConfig,
     names: tuple[str, ...],
     template: str | None,
+    *,
+    watch: Watch,
 ) -> Iterator[Served | EngineReplicas]:
     """Yield the engine of a run, loaded, or several that load once lines come."""
     if num_engines(run.options) > 1:
@@ -207,7 +238,7 @@ def _engines(
             yield several
         return
     started = time.monotonic()
-    with loaded_engine(load, config, names, template) as served:
+    with loaded_engine(load, config, names, template, watch) as served:
         run.metrics.tally.load_seconds = time.monotonic() - started
         yield served
 

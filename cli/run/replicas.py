@@ -19,6 +19,7 @@ from tidemill.handler.worker.engine_client import EngineDied
 from tidemill.handler.worker.engine_process.frames import FrameError, Row
 from tidemill.protocol.contract import EngineInfo, EngineStats
 from tidemill.protocol.json_bodies import load_json
+from tidemill.protocol.stall import STALL_SECONDS
 
 from ..engine.replicas import Replica, Replicas, Sent
 from ..files.input_file import PlacedLine
@@ -38,9 +39,14 @@ class EngineReplicas:
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], *, created: int, home: Callable[[int], int]
+        self,
+        commands: Sequence[Sequence[str]],
+        *,
+        created: int,
+        home: Callable[[int], int],
+        stall_seconds: float = STALL_SECONDS,
     ) -> None:
-        self._replicas = Replicas(commands)
+        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
         self._created = created
         self._home = home
 

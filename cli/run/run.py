@@ -30,6 +30,7 @@ from ..console.errors import (
 )
 from ..console.signals import StopSignals
 from ..console.terminal import failures_noted, log
+from ..engine.watched_engine import EngineStalled
 from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
@@ -114,7 +115,8 @@ class Run:
             raise RunIncomplete(f"{exc}. {self.writer.resume_hint()}") from exc
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
-            raise EngineLost(words) from exc
+            stacks = exc.stacks if isinstance(exc, EngineStalled) else ""
+            raise EngineLost(words, details=stacks) from exc
         except InputChanged as exc:
             raise InputChanged(f"{exc}. {self.writer.resume_hint()}") from exc
         except OSError as exc:

@@ -14,6 +14,7 @@ from itertools import count
 
 from tidemill.batch.errors import HandlerError
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.stall import StallClock
 
 from .engine_process.frames import (
     Abort,
@@ -32,14 +33,11 @@ from .engine_process.frames import (
     open_wire,
     read_frame,
 )
-from .engine_process.liveness import BEAT_SECONDS, LivenessCounts, LivenessPage
+from .engine_process.liveness import STACKS_SIGNAL, LivenessPage
 
 # The code of an engine that no line can have killed: engine.errors.MachineFailed.
 MACHINE_FAILED = "machine_failed"
-# A blocked event loop in a live process is slow, not dead: its stall timeout is multiplied.
-_SLOW_LOOP_PATIENCE = 5
-_LIVES_SECONDS = 4 * BEAT_SECONDS
-_STANDS_SECONDS = BEAT_SECONDS
+_STACKS_SECONDS = 0.5
 _CLOSE_SECONDS = 8.0
 _EXIT_SECONDS = 5.0
 _DRAIN_BYTES = 2**16
@@ -54,7 +52,7 @@ class EngineFailed(HandlerError):
 
 
 class EngineDied(HandlerError):
-    """The engine's process has ended, or was killed because it hung: `stalled`.
+    """The engine's process has ended, or was killed because it stalled.
 
     The requests in flight have no row, and one of them may be the cause, unless the engine itself
     reports that its machine `is_broken`.
@@ -206,7 +204,7 @@ class EngineClient:
         self._writer.close()
         await asyncio.wait([self._listening], timeout=_CLOSE_SECONDS)
         self._kill("closed")
-        await self._listening
+        await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
 
     async def _spawn(self) -> None:
         liveness = LivenessPage.new_fd()
@@ -318,32 +316,26 @@ class EngineClient:
         return EngineDied(reason, is_broken=is_broken)
 
     async def _watch(self) -> None:
-        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`.
-
-        Time is counted in ticks, not read from a clock: the engine is not to blame while this
-        process itself is stopped or busy. Ticks in which the process is alive but its event loop
-        is blocked count separately: a slow loop has more time, but not unlimited.
-        """
-        tick = min(1.0, self._stall_seconds / 4)
-        stalled = slow = since_beat = since_turn = 0.0
-        life = LivenessCounts()
-        seen = (self._progress, life.steps, life.layers)
-        while True:
-            await asyncio.sleep(tick)
-            before, life = life, self._page.read()
-            since_beat = 0.0 if life.beats != before.beats else since_beat + tick
-            since_turn = 0.0 if life.turns != before.turns else since_turn + tick
-            work = (self._progress, life.steps, life.layers)
-            if not self.inflight or work != seen:
-                stalled = slow = 0.0
-                seen = work
-            elif since_beat < tick + _LIVES_SECONDS and since_turn >= _STANDS_SECONDS:
-                slow += tick
-            else:
-                stalled += tick
-            if stalled > self._stall_seconds or slow > _SLOW_LOOP_PATIENCE * self._stall_seconds:
-                self._kill("stalled")
-                return
+        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`."""
+        clock, reason = StallClock(self._stall_seconds), None
+        while reason is None:
+            await asyncio.sleep(clock.tick_seconds)
+            life = self._page.read()
+            reason = clock.note_tick(
+                self.inflight,
+                (self._progress, life.steps, life.layers),
+                beats=life.beats,
+                turns=life.turns,
+            )
+        self._reason = f"stalled: {reason}"
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_SECONDS)
+        self._kill(self._reason)
+        assert self._listening is not None
+        _, alive = await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
+        if alive:  # a driver holds the process, and SIGKILL has to wait for it
+            self._end(f"{self._reason}; its process {self.pid} cannot be killed")
 
     def _kill(self, reason: str | None) -> None:
         """Kill the process and its children; `reason` is None when it ended by itself."""

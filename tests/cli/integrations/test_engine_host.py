@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,11 +20,13 @@ from tidemill.cli.integrations import sockets
 from tidemill.cli.integrations.engine_host import EngineHost
 from tidemill.cli.integrations.hosted_engine import HostedEngine
 from tidemill.cli.integrations.sockets import socket_address
-from tidemill.cli.python.engine_process import AnsweredRow
+from tidemill.cli.python.engine_process import AnsweredRow, EngineProcess
 from tidemill.cli.python.errors import EngineDied
 from tidemill.cli.python.in_flight import Sent
 
 WAIT_SECONDS = 60
+SCRIPT = Path(__file__).parents[2] / "handler/worker/scripted_engine.py"
+HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
 
 
 class Process:
@@ -101,6 +105,21 @@ def test_a_dead_engine_ends_all_connections(
         threading.Event().wait(0.01)
     with pytest.raises(EngineDied, match="killed by SIGKILL"):
         idle.send_line(1, b"a")
+
+
+def test_an_engine_that_hangs_ends_its_host(address: str) -> None:
+    """Each connection has the reason, so that a Spark task fails instead of waiting for ever."""
+    process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
+    with Listener(address, family="AF_UNIX") as listener:
+        host = EngineHost(process)
+        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        sent = HostedEngine(address, {}, {}).send_line(1, HANGS)
+        with pytest.raises(EngineDied, match="stalled: no step has finished"):
+            sent.future.result(WAIT_SECONDS)
+        host.wait_until_idle(WAIT_SECONDS)
+        assert not host.is_needed
+        host.close()
+    process.close()
 
 
 def test_lines_of_a_process_that_ends_are_cancelled(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from tidemill import EngineDied
 from tidemill.cli.python.engine_process import EngineProcess
 
+SCRIPT = Path(__file__).parents[2] / "handler/worker/scripted_engine.py"
+HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
 DIES = """
 import sys
 for number in range(1_000):
@@ -40,3 +44,16 @@ def test_the_last_words_of_a_process_whose_child_lives_on() -> None:
     with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
         process.info()
     process.close()
+
+
+def test_an_engine_that_hangs_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """The error has the reason; all stacks of its process are on our standard error."""
+    process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
+    sent = process.send_line(1, HANGS)
+    with pytest.raises(EngineDied, match=r"stalled: no step has finished for 0\.5 s") as caught:
+        sent.future.result(timeout=120)
+    assert "with 1 request in the engine" in str(caught.value)
+    process.close()
+    stacks = capfd.readouterr().err
+    assert "most recent call first" in stacks
+    assert "in serve" in stacks
