@@ -291,9 +291,9 @@ async def _result_of(
     if not is_movable:
         return await exchange
     request.is_moved = False
-    request.task = asyncio.ensure_future(exchange)
+    request.task = fetching = asyncio.ensure_future(exchange)
     try:
-        return await request.task
+        return await fetching
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if request.is_moved and not (task is not None and task.cancelling()):
