@@ -17,6 +17,7 @@ from tidemill.batch.file.run_line import LineResult
 from tidemill.batch.parts import NotRun, row_not_run
 from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.handler.worker.engine_client import EngineClient
+from tidemill.handler.worker.engine_process.exchange import in_thread_if_long
 from tidemill.handler.worker.engine_process.frames import FrameError, Row
 from tidemill.protocol.contract import EngineInfo, EngineStats
 from tidemill.protocol.json_bodies import load_json
@@ -70,9 +71,9 @@ class EngineReplicas:
         try:
             row = await self._router.run(exchange, home=self._home(line.place), is_movable=True)
         except Quarantined:
-            return _not_run(line, "engine_died", KILLED_MESSAGE)
+            return await _not_run(line, "engine_died", KILLED_MESSAGE)
         except FrameError as exc:
-            return _not_run(line, "too_long", f"This line is too long: {exc}.")
+            return await _not_run(line, "too_long", f"This line is too long: {exc}.")
         return _result_of(row)
 
     async def _fetch_row(self, line: PlacedLine, client: EngineClient) -> Row:
@@ -95,6 +96,7 @@ def _result_of(row: Row) -> LineResult:
     return LineResult(row.row, row.is_success, row.usage, failure)
 
 
-def _not_run(line: PlacedLine, code: str, message: str) -> LineResult:
-    row, _ = row_not_run(line.raw, NotRun(code, message, is_failure=True))
+async def _not_run(line: PlacedLine, code: str, message: str) -> LineResult:
+    reason = NotRun(code, message, is_failure=True)
+    row, _ = await in_thread_if_long(lambda _: row_not_run(line.raw, reason), line.raw.data)
     return LineResult(row.row, is_success=False, failure=message)
