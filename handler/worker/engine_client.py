@@ -55,15 +55,16 @@ class EngineDied(HandlerError):
     """The engine's process has ended, or was killed because it stalled.
 
     The requests in flight have no row, and one of them may be the cause, unless the engine itself
-    reports that its machine `is_broken`.
+    reports that its machine `is_broken`. A request that comes later was not sent.
     """
 
     code = "engine_died"
 
-    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+    def __init__(self, reason: str, *, is_broken: bool = False, was_sent: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         self.is_broken = is_broken
+        self.was_sent = was_sent
 
 
 class EngineClient:
@@ -112,6 +113,11 @@ class EngineClient:
         return self._process.pid
 
     @property
+    def death(self) -> str | None:
+        """Return the reason why the process has ended; None while it lives."""
+        return self._death
+
+    @property
     def inflight(self) -> int:
         """Return the number of requests in flight."""
         return len(self._pending) + len(self._exchanges)
@@ -151,7 +157,7 @@ class EngineClient:
         FrameError for a line too long to be sent.
         """
         if self._death is not None:
-            raise self._died(self._death)
+            raise self._died(self._death, was_sent=False)
         ticket = next(self._tickets)
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._pending[ticket] = answered
@@ -175,7 +181,7 @@ class EngineClient:
         further one, FrameError for a request too long to be sent.
         """
         if self._death is not None:
-            raise self._died(self._death)
+            raise self._died(self._death, was_sent=False)
         ticket, is_over = next(self._tickets), False
         answers = self._exchanges[ticket] = asyncio.Queue[Answer | EngineDied]()
         try:
@@ -311,9 +317,9 @@ class EngineClient:
         for exchange in self._exchanges.values():
             exchange.put_nowait(self._died(reason))
 
-    def _died(self, reason: str) -> EngineDied:
+    def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
-        return EngineDied(reason, is_broken=is_broken)
+        return EngineDied(reason, is_broken=is_broken, was_sent=was_sent)
 
     async def _watch(self) -> None:
         """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`."""

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import EngineInfo
+from tidemill.batch.suspects import Verdict
 from tidemill.protocol.contract import EngineInfo as LoadedEngine
 from tidemill.protocol.contract import EngineStats
 
@@ -30,7 +31,6 @@ from .heartbeat import Heartbeat
 from .prefetch import Prefetch
 from .shard.claim import claim_shard, note_engine
 from .shard.message import ShardMessage
-from .shard.pending_lines import Verdict
 from .shard.shard_run import EarlyEnd, ShardRun
 
 # After the grace period for requests: to flush finished rows and release the shards.

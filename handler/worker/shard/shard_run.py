@@ -17,6 +17,7 @@ from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.model import BatchError, Progress
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from tidemill.batch.states import Status
+from tidemill.batch.suspects import Verdict
 from tidemill.protocol.contract import Usage
 
 from ...aws.bucket import read_range
@@ -30,7 +31,7 @@ from ..engine_process.frames import Row
 from .claim import Claim, advance_if_done
 from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
-from .pending_lines import PendingLines, Verdict
+from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
 from .shard_span import ShardSpan
 

@@ -190,10 +190,11 @@ async def test_an_engine_that_is_killed_is_told_to_all_who_wait(make_client: Mak
     for task in asked:
         with pytest.raises(EngineDied, match=r"^killed by SIGKILL$") as caught:
             await task
-        assert caught.value.reason == "killed by SIGKILL"
-    assert client.inflight == 0
-    with pytest.raises(EngineDied, match="SIGKILL"):
+        assert (caught.value.reason, caught.value.was_sent) == ("killed by SIGKILL", True)
+    assert (client.inflight, client.death) == (0, "killed by SIGKILL")
+    with pytest.raises(EngineDied, match="SIGKILL") as caught:
         await ask(client)
+    assert not caught.value.was_sent
 
 
 async def test_an_engine_that_gives_up_is_told_in_its_words(make_client: MakeLink) -> None:
