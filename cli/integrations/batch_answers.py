@@ -12,8 +12,10 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyarrow import compute
 
-from tidemill.batch.table.reader import cells_of
+from tidemill.batch.table.cells import cells_of
+from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.table_check import check_cells
 from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS
 
 from ..python.engine_process import AnsweredRow
@@ -48,8 +50,8 @@ class BatchAnswers:
 
     def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
         self._given = (dict(recipe), schema)
-        _check_names(schema.names)
-        self._recipe, self._template, self.keep = compile_recipe(recipe, schema.names)
+        self._checked: pa.Schema | None = None
+        self._recipe, self._template, self.keep = compile_recipe(recipe, schema)
         self.columns: tuple[str, ...] = self._template.columns
         # What `run` reads off all rows is declared here before there is one.
         self._facts = ResultFacts(
@@ -114,6 +116,7 @@ class BatchAnswers:
         By an `id` column it is that id if it is a whole number, so that where rows are numbered
         from 1 they are those of `tidemill run`; by another it is 0, and the line has the id.
         """
+        self._check_types(batch)
         cells = {name: cells_of(batch.column(name)) for name in self.columns}
         lines = self._template.lines(cells, batch.num_rows, first_number)
         numbers: Iterable[int] = range(first_number, first_number + batch.num_rows)
@@ -121,6 +124,16 @@ class BatchAnswers:
             numbers = map(_number_of, cells[self._recipe.id])
         for number, line in zip(numbers, lines, strict=True):
             yield number, line.removesuffix(b"\n")
+
+    def _check_types(self, batch: pa.RecordBatch) -> None:
+        """Raise TidemillError for a type that only the rows show, as those of Spark do."""
+        if self._checked is not None and self._checked.equals(batch.schema):
+            return
+        try:
+            check_cells(self._template, batch.schema)
+        except RecipeError as exc:
+            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+        self._checked = batch.schema
 
     def _arrays(self, rows: Sequence[bytes]) -> list[pa.Array]:
         """Return the columns of the answers, in their declared types."""
@@ -144,14 +157,6 @@ class BatchAnswers:
             return isinstance(given, list)
         column = _LONE_COLUMN.fullmatch(given)
         return column is not None and _is_list(schema.field(column[1]).type)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if repeated:
-        raise TidemillError(
-            f"the table has more than one column named `{repeated[0]}`: rename one of them"
-        )
 
 
 def _number_of(value: Any) -> int:
