@@ -55,7 +55,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, "jinja2.ext.loopcontrols"],
         )
-        self.code_generator_class = _CountingCode
+        self.code_generator_class = CountingCode
         self.filters["tojson"] = _to_json
         self.globals["raise_exception"] = _raise_exception
         del self.globals["lipsum"]  # makes any amount of text in one step
@@ -64,7 +64,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Names
         self._left = _StepsLeft()
 
-    def compile_template(self, source: str) -> Callable[..., str]:
+    def compile_template(self, source: str | nodes.Template) -> Callable[..., str]:
         """Return a function that renders a template with its variables."""
         template = self.from_string(source)
 
@@ -120,10 +120,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
 
-class _CountingCode(CodeGenerator):
+class CountingCode(CodeGenerator):
     """Compiles a template with the counting put in."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        """Write the code of a template."""
         super().visit_Template(_Counting().visit(node), frame)
 
 

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 from pyarrow import compute, ipc
 
 from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
+from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import TableError
 from .recipe import TableFormat
-from .request_template import NotUtf8, RequestTemplate
+from .request_template import RequestTemplate
 from .text_reader import CsvTable, JsonTable
 
 _BATCH_BYTES = 2**24
@@ -53,7 +54,7 @@ def open_table(file: BinaryFile) -> Table:
         unpacked, text = detect_compression(head)
         is_json = text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
         table = JsonTable(file, unpacked) if is_json else CsvTable(file, unpacked, text)
-    _check_names(table.schema.names)
+    check_names(table.schema.names)
     return table
 
 
@@ -166,7 +167,7 @@ class ScannedTable:
         self._scan = scan
         fields = [pa.field(field.name, _stored(field.type), field.nullable) for field in schema]
         self.schema = pa.schema(fields)
-        _check_names(self.schema.names)
+        check_names(self.schema.names)
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Scan the columns, in slices."""
@@ -199,27 +200,6 @@ def rendered(
         first_number += batch.num_rows
 
 
-def cells_of(column: pa.Array) -> list[Any]:
-    """Return cells as templates have them: dates and times as text, text that is none marked."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_temporal(column.type):
-        text = column.cast(pa.string())
-        column = compute.replace_substring_regex(text, r"\.0+$", "")
-    try:
-        found: list[Any] = column.to_pylist()
-    except UnicodeDecodeError:
-        return [_cell_of(cell) for cell in column]
-    return found
-
-
-def _cell_of(cell: pa.Scalar) -> Any:
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError:
-        return NotUtf8()
-
-
 def _bounded_rows(batch: pa.RecordBatch) -> int:
     """Return of how many rows the texts of its dictionaries never take more than is bounded."""
     longest = max(map(_longest_text, batch.columns), default=0)
@@ -250,7 +230,8 @@ def _storage_of(column: pa.Array) -> pa.Array:
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
+    """Raise TableError where two columns have the same name."""
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if repeated:
         named = ", ".join(f"`{name}`" for name in repeated[:_MAX_NAMED])

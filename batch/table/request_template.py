@@ -6,45 +6,43 @@ gets its error row in its place, as any malformed line does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any, Final
+from typing import Any
 
-from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, nodes
+from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import TemplateError
 from pydantic_core import PydanticSerializationError, to_json
 
 from tidemill.protocol.json_bodies import escape_separators
-from tidemill.protocol.sandbox import Sandbox
 
 from ..file.lines import ROW_ERROR
 from .errors import CellError, RecipeError
 from .recipe import Recipe, suggestion
-
-ROW: Final = "row"
-"""Variable that holds all cells of a row, for columns whose name is no word."""
+from .template_names import (
+    cells_of_row,
+    check_constants,
+    names_in,
+    rename_own,
+    syntax_hint,
+)
+from .template_values import (
+    ROW,
+    CellFailed,
+    Null,
+    Path,
+    TextSandbox,
+    body_value,
+    kind_of,
+    row_variable,
+    text_of,
+    variable,
+)
 
 _MAX_NAMED = 20
 _MAX_REASON_CHARS = 300
-_KINDS: Final[dict[type, str]] = {list: "a list", dict: "a struct", bytes: "bytes"}
 
 _Render = Callable[[Mapping[str, Any]], Any]
-
-
-class Null(StrictUndefined):
-    """A null cell in a template: false, left to `default`, and an error where it is printed."""
-
-    __slots__ = ()
-
-    def __init__(self, column: str) -> None:
-        super().__init__(hint=_null_message(column), name=column)
-
-    def __bool__(self) -> bool:  # type: ignore[override]
-        return False
-
-
-class NotUtf8:
-    """A cell whose bytes are no text."""
 
 
 class RequestTemplate:
@@ -59,7 +57,7 @@ class RequestTemplate:
         self._params = recipe.body_params
         self._used: set[str] = set()
         self._all = tuple(columns)
-        self._sandbox = _text_sandbox()
+        self._sandbox = TextSandbox()
         for name in (recipe.id, *(recipe.keep or ())):
             if name is not None:
                 self._check_column(name, "the recipe")
@@ -93,7 +91,7 @@ class RequestTemplate:
             return value
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
-        what = _kind_of(value) if value != "" else "empty"
+        what = "empty" if value == "" else kind_of(value)
         raise CellError(f"column `{self._id}` is {what}, and `id` names it", self._id)
 
     def _check_column(self, name: str, where: str) -> None:
@@ -117,104 +115,86 @@ class RequestTemplate:
     def _compile_text(self, source: str, path: str) -> _Render:
         where = f"the template of `{path}`"
         try:
-            tree = self._sandbox.parse(source)
-            columns = self._columns_of(tree, where)
-            pieces = _pieces(tree)
-            if pieces is None:
-                return self._compile_jinja(source, where, columns)
+            return self._compile_template(source, where)
         except TemplateSyntaxError as exc:
-            raise RecipeError(f"{where} is no Jinja: line {exc.lineno}: {exc.message}") from exc
+            hint = syntax_hint(self._sandbox, source, self._all)
+            message = f"{where} is no Jinja: line {exc.lineno}: {exc.message}{hint}"
+            raise RecipeError(message) from exc
+
+    def _compile_template(self, source: str, where: str) -> _Render:
+        tree = self._sandbox.parse(source)
+        check_constants(self._sandbox, source, self._all, where)
+        pieces = _pieces(tree, self._all)
+        if pieces is None:
+            return self._compile_jinja(tree, where)
+        self._used.update(column for _, column in pieces if column is not None)
         if len(pieces) == 1:
             text, column = pieces[0]
-            return (lambda _: text) if column is None else (lambda row: _value(row, column))
+            return (lambda _: text) if column is None else (lambda row: _value(row[column], column))
         return lambda row: "".join(
-            [text if column is None else _text(row, column) for text, column in pieces]
+            [
+                text
+                if column is None
+                else value
+                if type(value := row[column]) is str
+                else text_of(value, column)
+                for text, column in pieces
+            ]
         )
 
-    def _columns_of(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
-        """Return the columns that a template reads; raises RecipeError for one that is missing."""
-        # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
-        own = {name.name for name in tree.find_all(nodes.Name) if name.name in self._all}
-        found = dict.fromkeys(sorted(meta.find_undeclared_variables(tree) | own))
-        if ROW in found and ROW not in self._all:
-            del found[ROW]
-            found |= dict.fromkeys(self._cells_of_row(tree, where))
-        for name in found:
-            if name in self._all:
-                self._used.add(name)
-            elif name not in self._sandbox.globals:
-                self._check_column(name, where)
-        return tuple(found)
-
-    def _cells_of_row(self, tree: nodes.Template, where: str) -> Sequence[str]:
-        """Return the names in `row["…"]`; all columns where `row` is used otherwise."""
-        names = []
-        cells: list[Any] = [*tree.find_all(nodes.Getitem), *tree.find_all(nodes.Getattr)]
-        for item in cells:
-            if isinstance(item.node, nodes.Name) and item.node.name == ROW:
-                key = item.attr if isinstance(item, nodes.Getattr) else None
-                if isinstance(item, nodes.Getitem) and isinstance(item.arg, nodes.Const):
-                    key = item.arg.value
-                if not isinstance(key, str):
-                    return self._all
-                self._check_column(key, where)
-                names.append(key)
-        uses = sum(name.name == ROW for name in tree.find_all(nodes.Name))
-        return names if len(names) == uses else self._all
-
-    def _compile_jinja(self, source: str, where: str, columns: Sequence[str]) -> _Render:
-        render = self._sandbox.compile_template(source)
+    def _compile_jinja(self, tree: nodes.Template, where: str) -> _Render:
+        tree, renamed = rename_own(tree, self._all, where)
+        columns = {name: renamed.get(name, name) for name in names_in(tree, self._all)}
+        has_row = ROW in columns and ROW not in self._all
+        if has_row:
+            del columns[ROW]
+        columns = {name: column for name, column in columns.items() if self._use(column, where)}
+        in_row = self._columns_in_row(tree, where) if has_row else ()
+        render = self._sandbox.compile_template(tree)
+        paths = {name: Path(name) for name in (*columns.values(), *in_row)}
 
         def rendered(row: Mapping[str, Any]) -> str:
-            cells = {name: _variable(row[name], name) for name in columns if name in row}
+            cells = {
+                name: value if type(value := row[name]) is str else variable(value, path)
+                for name, path in paths.items()
+            }
+            given = cells
+            if renamed or has_row:
+                given = {name: cells[column] for name, column in columns.items()}
+            if has_row:
+                given[ROW] = row_variable(cells, in_row)
             try:
-                return render(**{ROW: cells, **cells})
-            except UndefinedError as exc:
-                raise CellError(str(exc), _first(cells, Null)) from exc
-            except _NotText as exc:
-                name = _first(cells, exc.kind)
-                raise CellError(_nested_message(name or "?", exc.kind), name) from exc
+                return render(**given)
+            except CellFailed as exc:
+                error = exc.error
+                message = error.message if error.column else f"{where} fails: {error.message}"
+                raise CellError(message, error.column) from exc
             except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
-                if (name := _first(cells, Null)) is not None and not isinstance(exc, TemplateError):
-                    raise CellError(_null_message(name), name) from exc
-                reason = str(exc)[:_MAX_REASON_CHARS]
-                raise CellError(f"{where} cannot be rendered: {reason}", None) from exc
+                raise _failed(exc, cells, where) from exc
 
         return rendered
 
+    def _use(self, name: str, where: str) -> bool:
+        """Say whether a name in a template is a column; raises RecipeError if it is nothing."""
+        if name in self._all:
+            self._used.add(name)
+            return True
+        if name not in self._sandbox.globals:
+            self._check_column(name, where)
+        return False
 
-class _NotText(TemplateError):
-    """A template printed a value that has no text."""
-
-    def __init__(self, kind: type) -> None:
-        super().__init__("not a text")
-        self.kind = kind
-
-
-def _text_sandbox() -> Sandbox:
-    """Return a sandbox in which nothing is printed that is no text or number."""
-    sandbox = Sandbox()
-    sandbox.undefined = StrictUndefined
-    sandbox.finalize = _finalize
-    sandbox.tests["none"] = lambda value: value is None or isinstance(value, Null)
-    return sandbox
-
-
-def _finalize(value: Any) -> Any:
-    for kind in (list, dict):
-        if isinstance(value, kind):
-            raise _NotText(kind)
-    return "" if value is None else value
+    def _columns_in_row(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
+        """Return the columns that a template reads of `row`; raises RecipeError for others."""
+        names = cells_of_row(tree)
+        if names is None:
+            names = self._all
+        for name in names:
+            self._check_column(name, where)
+        self._used.update(names)
+        return tuple(dict.fromkeys(names))
 
 
-def _variable(value: Any, column: str) -> Any:
-    """Return a cell as a template's variable; raises CellError for bytes."""
-    if isinstance(value, (bytes, NotUtf8)):
-        raise CellError(_nested_message(column, type(value)), column)
-    return Null(column) if _is_null(value) else value
-
-
-def _pieces(tree: nodes.Template) -> list[tuple[str, str | None]] | None:
+def _pieces(tree: nodes.Template, columns: Collection[str]) -> list[tuple[str, str | None]] | None:
     """Return the texts and columns that a template prints; None where it does anything else."""
     pieces: list[tuple[str, str | None]] = []
     for output in tree.body:
@@ -223,69 +203,30 @@ def _pieces(tree: nodes.Template) -> list[tuple[str, str | None]] | None:
         for node in output.nodes:
             if isinstance(node, nodes.TemplateData):
                 pieces.append((node.data, None))
-            elif isinstance(node, nodes.Name) and node.name != ROW:
+            elif isinstance(node, nodes.Name) and node.name in columns:
                 pieces.append(("", node.name))
             else:
                 return None
     return pieces or [("", None)]
 
 
-def _value(row: Mapping[str, Any], column: str) -> Any:
+def _value(value: Any, column: str) -> Any:
     """Return a cell as a value of the body: lists and structs as they are, all else as text."""
-    value = row[column]
     if isinstance(value, (list, dict)):
-        return _without_nulls(value)
-    return _text(row, column)
+        return body_value(value, column)
+    return text_of(value, column)
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a nested value without null fields of structs, which have no way to lack one."""
-    if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
-
-
-def _text(row: Mapping[str, Any], column: str) -> str:
-    value = row[column]
-    if isinstance(value, str):
-        return value
-    if _is_null(value):
-        raise CellError(_null_message(column), column)
-    if isinstance(value, (list, dict, bytes, NotUtf8)):
-        raise CellError(_nested_message(column, type(value)), column)
-    return str(value)
-
-
-def _is_null(value: Any) -> bool:
-    """Say whether a cell is null, or NaN, which stands for it in tables from pandas."""
-    return value is None or value != value  # noqa: PLR0124 - NaN alone differs from itself
-
-
-def _null_message(column: str) -> str:
-    return f"column `{column}` is null: {{{{ {column} or '' }}}} in the template takes nulls too"
-
-
-def _nested_message(column: str, kind: type) -> str:
-    if kind is NotUtf8:
-        return f"column `{column}` is not UTF-8"
-    ways: dict[type, str] = {
-        list: f": {{{{ {column} | join(', ') }}}} makes it a text",
-        dict: f": {{{{ {column} | tojson }}}} makes it a text",
-        bytes: ": write the column as text",
-    }
-    return f"column `{column}` is {_KINDS[kind]}{ways.get(kind, '')}"
-
-
-def _kind_of(value: Any) -> str:
-    if _is_null(value):
-        return "null"
-    return _KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-def _first(cells: Mapping[str, Any], kind: type) -> str | None:
-    return next((name for name, value in cells.items() if isinstance(value, kind)), None)
+def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
+    """Return the error of a template that failed; Python's own name the type of a null."""
+    reason = str(exc)[:_MAX_REASON_CHARS]
+    nulls = [name for name, cell in cells.items() if isinstance(cell, Null)]
+    if nulls and not isinstance(exc, TemplateError) and Null.__name__ in reason:
+        if len(nulls) == 1:
+            return Path(nulls[0]).error("null")
+        named = ", ".join(f"`{name}`" for name in nulls[:_MAX_NAMED])
+        return CellError(f"{where} cannot be rendered: one of the columns {named} is null", None)
+    return CellError(f"{where} cannot be rendered: {reason}", None)
 
 
 def _error_line(custom_id: str | None, exc: CellError | PydanticSerializationError) -> bytes:

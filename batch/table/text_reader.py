@@ -64,14 +64,18 @@ class CsvTable:
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the records that are not blank, header included, each with its last line."""
+        """Yield the records, header included, each with its last line.
+
+        A blank line is a row with an empty cell in a table of one column, and no row in others.
+        """
         csv.field_size_limit(MAX_LINE_BYTES)
         reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
-        started = 1
+        started, width = 1, 0
         try:
             for cells in reader:
-                if cells:
-                    yield reader.line_num, cells
+                if cells or width == 1:
+                    width = width or len(cells)
+                    yield reader.line_num, cells or [""]
                 started = reader.line_num + 1
         except csv.Error as exc:
             raise TableError(

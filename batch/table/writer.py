@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import IO, Any, Final, Protocol
+from collections.abc import Sequence
+from typing import IO, Any, Final, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +14,9 @@ from pydantic_core import to_json
 
 from tidemill.protocol.json_bodies import escape_separators
 
+from .cells import output_cells
 from .recipe import TableFormat
+from .stored_types import as_stored, stored_type
 
 _GROUP_ROWS: Final = 2**17
 _GROUP_BYTES: Final = 2**26
@@ -47,7 +50,7 @@ class ParquetWriter:
     """Parquet with zstd, in row groups of a bounded size; vectors as they are."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
-        self._schema = schema
+        self._schema = schema = _stored(schema, "parquet")
         # No two vectors have numbers in common, so dictionaries and compression only take time.
         vectors = [field.name for field in schema if pa.types.is_fixed_size_list(field.type)]
         self._writer = pq.ParquetWriter(
@@ -63,7 +66,7 @@ class ParquetWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Hold the rows until they make a row group."""
-        self._held.append(batch)
+        self._held.append(_converted(batch, self._schema))
         self._num_rows += batch.num_rows
         self._num_bytes += batch.nbytes
         if self._num_rows >= _GROUP_ROWS or self._num_bytes >= _GROUP_BYTES:
@@ -85,12 +88,12 @@ class ArrowWriter:
     """Arrow IPC; dictionaries are written out, as a file has but one for each column."""
 
     def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
-        self._schema = pa.schema([_decoded(field) for field in schema])
+        self._schema = _stored(schema, "arrow")
         self._writer = ipc.new_file(file, self._schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write a batch."""
-        self._writer.write_batch(batch.cast(self._schema))
+        self._writer.write_batch(_converted(batch, self._schema))
 
     def close(self) -> None:
         """Write the footer."""
@@ -107,16 +110,24 @@ class CsvWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
-        columns = [[_cell(value) for value in values] for values in _values(batch)]
-        self._write(zip(*columns, strict=True))
+        columns = [[_csv_cell(value) for value in output_cells(each)] for each in batch.columns]
+        self._write(list(zip(*columns, strict=True)))
 
     def close(self) -> None:
         """Do nothing: every row is written."""
 
-    def _write(self, rows: Any) -> None:
+    def _write(self, rows: Sequence[Sequence[Any]]) -> None:
+        text = self._text(rows, csv.QUOTE_MINIMAL)
+        if "\r" in text:
+            # Python before 3.13 leaves one without quotes, and readers end the row there.
+            text = self._text(rows, csv.QUOTE_ALL)
+        self._file.write(text.encode())
+
+    def _text(self, rows: Sequence[Sequence[Any]], quoting: Literal[0, 1]) -> str:
         text = io.StringIO()
-        csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
-        self._file.write(text.getvalue().encode())
+        writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n", quoting=quoting)
+        writer.writerows(rows)
+        return text.getvalue()
 
 
 class JsonWriter:
@@ -128,34 +139,27 @@ class JsonWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
         names = batch.schema.names
-        rows = zip(*_values(batch), strict=True)
-        for row in rows:
-            cells = dict(zip(names, row, strict=True))
-            data = to_json(cells, inf_nan_mode="null", bytes_mode="base64")
+        for row in zip(*map(output_cells, batch.columns), strict=True):
+            data = to_json(dict(zip(names, row, strict=True)), inf_nan_mode="null")
             self._file.write(escape_separators(data) + b"\n")
 
     def close(self) -> None:
         """Do nothing: every row is written."""
 
 
-def _decoded(field: pa.Field) -> pa.Field:
-    is_dictionary = pa.types.is_dictionary(field.type)
-    return field.with_type(field.type.value_type) if is_dictionary else field
+def _stored(schema: pa.Schema, form: TableFormat) -> pa.Schema:
+    return pa.schema([field.with_type(stored_type(field.type, form)) for field in schema])
 
 
-def _values(batch: pa.RecordBatch) -> list[list[Any]]:
-    """Return the columns as Python values, dates and times as text."""
-    columns = []
-    for column in batch.columns:
-        kind = column.type
-        is_text = pa.types.is_temporal(kind) or pa.types.is_decimal(kind)
-        columns.append((column.cast(pa.string()) if is_text else column).to_pylist())
-    return columns
+def _converted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch in the types of a schema."""
+    columns = map(as_stored, batch.columns, schema.types)
+    return pa.RecordBatch.from_arrays(list(columns), schema=schema)
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (list, dict, bytes)):
-        return to_json(value, inf_nan_mode="null", bytes_mode="base64").decode()
+    if isinstance(value, (list, dict)):
+        return to_json(value, inf_nan_mode="null").decode()
     return value

@@ -94,7 +94,12 @@ def run_product(source: Path, rows: Path, target: Path, kind: str) -> float:
     recipe = parse_recipe(given)
     with ExitStack() as stack:
         requests = open_requests(
-            str(source), recipe, tmp_dir=source.parent, max_line_bytes=2**25, stack=stack
+            str(source),
+            recipe,
+            "parquet",
+            tmp_dir=source.parent,
+            max_line_bytes=2**25,
+            stack=stack,
         )
         between = time.perf_counter()
         assert requests.table is not None

@@ -21,7 +21,7 @@ NUM_SHOWN: Final = 3
 
 @contextmanager
 def open_batch_input(
-    file: str, table: TableOptions | None, tmp_dir: Path | None
+    file: str, table: TableOptions | None, tmp_dir: Path | None, *, is_table_written: bool = True
 ) -> Iterator[tuple[Source, InputFile | None]]:
     """Open the input of a batch; of a table the requests too. Raises BadInput."""
     if table is None:
@@ -35,6 +35,7 @@ def open_batch_input(
         requests = open_requests(
             file,
             table.recipe,
+            table.output_format if is_table_written else None,
             tmp_dir=tmp_dir,
             max_line_bytes=MAX_LINE_BYTES,
             dataset=table.dataset,

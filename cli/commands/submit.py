@@ -75,7 +75,8 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.dry_run or arguments.base_url or os.environ.get(BASE_URL):
         server = server_of(arguments.base_url)
     tmp_dir, as_json = arguments.output_tmp_dir, arguments.json
-    with StopSignals(), open_batch_input(file, table, tmp_dir) as (source, requests):
+    opened = open_batch_input(file, table, tmp_dir, is_table_written=arguments.wait)
+    with StopSignals(), opened as (source, requests):
         if arguments.dry_run:
             status = dry_run(server, source, fields, as_json=as_json)
             if requests is not None and not as_json:

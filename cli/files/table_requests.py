@@ -11,9 +11,8 @@ from typing import IO
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.reader import rendered
-from tidemill.batch.table.recipe import Recipe
-from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns
+from tidemill.batch.table.recipe import Recipe, TableFormat
+from tidemill.batch.table.table_check import checked_template
 
 from ..arguments.dataset_id import DatasetId
 from ..console.errors import BadInput
@@ -30,6 +29,7 @@ _SECONDS_PER_WORD = 5.0
 def open_requests(
     name: str,
     recipe: Recipe,
+    output_format: TableFormat | None,
     *,
     tmp_dir: Path | None,
     max_line_bytes: int,
@@ -37,24 +37,30 @@ def open_requests(
     dataset: DatasetId | None = None,
     stack: ExitStack,
 ) -> InputFile:
-    """Open a table, and return an input of its rows' requests; raises BadInput."""
+    """Open a table, and return an input of its rows' requests; raises BadInput.
+
+    `output_format` is that of the table of results, None where none is written.
+    """
     if dataset is None:
         table = TableInput.open(name, recipe, tmp_dir=tmp_dir, delays=delays, stack=stack)
     else:
         table = TableInput.of_tables(name, recipe, [open_dataset(name, dataset)])
-    return _render(table, tmp_dir, max_line_bytes, stack)
+    return _render(table, output_format, tmp_dir, max_line_bytes, stack)
 
 
 def _render(
-    table: TableInput, tmp_dir: Path | None, max_line_bytes: int, stack: ExitStack
+    table: TableInput,
+    output_format: TableFormat | None,
+    tmp_dir: Path | None,
+    max_line_bytes: int,
+    stack: ExitStack,
 ) -> InputFile:
     """Return an input of the rows' requests, in a temporary file.
 
     Raises BadInput where the recipe does not go with the table, or the disk has no room.
     """
     try:
-        template = RequestTemplate(table.recipe, table.schema.names)
-        ResultColumns(table.recipe, table.kept, ALL_COLUMNS)
+        template = checked_template(table.recipe, table.schema, output_format, table.batches)
     except RecipeError as exc:
         raise BadInput(f"{table.name} cannot be run by its recipe: {exc}") from exc
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end

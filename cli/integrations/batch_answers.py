@@ -12,10 +12,11 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 from pyarrow import compute
 
+from tidemill.batch.table.cells import cells_of
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.reader import cells_of
 from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.table_check import check_cells
 from tidemill.protocol.routes import (
     CHAT_COMPLETIONS,
     COMPLETIONS,
@@ -57,8 +58,8 @@ class BatchAnswers:
 
     def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
         self._given = (dict(recipe), schema)
-        _check_names(schema.names)
-        self._recipe, self._template, self.keep = compile_recipe(recipe, schema.names)
+        self._checked: pa.Schema | None = None
+        self._recipe, self._template, self.keep = compile_recipe(recipe, schema)
         try:
             check_ids(self._recipe)
         except RecipeError as exc:
@@ -128,6 +129,7 @@ class BatchAnswers:
         By an `id` column it is that id if it is a whole number, so that where rows are numbered
         from 1 they are those of `tidemill run`; by another it is 0, and the line has the id.
         """
+        self._check_types(batch)
         cells = {name: cells_of(batch.column(name)) for name in self.columns}
         lines = self._template.lines(cells, batch.num_rows, first_number)
         numbers: Iterable[int] = range(first_number, first_number + batch.num_rows)
@@ -135,6 +137,16 @@ class BatchAnswers:
             numbers = map(_number_of, cells[self._recipe.id])
         for number, line in zip(numbers, lines, strict=True):
             yield number, line.removesuffix(b"\n")
+
+    def _check_types(self, batch: pa.RecordBatch) -> None:
+        """Raise TidemillError for a type that only the rows show, as those of Spark do."""
+        if self._checked is not None and self._checked.equals(batch.schema):
+            return
+        try:
+            check_cells(self._template, batch.schema)
+        except RecipeError as exc:
+            raise TidemillError(f"the recipe cannot work: {exc}") from exc
+        self._checked = batch.schema
 
     def _arrays(self, rows: Sequence[bytes]) -> list[pa.Array]:
         """Return the columns of the answers, in their declared types."""
@@ -171,14 +183,6 @@ def check_ids(recipe: Recipe) -> None:
             "sampled requests need an ID per row, because rows of a dataset have no number: name a "
             'column of unique values, such as id="review_id", or set params={"temperature": 0} '
             'or params={"seed": 1}'
-        )
-
-
-def _check_names(names: Sequence[str]) -> None:
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-    if repeated:
-        raise TidemillError(
-            f"the table has more than one column named `{repeated[0]}`: rename one of them"
         )
 
 

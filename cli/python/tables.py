@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.reader import rendered
+from tidemill.batch.table.errors import RecipeError, TableError
+from tidemill.batch.table.reader import check_names, rendered
 from tidemill.batch.table.recipe import Recipe, parse_recipe
 from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, ResultFacts
+from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.table_check import checked_template
 
 from ..files.dataset_table import arrow_table_of
 from .engine_process import AnsweredRow, EngineProcess
@@ -28,7 +29,7 @@ def answer_table(
 ) -> pa.Table:
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
-    asked, template, keep = compile_recipe(recipe, given.column_names)
+    asked, template, keep = compile_recipe(recipe, given.schema)
     # With all columns: a batch without any has no number of rows.
     asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
     lines = (line for _, some in rendered(template, asked_batches) for line in some)
@@ -45,20 +46,21 @@ def answer_table(
 
 
 def compile_recipe(
-    recipe: Mapping[str, Any], names: Sequence[str]
+    recipe: Mapping[str, Any], schema: pa.Schema
 ) -> tuple[Recipe, RequestTemplate, list[str]]:
     """Return a recipe, its templates for a table of these columns, and the columns it keeps.
 
     Raises TidemillError for one that cannot work.
     """
     try:
+        check_names(schema.names)
         asked = parse_recipe(recipe)
-        template = RequestTemplate(asked, names)
-        keep = list(names if asked.keep is None else asked.keep)
-        ResultColumns(asked, pa.schema([(name, pa.null()) for name in keep]), ALL_COLUMNS)
+        template = checked_template(asked, schema, None)
+    except TableError as exc:
+        raise TidemillError(str(exc)) from exc
     except RecipeError as exc:
         raise TidemillError(f"the recipe cannot work: {exc}") from exc
-    return asked, template, keep
+    return asked, template, list(schema.names if asked.keep is None else asked.keep)
 
 
 def _arrow_table(table: Any) -> pa.Table:
@@ -70,7 +72,11 @@ def _arrow_table(table: Any) -> pa.Table:
             return arrow_table_of(table)
         if isinstance(table, datasets.DatasetDict):
             raise TidemillError(f"the dataset has splits ({', '.join(table)}): give one of them")
-    return pa.table(table)
+    try:
+        return pa.table(table)
+    except (pa.ArrowException, TypeError, ValueError) as exc:
+        reason = str(exc).split("\n", 1)[0].rstrip(".")
+        raise TidemillError(f"the table cannot be read by Arrow: {reason}") from exc
 
 
 def _rows(

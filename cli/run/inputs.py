@@ -53,6 +53,7 @@ def _open_whole(options: RunOptions, stack: ExitStack, delays: tuple[float, ...]
         return open_requests(
             options.input_file,
             options.table.recipe,
+            options.table.output_format,
             tmp_dir=tmp_dir,
             max_line_bytes=limit,
             delays=delays,

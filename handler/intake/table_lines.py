@@ -9,8 +9,7 @@ from itertools import islice
 from tidemill.batch.model import Source
 from tidemill.batch.table.reader import open_table, read_rows, rendered
 from tidemill.batch.table.recipe import parse_recipe
-from tidemill.batch.table.request_template import RequestTemplate
-from tidemill.batch.table.result_columns import ALL_COLUMNS, ResultColumns, kept_columns
+from tidemill.batch.table.table_check import checked_template
 
 from ..aws.objects.object_file import open_object
 from ..aws.sync import Aws
@@ -26,8 +25,8 @@ def table_lines(aws: Aws, source: Source, recipe_keys: str) -> Iterator[bytes]:
     recipe = parse_recipe(json.loads(recipe_keys))
     with open_object(aws, source) as file:
         table = open_table(file)
-        template = RequestTemplate(recipe, table.schema.names)
-        ResultColumns(recipe, kept_columns(recipe, table.schema), ALL_COLUMNS)
+        form = recipe.output or table.format
+        template = checked_template(recipe, table.schema, form, table.batches)
         for _, lines in rendered(template, read_rows(table, template.columns)):
             while some := b"".join(islice(lines, _NUM_LINES)):
                 yield some

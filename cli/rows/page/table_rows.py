@@ -8,9 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import pyarrow as pa
+
 from tidemill.batch.file.lines import FormatError
+from tidemill.batch.table.cells import output_cells, problem_of
 from tidemill.batch.table.errors import TableError
-from tidemill.batch.table.reader import ParquetTable, Table, cells_of, open_table
+from tidemill.batch.table.reader import ParquetTable, Table, open_table
 from tidemill.batch.table.result_columns import PREFIX
 
 from ...console.errors import BadInput
@@ -81,7 +84,7 @@ class TableRows:
                 batches = table.batches(self._names)
             for batch in batches:
                 skipped = min(max(0, first_number - 1 - end), batch.num_rows)
-                columns = map(cells_of, batch.slice(skipped).columns)
+                columns = map(_shown, batch.slice(skipped).columns)
                 for place, cells in enumerate(zip(*columns, strict=True), end + skipped + 1):
                     yield place, dict(zip(self._names, cells, strict=True))
                 end += batch.num_rows
@@ -124,6 +127,12 @@ def first_result(names: Sequence[str]) -> int:
         first -= 1
         seen.add(bare[first])
     return first
+
+
+def _shown(column: pa.Array) -> list[Any]:
+    """Return cells, or their type where they have no value."""
+    is_readable = problem_of(column.type) is None
+    return output_cells(column) if is_readable else [f"({column.type})"] * len(column)
 
 
 def _lines(cells: Mapping[str, Any], bare: str | None = None) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tidemill.batch.file.lines import LineError, RawLine, parse_line
+from tidemill.batch.table.cells import NoText
 from tidemill.batch.table.errors import RecipeError
 from tidemill.batch.table.recipe import parse_recipe
-from tidemill.batch.table.request_template import NotUtf8, RequestTemplate
+from tidemill.batch.table.request_template import RequestTemplate
 
 COLUMNS = ("id", "text", "my tags", "stars", "dict")
 
@@ -67,9 +68,9 @@ def test_cells_stand_in_templates(template: str, cell: Any, expected: Any) -> No
             {"x": 1},
             "column `text` is a struct: {{ text | tojson }} makes it a text",
         ),
-        ("{{ text }}", b"x", "column `text` is bytes"),
-        ("{{ text | upper }}", b"x", "column `text` is bytes"),
-        ("{{ text }}", NotUtf8(), "column `text` is not UTF-8"),
+        ("{{ text }}", NoText("bytes"), "column `text` is bytes"),
+        ("{{ text | upper }}", NoText("bytes"), "column `text` is bytes"),
+        ("{{ text }}", NoText("not UTF-8"), "column `text` is not UTF-8"),
         ("{{ text + 1 }}", "x", "the template of `messages[0].content` cannot be rendered"),
         ("{{ raise_exception('too short') }}", "x", "cannot be rendered: too short"),
         (

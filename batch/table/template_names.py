@@ -1,0 +1,124 @@
+"""Template names: the columns that a template reads, also where Jinja has their names for itself.
+
+A column goes before a name of Jinja's own. Where it cannot, the template is refused, and the
+message spells the column as `row['true']`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+
+from .errors import RecipeError
+from .template_values import ROW, spelling_of
+
+_CONSTANTS: Final = frozenset({"true", "false", "none", "True", "False", "None"})
+_RENAMED: Final = ("self", "super")
+"""Names that Jinja defines in each template that uses them."""
+_OF_MACROS: Final = frozenset({"caller", "kwargs", "varargs"})
+_LOOP: Final = "loop"
+_BEFORE_NAMES: Final = (".", "|", "is", "is not")
+"""Tokens before a name that is not a value: of an attribute, a filter or a test."""
+
+
+def check_constants(
+    environment: Environment, source: str, columns: Collection[str], where: str
+) -> None:
+    """Raise RecipeError for a constant of Jinja that is a column, too."""
+    names = _CONSTANTS.intersection(columns)
+    if not names:
+        return
+    tokens = [
+        (kind, text)
+        for _, kind, text in environment.lex(source)
+        if kind not in {"whitespace", "comment"}
+    ]
+    before = ""
+    for (kind, text), (_, after) in pairwise([*tokens, ("", "")]):
+        if kind == "name" and text in names and before not in _BEFORE_NAMES and after != "=":
+            raise _reserved(text, where, columns, "is a constant of Jinja")
+        before = f"{before} {text}" if (before, text) == ("is", "not") else text
+
+
+def syntax_hint(environment: Environment, source: str, columns: Collection[str]) -> str:
+    """Return how to spell a column `not`, which Jinja cannot parse as a name."""
+    try:
+        tokens = [(kind, text) for _, kind, text in environment.lex(source)]
+    except TemplateSyntaxError:
+        return ""
+    is_named = "not" in columns and ("name", "not") in tokens
+    return f" (the column is {{{{ {spelling_of('not')} }}}})" if is_named else ""
+
+
+def rename_own(
+    tree: nodes.Template, columns: Collection[str], where: str
+) -> tuple[nodes.Template, dict[str, str]]:
+    """Rename the columns whose names Jinja defines itself; return them by their new names.
+
+    Raises RecipeError for one that cannot be told from Jinja's.
+    """
+    _check_loops(tree, columns, where)
+    for macro in tree.find_all((nodes.Macro, nodes.CallBlock)):
+        for name in macro.find_all(nodes.Name):
+            if name.name in _OF_MACROS.intersection(columns):
+                raise _reserved(name.name, where, columns, "is a name of Jinja in a macro")
+    renamed = {}
+    for name in tree.find_all(nodes.Name):
+        if name.name in _RENAMED and name.name in columns and name.ctx == "load":
+            free = f"_{name.name}"
+            while free in columns:
+                free = f"_{free}"
+            renamed[free] = name.name
+            name.name = free
+    return tree, renamed
+
+
+def names_in(tree: nodes.Template, columns: Collection[str]) -> dict[str, None]:
+    """Return the names that a template does not define itself; columns first."""
+    # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
+    own = {name.name for name in tree.find_all(nodes.Name) if name.name in columns}
+    return dict.fromkeys(sorted(meta.find_undeclared_variables(tree) | own))
+
+
+def cells_of_row(tree: nodes.Template) -> Sequence[str] | None:
+    """Return the names in `row["…"]`; None where `row` is used otherwise."""
+    names = []
+    cells: list[Any] = [*tree.find_all(nodes.Getitem), *tree.find_all(nodes.Getattr)]
+    for item in cells:
+        if isinstance(item.node, nodes.Name) and item.node.name == ROW:
+            key = item.attr if isinstance(item, nodes.Getattr) else None
+            if isinstance(item, nodes.Getitem) and isinstance(item.arg, nodes.Const):
+                key = item.arg.value
+            if not isinstance(key, str):
+                return None
+            names.append(key)
+    uses = sum(name.name == ROW for name in tree.find_all(nodes.Name))
+    return names if len(names) == uses else None
+
+
+def _check_loops(tree: nodes.Template, columns: Collection[str], where: str) -> None:
+    """Raise RecipeError for a `loop` inside of a loop that may be meant as the column."""
+    if _LOOP not in columns:
+        return
+    for block in tree.find_all(nodes.For):
+        for parent in _nodes_below(block):
+            is_own = isinstance(parent, (nodes.Getattr, nodes.Getitem, nodes.Call))
+            for child in parent.iter_child_nodes():
+                if isinstance(child, nodes.Name) and child.name == _LOOP and not is_own:
+                    raise _reserved(_LOOP, where, columns, "is Jinja's inside of a `for`")
+
+
+def _nodes_below(node: nodes.Node) -> Iterator[nodes.Node]:
+    for child in node.iter_child_nodes():
+        yield child
+        yield from _nodes_below(child)
+
+
+def _reserved(name: str, where: str, columns: Collection[str], reason: str) -> RecipeError:
+    advice = f"write {{{{ {ROW}['{name}'] }}}} for the column"
+    if ROW in columns:
+        advice = "rename the column"
+    return RecipeError(f"{where} has `{name}`, which {reason}, and the table a column: {advice}")

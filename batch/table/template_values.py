@@ -1,0 +1,326 @@
+"""Template values: the cells of a row as a template's variables, and the sandbox that prints them.
+
+Only texts, numbers, booleans and decimals are printed. Everything else, which Python would print
+in its own way, fails the row with the place of the cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from math import isnan
+from types import BuiltinMethodType, MethodType
+from typing import Any, Final
+
+from jinja2 import StrictUndefined, nodes
+from jinja2.compiler import Frame
+from jinja2.exceptions import TemplateRuntimeError
+
+from tidemill.protocol.sandbox import CountingCode, Sandbox
+
+from .cells import NoText
+from .errors import CellError
+from .recipe import suggestion
+
+ROW: Final = "row"
+"""Variable that holds all cells of a row, for columns whose name is not a word."""
+
+RESERVED: Final = frozenset(
+    "true false none True False None not and or in is if else recursive".split()
+)
+"""Words of Jinja that do not name a column everywhere in a template."""
+
+_PRINTED: Final = (str, int, float, Decimal)
+_READ_METHODS: Final = frozenset({"get", "items", "keys", "values"})
+_KINDS: Final = {list: "a list", tuple: "a list", dict: "a struct", type(None): "null"}
+_WAYS: Final = {
+    "a list": " | join(', ') }} makes it a text",
+    "a struct": " | tojson }} makes it a text",
+    "null": " or '' }} in the template takes nulls too",
+}
+_PLAIN: Final = frozenset({str, int, bool, Decimal})
+"""Types that are never null and have nothing inside."""
+
+
+class CellFailed(TemplateRuntimeError):
+    """A template cannot use the value of a cell."""
+
+    def __init__(self, error: CellError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Path:
+    """Place of a value in a row: a column, and the fields and places inside its cell."""
+
+    __slots__ = ("_key", "_parent")
+
+    def __init__(self, key: str | int, parent: Path | None = None) -> None:
+        self._key = key
+        self._parent = parent
+
+    @property
+    def column(self) -> str:
+        """Name of the column."""
+        return str(self._key) if self._parent is None else self._parent.column
+
+    def __str__(self) -> str:
+        if self._parent is None:
+            return spelling_of(self.column)
+        if isinstance(self._key, str) and self._key.isidentifier():
+            return f"{self._parent}.{self._key}"
+        return f"{self._parent}[{_quoted(self._key)}]"
+
+    def error(self, what: str, way: str = "") -> CellError:
+        """Return the error of a template that prints this value, and a way to avoid it."""
+        at = "" if self._parent is None else f" at `{self}`"
+        if what in _WAYS:
+            way = f"{{{{ {self}{_WAYS[what]}"
+        message = f"column `{self.column}` is {what}{at}{': ' * bool(way)}{way}"
+        return CellError(message, self.column)
+
+
+class _Unprinted:
+    """A value that raises CellFailed where a template makes a text of it."""
+
+    __slots__ = ()
+    path: Path | None
+    what: str
+    way = ""
+
+    def __str__(self) -> str:
+        if self.path is None:
+            raise CellFailed(
+                CellError(f"it prints `{ROW}`: {{{{ {ROW} | tojson }}}} prints it", None)
+            )
+        raise CellFailed(self.path.error(self.what, self.way))
+
+
+class List(_Unprinted, list[Any]):
+    """A list in a cell."""
+
+    __slots__ = ("path",)
+    what = "a list"
+
+    def __init__(self, values: list[Any], path: Path) -> None:
+        super().__init__(values)
+        self.path = path
+
+
+class Struct(_Unprinted, dict[str, Any]):
+    """A struct in a cell, or all cells of a row; its attributes are its fields."""
+
+    __slots__ = ("path",)
+    what = "a struct"
+
+    def __init__(
+        self, values: Mapping[str, Any] | Iterable[tuple[str, Any]], path: Path | None
+    ) -> None:
+        super().__init__(values)
+        self.path = path
+
+
+class Unreadable(_Unprinted):
+    """A cell without a text, such as bytes."""
+
+    def __init__(self, cell: NoText, path: Path) -> None:
+        self.what, self.way = cell
+        self.path = path
+
+
+class Null(StrictUndefined):
+    """A null cell in a template: false, left to `default`, and an error where it is printed."""
+
+    __slots__ = ()
+
+    def __init__(self, path: Path) -> None:
+        def failed(_: str) -> CellFailed:
+            return CellFailed(path.error("null"))
+
+        super().__init__(name=path.column, exc=failed)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or isinstance(other, Null)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(None)
+
+
+class Method:
+    """A method of a value, which a template may call but not print."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: MethodType | BuiltinMethodType) -> None:
+        self._function = function
+
+    @property
+    def __self__(self) -> object:
+        return self._function.__self__
+
+    def __call__(self, *args: Any, **names: Any) -> Any:
+        """Call the method."""
+        return self._function(*args, **names)
+
+    def __str__(self) -> str:
+        name = self._function.__name__
+        raise CellFailed(CellError(f"`{name}` is a method: write {name}() to call it", None))
+
+
+class _TextCode(CountingCode):
+    """Compiles a template so that `~` prints its operands as `{{ }}` does."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        self.write("environment.join_text((")
+        for operand in node.nodes:
+            self.visit(operand, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class TextSandbox(Sandbox):
+    """A sandbox whose variables are cells, in which only texts and numbers are printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code_generator_class = _TextCode
+        self.undefined = StrictUndefined
+        self.finalize = _printed
+        self.tests["none"] = lambda value: value is None or isinstance(value, Null)
+        self._print_json = self.filters["tojson"]
+        self.filters["tojson"] = self._to_json
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a field of a struct, or an attribute of another value."""
+        if isinstance(obj, Struct):
+            return self.getitem(obj, attribute)
+        return _wrapped(super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Return a field of a struct, an element of a list, or an attribute."""
+        if not isinstance(obj, Struct):
+            return _wrapped(super().getitem(obj, argument))
+        if isinstance(argument, str) and argument in obj:
+            return obj[argument]
+        if argument in _READ_METHODS:
+            return _wrapped(super().getattr(obj, argument))
+        message = f"`{obj.path or ROW}` has no `{argument}`{suggestion(str(argument), [*obj])}"
+        error = CellError(message, obj.path.column if obj.path else None)
+        return self.undefined(message, obj, argument, lambda _: CellFailed(error))  # type: ignore[arg-type]
+
+    def join_text(self, values: Iterable[Any]) -> str:
+        """Return the text of `~`, which prints its operands."""
+        return "".join([value if type(value) is str else str(_printed(value)) for value in values])
+
+    def _to_json(self, value: Any, *args: Any, **names: Any) -> Any:
+        return self._print_json(_json_value(value), *args, **names)
+
+
+def variable(value: Any, path: Path) -> Any:
+    """Return a cell, or a value inside of one, as templates have it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        kinds = {*map(type, value)}
+        if not (kinds <= _PLAIN or (kinds == {float} and not isnan(sum(value)))):
+            value = [variable(item, Path(place, path)) for place, item in enumerate(value)]
+        return List(value, path)
+    if isinstance(value, dict):
+        return Struct(
+            {name: variable(item, Path(name, path)) for name, item in value.items()}, path
+        )
+    if isinstance(value, NoText):
+        return Unreadable(value, path)
+    return Null(path) if is_null(value) else value
+
+
+def row_variable(cells: Mapping[str, Any], names: Sequence[str]) -> Struct:
+    """Return the variable `row` with some cells."""
+    return Struct(((name, cells[name]) for name in names), None)
+
+
+def text_of(value: Any, column: str) -> str:
+    """Return the text that `{{ column }}` prints of a cell; raises CellError where it has none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, NoText):
+        raise Path(column).error(*value)
+    if is_null(value) or isinstance(value, (list, dict)):
+        raise Path(column).error(kind_of(value))
+    return str(value)
+
+
+def body_value(value: Any, column: str) -> Any:
+    """Return a cell as a value of the body, without null fields, which every struct has.
+
+    Raises CellError for bytes inside of it.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return {name: body_value(item, column) for name, item in value.items() if not is_null(item)}
+    if isinstance(value, list):
+        return [body_value(item, column) for item in value]
+    if isinstance(value, NoText):
+        raise Path(column).error(f"{value.what} inside", value.way)
+    return None if is_null(value) else value
+
+
+def is_null(value: Any) -> bool:
+    """Say whether a cell is null, or NaN, which is null in tables from pandas."""
+    return value is None or value != value  # noqa: PLR0124 - NaN alone differs from itself
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a cell in words."""
+    if isinstance(value, NoText):
+        return value.what
+    return "null" if is_null(value) else _KINDS.get(type(value), f"a {type(value).__name__}")
+
+
+def spelling_of(column: str) -> str:
+    """Return a column as templates name it."""
+    is_name = column.isidentifier() and column not in RESERVED
+    return column if is_name else f"{ROW}[{_quoted(column)}]"
+
+
+def _quoted(key: str | int) -> str:
+    if isinstance(key, int):
+        return str(key)
+    return "'" + key.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _printed(value: Any) -> Any:
+    """Return a value that a template prints; raises CellFailed for one without a text."""
+    if isinstance(value, _PRINTED):
+        return value
+    if isinstance(value, (_Unprinted, StrictUndefined, Method)):
+        return str(value)
+    raise CellFailed(CellError(f"it prints {kind_of(value)}, which is not a text", None))
+
+
+def _wrapped(found: Any) -> Any:
+    return Method(found) if isinstance(found, (MethodType, BuiltinMethodType)) else found
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value as JSON has it: a decimal as text; a null, NaN or infinity as null."""
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, Null):
+        return None
+    if isinstance(value, (_Unprinted, StrictUndefined, Method)):
+        return str(value)
+    return value
