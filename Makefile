@@ -65,13 +65,15 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
 	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
-	@echo "make test          install and run the tests (docs/testing.md)"
-	@echo "make test-all      run everything: also what takes minutes, and many more cases"
+	@echo "make test          install and run the tests, in one order (docs/testing.md)"
+	@echo "make test-orders   run the tests in ten random orders; ORDERS=\"17 4\" repeats two"
+	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
+	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/deploy.md)"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
@@ -302,17 +304,26 @@ ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mar
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
-test: $(TESTED)
-	$(PYTEST) -m "alone and not long" $(ALONE)
-	$(PYTEST) -m "not alone and not long" $(SHARED)
+# One order, that of the files, and one seed of random numbers: a second run does the same.
+FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1
 
-# Everything, with many more cases of each property, and in nine orders more than its own.
-ORDERS ?= 1 2 3 4 5 6 7 8 9
+test: $(TESTED)
+	$(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
+	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
+
+# Ten orders, drawn for each run; ORDERS="17 4" repeats those of these seeds.
+ORDERS ?= $(shell $(BIN)/python -c "import random; print(*random.sample(range(10**6), 10))")
+test-orders: $(TESTED)
+	@orders="$(ORDERS)"; for seed in $$orders; do \
+	  echo "The order of seed $$seed, of $$orders: make test-orders ORDERS=$$seed repeats it."; \
+	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || { \
+	    echo "make test-orders ORDERS=$$seed failed." >&2; exit 1; }; done
+
+# Everything, with many more cases of each property, then ten orders.
 test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
-	$(PYTEST) -m alone --hypothesis-profile=full $(ALONE)
-	$(PYTEST) -m "not alone" --hypothesis-profile=full $(SHARED)
-	for seed in $(ORDERS); do \
-	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || exit 1; done
+	$(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
+	$(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
+	@$(MAKE) --no-print-directory test-orders
 
 # All seeds; `make test` runs one of them.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
@@ -332,7 +343,7 @@ tested: $(TESTED)
 	@$(PYTEST) --collect-only --quiet >$(OUT)/collected.log || { tail -n 30 $(OUT)/collected.log; exit 1; }
 
 check: $(INSTALLED_DEV)
-	@$(if $(filter test test-all,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested & tested=$$!; \
+	@$(if $(filter test test-all test-orders,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested & tested=$$!; \
 	  trap 'kill $$tested 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM;) \
 	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && \
 	  wait $$tested
