@@ -7,6 +7,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
+# Else an environment of another Python would be used without a word.
+ifeq ($(origin PYTHON)$(if $(wildcard $(BIN)/python),,-),command line)
+ifneq ($(shell $(PYTHON) -V 2>&1),$(shell $(BIN)/python -V 2>&1))
+$(error $(VENV) is of $(shell $(BIN)/python -V 2>&1), and $(PYTHON) is $(shell $(PYTHON) -V 2>&1): \
+  remove $(VENV), or name another folder: VENV=.venv-other)
+endif
+endif
 
 ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
 LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
@@ -305,11 +312,31 @@ SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reord
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
 # One order, that of the files, and one seed of random numbers: a second run does the same.
-FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1
+FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1 --hypothesis-seed=1
 
 test: $(TESTED)
 	$(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
 	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
+
+# Imports, commands, the API and its document, the bill of materials and the server on the newest
+# Python of this machine: what a new version of Python has broken so far.
+NEWEST_TESTS := tests/test_imports.py tests/container/test_sbom.py tests/handler/api/test_document.py \
+  tests/cli/test_main.py tests/cli/arguments tests/cli/commands tests/batch tests/protocol tests/server
+NEWEST = $(shell $(BIN)/python -m tests.newest_python)
+NEWEST_VENV := .venv-newest
+INSTALLED_NEWEST := $(NEWEST_VENV)/.installed
+$(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
+	@newest="$(NEWEST)"; test -z "$$newest" || { $$newest -m venv --clear $(NEWEST_VENV) && \
+	  $(call pip_install,$(NEWEST_VENV)/bin/python,$(DEV_EXTRAS)); }
+	@mkdir -p $(@D) && touch $@
+
+test-newest: $(TESTED) $(INSTALLED_NEWEST)
+	@if test -x $(NEWEST_VENV)/bin/python; then \
+	  echo "A part of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
+	  PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
+	    $(FIXED_ORDER) $(SHARED) $(NEWEST_TESTS); \
+	else \
+	  echo "No Python here is newer than $$($(BIN)/python -V | cut -d ' ' -f 2): $(VENV) tests all."; fi
 
 # Ten orders, drawn for each run; ORDERS="17 4" repeats those of these seeds.
 ORDERS ?= $(shell $(BIN)/python -c "import random; print(*random.sample(range(10**6), 10))")
@@ -343,7 +370,8 @@ tested: $(TESTED)
 	@$(PYTEST) --collect-only --quiet >$(OUT)/collected.log || { tail -n 30 $(OUT)/collected.log; exit 1; }
 
 check: $(INSTALLED_DEV)
-	@$(if $(filter test test-all test-orders,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested & tested=$$!; \
+	@$(if $(filter test test-all test-orders,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested \
+	    $(if $(filter test-newest,$(MAKECMDGOALS)),$(INSTALLED_NEWEST)) & tested=$$!; \
 	  trap 'kill $$tested 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM;) \
 	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && \
 	  wait $$tested
@@ -437,7 +465,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(NEWEST_VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
