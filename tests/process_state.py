@@ -26,13 +26,17 @@ from typing import Any, Final
 
 # pytest changes the variable between the phases of one test.
 _PHASE: Final = b"PYTEST_CURRENT_TEST"
+# Set by the first import of torch's compiler and of our CDK app, to the same values in any process.
+_OF_IMPORTS: Final = (b"TORCHINDUCTOR_CACHE_DIR", b"JSII_SILENCE_WARNING_")
 _SIGNALS: Final = [int(each) for each in signal.Signals if each not in {9, 19}]
 _LOGGERS: Final = [
-    logging.getLogger(name)
-    for name in ("root", "tidemill", "asyncio", "boto3", "botocore", "transformers", "uvicorn")
+    logging.getLogger(name) for name in ("root", "tidemill", "asyncio", "boto3", "botocore")
 ]
 # Pools of the process: their first use starts them, and they never end.
 _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
+# Threads of a test's HTTP server, each of which ends with a connection that the client closes, and
+# asyncio's, which ends with a process that a fixture ends.
+_ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-")
 # How long a thread may take to notice that its test is over, on a machine busy with others.
 _ENDING_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -113,6 +117,7 @@ class ProcessState:
             name
             for name in self._environment.keys() | now.keys()
             if self._environment.get(name) != now.get(name)
+            and not (name not in self._environment and name.startswith(_OF_IMPORTS))
         )
         for name in names:
             if name in self._environment:
@@ -143,7 +148,7 @@ class ProcessState:
         until = time.monotonic() + _ENDING_SECONDS
         found = []
         for thread in threading.enumerate():
-            if thread in self._threads or thread.name.startswith(_POOLS):
+            if thread in self._threads or any(name in thread.name for name in _ENDLESS):
                 continue
             while not _is_over(thread) and time.monotonic() < until:
                 thread.join(_LOOK_SECONDS)
