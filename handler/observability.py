@@ -70,15 +70,20 @@ _UNITS: Final[Mapping[Metric, str]] = {
 }
 
 
-def emit(figures: Figures, *, model: str | None, **labels: str | int) -> None:
+def emit(
+    figures: Figures, *, model: str | None, service: str | None = None, **labels: str | int
+) -> None:
     """Tell figures of this process, and of a model where one is known.
+
+    `service` names the process; without it the environment does.
 
     `labels` stand in the line, where queries find them, and are no dimensions: a metric for each
     batch would cost more than the batch. The line is an event of the log like any other, but for
     the logger's level. A standard output that is gone is no error.
     """
-    # A Lambda is named by its environment; the only other process of the cloud is a worker.
-    dimensions = {"service": os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")}
+    # The stacks set the variable for Lambdas and workers; a worker elsewhere has none.
+    named = service or os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")
+    dimensions = {"service": named}
     if model is not None:
         dimensions["model"] = model
     metrics = [{"Name": metric, "Unit": _UNITS.get(metric, "Count")} for metric in figures]

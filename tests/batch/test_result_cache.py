@@ -122,7 +122,7 @@ def test_a_row_of_a_cached_reply_is_the_row_of_the_reply(custom_id: str, text: s
 
 def test_a_body_that_was_damaged_is_not_found(cache: ResultCache, tmp_path: Path) -> None:
     """It is computed again, and written anew."""
-    with sqlite3.connect(tmp_path / FILE_NAME) as database:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database, database:
         database.execute("UPDATE results SET record = X'00'")
     assert cache.find(KEY, SECOND, 7) is None
     cache.add(KEY, SECOND, 7, REPLY)
@@ -137,7 +137,7 @@ def foreign(path: Path) -> None:
 
 def newer(path: Path) -> None:
     """Make a database of a version to come."""
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA user_version = 99")
 
 

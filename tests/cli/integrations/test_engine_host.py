@@ -70,9 +70,13 @@ def host(process: Any, address: str) -> Iterator[EngineHost]:
     """Return a host that accepts connections."""
     with Listener(address, family="AF_UNIX") as listener:
         host = EngineHost(process)
-        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        accepting = threading.Thread(target=host.accept_all, args=(listener,), daemon=True)
+        accepting.start()
         yield host
         host.close()
+        # A thread that waits for a connection does not notice that the socket is closed.
+        listener._listener._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+        accepting.join()
 
 
 def test_connections_share_an_engine(host: EngineHost, process: Process, address: str) -> None:

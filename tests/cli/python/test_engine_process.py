@@ -22,7 +22,8 @@ sys.exit(5)
 HOLDS_THE_PIPE = """
 import subprocess, sys
 print("child left", file=sys.stderr, flush=True)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], start_new_session=True)
+wait = "import pathlib, sys, time\\nwhile pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+subprocess.Popen([sys.executable, "-c", wait, *sys.argv[1:]], start_new_session=True)
 sys.exit(5)
 """
 
@@ -38,12 +39,16 @@ def test_the_error_has_the_last_words(capfd: pytest.CaptureFixture[str]) -> None
     process.close()
 
 
-def test_the_last_words_of_a_process_whose_child_lives_on() -> None:
+def test_the_last_words_of_a_process_whose_child_lives_on(tmp_path: Path) -> None:
     """Its end is not waited for."""
-    process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE])
-    with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
-        process.info()
-    process.close()
+    (tmp_path / "alive").touch()
+    process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE, str(tmp_path / "alive")])
+    try:
+        with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
+            process.info()
+        process.close()
+    finally:
+        (tmp_path / "alive").unlink()
 
 
 def test_an_engine_that_hangs_is_ended(capfd: pytest.CaptureFixture[str]) -> None:

@@ -344,6 +344,20 @@ async def test_a_list_goes_through_all_batches_newest_first(tmp_path: Path) -> N
     assert third["data"] == []
 
 
+async def test_fifty_batches_of_one_second_are_listed_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of creation decides, although `created_at` is the same in all of them."""
+    async with serving(tmp_path) as local:
+        monkeypatch.setattr(time, "time", lambda: 1_800_000_000.5)
+        made = [(await local.submit(lines_of([{}])))["id"] for _ in range(50)]
+        listed = (await local.client.get("/v1/batches", params={"limit": 50})).json()["data"]
+        files = (await local.client.get("/v1/files", params={"purpose": "batch"})).json()["data"]
+    assert [batch["id"] for batch in listed] == made[::-1]
+    assert {batch["created_at"] for batch in listed} == {1_800_000_000}
+    assert [file["id"] for file in files] == [batch["input_file_id"] for batch in listed]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
