@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dis import opmap
 from pathlib import Path
 from types import CodeType, FrameType
@@ -67,6 +68,13 @@ def run_profiled(
 
     Threads that it starts count, too.
     """
+    with profiled(folders, fault) as counts:
+        return work(), counts
+
+
+@contextmanager
+def profiled(folders: Sequence[str], fault: Fault | None = None) -> Iterator[Counter[Call]]:
+    """Count the calls in files of these folders while entered, and raise a fault at one."""
     paths = tuple(str(ROOT / folder) for folder in folders)
     calls: dict[tuple[CodeType, str, str], Call | None] = {}
     codes: dict[CodeType, str | None] = {}
@@ -96,11 +104,10 @@ def run_profiled(
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        status = work()
+        yield counts
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
-    return status, counts
 
 
 def _is_await(frame: FrameType, event: str) -> bool:

@@ -10,11 +10,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import chdir
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,17 +23,22 @@ import pytest
 from tests.cli.given import line
 from tests.cli.scripted import ScriptedEngine
 from tests.faults import HANGS, Call, Fault, faults_of, in_process, run_profiled
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.run_line import run_line
 from tidemill.cli.commands.run import options_from
+from tidemill.cli.engine import replicas
 from tidemill.cli.files import kept_rows, row_writer, spool
 from tidemill.cli.main import exit_status_of, parse
-from tidemill.cli.run import feed, progress
+from tidemill.cli.run import feed, job, progress
 from tidemill.cli.run import run as run_module
 from tidemill.cli.run.job import run_job
-from tidemill.protocol.contract import Reply
+from tidemill.cli.run.replicas import EngineReplicas
+from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 FOLDERS: Final = (
     *("cli/run", "cli/files", "batch/file", "batch/table", "batch/result_", "engine/plan"),
-    *("protocol/in_flight", "protocol/callback_failures"),
+    *("protocol/in_flight", "protocol/callback_failures", "cli/engine/replicas"),
 )
 REPLY: Final = '{"choices" = [{"message" = {"content" = "hi"}, "finish_reason" = "stop"}]}'
 NUM_LINES: Final = 20
@@ -54,6 +60,27 @@ class CountingEngine(ScriptedEngine):
             raise
         os.write(self._fd, b".")
         return reply
+
+
+class Client:
+    """Client of a replica's engine that is in this process."""
+
+    stats = EngineStats()
+
+    def __init__(self, engine: CountingEngine) -> None:
+        self._engine = engine
+
+    async def start(self) -> EngineInfo:
+        """Return the engine's info."""
+        return self._engine.info()
+
+    async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
+        """Return the row of a line."""
+        answered = await run_line(RawLine(number, data), self._engine, created=created)
+        return Row(0, answered.is_success, answered.usage or Usage(), answered.row)
+
+    async def close(self) -> None:
+        """Do nothing."""
 
 
 def write_requests(folder: Path) -> None:
@@ -135,6 +162,8 @@ class Chain:
     flags: tuple[str, ...]
     ids: Callable[[Path], list[str] | None]
     more: tuple[str, ...] = ("--resume",)
+    num_engines: int = 1
+    max_lost: int = 2  # the request that failed, and one that was in a thread
 
     def run(
         self,
@@ -151,9 +180,26 @@ class Chain:
             engine = CountingEngine(folder / "count")
 
             def work() -> int:
-                return exit_status_of(lambda: run_job(options, load=lambda *_, **__: engine))
+                with self._replicated(engine):
+                    return exit_status_of(lambda: run_job(options, load=lambda *_, **__: engine))
 
             return run_profiled(work, FOLDERS, fault) if is_profiled else (work(), Counter())
+
+    @contextmanager
+    def _replicated(self, engine: CountingEngine) -> Iterator[None]:
+        """Have the number of engines, all of them in this process."""
+
+        @contextmanager
+        def make(*given: Any) -> Iterator[EngineReplicas]:
+            commands = [["engine"]] * self.num_engines
+            yield EngineReplicas(commands, created=given[-1], home=lambda place: place)
+
+        with (
+            patch.object(job, "num_engines", lambda _: self.num_engines),
+            patch.object(job, "replicas", make),
+            patch.object(replicas, "EngineClient", lambda *_, **__: Client(engine)),
+        ):
+            yield
 
 
 PLAIN: Final = ("-i", "in.jsonl", "-o", "out", "--on-invalid-line", "skip")
@@ -165,6 +211,8 @@ CHAINS: Final = {
     "shard": Chain(write_requests, (*PLAIN, "--shard", "1/2"), marked_ids),
     "csv": Chain(write_table, ("-i", "in.csv", "-o", "out.csv"), ids_in("out.csv")),
     "parquet": Chain(write_table, ("-i", "in.csv", "-o", "out.parquet"), ids_in("out.parquet")),
+    # Rows may be on their way from an engine to the run.
+    "replicas": Chain(write_requests, PLAIN, ids_in("out"), num_engines=2, max_lost=9),
     "reuse": Chain(write_requests, (*PLAIN, "--reuse", "kept"), ids_in("out")),
 }
 
@@ -228,8 +276,7 @@ class FaultyRuns:
             return f"{status}, then {resumed}: {words}\nresumed: {stderr.read_text()}"
         if chain.ids(folder) != self._ids:
             return f"{status}, and the resume has other rows: {words}"
-        # At most the request that failed, and one whose thread was cut off.
-        if (num_lost := answered + count_of(folder) - self._num_requests) > 2:
+        if (num_lost := answered + count_of(folder) - self._num_requests) > chain.max_lost:
             return f"{status}, and {num_lost} finished rows were lost: {words}"
         return None
 
