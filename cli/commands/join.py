@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..arguments.argument_types import positive_int
+from ..console.errors import unexpected_in_words
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 
@@ -27,6 +28,7 @@ exit status:
   1  rows that are not those of the lines, or a failure on the way
   2  shards that are missing, unfinished or of different settings, or paths that cannot work;
      nothing was written
+  6  an unexpected failure; join the shards again
 """
 
 
@@ -78,7 +80,8 @@ def command(arguments: argparse.Namespace) -> int:
 
     output, errors = arguments.output_file, arguments.error_file
     check_outputs(output, errors, input_file=arguments.input_file, force=arguments.force)
-    with StopSignals(), ExitStack() as stack:
+    failed = unexpected_in_words("the join has failed: join the shards again")
+    with failed, StopSignals(), ExitStack() as stack:
         requests, tmp_dir = None, arguments.output_tmp_dir
         if arguments.input_file is not None:
             source = stack.enter_context(open_source(arguments.input_file, tmp_dir=tmp_dir))
@@ -93,6 +96,6 @@ def command(arguments: argparse.Namespace) -> int:
             allow_other_settings=arguments.allow_other_settings,
         )
     rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
-    failed = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
-    log(f"{rows}{failed} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
+    errors_words = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
+    log(f"{rows}{errors_words} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
     return 0

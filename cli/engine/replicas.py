@@ -222,8 +222,8 @@ class Replicas:
         return task
 
     async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> bool:
-        await client.close()
         try:
+            await client.close()
             if await replica.restart() and not is_broken:
                 self._deaths_without_a_row = 0  # what ended it was a request, not the machine
         except Exception as exc:  # noqa: BLE001 - requests that wait for it would wait for ever

@@ -251,6 +251,14 @@ class EngineClient:
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Handle frames until the process has ended, then fail all pending requests."""
+        reason = "it cannot be listened to any more"
+        try:
+            reason = await self._end_of(wire)
+        finally:
+            self._end(self._reason or reason)
+
+    async def _end_of(self, wire: asyncio.StreamReader) -> str:
+        """Handle frames until the process has ended, and return why it has."""
         reading = asyncio.create_task(self._read_frames(wire))
         exiting = asyncio.create_task(self._process.wait())
         both = [reading, exiting]
@@ -262,12 +270,10 @@ class EngineClient:
             await asyncio.wait(both)
         status = exiting.result()
         if self._failed is not None:
-            own_reason = self._failed.message
-        elif status < 0:
-            own_reason = f"killed by {signal.Signals(-status).name}"
-        else:
-            own_reason = f"exited with status {status}"
-        self._end(self._reason or own_reason)
+            return self._failed.message
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
 
     async def _read_frames(self, wire: asyncio.StreamReader) -> None:
         try:
@@ -277,8 +283,12 @@ class EngineClient:
             if wire.at_eof():  # its death tore the last frame
                 return
             self._kill(f"broken wire: {exc}")
-            while await wire.read(_DRAIN_BYTES):
-                pass  # to the end of the pipe, which closes it
+        except Exception as exc:  # noqa: BLE001 - its requests would wait for ever
+            self._kill(f"its frames cannot be read: {type(exc).__name__}: {exc}")
+        else:
+            return
+        while await wire.read(_DRAIN_BYTES):
+            pass  # to the end of the pipe, which closes it
 
     def _handle_frame(self, frame: Frame) -> None:
         match frame:
@@ -323,6 +333,12 @@ class EngineClient:
 
     async def _watch(self) -> None:
         """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`."""
+        try:
+            await self._kill_stalled()
+        except Exception as exc:  # noqa: BLE001 - without a watchdog it might hang for ever
+            self._kill(f"the watchdog failed: {type(exc).__name__}: {exc}")
+
+    async def _kill_stalled(self) -> None:
         clock, reason = StallClock(self._stall_seconds), None
         while reason is None:
             await asyncio.sleep(clock.tick_seconds)
