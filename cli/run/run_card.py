@@ -37,9 +37,10 @@ def write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     A run that added no row leaves the card of the run that did. A failure is a note, as the rows
     are complete.
     """
+    has_card = False
     with failures_noted("the run card cannot be written"):
-        return _write_card(run, files, tally)
-    return False
+        has_card = _write_card(run, files, tally)
+    return has_card
 
 
 def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
