@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..console.errors import BadInput
+from ..console.terminal import amount
 from .spool import SUFFIX as SPOOL_SUFFIX
 
 SUFFIX: Final = ".settings"
@@ -195,7 +196,7 @@ def use_lines(uses: Sequence[SettingsUse]) -> list[str]:
     names = dict.fromkeys(name for each in known[1:] for name in differences(known[0], each))
     lines = []
     for use in uses:
-        rows = "an unknown number of rows" if use.num_rows is None else f"{use.num_rows:,} rows"
+        rows = "an unknown number of rows" if use.num_rows is None else amount(use.num_rows, "row")
         if use.settings is None:
             lines.append(f"{rows}: unknown settings")
             continue

@@ -175,6 +175,8 @@ def _options_of_rows(options: RunOptions) -> RunOptions | None:
 
     if (found := with_rows_file(options)) is None:
         check_complete(options, engine_config(options), chat_template(options))
+        assert options.table is not None
+        log(f"{options.table.output} is complete: nothing to run")
     return found
 
 

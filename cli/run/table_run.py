@@ -31,7 +31,6 @@ def with_rows_file(options: RunOptions) -> RunOptions | None:
         if target.exists() and not options.force:
             raise Refused(f"{target} is there already: name another file, or --force replaces it")
     elif target.exists() and not rows.exists():
-        log(f"{target} is complete: nothing to run")
         return None
     if options.shard is not None:
         rows = Path(options.shard.path(str(rows)))

@@ -436,7 +436,7 @@ def test_a_changed_prompt_of_a_table_is_refused_as_such(
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_a_complete_table_of_other_settings_is_refused(
-    run: Any, tmp_path: Path, suffix: str
+    run: Any, tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A resume would leave it as it is."""
     source = write_table(tmp_path / f"table.{suffix}")
@@ -444,8 +444,10 @@ def test_a_complete_table_of_other_settings_is_refused(
     assert run(source) == 0
     assert run(source, "--resume") == 0
     if run.has_card:
+        capsys.readouterr()
         with pytest.raises(Refused, match="--prompt: "):
             run(source, "--resume", "--prompt", "Hi {{ text }}")
+        assert "is complete" not in capsys.readouterr().err
         with pytest.raises(Refused, match="--max-tokens: not set before, 7 now"):
             run(source, "--resume", "--max-tokens", 7)
     with pytest.raises(Refused, match="was made of are removed, as none had failed"):
