@@ -272,7 +272,7 @@ def _raising(folder: Path | None = None) -> Iterator[None]:
         if code not in _DAMAGED_CODES:
             raise CacheError(words) from exc
         raise _damaged(words, folder) from exc
-    except (MemoryError, UnicodeError, ValueError, OverflowError, TypeError) as exc:
+    except (MemoryError, OverflowError, UnicodeError) as exc:
         raise _damaged(f"the result cache is damaged ({exc!r})", folder) from exc
 
 

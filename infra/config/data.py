@@ -57,8 +57,8 @@ class Retention(Table):
 class Reuse(Table):
     """`[reuse]`: results that are kept for later batches of their tenant.
 
-    For `days`, `max_gib` of each tenant at most; with `sampled` also results that another run may
-    give otherwise.
+    For `days`, `max_gib` of each tenant at most; with `sampled` also sampled results, each for its
+    own line.
     """
 
     days: Annotated[int, Field(ge=1, le=3650)] = 90

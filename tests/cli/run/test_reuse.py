@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,11 @@ from tests.cli.given import line, rows
 from tests.emulators import Emulator
 from tests.server.local.rig import MODEL, lines_of, serving
 from tests.server.local.rig import ScriptedEngine as LocalEngine
-from tidemill.batch.result_cache import FILE_NAME
-from tidemill.batch.result_key import ResultKeys
+from tidemill.batch.result_cache import FILE_NAME, ResultCache
+from tidemill.batch.result_key import ResultKeys, Scope
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.files.reused_rows import ReusedRows
-from tidemill.cli.run.reuse import ReusingResponder, daily_results
+from tidemill.cli.run.reuse import Reuse, ReusingResponder, daily_results
 from tidemill.demo import MODEL_PATH
 from tidemill.protocol.contract import Reply, Usage
 
@@ -221,6 +222,17 @@ def test_a_model_that_is_not_here_reuses_nothing(
     assert run("-i", write_input(greedy("a")), "-o", out, "--reuse", tmp_path / "kept") == 0
     assert "m is not on this machine yet" in capsys.readouterr().err
     assert not (tmp_path / "kept").exists()
+
+
+def test_replies_of_another_day_than_that_of_the_lookup_are_not_kept(tmp_path: Path) -> None:
+    """A template may tell the date; rows of a resume have the time of the first run."""
+    with closing(ResultCache.open(tmp_path, Scope(b"one", "m"))) as cache:
+        reuse = Reuse(cache, ReusedRows(tmp_path), 86_400, ResultKeys(["m"]))
+        times = [86_399, 86_400, 2 * 86_400 - 1, 2 * 86_400]
+        body = {"messages": [], "temperature": 0}
+        keys = [reuse.key_of("/v1/chat/completions", body, "a", created) for created in times]
+        reuse.rows.close()
+    assert [key is not None for key in keys] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("flag", [("--reuse-sampled",), ("--reuse-max-size", "1G")])
