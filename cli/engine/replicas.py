@@ -226,7 +226,7 @@ class Replicas:
             await client.close()
             if await replica.restart() and not is_broken:
                 self._deaths_without_a_row = 0  # what ended it was a request, not the machine
-        except Exception as exc:  # noqa: BLE001 - requests that wait for it would wait for ever
+        except Exception as exc:  # noqa: BLE001 - whatever it is, requests must not wait for it
             if self.failure is None:
                 log(f"engine {replica.number} is not started again: {exc}")
             if not self.ready and self._starting == {replica}:

@@ -33,7 +33,7 @@ def serving(
 async def ask(served: ServedReplicas, name: str, *, is_online: bool) -> Reply:
     """Return the reply to an interactive request, or to a line of a batch."""
     respond = served.answer if is_online else served.respond
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         reply = await respond("/v1/x", {"custom_id": name, "prompt": name}, "req_1", 1)
     assert isinstance(reply, Reply)
     return reply
@@ -82,7 +82,7 @@ async def test_an_interactive_request_waits_for_no_line(monkeypatch: pytest.Monk
         lines = [asyncio.create_task(ask(served, name, is_online=False)) for name in NAMES]
         await began.wait()
         request = asyncio.create_task(ask(served, "urgent", is_online=True))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while "urgent" not in machine.lives[0].has:  # noqa: ASYNC110 - of another thread
                 await asyncio.sleep(0.01)
         assert len(machine.lives[0].has) <= 7

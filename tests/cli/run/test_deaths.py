@@ -45,7 +45,7 @@ class Run:
 
     async def rows(self, names: Sequence[str]) -> list[LineResult]:
         """Return the rows of lines that are all sent at once."""
-        async with self.replicas.started(), asyncio.timeout(60):
+        async with self.replicas.started(), asyncio.timeout(120):
             return await asyncio.gather(*map(self.replicas.run_line, lines_of(names)))
 
 
@@ -220,7 +220,7 @@ async def test_suspects_that_are_left_hold_up_no_other(monkeypatch: pytest.Monke
     """A run that stops cancels its lines: those that wait for a trial, and those on trial."""
     machine = Machine(slots=4, turns=10**6)
     run = Run(monkeypatch, machine, engines=1)
-    async with run.replicas.started(), asyncio.timeout(60):
+    async with run.replicas.started(), asyncio.timeout(120):
         running = [asyncio.create_task(run.replicas.run_line(one)) for one in lines_of(NAMES[:8])]
         await until(lambda: len(machine.lives[0].running) == 4)
         machine.kill(0)
