@@ -7,6 +7,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT := out
+# Else an environment of another Python would be used without a word.
+ifeq ($(origin PYTHON)$(if $(wildcard $(BIN)/python),,-),command line)
+ifneq ($(shell $(PYTHON) -V 2>&1),$(shell $(BIN)/python -V 2>&1))
+$(error $(VENV) is of $(shell $(BIN)/python -V 2>&1), and $(PYTHON) is $(shell $(PYTHON) -V 2>&1): \
+  remove $(VENV), or name another folder: VENV=.venv-other)
+endif
+endif
 
 ENGINE_EXTRAS := -c constraints.txt -e '.[engine,serve,tables]'
 LOCAL_EXTRAS := -c constraints.txt -e '.[engine,serve,tables,cloud,infra]'
@@ -65,13 +72,15 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
 	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
-	@echo "make test          install and run the tests (docs/testing.md)"
-	@echo "make test-all      run everything: also what takes minutes, and many more cases"
+	@echo "make test          install and run the tests, in one order (docs/testing.md)"
+	@echo "make test-orders   run the tests in ten random orders; ORDERS=\"17 4\" repeats two"
+	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
+	@echo "make test-all      run everything: also what takes minutes, many more cases, ten orders"
 	@echo "make bootstrap     prepare an AWS account and region for the CDK, once"
 	@echo "make image         build the workers' image for AWS and push it (IMAGE=…, docs/deploy.md)"
 	@echo "make deploy        set a deployment up in an AWS account (docs/deploy.md)"
@@ -302,17 +311,46 @@ ALONE = $(shell grep --recursive --files-with-matches --include='test_*.py' 'mar
 SHARED := --numprocesses=$(TEST_PROCESSES) --dist=loadscope --no-loadscope-reorder
 TESTED := $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALLED_BROWSER) $(INSTALLED_NODE_CLIENT) $(INSTALLED_CLIENTS) $(INSTALLED_CHART_TOOLS) $(QUICK_PROGRAMS:=/.installed)
 
-test: $(TESTED)
-	$(PYTEST) -m "alone and not long" $(ALONE)
-	$(PYTEST) -m "not alone and not long" $(SHARED)
+# One order, that of the files, and one seed of random numbers: a second run does the same.
+FIXED_ORDER := --randomly-dont-reorganize --randomly-seed=1 --hypothesis-seed=1
 
-# Everything, with many more cases of each property, and in nine orders more than its own.
-ORDERS ?= 1 2 3 4 5 6 7 8 9
+test: $(TESTED)
+	$(PYTEST) -m "alone and not long" $(FIXED_ORDER) $(ALONE)
+	$(PYTEST) -m "not alone and not long" $(FIXED_ORDER) $(SHARED)
+
+# Imports, commands, the API and its document, the bill of materials and the server on the newest
+# Python of this machine: what a new version of Python has broken so far.
+NEWEST_TESTS := tests/test_imports.py tests/container/test_sbom.py tests/handler/api/test_document.py \
+  tests/cli/test_main.py tests/cli/arguments tests/cli/commands tests/batch tests/protocol tests/server
+NEWEST = $(shell $(BIN)/python -m tests.newest_python)
+NEWEST_VENV := .venv-newest
+INSTALLED_NEWEST := $(NEWEST_VENV)/.installed
+$(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
+	@newest="$(NEWEST)"; test -z "$$newest" || { $$newest -m venv --clear $(NEWEST_VENV) && \
+	  $(call pip_install,$(NEWEST_VENV)/bin/python,$(DEV_EXTRAS)); }
+	@mkdir -p $(@D) && touch $@
+
+test-newest: $(TESTED) $(INSTALLED_NEWEST)
+	@if test -x $(NEWEST_VENV)/bin/python; then \
+	  echo "A part of the tests on $$($(NEWEST_VENV)/bin/python -V)."; \
+	  PYTHONDONTWRITEBYTECODE= $(NEWEST_VENV)/bin/python -m pytest -m "not long and not alone" \
+	    $(FIXED_ORDER) $(SHARED) $(NEWEST_TESTS); \
+	else \
+	  echo "No Python here is newer than $$($(BIN)/python -V | cut -d ' ' -f 2): $(VENV) tests all."; fi
+
+# Ten orders, drawn for each run; ORDERS="17 4" repeats those of these seeds.
+ORDERS ?= $(shell $(BIN)/python -c "import random; print(*random.sample(range(10**6), 10))")
+test-orders: $(TESTED)
+	@orders="$(ORDERS)"; for seed in $$orders; do \
+	  echo "The order of seed $$seed, of $$orders: make test-orders ORDERS=$$seed repeats it."; \
+	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || { \
+	    echo "make test-orders ORDERS=$$seed failed." >&2; exit 1; }; done
+
+# Everything, with many more cases of each property, then ten orders.
 test-all: $(TESTED) $(INSTALLED_OPTIONAL) $(INSTALLED_PROGRAMS)
-	$(PYTEST) -m alone --hypothesis-profile=full $(ALONE)
-	$(PYTEST) -m "not alone" --hypothesis-profile=full $(SHARED)
-	for seed in $(ORDERS); do \
-	  $(PYTEST) -m "not alone and not long" $(SHARED) --randomly-seed=$$seed || exit 1; done
+	$(PYTEST) -m alone --hypothesis-profile=full $(FIXED_ORDER) $(ALONE)
+	$(PYTEST) -m "not alone" --hypothesis-profile=full $(FIXED_ORDER) $(SHARED)
+	@$(MAKE) --no-print-directory test-orders
 
 # All seeds; `make test` runs one of them.
 chaos: $(INSTALLED_DEV) $(INSTALLED_MINISTACK)
@@ -332,7 +370,8 @@ tested: $(TESTED)
 	@$(PYTEST) --collect-only --quiet >$(OUT)/collected.log || { tail -n 30 $(OUT)/collected.log; exit 1; }
 
 check: $(INSTALLED_DEV)
-	@$(if $(filter test test-all,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested & tested=$$!; \
+	@$(if $(filter test test-all test-orders,$(MAKECMDGOALS)),$(MAKE) --no-print-directory tested \
+	    $(if $(filter test-newest,$(MAKECMDGOALS)),$(INSTALLED_NEWEST)) & tested=$$!; \
 	  trap 'kill $$tested 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM;) \
 	  $(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy && $(BIN)/lint-imports && \
 	  wait $$tested
@@ -426,7 +465,7 @@ bench-upload: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTAL
 	$(BIN)/python -m bench.cloud.browser_upload --runs 3
 
 clean:
-	rm -rf $(VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
+	rm -rf $(VENV) $(NEWEST_VENV) $(MINISTACK_VENV) $(AUDIT_VENV) $(CLIENTS) $(CHART_TOOLS) $(PROGRAMS) infra/node_modules tests/browser/node_modules tests/browser/chromium tests/node/node_modules $(OUT) build dist \
 	  .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

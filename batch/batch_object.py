@@ -109,7 +109,8 @@ class TidemillObject(BaseModel):
     shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
     seconds) is when they would be through. `audio_seconds` is how much was listened to.
     `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
-    tokens. `table_url` is where the table of an input's rows is that was one, and `table_file_id`
+    tokens. `truncated_rows` are completed ones whose answer was cut off at its token limit.
+    `table_url` is where the table of an input's rows is that was one, and `table_file_id`
     its file. `unknown_parameters` are the most frequent ones, without which lines run.
     `cost` is in the currency of the deployment's price for a GPU-hour, null without one.
     What is estimated is of the whole batch, null where nobody can know and once it ends.
@@ -124,6 +125,7 @@ class TidemillObject(BaseModel):
     audio_seconds_per_second: float
     audio_seconds: float
     reused_rows: int
+    truncated_rows: int
     unknown_parameters: list[UnknownParameterObject]
     table_file_id: str | None
     table_url: str | None
@@ -274,6 +276,7 @@ def _tidemill_object(
         **(done.rates if is_running else Rates())._asdict(),
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
+        truncated_rows=done.truncated,
         unknown_parameters=[_unknown(each) for each in batch.unknown_parameters[:max_errors]],
         table_file_id=batch.table_file_id,
         table_url=_table_url(batch),

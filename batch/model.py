@@ -81,6 +81,7 @@ class Progress:
     Rows are durable ones only, and expected tokens what intake expected of them. Those that were
     `reused` are among the completed ones, and cost neither tokens nor time. The rates are
     recent ones, of tokens the generated ones unless they are named otherwise; a sum adds them up.
+    `truncated` rows are completed ones whose answer was cut off at its token limit.
     """
 
     completed: int = 0
@@ -98,6 +99,7 @@ class Progress:
     expected_input_tokens: int = 0
     expected_output_tokens: int = 0
     reused: int = 0
+    truncated: int = 0
 
     def __add__(self, other: Progress) -> Progress:
         """Return the sum, field by field."""
@@ -184,7 +186,8 @@ class Pause:
 class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
-    Times are Unix seconds. `outcome` is what `finalizing` ends in. `conversion` is how far a file
+    Times are Unix seconds, except `created_ns`, which orders the batches of one second.
+    `outcome` is what `finalizing` ends in. `conversion` is how far a file
     that is no plain JSONL is made plain; `failing_since` is when the first message died since
     intake came further. `source` is the JSONL that shards are ranges
     of: the input, or what was made of the input, which is then `original`. `predecessor` is the
@@ -258,6 +261,7 @@ class Batch:
     seen: str | None = None
     seen_at: int | None = None
     expires: int | None = None
+    created_ns: int | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -320,7 +324,15 @@ class Batch:
 # Of what is erased.
 _KEPT = (
     *("id", "tenant", "status", "endpoint", "model", "engine", "expires", "announced", "outcome"),
-    *("created_at", "expires_at", "in_progress_at", "finalizing_at", "completed_at", "failed_at"),
+    *(
+        "created_at",
+        "created_ns",
+        "expires_at",
+        "in_progress_at",
+        "finalizing_at",
+        "completed_at",
+        "failed_at",
+    ),
     *("expired_at", "cancelling_at", "cancelled_at", "ended_at", "erasing_at", "erased_at"),
     *("num_rows", "num_shards", "final", "predecessor"),
 )
@@ -374,7 +386,8 @@ class File:
     """An object that clients know by an id of OpenAI's Files API.
 
     `version_id` is that of the object, where the bucket keeps versions: a later one of the key is
-    another file. From `expires` on there is no such file.
+    another file. From `expires` on there is no such file. `created_ns` orders the files of one
+    second.
     """
 
     id: str
@@ -386,6 +399,7 @@ class File:
     purpose: str
     expires: int | None = None
     version_id: str | None = None
+    created_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

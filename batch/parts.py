@@ -19,7 +19,7 @@ from tidemill.protocol.contract import Usage
 from .errors import BadPart
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens
 from .file.lines import LineError, RawLine, parse_line
-from .file.rows import print_malformed, print_not_run
+from .file.rows import is_truncated, print_malformed, print_not_run
 from .model import Progress
 
 SEGMENT_BYTES = 16 * 2**20
@@ -61,6 +61,7 @@ class RowPlace(NamedTuple):
     is_success: bool
     usage: Usage
     is_reused: bool = False
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class _Head(BaseModel):
     """A part's first line: of each row its line, bytes, 1 for a success, and the three tokens.
 
     `audio` has line and seconds of those rows for which some was heard, `reasoning` line and tokens
-    of those for which the model thought; `reused` has the lines that were not run.
+    of those for which the model thought; `reused` has the lines that were not run, `truncated`
+    those whose answer was cut off at its token limit.
     """
 
     model_config = ConfigDict(strict=True)
@@ -101,6 +103,7 @@ class _Head(BaseModel):
     audio: list[tuple[_Count, Annotated[float, Field(ge=0)]]] = []
     reasoning: list[tuple[_Count, _Count]] = []
     reused: list[_Count] = []
+    truncated: list[_Count] = []
 
 
 def encode_part(rows: Iterable[FinishedRow]) -> bytes:
@@ -113,7 +116,8 @@ def encode_part(rows: Iterable[FinishedRow]) -> bytes:
     thought = [[row.line, row.usage.reasoning_tokens] for row in ordered]
     thought = [[line, num_tokens] for line, num_tokens in thought if num_tokens]
     reused = [row.line for row in ordered if row.is_reused]
-    lists = {"audio": heard, "reasoning": thought, "reused": reused}
+    truncated = [row.line for row in ordered if is_truncated(row.row)]
+    lists = {"audio": heard, "reasoning": thought, "reused": reused, "truncated": truncated}
     some = {name: lines for name, lines in lists.items() if lines}
     head = to_json({"format": 1, "rows": listed, **some})
     return b"\n".join((head, b"".join(row.row for row in ordered)))
@@ -132,12 +136,14 @@ def decode_head(head: bytes, num_bytes: int) -> tuple[RowPlace, ...]:
     except ValidationError as exc:
         raise BadPart(f"this is no part: {exc.errors()[0]['msg']}") from exc
     position = len(head)
-    heard, thought, reused = dict(told.audio), dict(told.reasoning), frozenset(told.reused)
+    heard, thought = dict(told.audio), dict(told.reasoning)
+    reused, truncated = frozenset(told.reused), frozenset(told.truncated)
     places = []
     for line, size, is_success, prompt, cached, completion in told.rows:
         usage = Usage(prompt, cached, completion, heard.get(line, 0.0), thought.get(line, 0))
         end = position + size
-        places.append(RowPlace(line, position, end, bool(is_success), usage, line in reused))
+        marks = line in reused, line in truncated
+        places.append(RowPlace(line, position, end, bool(is_success), usage, *marks))
         position = end
     if position != num_bytes:
         raise BadPart(f"the part has {num_bytes:,} bytes where its rows end at {position:,}")
@@ -178,6 +184,7 @@ class PartIndex:
         self._places: dict[int, tuple[str, RowPlace]] = {}
         self._completed = 0
         self._reused = 0
+        self._truncated = 0
         self._usage = Usage()
 
     def add(self, key: str, places: Iterable[RowPlace]) -> None:
@@ -187,6 +194,7 @@ class PartIndex:
                 self._places[place.line] = (key, place)
                 self._completed += place.is_success
                 self._reused += place.is_reused
+                self._truncated += place.is_truncated
                 self._usage += place.usage
 
     def __contains__(self, line: int) -> bool:
@@ -203,7 +211,13 @@ class PartIndex:
     def progress(self) -> Progress:
         """Return the sums over the rows; time and rate are not known here."""
         failed = len(self._places) - self._completed
-        return Progress(self._completed, failed, **asdict(self._usage), reused=self._reused)
+        return Progress(
+            self._completed,
+            failed,
+            **asdict(self._usage),
+            reused=self._reused,
+            truncated=self._truncated,
+        )
 
     def computed(self) -> dict[str, list[RowPlace]]:
         """Return the places of successes that were computed for this shard, by part."""

@@ -9,18 +9,29 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from shlex import quote
 from typing import Final, NamedTuple, Self
-from zlib import crc32
 
-from .result_key import KEY_BYTES, MAX_BYTES, CacheError, Kept, Scope
+from .result_key import (
+    KEY_BYTES,
+    MAX_BYTES,
+    VERSION,
+    CacheDamaged,
+    CacheError,
+    Kept,
+    Scope,
+    unsealed,
+)
 
 FILE_NAME: Final = "results.sqlite"
 _MAX_AGE_SECONDS: Final = 90 * 24 * 3600
-_VERSION: Final = 1
+_MAX_TIME: Final = 253_402_300_799  # of the year 9999
 _DAY_SECONDS: Final = 24 * 3600
 _BUSY_SECONDS: Final = 10.0
+_DAMAGED_CODES: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _ROWS_A_WRITE: Final = 256
 _ROWS_A_TRIM: Final = 1_000
 _ROWS_A_TOUCH: Final = 10_000
@@ -29,15 +40,22 @@ _PRAGMAS: Final = {
     "auto_vacuum": "INCREMENTAL",
     "journal_mode": "WAL",
     "synchronous": "NORMAL",
-    "user_version": _VERSION,
 }
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS results (
     id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE, model TEXT NOT NULL, used INTEGER NOT NULL,
-    created INTEGER NOT NULL, digest TEXT NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL
+    record BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS results_used ON results (used);
 """
+_TOTALS: Final = """
+SELECT model, COUNT(*), SUM(size), MAX(used) FROM (
+    SELECT IFNULL(CAST(model AS TEXT), '') AS model,
+        IFNULL(LENGTH(CAST(record AS BLOB)), 0) AS size,
+        MIN(MAX(IFNULL(CAST(used AS INTEGER), 0), 0), ?) AS used FROM results
+) GROUP BY model ORDER BY MAX(used) DESC, model
+"""
+_OLDER_COLUMNS: Final = "SELECT key, created, digest, checksum, body FROM results LIMIT 0"
 
 
 class Totals(NamedTuple):
@@ -52,13 +70,16 @@ class Totals(NamedTuple):
 class ResultCache:
     """Results of one scope in a folder's database, used by one thread at a time.
 
-    When it is closed, results that were not used for 90 days are removed, and those that were used
-    longest ago while all take more than `max_bytes`.
+    `num_damaged` counts results that were found and whose bytes are not those that were written;
+    they are treated as not found. When it is closed, results that were not used for 90 days are
+    removed, and those that were used longest ago while all take more than `max_bytes`.
     """
 
     def __init__(
-        self, database: sqlite3.Connection, scope: Scope, max_bytes: int = MAX_BYTES
+        self, folder: Path, database: sqlite3.Connection, scope: Scope, max_bytes: int = MAX_BYTES
     ) -> None:
+        self.num_damaged = 0
+        self._folder = folder
         self._database = database
         self._scope = scope
         self._max_bytes = max_bytes
@@ -69,28 +90,32 @@ class ResultCache:
     @classmethod
     def open(cls, folder: Path, scope: Scope, max_bytes: int = MAX_BYTES) -> Self:
         """Open the cache of a folder, which is made where it is not there."""
-        return cls(open_database(folder), scope, max_bytes)
+        return cls(folder, open_database(folder), scope, max_bytes)
 
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
         """Return the JSON of a reply as it is for the line of a digest, created at this time."""
         key = self._in_scope(key)
         if (new := self._new.get(key)) is not None:
             return new.reply_for(digest, created)
-        with _raising():
-            found = self._database.execute(
-                "SELECT id, used, created, digest, checksum, body FROM results WHERE key = ?",
-                (key,),
-            ).fetchone()
+        try:
+            with _raising(self._folder):
+                found = self._database.execute(
+                    "SELECT id, used, record FROM results WHERE key = ?", (key,)
+                ).fetchone()
+        except CacheDamaged:  # other pages may be whole
+            self.num_damaged += 1
+            return None
         if found is None:
             return None
-        place, used, then, first, checksum, body = found
-        if crc32(body) != checksum:
+        place, used, record = found
+        if (kept := unsealed(key, record)) is None:
+            self.num_damaged += 1
             return None
-        if used < self._today:
+        if used != self._today:
             self._found.append((self._today, place))
             if len(self._found) >= _ROWS_A_TOUCH:
                 self.flush()
-        return Kept(first, then, body).reply_for(digest, created)
+        return kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
         """Add the reply to a line of a digest; it is written with the next ones, or by `flush`."""
@@ -102,14 +127,12 @@ class ResultCache:
         """Write what was added, and which results were used."""
         new, self._new = self._new, {}
         found, self._found = self._found, []
-        with _raising(), self._database:
+        with _raising(self._folder), self._database:
             self._database.executemany(
-                "INSERT OR REPLACE INTO results"
-                " (key, model, used, created, digest, checksum, body)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO results (key, model, used, record) VALUES (?, ?, ?, ?)",
                 (
-                    (key, self._scope.model, self._today, created, digest, crc32(body), body)
-                    for key, (digest, created, body) in new.items()
+                    (key, self._scope.model, self._today, kept.sealed(key))
+                    for key, kept in new.items()
                 ),
             )
             self._database.executemany("UPDATE results SET used = ? WHERE id = ?", found)
@@ -121,38 +144,67 @@ class ResultCache:
         """Write what was added, remove what is too old or too much, and close the database."""
         with closing(self._database):
             self.flush()
-            remove_results(self._database, before=self._today - _MAX_AGE_SECONDS)
-            trim(self._database, self._max_bytes)
+            with _raising(self._folder):
+                remove_results(self._database, before=self._today - _MAX_AGE_SECONDS)
+                trim(self._database, self._max_bytes)
 
 
 def open_database(folder: Path) -> sqlite3.Connection:
-    """Return the database of a folder; raises CacheError for one that is none of ours."""
+    """Return the database of a folder; raises CacheError if it is damaged or not a result cache.
+
+    Results of an earlier version, which are never found, are removed.
+    """
     path = folder / FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise CacheError(f"{folder} cannot be made ({exc.strerror})") from exc
-    with ExitStack() as stack, _raising():
+    with ExitStack() as stack, _raising(folder):
         database = stack.enter_context(
             closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, check_same_thread=False))
         )
-        [version] = database.execute("PRAGMA user_version").fetchone()
-        if version in (0, _VERSION):
+        database.text_factory = partial(str, encoding="utf-8", errors="replace")
+        version = _version(database)
+        if 0 <= version <= VERSION:
             for name, value in _PRAGMAS.items():
                 database.execute(f"PRAGMA {name} = {value}")
+            if 0 < version < VERSION:
+                _remove_older(database)
             database.executescript(_TABLES)
+            database.execute(f"PRAGMA user_version = {VERSION}")
             stack.pop_all()
             return database
     raise CacheError(f"{path} is of another version of tidemill")
 
 
+def _version(database: sqlite3.Connection) -> int:
+    [version] = database.execute("PRAGMA user_version").fetchone()
+    return int(version)
+
+
+def _remove_older(database: sqlite3.Connection) -> None:
+    """Remove the table of an earlier version, unless another run has replaced it by now."""
+    with database:
+        database.execute("BEGIN IMMEDIATE")
+        if _version(database) < VERSION:
+            database.execute(_OLDER_COLUMNS)  # raises for a table that is not ours
+            database.execute("DROP TABLE results")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+
+
+def delete_database(folder: Path) -> None:
+    """Delete the database of a folder with its journals; raises OSError."""
+    for suffix in ("", "-wal", "-shm"):
+        (folder / f"{FILE_NAME}{suffix}").unlink(missing_ok=True)
+
+
 def list_totals(database: sqlite3.Connection) -> list[Totals]:
-    """Return the totals of each model, the one that was used last first."""
+    """Return the totals of each model, the one that was used last first.
+
+    Columns of damaged results are cast to their types.
+    """
     with _raising():
-        found = database.execute(
-            "SELECT model, COUNT(*), SUM(LENGTH(body)), MAX(used) FROM results"
-            " GROUP BY model ORDER BY MAX(used) DESC, model"
-        )
+        found = database.execute(_TOTALS, (_MAX_TIME,))
         return [Totals(*row) for row in found]
 
 
@@ -168,6 +220,14 @@ def remove_results(
         ).rowcount
     _give_back_pages(database)
     return removed
+
+
+def check_whole(database: sqlite3.Connection) -> None:
+    """Raise CacheDamaged for a database with a damaged structure; reads all of it."""
+    with _raising():
+        [found] = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise CacheDamaged(f"the result cache is damaged ({found})")
 
 
 def trim(database: sqlite3.Connection, max_bytes: int) -> None:
@@ -202,9 +262,21 @@ def _day(now: float) -> int:
 
 
 @contextmanager
-def _raising() -> Iterator[None]:
-    """Raise errors of the database as CacheError."""
+def _raising(folder: Path | None = None) -> Iterator[None]:
+    """Raise what a database raises, however it is damaged, as CacheError."""
     try:
         yield
     except sqlite3.Error as exc:
-        raise CacheError(f"the result cache cannot be used: {exc}") from exc
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        words = f"the result cache cannot be used: {exc}"
+        if code not in _DAMAGED_CODES:
+            raise CacheError(words) from exc
+        raise _damaged(words, folder) from exc
+    except (MemoryError, UnicodeError, ValueError, OverflowError, TypeError) as exc:
+        raise _damaged(f"the result cache is damaged ({exc!r})", folder) from exc
+
+
+def _damaged(words: str, folder: Path | None) -> CacheDamaged:
+    if folder is None:
+        return CacheDamaged(words)
+    return CacheDamaged(f"{words} (`tidemill cache remove {quote(str(folder))}` deletes it)")

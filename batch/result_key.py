@@ -1,20 +1,31 @@
-"""Result key: what makes two requests the same one, so that a result of one is the other's."""
+"""Result key: identifies a request, so that its result can be found again, and seals the result.
+
+A result is found again only if another run would compute the same one.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from pydantic_core import to_json
+
 from tidemill.protocol import routes
-from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.errors import ProtocolError, RequestError
+from tidemill.protocol.fetched_urls import fetched_urls
+from tidemill.protocol.names import name_of_model
 from tidemill.protocol.prompt_key import is_determined
+
+VERSION: Final = 2
+"""Version of keys and records; a change of either makes earlier results unfindable."""
 
 KEY_BYTES: Final = 16
 MAX_BYTES: Final = 16 * 2**30
 """What kept results take at most, unless a user says otherwise."""
 
+_CHECKSUM_BYTES: Final = 16
 _WITHOUT_EFFECT: Final = frozenset({"user", "metadata", "safety_identifier"})
 """Parameters of a body that no reply depends on."""
 
@@ -26,14 +37,15 @@ _DETERMINED: Final = (
 )
 """Routes whose replies are the same whenever they are computed."""
 
-_FETCHED: Final = ('"url":"http', '"file":"http')
-"""What lies behind an address may be another by then."""
-
 
 class CacheError(ProtocolError):
     """A store of results that cannot be read or written; the message says why."""
 
     code = "result_cache"
+
+
+class CacheDamaged(CacheError):
+    """A store of results whose bytes are not those that were written."""
 
 
 class Scope(NamedTuple):
@@ -55,18 +67,59 @@ class Kept(NamedTuple):
         ours = self.body.replace(self.digest.encode(), digest.encode())
         return ours.replace(b'"created":%d' % self.created, b'"created":%d' % created, 1)
 
+    def sealed(self, key: bytes) -> bytes:
+        """Return the reply as a record, behind a checksum of the key and the record."""
+        record = b"%s %d %s" % (self.digest.encode(), self.created, self.body)
+        return _checksum(key, record) + record
 
-def result_key(url: str, body: Mapping[str, Any], *, sampled: bool = False) -> bytes | None:
-    """Return the key of a request; None where another run may give another result.
 
-    Those of temperature 0 or with a seed are determined, as vectors and scores are, but for what is
-    fetched from the web; `sampled` gives all others a key, too.
+def unsealed(key: bytes, record: object) -> Kept | None:
+    """Return the reply that was sealed with a key; None for any other bytes, or another key."""
+    if not isinstance(record, bytes):
+        return None
+    checksum, record = record[:_CHECKSUM_BYTES], record[_CHECKSUM_BYTES:]
+    if checksum != _checksum(key, record):
+        return None
+    digest, created, body = record.split(b" ", 2)
+    return Kept(digest.decode(), int(created), body)
+
+
+def _checksum(key: bytes, record: bytes) -> bytes:
+    digest = blake2b(key, digest_size=_CHECKSUM_BYTES)
+    digest.update(record)
+    return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class ResultKeys:
+    """Keys of the requests to an engine with these served names, adapters among them.
+
+    Lookup and storage both use `key_of`, with the body that the engine gets. With `sampled`,
+    requests whose results are drawn at random have keys, too.
     """
-    route = routes.find_route(url)
-    if route is None or not (sampled or route in _DETERMINED or is_determined(body)):
-        return None
-    told = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
-    text = json.dumps([route.name, told], sort_keys=True, separators=(",", ":"))
-    if not sampled and any(fetched in text for fetched in _FETCHED):
-        return None
-    return blake2b(text.encode(errors="surrogatepass"), digest_size=KEY_BYTES).digest()
+
+    served_names: Sequence[str]
+    sampled: bool = False
+
+    def key_of(self, url: str, body: Mapping[str, Any], digest: str) -> bytes | None:
+        """Return the key of a line's request; None if its result is not reused.
+
+        Equal keys mean equal prompts, constraints and parameters: only the order of the body's own
+        fields is ignored, because templates and grammars can depend on any other. A sampled
+        result is keyed by the line's `digest`, which also keys its randomness: each line has its
+        own sample. Content behind a URL may change, so a request that fetches any has no key.
+        """
+        route = routes.find_route(url)
+        if route is None:
+            return None
+        is_sampled = route not in _DETERMINED and not is_determined(body)
+        if (is_sampled and not self.sampled) or fetched_urls(body):
+            return None
+        try:
+            model = name_of_model(body, self.served_names)
+            fields = {**body, "model": model}
+            pairs = [[name, fields[name]] for name in sorted(fields.keys() - _WITHOUT_EFFECT)]
+            text = to_json([VERSION, route.name, digest if is_sampled else None, pairs])
+        except (RequestError, ValueError):
+            return None  # it is refused
+        return blake2b(text, digest_size=KEY_BYTES).digest()

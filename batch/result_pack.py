@@ -1,7 +1,8 @@
 """Result pack: kept replies as one object that is never changed, behind an index sorted by key.
 
-The index has 32 bytes for each reply: its key, where it starts and ends, and its checksum. How many
-there are is told by the name of the object, so that the index can be read alone.
+The index has 32 bytes for each reply: its key, its start and size, and a checksum of these. Each
+reply is a record with a checksum of its key and itself. The name of the object contains the number
+of replies, so that the index can be read alone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 from zlib import crc32
 
-from .result_key import KEY_BYTES, Kept, Scope
+from .result_key import KEY_BYTES, VERSION, Kept, Scope
 
 _ENTRY: Final = Struct(f">{KEY_BYTES}sQII")
+_PLACE_BYTES: Final = KEY_BYTES + 12
+_MAX_START: Final = 2**62
 _NAME: Final = re.compile(
-    r"(?P<model>[^/]+)/(?P<scope>[0-9a-f]+)/[^/]+\.(?P<num_results>\d{1,9})\.tidemill"
+    r"(?P<model>[^/]+)/(?P<scope>(?:\d+-)?[0-9a-f]+)/[^/]+\.(?P<num_results>\d{1,9})\.tidemill"
 )
 _MAX_MODEL_CHARS: Final = 200
 
@@ -28,7 +31,6 @@ class Entry(NamedTuple):
     key: bytes
     start: int
     size: int
-    checksum: int
 
 
 class PackName(NamedTuple):
@@ -39,8 +41,8 @@ class PackName(NamedTuple):
 
 
 def scope_folder(scope: Scope) -> str:
-    """Return the folder of the packs of one scope."""
-    return f"{quote(scope.model, safe='')[-_MAX_MODEL_CHARS:]}/{scope.digest.hex()}/"
+    """Return the folder of the packs of one scope, of this version alone."""
+    return f"{quote(scope.model, safe='')[-_MAX_MODEL_CHARS:]}/{VERSION}-{scope.digest.hex()}/"
 
 
 def pack_name(scope: Scope, source: str, num_results: int) -> str:
@@ -56,13 +58,13 @@ def parse_pack_name(name: str) -> PackName | None:
 
 def encode_pack(replies: Mapping[bytes, Kept]) -> bytes:
     """Return the pack of these replies by key."""
-    index, bodies, start = bytearray(), [], len(replies) * _ENTRY.size
+    index, records, start = bytearray(), [], len(replies) * _ENTRY.size
     for key in sorted(replies):
-        digest, created, body = replies[key]
-        bodies.append(record := b"%s %d %s" % (digest.encode(), created, body))
-        index += _ENTRY.pack(key, start, len(record), crc32(record))
+        records.append(record := replies[key].sealed(key))
+        entry = _ENTRY.pack(key, start, len(record), 0)[:_PLACE_BYTES]
+        index += entry + crc32(entry).to_bytes(4, "big")
         start += len(record)
-    return bytes(index) + b"".join(bodies)
+    return bytes(index) + b"".join(records)
 
 
 def index_size(num_results: int) -> int:
@@ -71,15 +73,10 @@ def index_size(num_results: int) -> int:
 
 
 def decode_index(index: bytes) -> Iterator[Entry]:
-    """Yield the entries of an index; of one that is cut short those that are whole."""
+    """Yield the entries of an index, without those that are damaged or cut off."""
     whole = len(index) - len(index) % _ENTRY.size
-    return map(Entry._make, _ENTRY.iter_unpack(memoryview(index)[:whole]))
-
-
-def decode_reply(record: bytes, checksum: int) -> Kept | None:
-    """Return the reply at an entry's place; None where there is another one, or none."""
-    if crc32(record) != checksum:
-        return None
-    digest, _, rest = record.partition(b" ")
-    created, _, body = rest.partition(b" ")
-    return Kept(digest.decode(), int(created), body) if created.isdigit() else None
+    entries = _ENTRY.iter_unpack(memoryview(index)[:whole])
+    for place, (key, start, size, checksum) in enumerate(entries):
+        begin = place * _ENTRY.size
+        if crc32(index[begin : begin + _PLACE_BYTES]) == checksum and start < _MAX_START:
+            yield Entry(key, start, size)

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from .creation_order import creation_ns
 from .errors import InvalidOption
 from .file_object import BATCH, ExpiresAfter, FileObject
 from .model import File, Upload
@@ -146,6 +147,7 @@ def file_of_upload(
         key=key,
         num_bytes=upload.num_bytes,
         created_at=now,
+        created_ns=creation_ns(),
         filename=upload.filename,
         purpose=upload.purpose,
         version_id=version_id,

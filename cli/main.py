@@ -36,7 +36,7 @@ from .commands import (
     workers,
 )
 from .console.errors import CliError, Refused, Stopped
-from .console.terminal import log
+from .console.terminal import log, print_details
 
 
 class _Version(argparse.Action):
@@ -112,6 +112,8 @@ def exit_status_of(command: Callable[[], int]) -> int:
         return command()
     except (CliError, Stopped) as exc:
         log(str(exc))
+        if isinstance(exc, CliError) and exc.details:
+            print_details(exc.details)
         return exc.exit_status
     except KeyboardInterrupt:
         return 130

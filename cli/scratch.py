@@ -56,8 +56,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     found = {"message": "scratch", "folder": str(folder), "free_gigabytes": round(free / 1e9)}
     sys.stdout.write(f"{json.dumps(found)}\n")
     sys.stdout.flush()  # nothing of this process is left by what comes
-    os.environ.update(scratch_variables(folder))
-    os.execvp("tidemill", ["tidemill", *arguments])  # noqa: S606, S607 - ours, on the image's PATH
+    environment = {**os.environ, **scratch_variables(folder)}
+    command = ["tidemill", *arguments]
+    os.execvpe("tidemill", command, environment)  # noqa: S606, S607 - ours, on the image's PATH
 
 
 if __name__ == "__main__":

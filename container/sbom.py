@@ -23,7 +23,7 @@ def python_packages(site: Path) -> Iterator[dict[str, Any]]:
     for found in metadata.distributions(path=[str(site)]):
         name = re.sub(r"[-_.]+", "-", found.name).lower()
         component = _component(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}")
-        if licence := found.metadata["License-Expression"]:
+        if licence := found.metadata.get("License-Expression"):
             component["licenses"] = [{"expression": licence}]
         yield component
 

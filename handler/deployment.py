@@ -27,10 +27,13 @@ from .tenants.tenants import KnownTenants, TenantStore
 
 
 class Deployment:
-    """Resources of one deployment, as makers of operations."""
+    """Resources of one deployment, as makers of operations.
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    `service` names this process in the metrics of fleets; None: its environment names it.
+    """
+
+    def __init__(self, settings: Settings, *, service: str | None = None) -> None:
+        self.settings, self.service = settings, service
         self.table = Table(settings.table)
         self.keys = KeyStore(settings.table)
         self.refusals = Refusals()

@@ -34,6 +34,7 @@ class Metric(StrEnum):
     ROWS_COMPLETED = "RowsCompleted"
     ROWS_FAILED = "RowsFailed"
     ROWS_REUSED = "RowsReused"
+    ROWS_TRUNCATED = "RowsTruncated"
     QUEUE_WAIT_SECONDS = "QueueWaitSeconds"
     KV_CACHE_USE = "KvCacheUse"
     LEASES_LOST = "LeasesLost"
@@ -69,15 +70,20 @@ _UNITS: Final[Mapping[Metric, str]] = {
 }
 
 
-def emit(figures: Figures, *, model: str | None, **labels: str | int) -> None:
+def emit(
+    figures: Figures, *, model: str | None, service: str | None = None, **labels: str | int
+) -> None:
     """Tell figures of this process, and of a model where one is known.
+
+    `service` names the process; without it the environment does.
 
     `labels` stand in the line, where queries find them, and are no dimensions: a metric for each
     batch would cost more than the batch. The line is an event of the log like any other, but for
     the logger's level. A standard output that is gone is no error.
     """
-    # A Lambda is named by its environment; the only other process of the cloud is a worker.
-    dimensions = {"service": os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")}
+    # The stacks set the variable for Lambdas and workers; a worker elsewhere has none.
+    named = service or os.environ.get("POWERTOOLS_SERVICE_NAME", "worker")
+    dimensions = {"service": named}
     if model is not None:
         dimensions["model"] = model
     metrics = [{"Name": metric, "Unit": _UNITS.get(metric, "Count")} for metric in figures]
@@ -100,13 +106,15 @@ def figures_of(done: Progress) -> dict[Metric, float]:
 
     A shard's progress in the table is set under its fence, and whoever has set it tells the
     difference to what it was: rows that are run again, and calls that are repeated, add nothing.
-    Seconds of audio and reused rows are told where there are some: each metric is paid for.
+    Seconds of audio, reused and truncated rows are emitted where there are some: each metric costs.
     """
     some: dict[Metric, float] = {}
     if done.audio_seconds:
         some[Metric.AUDIO_SECONDS] = round(done.audio_seconds, 3)
     if done.reused:
         some[Metric.ROWS_REUSED] = done.reused
+    if done.truncated:
+        some[Metric.ROWS_TRUNCATED] = done.truncated
     return {
         Metric.PROMPT_TOKENS: done.prompt_tokens,
         Metric.CACHED_TOKENS: done.cached_tokens,

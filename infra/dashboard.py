@@ -69,7 +69,8 @@ class Dashboard(Construct):
                         "Rows a minute",
                         [_sum(m, Metric.ROWS_COMPLETED, "good") for m in models]
                         + [_sum(m, Metric.ROWS_FAILED, "failed") for m in models]
-                        + [_sum(m, Metric.ROWS_REUSED, "reused") for m in models],
+                        + [_sum(m, Metric.ROWS_REUSED, "reused") for m in models]
+                        + [_sum(m, Metric.ROWS_TRUNCATED, "truncated") for m in models],
                     ),
                     self._graph(
                         "Leases lost, engines dead, fleets braked",

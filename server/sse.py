@@ -10,6 +10,8 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.types import Message, Receive, Send
 
+from tidemill.protocol.json_bodies import escape_separators
+
 from .disconnect import run_until_disconnect
 
 MEDIA_TYPE = b"text/event-stream; charset=utf-8"
@@ -100,4 +102,4 @@ async def sse_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGener
 
 def format_event(chunk: object) -> bytes:
     """Return a chunk as a server-sent event."""
-    return b"data: %b\n\n" % to_json(chunk)
+    return b"data: %b\n\n" % escape_separators(to_json(chunk))

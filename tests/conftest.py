@@ -19,6 +19,7 @@ from xdist.remote import Producer
 
 from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
+from tests.process_state import ProcessState
 from tests.strict_store import StrictStore, strict_store
 from tidemill.engine.storage import disk_cache
 from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
@@ -83,6 +84,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     """Share groups among the processes, not tests: see tests/groups.py."""
     return GroupScheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_process() -> Iterator[None]:
+    """Fail a test that leaves the process other than it was: the next test would depend on it."""
+    state = ProcessState()
+    yield
+    if changes := state.changes():
+        pytest.fail("The test has changed the process: " + "; ".join(changes), pytrace=False)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """Rows: the one result that each line gets, printed in either dialect and read back for a resume.
 
-A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null. Nothing
-random and no clock enters it, so the same line and the same reply print the same bytes in any run.
+A row is one line of strict JSON in UTF-8: a number that JSON has no word for becomes null, and
+every character that a reader might end a line at is an escape. Nothing random and no clock enters
+it, so the same line and the same reply print the same bytes in any run.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.json_bodies import escape_separators
 
 from .lines import INVALID_CELL, Line, LineError
 
 Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
+_TRUNCATED: Final = b'"finish_reason":"length"'
 
 
 class RowError(ProtocolError):
@@ -27,12 +30,16 @@ class RowError(ProtocolError):
 
 
 class RowHead(NamedTuple):
-    """Header fields of a finished row; `status_code` is None when its line was never run."""
+    """Header fields of a finished row; `status_code` is None when its line was never run.
+
+    One that `is_truncated` has an answer that was cut off at its token limit.
+    """
 
     row_id: str
     custom_id: str | None
     status_code: int | None
     created: int | None
+    is_truncated: bool = False
 
 
 def row_id_of(digest: str) -> str:
@@ -64,9 +71,9 @@ def print_reply(
 
 def print_cached(line: Line, body: bytes) -> bytes:
     """Return the row of a line whose reply was successful and is printed already."""
-    head = to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id})
+    head = escape_separators(to_json({"id": row_id_of(line.digest), "custom_id": line.custom_id}))
     response = b'"response":{"status_code":200,"request_id":"%s","body":' % line.request_id.encode()
-    return b"%s,%s%s%s" % (head[:-1], response, body, _ROW_END)
+    return b"%s,%s%s%s" % (head[:-1], response, escape_separators(body), _ROW_END)
 
 
 def reply_body(row: bytes) -> tuple[str, bytes]:
@@ -101,7 +108,7 @@ def _print(digest: str, custom_id: str | None, response: object, error: object) 
         "error": error,
     }
     try:
-        return to_json(row, inf_nan_mode="null") + b"\n"
+        return escape_separators(to_json(row, inf_nan_mode="null")) + b"\n"
     except (PydanticSerializationError, ValueError) as exc:
         raise RowError(f"the reply cannot be printed as JSON: {exc}") from exc
 
@@ -113,11 +120,33 @@ def parse_row_head(data: bytes) -> RowHead:
         response = row["response"]
         head = RowHead(row["id"], row["custom_id"], None, None)
         if response is not None:
-            created = (response["body"] or {}).get("created")
-            head = head._replace(status_code=response["status_code"], created=created)
+            body = response["body"] or {}
+            head = head._replace(
+                status_code=response["status_code"],
+                created=body.get("created"),
+                is_truncated=has_truncated_answer(body),
+            )
     except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise RowError("this is no row of a batch output") from exc
     return head
+
+
+def is_truncated(row: bytes) -> bool:
+    """Return whether an answer of a printed row was cut off at its token limit."""
+    if _TRUNCATED not in row:  # quotes within a string are escaped, so few rows are parsed
+        return False
+    try:
+        return parse_row_head(row).is_truncated
+    except RowError:
+        return False
+
+
+def has_truncated_answer(body: Mapping[str, Any]) -> bool:
+    """Return whether a choice of a reply has the finish reason `length`."""
+    choices = body.get("choices")
+    return isinstance(choices, list) and any(
+        isinstance(choice, dict) and choice.get("finish_reason") == "length" for choice in choices
+    )
 
 
 def row_error_message(row: Mapping[str, Any]) -> str | None:

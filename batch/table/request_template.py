@@ -14,6 +14,8 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import TemplateError
 from pydantic_core import PydanticSerializationError, to_json
 
+from tidemill.protocol.json_bodies import escape_separators
+
 from ..file.lines import ROW_ERROR
 from .errors import CellError, RecipeError
 from .recipe import Recipe, suggestion
@@ -77,7 +79,7 @@ class RequestTemplate:
                 custom_id = self._custom_id(row, number)
                 body = {name: render(row) for name, render in self._fields}
                 line = {"custom_id": custom_id, "url": self._url, "body": body | self._params}
-                yield to_json(line) + b"\n"
+                yield _print_line(line)
             except (CellError, PydanticSerializationError) as exc:
                 yield _error_line(custom_id, exc)
 
@@ -230,6 +232,8 @@ def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
 def _error_line(custom_id: str | None, exc: CellError | PydanticSerializationError) -> bytes:
     column = exc.column if isinstance(exc, CellError) else None
     message = exc.message if isinstance(exc, CellError) else "a cell has text that is no Unicode"
-    return (
-        to_json({"custom_id": custom_id, ROW_ERROR: {"message": message, "column": column}}) + b"\n"
-    )
+    return _print_line({"custom_id": custom_id, ROW_ERROR: {"message": message, "column": column}})
+
+
+def _print_line(line: Mapping[str, Any]) -> bytes:
+    return escape_separators(to_json(line)) + b"\n"

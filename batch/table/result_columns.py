@@ -40,6 +40,8 @@ _INT8_SCALE = 127.0
 _VECTOR_START = b'"embedding":"'
 _REASONING = b'"reasoning":"'
 _TOOL_CALLS = b'"tool_calls":['
+_CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
+_NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,11 @@ class ResultColumns:
         parsed = [from_json(row, cache_strings="keys") for row in rows]
         bodies = [_body(row) for row in parsed]
         columns = self._columns(bodies, vectors)
-        columns["error"] = pa.array([row_error_message(row) for row in parsed], pa.string())
+        errors = [
+            row_error_message(row) or self._fault_of(body)
+            for row, body in zip(parsed, bodies, strict=True)
+        ]
+        columns["error"] = pa.array(errors, pa.string())
         found = [columns[field.name] for field in self._fields]
         if self._answers:
             answers = [parse_answer(_first_text(body)) for body in bodies]
@@ -185,6 +191,27 @@ class ResultColumns:
                     values = [[one.get(field.name) for one in each] for each in messages]
             columns[field.name] = _choice_column(values, field, number)
         return columns
+
+    def _fault_of(self, body: Mapping[str, Any] | None) -> str | None:
+        """Return why the answer of a successful row is incomplete, None where it is complete."""
+        choices = (body or {}).get("choices") or []
+        complete = [self._is_complete(choice) for choice in choices]
+        if all(complete):
+            return None
+        if not any(choice.get("finish_reason") == "length" for choice in choices):
+            return _NOT_AN_OBJECT
+        which = "The answer was"
+        if len(choices) > 1:
+            which = f"{complete.count(False)} of {len(choices)} answers were"
+        return f"{which} {_CUT_OFF}"
+
+    def _is_complete(self, choice: Mapping[str, Any]) -> bool:
+        """Return whether an answer is an object, where a schema asks for one, or has an end."""
+        text = _text_of(choice.get("message") or choice)
+        is_cut = choice.get("finish_reason") == "length"
+        if not self._answers or (text is None and not is_cut):  # a call of a tool has no text
+            return not is_cut
+        return isinstance(parse_answer(text), dict)
 
     def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
         """Return vectors of a fixed length, straight from the bytes that base64 holds."""

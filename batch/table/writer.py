@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from pyarrow import ipc
 from pydantic_core import to_json
 
+from tidemill.protocol.json_bodies import escape_separators
+
 from .cells import output_cells
 from .recipe import TableFormat
 from .stored_types import as_stored, stored_type
@@ -137,10 +139,9 @@ class JsonWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
         names = batch.schema.names
-        rows = zip(*map(output_cells, batch.columns), strict=True)
-        self._file.writelines(
-            to_json(dict(zip(names, row, strict=True)), inf_nan_mode="null") + b"\n" for row in rows
-        )
+        for row in zip(*map(output_cells, batch.columns), strict=True):
+            data = to_json(dict(zip(names, row, strict=True)), inf_nan_mode="null")
+            self._file.write(escape_separators(data) + b"\n")
 
     def close(self) -> None:
         """Do nothing: every row is written."""

@@ -141,7 +141,7 @@ def row_rate(fields: Any) -> str:
 
 
 def rates(fields: Any) -> list[str]:
-    """Return the known of `3 failed`, `40.1 rows/s`, `512 tokens/s`, `22 s left`, a cost.
+    """Return the known of `3 failed`, `2 truncated`, `40.1 rows/s`, `512 tokens/s`, a cost.
 
     Older servers report only the rates of rows and generated tokens.
     """
@@ -149,6 +149,8 @@ def rates(fields: Any) -> list[str]:
     words = []
     if failed := (fields.get("request_counts") or {}).get("failed"):
         words.append(f"{failed:,} failed")
+    if truncated := extension.get("truncated_rows"):
+        words.append(f"{truncated:,} truncated")
     words += filter(None, (row_rate(fields), token_rate(fields)))
     if extension.get("eta_at"):
         words.append(f"{duration(max(0, extension['eta_at'] - time.time()))} left")

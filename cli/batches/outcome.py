@@ -69,6 +69,8 @@ def unknown_parameters_of(batch: Batch) -> list[str]:
 def _figures(batch: Batch) -> list[str]:
     usage, extension = batch.fields.get("usage") or {}, batch.extension
     figures = []
+    if extension.get("truncated_rows"):
+        figures.append(f"{extension['truncated_rows']:,} truncated")
     if extension.get("reused_rows"):
         figures.append(f"{extension['reused_rows']:,} reused")
     if extension.get("audio_seconds"):
@@ -94,7 +96,10 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
     import json
 
-    print_output(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    from tidemill.protocol.json_bodies import SEPARATOR_ESCAPES
+
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    print_output(text.translate(SEPARATOR_ESCAPES))
 
 
 def cost_words(extension: Mapping[str, Any]) -> str:

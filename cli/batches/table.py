@@ -119,6 +119,7 @@ def details(batch: Batch, file: str, failures: ErrorSummary) -> list[str]:
         ("model", fields.get("model")),
         ("input", _input(fields.get("input_file_id"), file)),
         ("rows", f"{batch.completed:,} ok, {batch.failed:,} failed, of {batch.total:,}"),
+        ("truncated", _truncated(extension.get("truncated_rows"))),
         ("waits", _waiting(extension.get("waiting"))),
         ("now", ", ".join(rates(fields)) if not batch.has_ended else None),
         ("audio", duration(extension["audio_seconds"]) if extension.get("audio_seconds") else None),
@@ -159,6 +160,10 @@ def _failures(batch: Batch, failures: ErrorSummary) -> list[str]:
     return [f"why {which} failed:", *failures.sentences()]
 
 
+def _truncated(num_rows: int | None) -> str | None:
+    return f"{num_rows:,} of the rows that are ok (finish reason `length`)" if num_rows else None
+
+
 def _waiting(waiting: dict[str, Any] | None) -> str | None:
     return f"since {_time(waiting['since'])}: {waiting['message']}" if waiting else None
 
@@ -186,7 +191,10 @@ def _now(batch: Batch) -> str:
     if batch.has_ended:
         first, *others = errors_of(batch) or [""]
         more = f" (and {len(others):,} more)" if others else ""
-        return f"{_shortened(first, _MOST_ERROR_CHARS)}{more}"
+        num_truncated = batch.extension.get("truncated_rows")
+        truncated = f"{num_truncated:,} truncated" if num_truncated else ""
+        words = f"{_shortened(first, _MOST_ERROR_CHARS)}{more}"
+        return ", ".join(filter(None, (words, truncated)))
     waiting = batch.extension.get("waiting")
     pace = ", ".join(rates(batch.fields))
     return pace if not waiting else ", ".join(filter(None, (pace, f"waits: {waiting['code']}")))

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.recipe_flags import add_recipe_flags, has_recipe
 from ..batches.batch_flags import file_of
 from ..console.signals import StopSignals
+from ..console.terminal import print_output
 from ..files.table_options import table_options
+
+if TYPE_CHECKING:
+    from ..files.source import Source
 
 _EPILOG = """\
 examples:
   tidemill check requests.jsonl
   tidemill check reviews.parquet --prompt 'Label this review: {{ text }}'
+  tidemill check requests.output.jsonl
 
 exit status:
-  0  it can be run
+  0  it can be run; of an output, every row is ok and no answer was cut off
   1  it cannot, or only in part: what is wrong is said, with lines or rows
   2  arguments or paths that cannot work
 """
@@ -27,10 +33,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `check` to the command line."""
     parser = commands.add_parser(
         "check",
-        help="check a batch file, or a table and its recipe",
+        help="check a batch file, a table and its recipe, or an output",
         description="Reads a file of requests as a deployment would, or makes requests of a table, "
-        "and says\nwhat is wrong. Of a table the first three requests are printed. No model is "
-        "loaded, and no\nserver is asked.",
+        "and says\nwhat is wrong. Of a table the first three requests are printed. Of an output "
+        "it counts the\nrows that are ok, truncated and failed. No model is loaded, and no server "
+        "is asked.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -64,7 +71,25 @@ def command(arguments: argparse.Namespace) -> int:
         "strict_parameters": arguments.strict_parameters,
     }
     with StopSignals(), open_batch_input(file, table, arguments.output_tmp_dir) as (source, rows):
+        if table is None and (status := _check_output(source, arguments)) is not None:
+            return status
         status = dry_run(None, source, fields, as_json=arguments.json)
         if rows is not None and not arguments.json:
             print_first_requests(rows)
         return status
+
+
+def _check_output(source: Source, arguments: argparse.Namespace) -> int | None:
+    """Print the counts of an output and return the exit status; None for another file."""
+    from ..batches.outcome import print_json
+    from ..rows.output_check import check_output, output_rows
+
+    with output_rows(source, arguments.output_tmp_dir) as rows:
+        if rows is None:
+            return None
+        report = check_output(rows)
+    if arguments.json:
+        print_json(report.fields())
+    else:
+        print_output("\n".join(report.sentences()))
+    return 0 if report.is_good else 1

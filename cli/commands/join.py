@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..arguments.argument_types import positive_int
+from ..console.errors import unexpected_in_words
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 
@@ -25,7 +26,9 @@ examples:
 exit status:
   0  OUTPUT has a row for every line
   1  rows that are not those of the lines, or a failure on the way
-  2  shards that are missing or unfinished, or paths that cannot work; nothing was written
+  2  shards that are missing, unfinished or of different settings, or paths that cannot work;
+     nothing was written
+  6  an unexpected failure; join the shards again
 """
 
 
@@ -57,6 +60,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     add("--force", action="store_true", help="replace an OUTPUT that is there")
     add("--remove", action="store_true", help="remove the shards once OUTPUT has their rows")
+    add(
+        "--allow-other-settings",
+        action="store_true",
+        help="join shards that were run with different settings (default: refuse)",
+    )
     add("--output-tmp-dir", type=Path, metavar="FOLDER", help="for temporary files")
     parser.set_defaults(command=command)
 
@@ -72,7 +80,8 @@ def command(arguments: argparse.Namespace) -> int:
 
     output, errors = arguments.output_file, arguments.error_file
     check_outputs(output, errors, input_file=arguments.input_file, force=arguments.force)
-    with StopSignals(), ExitStack() as stack:
+    failed = unexpected_in_words("the join has failed: join the shards again")
+    with failed, StopSignals(), ExitStack() as stack:
         requests, tmp_dir = None, arguments.output_tmp_dir
         if arguments.input_file is not None:
             source = stack.enter_context(open_source(arguments.input_file, tmp_dir=tmp_dir))
@@ -84,8 +93,9 @@ def command(arguments: argparse.Namespace) -> int:
             requests=requests,
             force=arguments.force,
             remove=arguments.remove,
+            allow_other_settings=arguments.allow_other_settings,
         )
     rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
-    failed = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
-    log(f"{rows}{failed} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
+    errors_words = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
+    log(f"{rows}{errors_words} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
     return 0

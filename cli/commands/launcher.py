@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _INTERVAL_SECONDS: Final = 15
 _NAP_SECONDS: Final = 0.2
+# The dimension `service` of its metrics (docs/metrics.md).
+_SERVICE: Final = "launcher"
 _EPILOG = """\
 Runs inside the cluster, beside the stacks of a deployment with compute = "none". The deployment is
 that of the environment (TIDEMILL_TABLE, TIDEMILL_WORK_QUEUES and so on: the output
@@ -72,8 +74,6 @@ def command(arguments: argparse.Namespace) -> int:
     try:
         with StopSignals() as signals:
             require_cloud("`tidemill launcher`")
-            # Metrics and logs name the process by it; a Lambda's is set for it.
-            os.environ.setdefault("POWERTOOLS_SERVICE_NAME", "launcher")
             return _run(arguments, signals)
     except Stopped:
         return 0
@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace, signals: StopSignals) -> int:
     settings = settings_of_environment()
     read = plans_reader(arguments, path, settings)
     plans = read()
-    deployment = Deployment(settings)
+    deployment = Deployment(settings, service=_SERVICE)
     health_file = arguments.health_file or os.environ.get(VARIABLE)
     heartbeat = Heartbeat(Path(health_file) if health_file else None)
     with connect_clouds(arguments) as clouds, signals.on_signal(lambda: None):

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tidemill.protocol.json_bodies import SEPARATOR_ESCAPES
+
 from ..arguments.argument_types import positive_int
 from ..console.errors import BadInput, CliError, Refused
 from ..console.signals import StopSignals
@@ -136,7 +138,8 @@ def command_run(arguments: argparse.Namespace) -> int:
         raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
     with arguments.output_file.open("w", encoding="utf-8") as output:
         for row in rows:
-            output.write(f"{json.dumps(row, ensure_ascii=False, separators=(',', ':'))}\n")
+            text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+            output.write(text.translate(SEPARATOR_ESCAPES) + "\n")
     log(f"{amount(len(rows), 'row')} in {arguments.output_file}")
     return 0
 

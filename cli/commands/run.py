@@ -33,6 +33,7 @@ examples:
   tidemill run requests.jsonl -o rows.jsonl --model ./model
   tidemill run requests.jsonl --resume                   (after a kill: runs what is missing)
   tidemill run requests.jsonl --resume --retry-failed    (runs failed rows again)
+  tidemill run requests.jsonl --resume --retry-truncated --max-tokens 400
   tidemill run reviews.parquet --prompt 'Label this review: {{ text }}' --id review_id
   tidemill run requests.jsonl --shard 3/8                (rows in requests.output.jsonl.3-of-8)
   tidemill run requests.jsonl --temperature 0 --max-tokens 200 --system-prompt "Be brief."
@@ -45,6 +46,7 @@ exit status:
   3  every line has its row, but none is ok; with --fail-on-error: not all are ok
   4  the engine ended amid the lines, as its device or machine failed; --resume goes on
   5  --max-seconds or --max-cost was reached; --resume --retry-failed runs the lines left
+  6  an unexpected failure ended the run, and lines have no row yet; --resume goes on
   128 + n  stopped by signal n (130: Ctrl-C); --resume goes on
 """
 
@@ -156,6 +158,18 @@ def _add_rows_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="with --resume: run failed rows again, in their places",
     )
+    add(
+        "--retry-truncated",
+        action="store_true",
+        help="with --resume: run failed rows again, and those whose answer ended at its limit "
+        "(finish_reason length); --max-tokens may be higher than before",
+    )
+    add(
+        "--allow-other-settings",
+        action="store_true",
+        help="with --resume: keep rows that were made with other settings, such as another model "
+        "or --temperature (default: refuse)",
+    )
     add("--fail-on-error", action="store_true", help="end with 3 when any row is an error")
 
 
@@ -208,7 +222,8 @@ def command(arguments: argparse.Namespace) -> int:
     # A late import: JSON libraries would slow down `--help`.
     from ..run.job import run_job
 
-    status = run_job(options, load=partial(load_engine, weights_cache=options.weights_cache))
+    load = partial(load_engine, weights_cache=options.weights_cache)
+    status = run_job(options, load=load, has_guard=True)
     if (
         status in {0, ROWS_FAILED, OVER_LIMIT}
         and not is_output_named

@@ -38,7 +38,7 @@ from ..engine.engine import (
     results_digests,
     served_names,
 )
-from ..engine.options import EngineOptions, add_engine_flags, engine_fields
+from ..engine.options import EngineOptions, add_engine_flags, engine_fields, stall_limit
 from ..extras import not_installed, require_extras
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag, check_reuse
 
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from tidemill.server.local.setup import LocalBatches
     from tidemill.server.local.store import Store
     from tidemill.server.settings import ServerSettings
+
+    from ..engine.watched_engine import Watch
 
 _EPILOG = """\
 examples:
@@ -62,6 +64,7 @@ TIDEMILL_SERVER_FLAGS holds stand before those that are typed, for containers st
 SIGTERM and Ctrl-C: requests that are being answered may finish, then it ends with 0.
 """
 _KEYS = "TIDEMILL_SERVER_API_KEYS"
+_START_AGAIN = "Start the server again"
 _FLAGS = "TIDEMILL_SERVER_FLAGS"
 _SAGEMAKER_MODEL = Path("/opt/ml/model")
 
@@ -221,12 +224,18 @@ def command(arguments: argparse.Namespace) -> int:
         from ..engine.served_replicas import load_replicas
 
         return run_server(options, load=partial(load_replicas, options=options, count=count))
+    from ..engine.watched_engine import Watch
+
     load = partial(load_engine, weights_cache=options.weights_cache)
-    return run_server(options, load=load)
+    watch = Watch(stall_seconds=stall_limit(options), advice=_START_AGAIN, has_guard=True)
+    return run_server(options, load=load, watch=watch)
 
 
-def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
-    """Load the engine and serve it until a signal; raises CliError."""
+def run_server(options: ServeOptions, *, load: Load[Online], watch: Watch | None = None) -> int:
+    """Load the engine and serve it until a signal; raises CliError.
+
+    An engine of this process has a `watch`.
+    """
     try:
         from tidemill.server.app import make_app, make_context
         from tidemill.server.local.setup import make_local_batches
@@ -251,8 +260,8 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
         StopSignals("nothing was served") as signals,
         _store(options) as store,
         _weights(options, config) as here,
-        loaded_engine(load, here, names, template) as engine,
-        _responder(options, here, template, engine) as responder,
+        loaded_engine(load, here, names, template, watch) as engine,
+        _responder(options, here, names, template, engine) as responder,
     ):
         context = make_context(engine, names, settings)
         local = make_local_batches(store, engine, names, options.max_file_bytes, responder)
@@ -268,9 +277,21 @@ def run_server(options: ServeOptions, *, load: Load[Online]) -> int:
             lifespan=partial(_lifespan, local, context),
         ).run()
     if context.admission.is_engine_lost:
-        raise EngineFailed("the engine cannot go on: start the server again")
+        raise _lost(engine)
     log("stopped")
     return 0
+
+
+def _lost(engine: Online) -> EngineFailed:
+    """Return the error for an engine that cannot go on, with the stacks of one that hangs."""
+    from tidemill.protocol.contract import EngineError
+
+    try:
+        engine.stats()
+    except EngineError as exc:
+        words = f"the engine cannot go on: {exc}. {_START_AGAIN}"
+        return EngineFailed(words, details=getattr(exc, "stacks", ""))
+    return EngineFailed(f"the engine cannot go on. {_START_AGAIN}")
 
 
 def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextManager[EngineConfig]:
@@ -285,18 +306,25 @@ def _weights(options: ServeOptions, config: EngineConfig) -> AbstractContextMana
 
 @contextmanager
 def _responder(
-    options: ServeOptions, config: EngineConfig, template: str | None, engine: Online
+    options: ServeOptions,
+    config: EngineConfig,
+    names: Sequence[str],
+    template: str | None,
+    engine: Online,
 ) -> Iterator[Responder | None]:
     """Yield what answers lines of files with the results of `--reuse`; None without it."""
     if options.reuse is None:
         yield None
         return
-    from ..run.reuse import ReusingResponder, daily_results
+    from tidemill.batch.result_key import ResultKeys
+
+    from ..run.reuse import ReusingResponder, all_names, daily_results
 
     name = options.model or config.model
+    keys = ResultKeys(all_names(config, names), options.reuse_sampled)
     digest_at = results_digests(config, template)
     with daily_results(options, name, digest_at) as open_at:
-        yield ReusingResponder(engine, open_at, sampled=options.reuse_sampled)
+        yield ReusingResponder(engine, open_at, keys)
 
 
 def _log_address(

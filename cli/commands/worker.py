@@ -25,7 +25,13 @@ from ..engine.data_parallel import (
     replica_commands,
 )
 from ..engine.engine import served_names
-from ..engine.options import EngineOptions, add_engine_flags, engine_command, engine_fields
+from ..engine.options import (
+    EngineOptions,
+    add_engine_flags,
+    engine_command,
+    engine_fields,
+    stall_limit,
+)
 from ..engine.weights import local_model, s3_addresses, throttled
 from ..extras import not_installed, require_extras
 
@@ -182,8 +188,8 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
         "--reuse-sampled",
         action="store_const",
         const="1",
-        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
-        "with temperature 0 or a seed)",
+        help="with --reuse: also reuse sampled results, each for the same line at the same place "
+        "(default: only results with temperature 0 or a seed)",
     )
     add(
         "--reuse-max-size",
@@ -213,7 +219,6 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
             "a message is redelivered if not renewed for this long (default: 60)",
         ),
         ("--wait-seconds", "long polling of an empty queue (default: 10)"),
-        ("--stall-seconds", "kill an engine that makes no progress for this long (default: 120)"),
         ("--start-seconds", "how long an engine may load (default: 1800)"),
         ("--grace-seconds", "at SIGTERM, requests may run on for this long (default: 20)"),
     ):
@@ -368,7 +373,7 @@ async def _work(
     def make_client(command: Sequence[str]) -> EngineClient:
         return EngineClient(
             command,
-            stall_seconds=config.stall_seconds,
+            stall_seconds=stall_limit(options),
             start_seconds=config.start_seconds,
             folders=folders,
         )
@@ -385,7 +390,7 @@ async def _work(
             kept = KeptResults(
                 ThreadDrive(aws),
                 deployment.bucket,
-                names[0],
+                [*names, *(each.name for each in lora_modules(options, names))],
                 results_digests(
                     engine_config(options),
                     chat_template(options),

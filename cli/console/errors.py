@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+TRACEBACK: Final = "TIDEMILL_TRACEBACK"
+"""Environment variable: print the traceback of an unexpected exception before its message."""
 
 ROWS_FAILED = 3
 """Exit status of a completed run or batch with error rows."""
@@ -10,12 +19,22 @@ ROWS_FAILED = 3
 OVER_LIMIT = 5
 """Exit status of a run that reached its limit of time or cost."""
 
+STACKS = "Stacks of all threads, for a bug report:\n"
+"""First line of details that are the stacks of threads."""
+
 
 class CliError(Exception):
-    """The command cannot go on; the message says what is wrong and what to do."""
+    """The command cannot go on; the message says what is wrong and what to do.
+
+    `details` are printed after the message, for a bug report.
+    """
 
     code: str = "failed"
     exit_status: int = 1
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class Refused(CliError):
@@ -56,10 +75,20 @@ class EngineFailed(CliError):
 
 
 class EngineLost(EngineFailed):
-    """The engine ended during the run: its device or machine failed, not a line."""
+    """The engine ended or hung during the run: its device or machine failed, not a line."""
 
     code = "engine_lost"
     exit_status = 4
+
+
+class RunIncomplete(CliError):
+    """A run or a join ended early: by a bug, or for lack of memory or threads.
+
+    Finished rows are in the output or its spool, and a resume goes on; shards are as they were.
+    """
+
+    code = "run_incomplete"
+    exit_status = 6
 
 
 class ServerRefused(CliError):
@@ -85,6 +114,35 @@ class KeyRefused(CliError):
 
     code = "key_refused"
     exit_status = 8
+
+
+def failure_of(exc: BaseException) -> str:
+    """Return an unexpected exception and its place in one line, for a message.
+
+    Its traceback is printed first where TIDEMILL_TRACEBACK is set.
+    """
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(exc)
+    frames = traceback.extract_tb(exc.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
+    words = f"{type(exc).__name__}: {exc}".removesuffix(": ").splitlines()[0]
+    if not ours:
+        return words
+    return f"{words}, at {ours[-1].filename.removeprefix(_PACKAGE)}:{ours[-1].lineno}"
+
+
+@contextmanager
+def unexpected_in_words(words: str) -> Iterator[None]:
+    """Raise RunIncomplete with these words for an unexpected exception, also for an exit."""
+    try:
+        yield
+    except (CliError, KeyboardInterrupt, OSError):
+        raise
+    except BaseException as exc:
+        raise RunIncomplete(f"{words} ({failure_of(exc)})") from exc
+
+
+_PACKAGE: Final = f"{Path(__file__).parents[2]}{os.sep}"
 
 
 class Stopped(KeyboardInterrupt):

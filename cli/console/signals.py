@@ -53,11 +53,14 @@ def end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def interruptible(make: Callable[[], _Made]) -> _Made:
+def interruptible(
+    make: Callable[[], _Made], on_poll: Callable[[float], None] = lambda _seconds: None
+) -> _Made:
     """Call a function in a thread and return its result; signals interrupt the wait.
 
     Stopped raised inside native code, as in a model load, would be lost or abort; and a read that
-    never ends may start right after the signal.
+    never ends may start right after the signal. `on_poll` is called during the wait with the
+    seconds since its last call; what it raises ends the wait, and the thread is left alone.
     """
     from concurrent.futures import Future, wait
 
@@ -72,6 +75,7 @@ def interruptible(make: Callable[[], _Made]) -> _Made:
     threading.Thread(target=work, name="interruptible", daemon=True).start()
     while not made.done():
         wait((made,), _POLL_SECONDS)
+        on_poll(_POLL_SECONDS)
     return made.result()
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
-from .errors import OutputLost
+from .errors import OutputLost, failure_of
 
 Colour = Literal["red", "green", "yellow", "blue"]
 
@@ -16,11 +17,25 @@ _CODES: dict[Colour, int] = {"red": 31, "green": 32, "yellow": 33, "blue": 34}
 
 def log(text: str) -> None:
     """Print a message on standard error; a closed standard error is ignored."""
+    print_details(f"tidemill: {text}\n")
+
+
+def print_details(text: str) -> None:
+    """Print text as it is on standard error; a closed standard error is ignored."""
     try:
-        sys.stderr.write(f"tidemill: {text}\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
     except (OSError, ValueError):
         pass
+
+
+@contextmanager
+def failures_noted(words: str) -> Iterator[None]:
+    """Log the failure of a step that no row depends on, instead of raising it."""
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001 - it must not end what rows depend on
+        log(f"note: {words} ({failure_of(exc)})")
 
 
 def print_output(text: str) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ..console.errors import EngineFailed, Refused
 from ..console.signals import interruptible
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from tidemill.engine.config import EngineConfig, ImageLimits
     from tidemill.net.fetch import FetchLimits
     from tidemill.protocol.contract import Online, Served
+
+    from .watched_engine import Watch
 
 _DAY_SECONDS = 24 * 3600
 ServedT = TypeVar("ServedT", bound="Served")
@@ -58,7 +60,7 @@ def load_engine(
     Weights from S3 are cached in `weights_cache`. If another process fetches them, `fetched` waits
     for it and returns the folder of each address.
     """
-    from tidemill.engine.model.load_timing import timed
+    from tidemill.engine.model.load_timing import downloading, timed
     from tidemill.engine.storage.hub import check_hub
 
     note = check_hub([config.model, *(module.path for module in config.lora_modules)])
@@ -72,7 +74,8 @@ def load_engine(
     _log_slow_compiles()
     with ExitStack() as held:
         if fetched is None:
-            here = held.enter_context(local_weights(config, weights_cache))
+            with downloading():
+                here = held.enter_context(local_weights(config, weights_cache))
         else:
             prepare(config)
             with timed("waiting"):
@@ -130,19 +133,39 @@ def results_digests(
 
 @contextmanager
 def loaded_engine(
-    load: Load[ServedT], config: EngineConfig, names: tuple[str, ...], template: str | None
+    load: Load[ServedT],
+    config: EngineConfig,
+    names: tuple[str, ...],
+    template: str | None,
+    watch: Watch | None = None,
 ) -> Iterator[ServedT]:
-    """Load the engine with a spinner, yield it, and close it; raises EngineFailed."""
+    """Load the engine with a spinner, yield it, and close it; raises EngineFailed.
+
+    Without a `watch` it must be one of other processes, which are watched already.
+    """
     from tidemill.protocol.contract import EngineError
+
+    from .guard import Guard
+    from .watched_engine import LoadClock, WatchedEngine
 
     log(f"loading {config.model}")
     started = time.monotonic()
-    try:
-        with spinner(f"loading {config.model}"):
-            served = interruptible(lambda: load(config, served_names=names, chat_template=template))
-    except EngineError as exc:
-        raise EngineFailed(str(exc)) from exc
-    with closing(served):
+    with ExitStack() as stack:
+        guard = None
+        if watch is not None and watch.has_guard:
+            guard = stack.enter_context(Guard(watch.advice))
+        clock = LoadClock(config.model, watch, guard)
+        try:
+            with spinner(f"loading {config.model}"):
+                served = interruptible(
+                    lambda: load(config, served_names=names, chat_template=template),
+                    clock.note_poll,
+                )
+        except EngineError as exc:
+            raise EngineFailed(str(exc)) from exc
+        if watch is not None:
+            served = cast("ServedT", WatchedEngine(served, watch, guard))
+        stack.enter_context(closing(served))
         log(f"model loaded in {time.monotonic() - started:.1f} s")
         for note in served.info().notes:
             log(f"note: {note}")

@@ -10,7 +10,9 @@ from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from ..arguments.argument_types import positive_int, seed_number, size_in_bytes
+from tidemill.protocol.stall import STALL_SECONDS
+
+from ..arguments.argument_types import positive_int, positive_number, seed_number, size_in_bytes
 
 _DTYPES = {
     "auto": "auto",
@@ -67,6 +69,7 @@ class EngineOptions:
     mm_processor_kwargs: str | None = None
     max_image_mb: int | None = None
     max_image_pixels: int | None = None
+    stall_seconds: float | None = None
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -187,6 +190,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="draft no tokens from what is written already; rows are the same",
     )
+    add(
+        "--stall-seconds",
+        type=positive_number,
+        default=os.environ.get("TIDEMILL_STALL_SECONDS"),
+        metavar="S",
+        help="end an engine that has requests and makes no progress for S seconds (default: 600)",
+    )
     _add_adapter_flags(parser)
     _add_media_flags(parser)
 
@@ -297,6 +307,11 @@ def _json_object(text: str) -> str:
     if not is_object:
         raise argparse.ArgumentTypeError(f"{text!r} is no JSON object")
     return text
+
+
+def stall_limit(options: EngineOptions) -> float:
+    """Return the seconds without progress after which an engine is ended."""
+    return STALL_SECONDS if options.stall_seconds is None else options.stall_seconds
 
 
 def engine_fields(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -4,45 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidemill.handler.worker.canary import Canary, canary_line
 from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
+from tidemill.handler.worker.engine_restarts import MAX_BARREN_LIVES
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
+from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 from tidemill.protocol.totals import total_info, total_stats
 
 from ..console.terminal import log
 
-_STALL_SECONDS: Final = 600.0
-_START_SECONDS: Final = 3600.0
-_MAX_DEATHS_WITHOUT_A_ROW: Final = 5
-_MAX_RESTARTS: Final = 10
-_HOME_LOAD: Final = 1.25
+_MAX_MACHINE_FAILURES: Final = 5
+# A run sends four for each, unevenly: lines that begin alike go to one engine.
+_INFLIGHT_PER_SEQUENCE: Final = 6
 _CLOSE_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class Sent:
-    """A request in an engine; `task` waits for its row, and may be given up to move elsewhere."""
+class Request:
+    """A request, and the engine that has it, if one does.
 
-    task: asyncio.Future[Any]
+    `turn` is resolved with that engine once there is one. A request with a `task` may move to
+    another engine: cancelling the task takes it out of the one that has it.
+    """
+
+    number: int
+    home: int
+    is_urgent: bool = False
+    turn: asyncio.Future[Replica | None] | None = None
+    replica: Replica | None = None
+    client: EngineClient | None = None
+    task: asyncio.Future[Any] | None = None
     is_moved: bool = False
 
 
 class Replica:
     """One engine process, and the requests that it has; `client` is None while there is none."""
 
-    def __init__(self, number: int, command: Sequence[str]) -> None:
+    def __init__(self, number: int, command: Sequence[str], stall_seconds: float) -> None:
         self.number = number
         self.command = command
+        self._stall_seconds = stall_seconds
         self.client: EngineClient | None = None
         self._made: EngineClient | None = None
         self.num_restarts = 0
         self.info: EngineInfo | None = None
-        self.sent: dict[Sent, None] = {}
+        self.sent: dict[Request, None] = {}
 
     async def start(self) -> None:
         """Start the process; raises EngineFailed."""
@@ -55,7 +66,7 @@ class Replica:
         or was started too often.
         """
         self.num_restarts += 1
-        if self.num_restarts > _MAX_RESTARTS:
+        if self.num_restarts > MAX_BARREN_LIVES:
             raise EngineFailed("it has ended too often", code=EngineDied.code)
         client = await self._make()
         line = canary_line(() if self.info is None else self.info.endpoints)
@@ -72,7 +83,7 @@ class Replica:
 
     async def _make(self) -> EngineClient:
         self._made = EngineClient(
-            self.command, stall_seconds=_STALL_SECONDS, start_seconds=_START_SECONDS
+            self.command, stall_seconds=self._stall_seconds, start_seconds=START_SECONDS
         )
         self.info = await self._made.start()
         return self._made
@@ -82,20 +93,13 @@ class Replica:
         if self._made is not None:
             await self._made.close()
 
-    @contextmanager
-    def holding(self, sent: Sent) -> Iterator[None]:
-        """Count a request as this engine's while entered."""
-        self.sent[sent] = None
-        try:
-            yield
-        finally:
-            del self.sent[sent]
-
     def give_up(self, count: int) -> None:
-        """Give up the requests that came last."""
-        for sent in [*self.sent][-count:]:
-            sent.is_moved = True
-            sent.task.cancel()
+        """Give up the requests that came last, as far as they may move."""
+        movable = [request for request in self.sent if request.task is not None]
+        for request in movable[-count:] if count > 0 else ():
+            assert request.task is not None
+            request.is_moved = True
+            request.task.cancel()
 
     @property
     def num_waiting(self) -> int:
@@ -107,27 +111,37 @@ class Replica:
         """Number of requests more than the others that cost little: a quarter of a step."""
         return max(1, 0 if self.info is None else self.info.max_num_seqs // 4)
 
+    @property
+    def has_room(self) -> bool:
+        """Say whether it may have another line: each is a suspect when it dies."""
+        return len(self.sent) < _INFLIGHT_PER_SEQUENCE * (
+            1 if self.info is None else max(1, self.info.max_num_seqs)
+        )
+
 
 class Replicas:
     """Engine processes of one model. Started inside a loop, in which all calls are made.
 
-    One that dies is started again, unless engines keep ending and none has a row in between, or
-    answers a known line once it is started again.
+    One that dies is started again, unless it or all of them keep dying without a row in between. At
+    each change of `ready` or `failure` the function `changed` is called.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self.all = [Replica(number, each) for number, each in enumerate(commands, 1)]
+    def __init__(
+        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+    ) -> None:
+        self.all = [Replica(number, each, stall_seconds) for number, each in enumerate(commands, 1)]
         self.failure: EngineError | None = None
         self.load_seconds = 0.0
+        self.changed: Callable[[], None] = lambda: None
         self._deaths_without_a_row = 0
+        self._killers_without_a_row = 0
         self._past = EngineStats()  # of processes that have ended
-        self._restarts: set[asyncio.Task[None]] = set()
+        self._restarts: set[asyncio.Task[bool]] = set()
         self._starting: set[Replica] = set()  # again
 
     @asynccontextmanager
     async def started(self) -> AsyncIterator[None]:
         """Start all processes and end them; raises EngineError where one cannot load."""
-        self._changed = asyncio.Condition()
         began = time.monotonic()
         log(f"loading {len(self.all)} engines")
         try:
@@ -146,9 +160,7 @@ class Replicas:
 
     async def _end(self) -> None:
         """End all processes; one that starts is ended, not waited for."""
-        if self.failure is None:
-            self.failure = EngineError("the engines are closed")
-        await self._notify()
+        self._fail("the engines are closed")
         await asyncio.gather(*(one.close() for one in self.all))
         while self._restarts:
             await asyncio.wait(self._restarts, timeout=_CLOSE_SECONDS)
@@ -165,74 +177,67 @@ class Replicas:
 
     @property
     def ready(self) -> list[Replica]:
-        """Those that have an engine."""
-        return [one for one in self.all if one.client is not None]
+        """Those that have an engine which lives."""
+        clients = ((one, one.client) for one in self.all)
+        return [one for one, client in clients if client is not None and client.death is None]
 
-    async def choose(self, home: int) -> Replica:
-        """Return the engine of requests that begin alike, or the one with least to do.
+    @property
+    def is_starting(self) -> bool:
+        """Say whether an engine is being started again."""
+        return bool(self._starting)
 
-        `home` is a number for the request, the same for those that begin alike. Waits while no
-        engine lives; raises EngineError where none can go on.
-        """
-        async with self._changed:
-            while True:
-                if self.failure is not None:
-                    raise self.failure
-                ready = self.ready
-                if ready:
-                    break
-                await self._changed.wait()
-        wanted = ready[home % len(ready)]
-        mean = sum(len(one.sent) for one in ready) / len(ready)
-        if len(wanted.sent) <= _HOME_LOAD * mean + wanted.slack:
-            return wanted
-        return min(ready, key=lambda one: len(one.sent))
+    def note_row(self, replica: Replica) -> None:
+        """Note that an engine has answered a request."""
+        self._deaths_without_a_row = self._killers_without_a_row = replica.num_restarts = 0
 
-    def note_row(self) -> None:
-        """Note that an engine has answered: engines that end do not all end at once."""
+    def note_killer(self) -> None:
+        """Note that a request is known to have ended engines, which are well without it."""
         self._deaths_without_a_row = 0
+        for replica in self.all:
+            replica.num_restarts = 0
+        self._killers_without_a_row += 1
+        if self._killers_without_a_row >= MAX_BARREN_LIVES:
+            self._fail("each of the last requests has ended its engines, and none was answered")
 
-    def restart(self, replica: Replica, client: EngineClient | None, exc: EngineDied) -> None:
-        """Start an engine again whose client has died, once."""
-        if client is None or replica.client is not client:
-            return
+    def restart(
+        self, replica: Replica, client: EngineClient, exc: EngineDied
+    ) -> asyncio.Future[bool]:
+        """Start an engine again whose client has died; the future tells whether it is well then."""
         replica.client = None
         ended = replace(client.stats, running=0, waiting=0)
         self._past = total_stats([self._past, ended])
-        if self.failure is not None:
-            return
         self._deaths_without_a_row += 1
-        if self._deaths_without_a_row > _MAX_DEATHS_WITHOUT_A_ROW:
+        most = _MAX_MACHINE_FAILURES if exc.is_broken else MAX_BARREN_LIVES
+        if self._deaths_without_a_row > most:
             self._fail(f"engines keep ending, and no line has its row in between: {exc}")
-            return
+        if self.failure is not None:
+            given_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            given_up.set_result(False)
+            return given_up
         log(f"engine {replica.number} has ended ({exc}): it is started again")
         self._starting.add(replica)
-        self._run(self._restart(replica, client, is_broken=exc.is_broken))
+        task = asyncio.create_task(self._restart(replica, client, is_broken=exc.is_broken))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+        return task
 
-    async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> None:
-        await client.close()
+    async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> bool:
         try:
+            await client.close()
             if await replica.restart() and not is_broken:
-                self.note_row()  # what ended it was a request, not the machine
-        except EngineFailed as exc:
+                self._deaths_without_a_row = 0  # what ended it was a request, not the machine
+        except Exception as exc:  # noqa: BLE001 - requests that wait for it would wait for ever
             if self.failure is None:
                 log(f"engine {replica.number} is not started again: {exc}")
             if not self.ready and self._starting == {replica}:
                 self._fail(f"no engine is left: {exc}")
         finally:
             self._starting.discard(replica)
-        await self._notify()
+        self.changed()
+        return replica.client is not None
 
     def _fail(self, reason: str) -> None:
+        """Note that no engine can go on, and why."""
         if self.failure is None:
             self.failure = EngineError(reason)
-        self._run(self._notify())
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    def _run(self, doing: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(doing)
-        self._restarts.add(task)
-        task.add_done_callback(self._restarts.discard)
+        self.changed()

@@ -12,14 +12,15 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zlib import crc32
 
 from pydantic_core import from_json
 
-from tidemill.handler.worker.engine_client import EngineDied
+from tidemill.batch.suspects import KILLED_MESSAGE
+from tidemill.handler.worker.engine_client import EngineClient
 from tidemill.handler.worker.engine_process.exchange import (
     AskedRequest,
     decode_reply,
@@ -30,21 +31,19 @@ from tidemill.handler.worker.engine_process.frames import Answer, AnswerKind, Fr
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.stall import STALL_SECONDS
 
 from .data_parallel import replica_commands
-from .options import EngineOptions, engine_command
-from .replicas import Replica, Replicas, Sent
+from .options import EngineOptions, engine_command, stall_limit
+from .replicas import Replicas
+from .routing import Quarantined, Router
 
 if TYPE_CHECKING:
     from tidemill.engine.config import EngineConfig
 
-# A request is retried at once, beside others: one that ends engines takes them along more than
-# once, and they are to outlive it.
-_MAX_DEATHS_OF_A_REQUEST: Final = 3
 _PREFIX_CHARS: Final = 512
 _PROMPTS: Final = ("messages", "prompt", "input", "query", "queries", "text_1")
 _CLOSE_SECONDS: Final = 20.0
-_KILLED: Final = "This request was in an engine that ended, three times: it was not tried again."
 
 _Result = TypeVar("_Result")
 _Posted = Answer | Reply | Exception
@@ -59,11 +58,13 @@ class ServedReplicas:
     no engine can go on; a `close` ends the processes.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]]) -> None:
-        self._replicas = Replicas(commands)
+    def __init__(
+        self, commands: Sequence[Sequence[str]], *, stall_seconds: float = STALL_SECONDS
+    ) -> None:
+        self._replicas = Replicas(commands, stall_seconds=stall_seconds)
+        self._router = Router(self._replicas)
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
-        self._suspects = asyncio.Lock()
         self._thread = threading.Thread(target=self._run_loop, name="tidemill-engines", daemon=True)
         self._thread.start()
         started: Future[None] = Future()
@@ -132,40 +133,25 @@ class ServedReplicas:
         self, data: bytes, created: int, home: int, post: _Post, *, is_online: bool
     ) -> None:
         """Post the frames of an answer, of another engine where one has died before the first."""
-        deaths, has_begun = 0, False
+        has_begun = False
+
+        async def exchange(client: EngineClient) -> None:
+            nonlocal has_begun
+            async with aclosing(client.ask(data, created, is_online=is_online)) as answers:
+                async for answer in answers:
+                    has_begun = True
+                    post(answer)
+
         try:
-            while deaths < _MAX_DEATHS_OF_A_REQUEST:
-                # Nobody waits for a line of a file: one suspect at a time costs no other its row.
-                is_in_turn = deaths > 0 and not is_online
-                async with self._suspects if is_in_turn else nullcontext():
-                    replica = await self._replicas.choose(home)
-                    client = replica.client
-                    assert client is not None
-                    try:
-                        with replica.holding(Sent(self._loop.create_future())):
-                            asked = client.ask(data, created, is_online=is_online)
-                            async with aclosing(asked) as answers:
-                                async for answer in answers:
-                                    has_begun = True
-                                    post(answer)
-                    except EngineDied as exc:
-                        deaths += not exc.is_broken
-                        self._replicas.restart(replica, client, exc)
-                        if has_begun:
-                            raise EngineError(str(exc)) from exc
-                    else:
-                        self._note_answer(replica)
-                        return
-            post(_failed(_KILLED, code="engine_died", status_code=500))
+            await self._router.run(
+                exchange, home=home, is_urgent=is_online, may_repeat=lambda: not has_begun
+            )
+        except Quarantined:
+            post(_failed(KILLED_MESSAGE, code="engine_died", status_code=500))
         except FrameError as exc:
             post(_failed(f"The request is too long: {exc}.", code="too_long", status_code=413))
         except Exception as exc:  # noqa: BLE001 - raised where the answer is awaited
             post(exc)
-
-    def _note_answer(self, replica: Replica) -> None:
-        """Note that an engine is well: a server may run for months."""
-        self._replicas.note_row()
-        replica.num_restarts = 0
 
     async def _run(self, started: Future[None]) -> None:
         """Start the processes, and end them once that is asked for."""
@@ -209,7 +195,8 @@ def load_replicas(
         served_model_names=served_names,
         lora_modules=tuple(f"{each.name}={each.path}" for each in config.lora_modules),
     )
-    return ServedReplicas(replica_commands(engine_command(given), options, count))
+    commands = replica_commands(engine_command(given), options, count)
+    return ServedReplicas(commands, stall_seconds=stall_limit(options))
 
 
 async def _cancel_rest() -> None:

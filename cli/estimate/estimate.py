@@ -102,8 +102,9 @@ def estimate(options: RunOptions, num_sampled: int = 0) -> Estimate:
     with ExitStack() as stack:
         requests = open_input(options, stack)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
-        reuse = open_reuse(options, config, template, requests.source.created, stack)
         names = served_names(options)
+        created = requests.source.created
+        reuse = open_reuse(options, config, template, names=names, created=created, stack=stack)
         report = check_input(options, requests, names, config, index, reuse=reuse)
         reused = set() if reuse is None else {*reuse.rows.places}
         routes = endpoints_of(config) or ENDPOINTS

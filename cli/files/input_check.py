@@ -15,7 +15,7 @@ from tidemill.batch.file.lines import EXAMPLE_LINE, Line, LineError, parse_line
 from tidemill.batch.file.unknown_parameters import UnknownParameters, sentences
 from tidemill.engine.plan.line_index import LineIndex
 from tidemill.protocol.errors import ModelNotFound, RequestError
-from tidemill.protocol.names import ANY_MODEL, own_names
+from tidemill.protocol.names import own_names
 from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
@@ -89,10 +89,6 @@ def _add_to(index: LineIndex | None, span: LineSpan, body: Mapping[str, Any] | N
         index.add(*span, body)
 
 
-def _is_served(body: Mapping[str, Any], served_names: Sequence[str]) -> bool:
-    return ANY_MODEL in served_names or body.get("model") in served_names
-
-
 def no_row(_line: Line | None, _body: Mapping[str, Any] | None) -> bool:
     """Look nothing up."""
     return False
@@ -140,7 +136,7 @@ def check_lines(
             if has_defaults:
                 report.without_effect.update(defaults.without_effect(line.url))
                 body = defaults.apply(line.url, body)
-            has_row = look_up(line if _is_served(body, served_names) else None, body)
+            has_row = look_up(line, body)
             _add_to(index, span, None if has_row else body)
             try:
                 if not has_row:  # else it could run before

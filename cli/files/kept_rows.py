@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,14 @@ class KeptRows:
     """Rows of the first `len(ok)` lines; in file i they end at byte `cuts[i]`.
 
     `ok` has a 1 for each successful row, else a 0. `created` is the timestamp of the kept replies,
-    for the new ones to carry as well.
+    for the new ones to carry as well. The answers of `num_truncated` rows were cut off at their
+    token limit.
     """
 
     ok: bytes
     cuts: tuple[int, ...]
     created: int | None = None
+    num_truncated: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +45,19 @@ class KeptRows:
         return self.ok.count(1)
 
 
-def find_kept_rows(lines: Iterable[RawLine], paths: list[Path]) -> KeptRows:
+def is_success(head: RowHead) -> bool:
+    """Say whether a row is successful."""
+    return head.status_code == 200
+
+
+def is_whole_success(head: RowHead) -> bool:
+    """Say whether a row is successful and no answer in it is truncated."""
+    return is_success(head) and not head.is_truncated
+
+
+def find_kept_rows(
+    lines: Iterable[RawLine], paths: list[Path], *, is_ok: Callable[[RowHead], bool] = is_success
+) -> KeptRows:
     """Match the rows in the files with the input lines.
 
     Together the files must hold the rows of the first lines, each file in order; a torn last row is
@@ -55,12 +69,14 @@ def find_kept_rows(lines: Iterable[RawLine], paths: list[Path]) -> KeptRows:
         for path in paths:
             file = path.open("rb", buffering=_BUFFER_BYTES) if path.exists() else io.BytesIO()
             readers.append(RowReader(path, stack.enter_context(file)))
-        return _compare(lines, readers)
+        return _compare(lines, readers, is_ok)
 
 
-def _compare(lines: Iterable[RawLine], readers: list[RowReader]) -> KeptRows:
+def _compare(
+    lines: Iterable[RawLine], readers: list[RowReader], is_ok: Callable[[RowHead], bool]
+) -> KeptRows:
     ok = bytearray()
-    num_ahead = 0
+    num_ahead = num_truncated = 0
     cuts = [0] * len(readers)
     created: int | None = None
     missing: RawLine | None = None
@@ -79,10 +95,11 @@ def _compare(lines: Iterable[RawLine], readers: list[RowReader]) -> KeptRows:
             num_ahead += 1
             continue
         cuts[index] = readers[index].num_bytes
-        ok.append(head.status_code == 200)
+        ok.append(is_ok(head))
+        num_truncated += head.is_truncated
         created = head.created if created is None else created
     _refuse_strangers(readers, missing, num_ahead)
-    return KeptRows(bytes(ok), tuple(cuts), created)
+    return KeptRows(bytes(ok), tuple(cuts), created, num_truncated)
 
 
 def index_of(row_id: str, readers: list[RowReader]) -> int | None:
@@ -100,8 +117,8 @@ def _refuse_strangers(readers: list[RowReader], missing: RawLine | None, num_ahe
         line = f"line {missing.number} of the input" if missing else "any line of the input"
         raise BadInput(
             f"row {reader.num_rows + 1} of {reader.path} (custom_id {reader.head.custom_id!r}) is "
-            f"not of {line}: this output was made from another input or with other files. Give "
-            "what it was made with, or write it anew: --force without --resume"
+            f"not of {line}: this output was made from another input, by another recipe or with "
+            "other files. Give what it was made with, or write it anew: --force without --resume"
         )
     if missing is not None and num_ahead > ROWS_PER_WRITE:
         names = " and ".join(str(reader.path) for reader in readers)

@@ -17,6 +17,7 @@ from ..console.errors import OutputLost, Refused, TransferFailed
 from ..console.terminal import amount
 from .http_transfer import RETRY_DELAYS_SECONDS, upload
 from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .row_settings import settings_path_of
 from .s3_object import S3Object, is_s3
 from .spool import spool_path
 
@@ -338,3 +339,5 @@ class UploadOutput:
         self._file.close()
         if self._is_done or not self._num_bytes:
             Path(self._file.name).unlink(missing_ok=True)
+            if not self.spool_path.exists():
+                settings_path_of(self.spool_path).unlink(missing_ok=True)

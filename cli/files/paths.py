@@ -15,6 +15,7 @@ from .s3_object import S3Object, is_s3
 from .shard import Shard
 
 STANDARD_STREAM = "-"
+CARD_SUFFIXES = (".card.md", ".card.json")
 
 _MAX_NAMED = 3
 
@@ -60,6 +61,15 @@ def path_beside(file: str, kind: str) -> str:
     for suffix in (".jsonl", ".ndjson", ".json"):
         stem = stem.removesuffix(suffix)
     return str(path.parent / f"{stem}.{kind}.jsonl")
+
+
+def card_paths(output: Path) -> tuple[Path, Path]:
+    """Return the paths of the run card of an output: Markdown and JSON."""
+    stem = output.name
+    if output.suffix in {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow"}:
+        stem = output.stem
+    markdown, plain = (output.with_name(stem + suffix) for suffix in CARD_SUFFIXES)
+    return markdown, plain
 
 
 def name_files(

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tidemill.batch.file.lines import RawLine
-from tidemill.batch.file.rows import parse_row_head
+from tidemill.batch.file.rows import RowHead, parse_row_head
 
 from .kept_rows import KeptRows, find_kept_rows
 from .output import LocalFile
@@ -47,7 +47,7 @@ def retry_files(output: Path, errors: Path | None) -> list[Path]:
 
 
 class RetryWriter(OrderedRows):
-    """Runs lines with a failed row or none; a `ResumableWriter`.
+    """Runs lines whose row is not `is_ok`, or that have none; a `ResumableWriter`.
 
     `old` are the kept rows in `output` and `errors`, which the caller has locked. `earlier` holds
     rows of later lines that an earlier run has spooled.
@@ -61,6 +61,7 @@ class RetryWriter(OrderedRows):
         earlier: Spool,
         lines: Callable[[], Iterator[RawLine]],
         *,
+        is_ok: Callable[[RowHead], bool],
         stack: ExitStack,
     ) -> None:
         self._paths = [output] if errors is None else [output, errors]
@@ -72,8 +73,8 @@ class RetryWriter(OrderedRows):
         stack.callback(spool.close)
         spool.load(lines(), self._new.num_rows)
         files, written = OutputFiles(*opened), self._new.num_rows
-        old_rows = _OldRows(output, old, written, stack)
-        super().__init__(files, written, spool, (old_rows, earlier))
+        old_rows = _OldRows(output, old, written, is_ok, stack)
+        super().__init__(files, self._new, spool, (old_rows, earlier))
         self._earlier = earlier
         later = [place for place in earlier.places if place >= written and place not in spool]
         num_copied = old.ok.count(1, written) + len(later)
@@ -87,9 +88,11 @@ class RetryWriter(OrderedRows):
         self._files.start(self._new.cuts)
 
     def finish(self) -> None:
-        """Copy the remaining old rows, then replace the old files by the new."""
-        while self.drain():
-            pass
+        """Copy the remaining old rows, then replace the old files by the new.
+
+        Raises RunIncomplete where a line has no row: the old files then stay.
+        """
+        self._write_rest()
         self._files.finish()
         output, *errors = self._paths
         # `finish_retry` relies on this order: the last rename marks all files as complete.
@@ -105,8 +108,16 @@ class RetryWriter(OrderedRows):
 class _OldRows:
     """Successful rows of the old output that the new one lacks, as `FinishedRows`."""
 
-    def __init__(self, path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> None:
+    def __init__(
+        self,
+        path: Path,
+        old: KeptRows,
+        num_new: int,
+        is_ok: Callable[[RowHead], bool],
+        stack: ExitStack,
+    ) -> None:
         self._ok = old.ok
+        self._is_ok = is_ok
         self._rows = self._read(path, old, num_new, stack)
 
     def __contains__(self, place: object) -> bool:
@@ -117,14 +128,13 @@ class _OldRows:
         del place
         return Row(next(self._rows), is_success=True)
 
-    @staticmethod
-    def _read(path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> Iterator[bytes]:
+    def _read(self, path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> Iterator[bytes]:
         # Opened lazily: there may be no such row.
         file = stack.enter_context(path.open("rb", buffering=_BUFFER_BYTES))
         num_there = old.ok.count(1, 0, num_new)
         while file.tell() < old.cuts[0]:
             row = file.readline()
-            if parse_row_head(row).status_code != 200:
+            if not self._is_ok(parse_row_head(row)):
                 continue
             if num_there:
                 num_there -= 1

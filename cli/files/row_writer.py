@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tidemill.batch.file.rows import is_truncated
+
+from ..console.errors import RunIncomplete
+from ..console.terminal import amount
 from .input_file import PlacedLine
 from .kept_rows import ROWS_PER_WRITE, KeptRows
 from .output import Output
@@ -27,6 +31,9 @@ class RowWriter(Protocol):
 
     def flush(self) -> None:
         """Make all rows outlive this process that a resume can find."""
+
+    def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Spool these rows and the held ones after `write` or `drain` has failed."""
 
 
 class ResumableWriter(RowWriter, Protocol):
@@ -53,6 +60,10 @@ class ResumableWriter(RowWriter, Protocol):
         """Number of rows in the output."""
 
     @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
+
+    @property
     def is_resumable(self) -> bool:
         """Say whether finished rows outlive this process, in whatever order they came."""
 
@@ -63,7 +74,7 @@ class ResumableWriter(RowWriter, Protocol):
         """Prepare the files; before that they are unchanged."""
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived."""
+        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
 
     def resume_hint(self) -> str:
         """Return where the rows are after a stop, and how to resume."""
@@ -111,26 +122,39 @@ class FinishedRows(Protocol):
 
 
 class OrderedRows:
-    """Puts new and finished rows into line order; a `RowWriter`.
+    """Puts new and finished rows into line order, after the `kept` ones; a `RowWriter`.
 
-    `place` is the line of the next row to write. New rows that wait go into the `spool`; `finished`
-    ones of earlier runs may lie elsewhere, too.
+    New rows that wait go into the `spool`; `finished` ones of earlier runs may be elsewhere, too.
+    After a method has failed the output is not written any more, as it may have some of the rows:
+    `rescue` spools those that it may lack.
     """
 
     def __init__(
-        self, files: OutputFiles, place: int, spool: Spool, finished: Sequence[FinishedRows] = ()
+        self,
+        files: OutputFiles,
+        kept: KeptRows,
+        spool: Spool,
+        finished: Sequence[FinishedRows] = (),
     ) -> None:
-        self._place = place
+        self._place = kept.num_rows  # of the next row to write
+        self._num_truncated = kept.num_truncated
         self._files = files
         self._spool = spool
         self._finished = (spool, *finished)
-        self._held: list[Row] = []
+        self._num_written = kept.num_rows
+        self._held: list[tuple[PlacedLine | None, Row]] = []
         self._held_bytes = 0
+        self._has_failed = False
 
     @property
     def num_written(self) -> int:
         """Number of rows in the output."""
-        return self._place
+        return self._num_written
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of rows in the output whose answer was cut off at its token limit."""
+        return self._num_truncated
 
     @property
     def is_resumable(self) -> bool:
@@ -147,48 +171,78 @@ class OrderedRows:
 
     def write(self, rows: list[tuple[PlacedLine, Row]]) -> None:
         """Write rows that are next in order, and spool the others."""
+        self._begin()
         for line, row in sorted(rows, key=_place_of):
             if line.place == self._place:
-                self._hold(row)
+                self._hold(line, row)
                 self._copy(ROWS_PER_WRITE)
             else:
                 self._spool.add(line, row)
         self._write_held()
+        self._has_failed = False
 
     def drain(self) -> bool:
         """Write finished rows that are next in order, `ROWS_PER_WRITE` at most.
 
         Returns whether more of them are.
         """
+        self._begin()
         self._copy(ROWS_PER_WRITE)
         self._write_held()
         self._spool.reclaim()
-        return self._next() is not None
+        is_more = self._next() is not None
+        self._has_failed = False
+        return is_more
 
     def flush(self) -> None:
         """Make the spooled rows outlive this process."""
         self._spool.flush()
 
+    def rescue(self, rows: list[tuple[PlacedLine, Row]]) -> None:
+        """Spool these rows and the held ones; those taken from the spool are still in its file."""
+        for line, row in [*self._held, *rows]:
+            if line is not None and line.place >= self._num_written:
+                self._spool.add(line, row)
+        self._spool.flush()
+
+    def _begin(self) -> None:
+        """Mark the writer as failed until the caller's end; raises RunIncomplete if it has."""
+        if self._has_failed:
+            raise RunIncomplete("the output cannot be written after an earlier failure")
+        self._has_failed = True
+
+    def _write_rest(self) -> None:
+        """Write all finished rows that are left; raises RunIncomplete where a line has no row."""
+        while self.drain():
+            pass
+        if self._num_written != self._spool.num_rows:
+            raise RunIncomplete(
+                f"the output has {self._num_written:,} of {amount(self._spool.num_rows, 'row')}"
+            )
+
     def _copy(self, most: int) -> None:
         for _ in range(most):
             if (finished := self._next()) is None:
                 return
-            self._hold(finished.pop(self._place))
+            self._hold(None, finished.pop(self._place))
 
     def _next(self) -> FinishedRows | None:
         return next((rows for rows in self._finished if self._place in rows), None)
 
-    def _hold(self, row: Row) -> None:
+    def _hold(self, line: PlacedLine | None, row: Row) -> None:
+        self._held.append((line, row))
         self._place += 1
-        self._held.append(row)
         self._held_bytes += len(row.data)
         if len(self._held) == ROWS_PER_WRITE or self._held_bytes >= _MAX_HELD_BYTES:
             self._write_held()
 
     def _write_held(self) -> None:
         if self._held:
-            self._files.write(self._held)
-        self._held, self._held_bytes = [], 0
+            rows = [row for _, row in self._held]
+            self._files.write(rows)
+            self._num_written += len(rows)
+            self._held, self._held_bytes = [], 0
+            self._num_truncated += sum(is_truncated(data) for data, _ in rows)
 
 
 def _place_of(finished: tuple[PlacedLine, Row]) -> int:
@@ -211,7 +265,7 @@ class AppendWriter(OrderedRows):
         stale: Sequence[Path] = (),
         reused: ReusedRows | None = None,
     ) -> None:
-        super().__init__(files, kept.num_rows, spool, () if reused is None else (reused,))
+        super().__init__(files, kept, spool, () if reused is None else (reused,))
         self._kept = kept
         self._stale = stale
         places = () if reused is None else reused.places
@@ -227,8 +281,7 @@ class AppendWriter(OrderedRows):
         self._files.start(self._kept.cuts)
 
     def finish(self) -> None:
-        """Make sure that all rows have arrived."""
-        while self.drain():
-            pass
+        """Make sure that all rows have arrived; raises RunIncomplete where a line has none."""
+        self._write_rest()
         self._spool.remove()
         self._files.finish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from ..console.errors import Refused
+from ..console.terminal import amount, log
 from .retry import retry_files
+from .row_settings import RowSettings, describe, differences, settings_path
 from .shard import Shard
 from .shard_mark import ShardMark, mark_path
 from .spool import spool_path
@@ -74,9 +76,18 @@ class ShardFiles:
                 )
         return mark
 
+    def settings(self) -> RowSettings | None:
+        """Return the settings of its rows; None where they are unknown."""
+        if (found := RowSettings.load(settings_path(self.output))) is not None:
+            return found
+        try:
+            return RowSettings.parse(ShardMark.load(self.mark_path).made_with)
+        except (OSError, ValueError):
+            return None
+
     def remove(self) -> None:
-        """Remove the files and the mark."""
-        for path in (self.mark_path, *self.paths):
+        """Remove the files, the mark and the settings."""
+        for path in (self.mark_path, settings_path(self.output), *self.paths):
             path.unlink(missing_ok=True)
 
 
@@ -158,6 +169,39 @@ def check_shards(shards: list[ShardFiles], output: Path, *, by_marks: bool) -> l
                 "changed between their runs: run the older one again with --force"
             )
     return marks
+
+
+def check_same_settings(
+    output: Path, shards: Sequence[ShardFiles], settings: Sequence[RowSettings | None]
+) -> None:
+    """Raise Refused for shards that were run with different settings.
+
+    A shard of an older version does not have its settings, which is logged.
+    """
+    known = [
+        (each, found.latest)
+        for each, found in zip(shards, settings, strict=True)
+        if found is not None and found.latest is not None and found.has_rows
+    ]
+    lines: list[str] = []
+    for each, latest in known[1:]:
+        first, expected = known[0]
+        lines += describe(
+            differences(expected, latest), f"in {first.output.name}", f"in {each.output.name}"
+        )
+    if lines:
+        more = [f"  and {len(lines) - _MAX_NAMED:,} more"] if len(lines) > _MAX_NAMED else []
+        head = f"{output} cannot be joined, as its shards were run with different settings:"
+        way = (
+            "Run the shards that differ again with --force, or join all with "
+            "--allow-other-settings."
+        )
+        raise Refused("\n".join((head, *lines[:_MAX_NAMED], *more, way)))
+    if num_unknown := sum(found is None or found.latest is None for found in settings):
+        log(
+            f"note: the settings of {amount(num_unknown, 'shard')} are unknown, so they were not "
+            "compared"
+        )
 
 
 def _refuse_all(named: list[str], num_all: int, output: Path) -> None:

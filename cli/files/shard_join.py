@@ -17,11 +17,13 @@ from typing import Final
 from tidemill.batch.file.rows import row_id_of
 
 from ..console.errors import BadInput, Refused
+from ..console.terminal import log
 from .input_file import InputFile
 from .kept_rows import RowReader, index_of
 from .output import LocalFile
 from .paths import check_paths, is_path
-from .shard_files import ShardFiles, check_shards, find_shards, locked
+from .row_settings import RowSettings, joined_settings, settings_path
+from .shard_files import ShardFiles, check_same_settings, check_shards, find_shards, locked
 from .shard_mark import ShardMark
 
 _COPIED_BYTES: Final = 2**20
@@ -165,6 +167,7 @@ def join_shards(
     requests: InputFile | None = None,
     force: bool = False,
     remove: bool = False,
+    allow_other_settings: bool = False,
 ) -> Joined:
     """Write the rows of all shards to the output, and count them; raises CliError.
 
@@ -173,12 +176,17 @@ def join_shards(
     """
     shards = find_shards(output, errors, count)
     marks = check_shards(shards, output, by_marks=requests is None)
+    settings = [each.settings() for each in shards]
+    if not allow_other_settings:
+        check_same_settings(output, shards, settings)
     check = None if requests is None else LineCheck(requests, len(shards))
     wholes = [output] if errors is None else [output, errors]
     with ExitStack() as stack:
         files = _open_files(wholes, stack)
-        for place, each in enumerate(shards):
+        num_rows = [
             _append(files, each, marks[place] if check is None else check)
+            for place, each in enumerate(shards)
+        ]
         for file in files:
             file.finish()
         for whole in wholes:
@@ -186,11 +194,24 @@ def join_shards(
         # The output comes last: where it is, all is there.
         for file in reversed(files):
             file.place(only_if_rows=file is not files[0])
+        _save_settings(output, joined_settings(zip(settings, num_rows, strict=True)))
     num_errors = sum(mark.num_errors for mark in marks) if check is None else check.num_errors
     if remove:
         for each in shards:
             each.remove()
-    return Joined(len(shards), sum(file.num_rows for file in files), num_errors)
+    return Joined(len(shards), sum(num_rows), num_errors)
+
+
+def _save_settings(output: Path, found: RowSettings | None) -> None:
+    """Save the settings of joined rows next to them, for a retry and for a table's card."""
+    path = settings_path(output)
+    try:
+        if found is None:
+            path.unlink(missing_ok=True)
+        else:
+            found.save(path)
+    except OSError as exc:
+        log(f"note: {path} cannot be written ({exc.strerror}): it has the settings of the rows")
 
 
 def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:
@@ -207,8 +228,8 @@ def _open_files(wholes: Sequence[Path], stack: ExitStack) -> list[_JoinedFile]:
     return files
 
 
-def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | LineCheck) -> None:
-    """Copy the rows of a shard; raises CliError if they are not those of its lines."""
+def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | LineCheck) -> int:
+    """Copy the rows of a shard and count them; raises CliError if they are not of its lines."""
     num_before = sum(file.num_rows for file in files)
     with locked(shard.output):
         shard.check_ended()
@@ -222,3 +243,4 @@ def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | 
             num_rows,
         ):
             raise BadInput(f"{shard.output} was changed after its run ended")
+        return num_rows

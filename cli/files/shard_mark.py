@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from .shard import Boundary, Shard, ShardLines
 
@@ -28,7 +29,8 @@ class ShardMark:
     """Mark of a shard whose lines all have a row.
 
     `num_errors` of them are errors. `error_bytes` is None where the run had no error file; else,
-    together with `output_bytes`, what both files held at its end.
+    together with `output_bytes`, what both files held at its end. `made_with` are the settings of
+    the rows, as `RowSettings` lists them.
     """
 
     lines: ShardLines
@@ -36,6 +38,7 @@ class ShardMark:
     num_errors: int
     output_bytes: int
     error_bytes: int | None = None
+    made_with: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -66,12 +69,18 @@ class ShardMark:
 
 
 def mark_finished(
-    output: Path, errors: Path | None, lines: ShardLines, *, num_rows: int, num_errors: int
+    output: Path,
+    errors: Path | None,
+    lines: ShardLines,
+    *,
+    num_rows: int,
+    num_errors: int,
+    made_with: Sequence[Mapping[str, Any]],
 ) -> None:
     """Leave the mark of a shard whose rows are all written, in this order."""
     num_bytes = [0 if path is None else _sync(path) for path in (output, errors)]
     error_bytes = None if errors is None else num_bytes[1]
-    mark = ShardMark(lines, num_rows, num_errors, num_bytes[0], error_bytes)
+    mark = ShardMark(lines, num_rows, num_errors, num_bytes[0], error_bytes, made_with)
     mark.save(mark_path(output))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
@@ -24,6 +24,7 @@ from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_o
 from ..console.errors import BadInput, OutputLost
 from ..console.terminal import amount, log
 from .input_file import PlacedLine
+from .kept_rows import is_success
 
 SUFFIX: Final = ".spool"
 _NEW: Final = ".new"
@@ -56,7 +57,7 @@ class Spool:
         self._lengths = np.zeros(num_rows, np.int32)  # negative for an error row
         self._unflushed: dict[int, bytes] = {}  # by place
         self._buffer: list[bytes] = []
-        self._buffered_bytes = 0
+        self._num_flushed = 0  # bytes of the file
         self._end = 0  # of the file once the buffer is flushed
         self._live_bytes = 0
         self.num_waiting = 0
@@ -64,7 +65,12 @@ class Spool:
         self.created: int | None = None
 
     def load(
-        self, lines: Iterable[RawLine], num_done: int, *, only_successes: bool = False
+        self,
+        lines: Iterable[RawLine],
+        num_done: int,
+        *,
+        only_successes: bool = False,
+        is_ok: Callable[[RowHead], bool] = is_success,
     ) -> None:
         """Index the rows of an earlier run that belong to lines after the first `num_done`.
 
@@ -75,13 +81,13 @@ class Spool:
             return
         try:
             self._file = self._path.open("r+b", buffering=0)
-            records = _Records(self._path)
+            records = _Records(self._path, is_ok)
         except OSError as exc:
             raise BadInput(
                 f"{self._path} holds finished rows and cannot be read ({exc.strerror}): mend that, "
                 "or remove it and its lines run again"
             ) from exc
-        self._end = records.num_bytes
+        self._end = self._num_flushed = records.num_bytes
         for place, raw in enumerate(lines):
             for record in records.of(raw):
                 if place >= num_done and (record.is_success or not only_successes):
@@ -106,12 +112,12 @@ class Spool:
         """Add the row of a line; raises OutputLost when the disk takes no more."""
         head = b"%d\t" % line.raw.number
         offset = self._end + len(head)
-        self._index(line.place, offset, len(row.data), is_success=row.is_success)
+        # The record comes first: whatever fails after it, `flush` makes the row durable.
+        self._buffer += (head, row.data)
         self._end = offset + len(row.data)
         self._unflushed[line.place] = row.data
-        self._buffer += (head, row.data)
-        self._buffered_bytes += len(head) + len(row.data)
-        if self._buffered_bytes >= _BUFFER_BYTES:
+        self._index(line.place, offset, len(row.data), is_success=row.is_success)
+        if self._end - self._num_flushed >= _BUFFER_BYTES:
             self.flush()
 
     def pop(self, place: int) -> Row:
@@ -125,23 +131,23 @@ class Spool:
         """Write buffered rows to the file; raises OutputLost when the disk takes no more."""
         if not self._buffer:
             return
-        data = memoryview(b"".join(self._buffer))
-        file = self._opened()
+        joined = b"".join(self._buffer)
+        data, file = memoryview(joined), self._opened()
         try:
-            file.seek(self._end - len(data))
+            file.seek(self._num_flushed)
             while data:
                 data = data[file.write(data) :]
         except OSError as exc:
             raise OutputLost(self._failure(exc)) from exc
-        self._buffer, self._buffered_bytes = [], 0
-        self._unflushed = {}
+        self._num_flushed += len(joined)
+        self._buffer, self._unflushed = [], {}
 
     def reclaim(self) -> None:
         """Free the space of rows that were popped; called once these are in the output."""
         if not self.num_waiting and self._end:
-            self._buffer, self._buffered_bytes, self._end = [], 0, 0
             if self._file is not None:
                 self._file.truncate(0)
+            self._buffer, self._num_flushed, self._end = [], 0, 0
         num_stale = self._end - self._live_bytes
         if self._live_bytes < _MAX_STALE_BYTES < num_stale - self._live_bytes:
             self._compact()
@@ -235,7 +241,8 @@ class Spool:
                 end += new.write(head + data[offset - start :])
             if self._path is not None:
                 Path(new.name).replace(self._path)
-            self._file, self._offsets, self._end = new, offsets, end
+            self._file, self._offsets = new, offsets
+            self._end = self._num_flushed = end
             old.close()
 
 
@@ -251,7 +258,8 @@ class _Record(NamedTuple):
 class _Records:
     """Index of the complete records of a file, asked for by its lines in their order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, is_ok: Callable[[RowHead], bool]) -> None:
+        self._is_ok = is_ok
         self.num_bytes = 0
         self._numbers, self._offsets, self._lengths = array("q"), array("q"), array("q")
         self._ids, self._created = bytearray(), array("q")
@@ -292,7 +300,7 @@ class _Records:
             return
         self._numbers.append(int(number))
         self._offsets.append(self.num_bytes + len(number) + 1)
-        self._lengths.append(len(row) if head.status_code == 200 else -len(row))
+        self._lengths.append(len(row) if self._is_ok(head) else -len(row))
         self._ids += head.row_id.encode()
         self._created.append(_created_of(head))
 

@@ -14,16 +14,24 @@ from pyarrow import compute
 
 from tidemill.batch.table.cells import cells_of
 from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.recipe import Recipe
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import check_cells
-from tidemill.protocol.routes import CHAT_COMPLETIONS, EMBEDDINGS
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    EMBEDDINGS,
+    TRANSCRIPTIONS,
+    TRANSLATIONS,
+)
 
 from ..python.engine_process import AnsweredRow
-from ..python.errors import RequestFailed, TidemillError
+from ..python.errors import TidemillError
 from ..python.in_flight import Sent, answers_to
 from ..python.tables import compile_recipe
 
 _BATCH_ROWS = 1024
+_SAMPLED: Final = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
 _MAX_NUMBER: Final = 2**63
 _LONE_COLUMN: Final = re.compile(r"\{\{-?\s*(\w+)\s*-?\}\}")
 # A row of a distributed table has no number of its own.
@@ -44,14 +52,18 @@ class BatchAnswers:
     """Answers to the rows of tables of one schema, by a recipe; raises TidemillError for a bad one.
 
     `columns` are those that the requests are rendered from, `keep` those in the output, and
-    `fields` those of the answers. Wherever a row is answered it is the same: its seed is by the
-    `id` column, or without one by the row's place among those that are answered at once.
+    `fields` those of the answers. Wherever a row is answered it is the same: the `id` column keys
+    the randomness of requests that are sampled.
     """
 
     def __init__(self, recipe: Mapping[str, Any], schema: pa.Schema) -> None:
         self._given = (dict(recipe), schema)
         self._checked: pa.Schema | None = None
         self._recipe, self._template, self.keep = compile_recipe(recipe, schema)
+        try:
+            check_ids(self._recipe)
+        except RecipeError as exc:
+            raise TidemillError(f"the recipe cannot work: {exc}") from exc
         self.columns: tuple[str, ...] = self._template.columns
         # What `run` reads off all rows is declared here before there is one.
         self._facts = ResultFacts(
@@ -78,17 +90,22 @@ class BatchAnswers:
             for number, line in lines
         )
         for _, row in answers_to(sent, engine.max_inflight(), in_order=True):
-            rows.append(_data_of(row))
+            assert isinstance(row, AnsweredRow)
+            rows.append(row.data)
             if len(rows) == waiting[0].num_rows:
                 batch = waiting.popleft()
                 kept = [batch.column(name) for name in self.keep]
                 names = [*self.keep, *(field.name for field in self.fields)]
                 yield pa.RecordBatch.from_arrays([*kept, *self._arrays(rows)], names)
                 rows = []
+        if waiting or rows:
+            raise TidemillError("the engine has answered fewer rows than there are")
 
     async def answer_columns(self, engine: LineSender, batch: pa.RecordBatch) -> pa.StructArray:
         """Return the answers to the rows of a batch of `columns`; raises EngineDied."""
         lines = list(self._lines(batch, 1))
+        if len(lines) != batch.num_rows:
+            raise TidemillError(f"{batch.num_rows} rows gave {len(lines)} requests")
         sent = [engine.send_line(number, line).future for number, line in lines]
         try:
             rows = await asyncio.gather(*map(asyncio.wrap_future, sent))
@@ -96,7 +113,7 @@ class BatchAnswers:
             for future in sent:
                 future.cancel()
         return pa.StructArray.from_arrays(
-            self._arrays([_data_of(row) for row in rows]), fields=self.fields
+            self._arrays([row.data for row in rows]), fields=self.fields
         )
 
     def _rendered(
@@ -159,15 +176,23 @@ class BatchAnswers:
         return column is not None and _is_list(schema.field(column[1]).type)
 
 
+def check_ids(recipe: Recipe) -> None:
+    """Raise RecipeError for sampled requests of rows that have no ID.
+
+    Rows in equal places of two partitions would draw equal samples.
+    """
+    is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
+    if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:
+        raise RecipeError(
+            "sampled requests need an ID per row, because rows of a dataset have no number: name a "
+            'column of unique values, such as id="review_id", or set params={"temperature": 0} '
+            'or params={"seed": 1}'
+        )
+
+
 def _number_of(value: Any) -> int:
     is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < _MAX_NUMBER
     return value if is_number else 0
-
-
-def _data_of(row: AnsweredRow | RequestFailed) -> bytes:
-    if isinstance(row, RequestFailed):
-        raise row
-    return row.data
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -16,11 +16,10 @@ from typing import IO, Any, Final
 from tidemill.engine.child_command import module_command
 
 from ..commands.run import options_from
-from ..console.errors import OVER_LIMIT, ROWS_FAILED, CliError
-from ..files.paths import is_path
+from ..console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, CliError
+from ..files.paths import card_paths, is_path
 from ..main import parse
 from ..run.progress import PROGRESS_FD
-from ..run.run_card import card_paths
 from .errors import TidemillError
 from .progress import progress_of_run
 
@@ -155,12 +154,15 @@ def _run_command(typed: Sequence[str], progress_fd: int | None = None) -> tuple[
 
 
 def _echoed(stream: IO[str]) -> str:
-    """Pass on what a command says, and return the last message of it."""
+    """Pass on what a command says, and return the last message of it, without details."""
     message: list[str] = []
+    is_detail = False
     for line in stream:
         sys.stderr.write(line)
+        is_detail |= line == STACKS
         if line.startswith("tidemill: "):
-            message = []
-        message.append(line.removeprefix("tidemill: "))
+            message, is_detail = [], False
+        if not is_detail:
+            message.append(line.removeprefix("tidemill: "))
         del message[_MAX_WORDS:]
     return "".join(message).strip()

@@ -33,6 +33,7 @@ from ..engine.options import (
     engine_arguments,
     engine_command,
     engine_fields,
+    stall_limit,
 )
 from .engine_process import EngineProcess
 from .errors import RequestFailed, TidemillError
@@ -72,7 +73,7 @@ class Engine:
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
         command = engine_command(given, "--own-weights")
-        self.process = EngineProcess(command)
+        self.process = EngineProcess(command, stall_seconds=stall_limit(given))
         self._close = weakref.finalize(self, self.process.close)
 
     async def answer(self, body: Mapping[str, Any], *, url: str = CHAT) -> dict[str, Any]:

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from tidemill.batch.file.lines import RawLine
+from tidemill.batch.file.rows import print_not_run
 from tidemill.handler.worker import engine_client
 from tidemill.handler.worker.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 
 from .errors import EngineDied, RequestFailed
 from .in_flight import Sent
 from .stderr_tail import StderrTail
 
-_START_SECONDS = 3600.0
-_STALL_SECONDS = 600.0
 _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4
 _POLL_SECONDS = 0.05
@@ -44,12 +45,12 @@ class AnsweredRow:
 class EngineProcess:
     """The engine's process, and the thread with the event loop that speaks to it."""
 
-    def __init__(self, command: list[str]) -> None:
+    def __init__(self, command: list[str], *, stall_seconds: float = STALL_SECONDS) -> None:
         self._stderr = StderrTail()
         self._client = engine_client.EngineClient(
             command,
-            stall_seconds=_STALL_SECONDS,
-            start_seconds=_START_SECONDS,
+            stall_seconds=stall_seconds,
+            start_seconds=START_SECONDS,
             stderr=self._stderr.writer_fd,
         )
         self._numbers = count(1)
@@ -83,8 +84,8 @@ class EngineProcess:
         return Sent(self._in_loop(self._answer(data)), len(data))
 
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
-        """Send a line of a file; its future has the row, or EngineDied."""
-        return Sent(self._in_loop(self._fetch_row(number, data)), len(data))
+        """Send a line of a file; its future has the row, an error row too, or EngineDied."""
+        return Sent(self._in_loop(self._answer_line(number, data)), len(data))
 
     def info(self) -> EngineInfo:
         """Wait for the model; raises EngineDied."""
@@ -136,6 +137,14 @@ class EngineProcess:
             raise RequestFailed.from_row(fields)
         body: dict[str, Any] = fields["response"]["body"]
         return body
+
+    async def _answer_line(self, number: int, data: bytes) -> AnsweredRow:
+        try:
+            return await self._fetch_row(number, data)
+        except RequestFailed as exc:
+            digest, code = RawLine(number, data).digest, str(exc.code)
+            row = print_not_run(digest, None, code=code, message=exc.message)
+            return AnsweredRow(is_success=False, data=row)
 
     async def _fetch_row(self, number: int, data: bytes) -> AnsweredRow:
         try:

@@ -16,8 +16,8 @@ from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import checked_template
 
 from ..files.dataset_table import arrow_table_of
-from .engine_process import EngineProcess
-from .errors import RequestFailed, TidemillError
+from .engine_process import AnsweredRow, EngineProcess
+from .errors import TidemillError
 from .in_flight import answers_to
 from .progress import Progress, progress_of
 
@@ -36,6 +36,8 @@ def answer_table(
     limit = process.max_inflight()
     with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
         rows = list(_rows(process, lines, limit, shown))
+    if len(rows) != given.num_rows:
+        raise TidemillError(f"the engine has answered {len(rows)} of {given.num_rows} rows")
     columns = ResultColumns(asked, given.select(keep).schema, ResultFacts.of_rows(rows, asked))
     batches, start = [], 0
     for batch in asked_batches:
@@ -87,7 +89,6 @@ def _rows(
         process.send_line(number, line.removesuffix(b"\n")) for number, line in enumerate(lines, 1)
     )
     for _, row in answers_to(sent, limit, in_order=True):
-        if isinstance(row, RequestFailed):
-            raise row
+        assert isinstance(row, AnsweredRow)
         shown.add(is_failed=not row.is_success)
         yield row.data

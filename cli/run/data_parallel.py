@@ -14,7 +14,7 @@ from ..arguments.default_flags import default_arguments
 from ..console.errors import Refused
 from ..engine.data_parallel import num_replicas, replica_commands
 from ..engine.engine import held_weights
-from ..engine.options import engine_command
+from ..engine.options import engine_command, stall_limit
 from .replicas import EngineReplicas
 from .run_options import RunOptions
 
@@ -51,6 +51,7 @@ def replicas(
             replica_commands(command, options, num_engines(options)),
             created=created,
             home=_home(index),
+            stall_seconds=stall_limit(options),
         )
 
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import LineResult, run_line
-from tidemill.protocol.contract import EngineError, Responder, Usage
+from tidemill.protocol.callback_failures import callback_failures
+from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
 
-from ..console.errors import OutputLost
+from ..console.errors import failure_of
+from ..console.terminal import log
 from ..files.input_file import PlacedLine
 from ..files.row_writer import RowWriter
 from ..files.spool import Row
@@ -34,7 +36,7 @@ class InFlightLimits:
 
 
 RunLine = Callable[[PlacedLine], Awaitable[LineResult]]
-"""Returns the row of a line; raises EngineError."""
+"""Returns the row of a line; an exception, such as EngineError, ends the run."""
 
 
 def line_runner(responder: Responder, *, created: int, dialect: Dialect = "openai") -> RunLine:
@@ -52,8 +54,9 @@ def line_runner(responder: Responder, *, created: int, dialect: Dialect = "opena
 class Feed:
     """Runs lines through an engine. Made for one run, inside the event loop.
 
-    EngineError and errors of the output end the run. `note_row` is called with the place and the
-    usage of each finished line.
+    The first exception of a request, of the output or of a callback of the loop ends the run, so
+    that none is ever dropped. `note_row` is called with the place and the usage of each finished
+    line.
     """
 
     def __init__(
@@ -75,7 +78,8 @@ class Feed:
         self._finished: list[tuple[PlacedLine, Row]] = []  # and not given to the writer
         self._waiter: asyncio.Future[None] | None = None
         self._is_stopped = False
-        self._fatal: EngineError | None = None
+        self._is_cancelling = False
+        self._fatal: BaseException | None = None
 
     def stop(self) -> None:
         """Stop admitting lines; `run` then returns. May be called from a signal handler."""
@@ -86,30 +90,31 @@ class Feed:
         """Run the lines in their order and write their rows; return whether all are done.
 
         On any exit the finished rows in order have been written, and those out of order are
-        spooled.
+        spooled. Where the output fails, all finished rows that it may lack are spooled.
         """
-        flushing = self._loop.create_task(self._flush_often())
-        is_lost = False
-        try:
-            await self._run_lines(lines)
-        except OutputLost:
-            is_lost = True
-            raise
-        finally:
-            await self._cancel()
-            flushing.cancel()
-            await asyncio.wait((flushing,))
-            if not is_lost:
-                self._write()
-                while self._writer.drain():
-                    pass
-                self._writer.flush()
-        return not (self._is_stopped or self._requests)
+        with callback_failures(self._fail):
+            return await self._run_and_save(lines)
 
-    async def _run_lines(self, lines: Iterable[PlacedLine]) -> None:
+    async def _run_and_save(self, lines: Iterable[PlacedLine]) -> bool:
+        flushing = self._loop.create_task(self._flush_often())
+        flushing.add_done_callback(self._note_failure)
+        try:
+            is_done = await self._run_lines(lines)
+            await self._cancel(flushing)
+            self._write_all()
+            self._raise_fatal()
+        except BaseException:
+            try:
+                await self._cancel(flushing)
+            finally:
+                self._rescue()
+            raise
+        return is_done
+
+    async def _run_lines(self, lines: Iterable[PlacedLine]) -> bool:
         for admitted, line in enumerate(lines):
             if not await self._acquire(len(line.raw.data)):
-                return
+                return False
             request = self._loop.create_task(self._run_line(line))
             self._requests.add(request)
             request.add_done_callback(self._end)
@@ -122,9 +127,10 @@ class Feed:
             if not self._write():
                 await self._sleep()
         self._raise_fatal()
+        return not self._is_stopped
 
     async def _flush_often(self) -> None:
-        """Flush spooled rows, and write the rows that those before them have kept waiting."""
+        """Flush spooled rows at intervals."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._writer.flush()
@@ -139,19 +145,27 @@ class Feed:
         return False
 
     async def _run_line(self, line: PlacedLine) -> None:
-        num_bytes = len(line.raw.data)
-        try:
-            answered = await self._run(line)
-        except EngineError as exc:
-            self._fatal = self._fatal or exc
-        else:
-            self._in_flight.release(num_bytes - len(answered.row))
-            self._finished.append((line, Row(answered.row, answered.is_success)))
-            self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
-            self._note_row(line.place, answered.usage or Usage())
+        answered = await self._run(line)
+        self._finished.append((line, Row(answered.row, answered.is_success)))
+        self._in_flight.release(len(line.raw.data) - len(answered.row))
+        self._tally.count(answered.usage, failure=answered.failure, line=line.raw.number)
+        self._note_row(line.place, answered.usage or Usage())
 
     def _end(self, request: asyncio.Task[None]) -> None:
         self._requests.discard(request)
+        self._note_failure(request)
+
+    def _note_failure(self, task: asyncio.Task[None]) -> None:
+        """Keep the exception of a task that ended by itself, for `run` to raise."""
+        if self._is_cancelling:
+            return
+        if task.cancelled():
+            self._fail(RuntimeError("a request was cancelled"))
+        else:
+            self._fail(task.exception())
+
+    def _fail(self, exc: BaseException | None) -> None:
+        self._fatal = self._fatal or exc
         self._wake()
 
     def _wake(self) -> None:
@@ -159,7 +173,7 @@ class Feed:
             self._waiter.set_result(None)
 
     async def _sleep(self) -> None:
-        """Wait until a request finishes or `stop`; raises the engine's error.
+        """Wait until a request finishes or `stop`; raises the first failure.
 
         There must be a request in flight.
         """
@@ -174,14 +188,31 @@ class Feed:
 
     def _write(self) -> bool:
         """Give finished rows to the writer and say whether there was anything to write."""
-        finished, self._finished = self._finished, []
+        finished = self._finished
         self._writer.write(finished)
+        self._finished = []
         self._in_flight.release_bytes(sum(len(row.data) for _, row in finished))
         is_more = self._writer.drain()
         return bool(finished) or is_more
 
-    async def _cancel(self) -> None:
-        for request in self._requests:
-            request.cancel()
-        if self._requests:
-            await asyncio.wait(self._requests, timeout=_CANCEL_SECONDS)
+    def _write_all(self) -> None:
+        while self._write():
+            pass
+        self._writer.flush()
+
+    def _rescue(self) -> None:
+        """Make finished rows outlive the process after a failure: a resume finds them."""
+        try:
+            self._write_all()
+        except BaseException:  # noqa: BLE001 - the first failure is the one to be raised
+            try:
+                self._writer.rescue(self._finished)
+            except BaseException as exc:  # noqa: BLE001
+                log(f"note: some finished rows could not be saved ({failure_of(exc)})")
+
+    async def _cancel(self, flushing: asyncio.Task[None]) -> None:
+        self._is_cancelling = True
+        tasks = {flushing, *self._requests}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)

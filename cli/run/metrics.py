@@ -18,6 +18,8 @@ from .tally import Tally
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
+    from ..files.row_writer import ResumableWriter
+
 
 @dataclass(slots=True, eq=False)
 class RunMetrics:
@@ -25,6 +27,7 @@ class RunMetrics:
 
     tally: Tally
     served: Served | EngineReplicas | None = None
+    writer: ResumableWriter | None = None
     loop_lag: LoopLag = field(default_factory=LoopLag)
 
     def collect(self) -> Iterator[Metric]:
@@ -38,6 +41,11 @@ class RunMetrics:
         rows.add_metric(["ok"], tally.rows_done - tally.rows_failed)
         rows.add_metric(["failed"], tally.rows_failed)
         yield rows
+        yield CounterMetricFamily(
+            "tidemill_truncated_rows",
+            "Rows in the output whose answer was cut off at its token limit.",
+            0 if self.writer is None else self.writer.num_truncated,
+        )
         yield GaugeMetricFamily(
             "tidemill_input_rows", "Lines of the input that get a row.", tally.num_rows
         )

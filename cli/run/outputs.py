@@ -11,10 +11,11 @@ from tidemill.batch.file.lines import RawLine
 from ..console.errors import Refused
 from ..console.terminal import amount, log
 from ..extras import require_extras
-from ..files.kept_rows import KeptRows, find_kept_rows
+from ..files.kept_rows import KeptRows, find_kept_rows, is_success, is_whole_success
 from ..files.output import LocalFile, Output, open_output
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
 from ..files.reused_rows import ReusedRows
+from ..files.row_settings import RowSettings
 from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
 from ..files.s3_object import S3Object, is_s3
 from ..files.shard import ShardLines
@@ -71,30 +72,41 @@ def make_writer(
         is_file = isinstance(files.output, LocalFile)
         stale = [*retry_files(*paths), *([path] if path else []), *marks] if is_file else ()
         return AppendWriter(files, nothing, spool, stale=stale, reused=reused)
-    kept = find_kept_rows(lines(), [path for path in paths if path is not None])
+    is_ok = is_whole_success if options.retry_truncated else is_success
+    retries = options.retry_failed or options.retry_truncated
+    kept = find_kept_rows(lines(), [path for path in paths if path is not None], is_ok=is_ok)
     spool = Spool(spool_path(paths[0]), num_rows, tmp_dir=options.output_tmp_dir)
     stack.callback(spool.close)
     num_failed = kept.num_rows - kept.num_ok
     if is_retry_started(paths[0]):
         log("a retry of failed rows was cut off: it goes on")
-    elif not (options.retry_failed and num_failed):
-        spool.load(lines(), kept.num_rows, only_successes=options.retry_failed)
+    elif not (retries and num_failed):
+        spool.load(lines(), kept.num_rows, only_successes=retries, is_ok=is_ok)
         appending = AppendWriter(files, kept, spool, stale=marks, reused=reused)
         num_kept = appending.num_kept - appending.num_reused
         log(f"resuming: {amount(num_kept, 'row')} kept")
         return appending
-    spool.load(lines(), kept.num_rows, only_successes=True)
-    retrying = RetryWriter(*paths, kept, spool, lines, stack=stack)
-    log(f"resuming: {amount(retrying.num_kept, 'row')} kept, failed ones run again")
+    spool.load(lines(), kept.num_rows, only_successes=True, is_ok=is_ok)
+    retrying = RetryWriter(*paths, kept, spool, lines, is_ok=is_ok, stack=stack)
+    which = "failed and truncated ones" if options.retry_truncated else "failed ones"
+    log(f"resuming: {amount(retrying.num_kept, 'row')} kept, {which} run again")
     return retrying
 
 
-def mark_shard(options: RunOptions, files: OutputFiles, lines: ShardLines, tally: Tally) -> None:
-    """Leave the mark of a shard that has all its rows in files."""
-    if isinstance(files.output, LocalFile):
-        mark_finished(
-            *_paths(options), lines, num_rows=tally.num_rows, num_errors=tally.rows_failed
-        )
+def mark_shard(
+    options: RunOptions, files: OutputFiles, lines: ShardLines, tally: Tally, rows: RowSettings
+) -> bool:
+    """Leave the mark of a shard that has all its rows in files; say whether it has."""
+    if not isinstance(files.output, LocalFile):
+        return False
+    mark_finished(
+        *_paths(options),
+        lines,
+        num_rows=tally.num_rows,
+        num_errors=tally.rows_failed,
+        made_with=rows.as_list(),
+    )
+    return True
 
 
 def _paths(options: RunOptions) -> tuple[Path, Path | None]:

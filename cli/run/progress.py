@@ -171,7 +171,7 @@ def rows_rate(rates: Rates) -> str:
 def summary(tally: Tally) -> str:
     """Return the summary of a run: rows ok and failed, tokens, time and rate.
 
-    Failures follow, a line for each kind.
+    Failures follow, a line for each kind, and the number of truncated answers.
     """
     seconds, usage = tally.seconds, tally.usage
     rows = amount(tally.answered, "row")
@@ -193,4 +193,12 @@ def summary(tally: Tally) -> str:
         ways = ((tally.kept - tally.reused, "kept from before"), (tally.reused, "reused"))
         kept = " and ".join(f"{amount(num, 'row')} {how}" for num, how in ways if num)
         words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
-    return "\n".join((words, *tally.failures.sentences()))
+    return "\n".join((words, *tally.failures.sentences(), *truncated_words(tally)))
+
+
+def truncated_words(tally: Tally) -> list[str]:
+    """Return a sentence on the truncated answers of the output; nothing where there are none."""
+    if not tally.truncated:
+        return []
+    answers = "1 answer was" if tally.truncated == 1 else f"{tally.truncated:,} answers were"
+    return [f"  {answers} cut off at the token limit (finish reason `length`): raise max_tokens"]

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 from tidemill.batch.result_cache import (
     FILE_NAME,
     Totals,
+    check_whole,
+    delete_database,
     list_totals,
     open_database,
     remove_results,
 )
-from tidemill.batch.result_key import CacheError
+from tidemill.batch.result_key import CacheDamaged, CacheError
 
 from ..arguments.argument_types import S3Folder
 from ..console.errors import BadInput, Refused
+from ..console.terminal import log
 from ..extras import require_extras
 
 if TYPE_CHECKING:
@@ -57,9 +60,29 @@ class LocalResultFolder:
         return (self.folder / FILE_NAME).stat().st_size
 
     def remove(self, model: str | None, before: int | None) -> int:
-        """Remove results of a model, or of all, last used before a time; return how many."""
-        with self._opened() as database:
-            return remove_results(database, model=model, before=before)
+        """Remove results of a model, or of all, last used before a time; return how many.
+
+        A damaged database is deleted if all results are to go.
+        """
+        is_all = (model, before) == (None, None)
+        try:
+            with self._opened() as database:
+                num_removed = remove_results(database, model=model, before=before)
+                if is_all:
+                    check_whole(database)
+                return num_removed
+        except BadInput as exc:
+            if is_all and isinstance(exc.__cause__, CacheDamaged):
+                return self._delete()
+            raise
+
+    def _delete(self) -> int:
+        try:
+            delete_database(self.folder)
+        except OSError as exc:
+            raise BadInput(f"{self.folder} cannot be emptied ({exc.strerror})") from exc
+        log(f"note: the database of {self.folder} was damaged and has been deleted")
+        return 0
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

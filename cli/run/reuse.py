@@ -7,29 +7,31 @@ that fails is left alone from then on, and a note says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pydantic_core import from_json, to_json
 
 from tidemill.batch.file.lines import Line
 from tidemill.batch.file.rows import print_cached
 from tidemill.batch.result_cache import ResultCache
-from tidemill.batch.result_key import MAX_BYTES, CacheError, Scope, result_key
+from tidemill.batch.result_key import MAX_BYTES, CacheError, ResultKeys, Scope
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.storage.model_digest import results_digest
 from tidemill.protocol.contract import Reply, Responder
 
 from ..arguments.argument_types import S3Folder
-from ..console.terminal import log
+from ..console.terminal import amount, log
 from ..extras import require_extras
 from ..files.reused_rows import ReusedRows
 from .run_options import RunOptions
 
 T = TypeVar("T")
+
+_DAY_SECONDS: Final = 24 * 3600
 
 
 class ReuseOptions(Protocol):
@@ -47,6 +49,10 @@ class ReuseOptions(Protocol):
 class Results(Protocol):
     """Kept replies of one scope; every method raises CacheError."""
 
+    @property
+    def num_damaged(self) -> int:
+        """Return how many results were damaged, and treated as not found."""
+
     def find(self, key: bytes, digest: str, created: int) -> bytes | None:
         """Return the JSON of a reply as it is for the line of a digest, created at this time."""
 
@@ -60,14 +66,14 @@ class Results(Protocol):
 class Reuse:
     """Looks results up in the order of lines, and keeps those of a run."""
 
-    def __init__(self, cache: Results, rows: ReusedRows, created: int, *, sampled: bool) -> None:
+    def __init__(self, cache: Results, rows: ReusedRows, created: int, keys: ResultKeys) -> None:
         self.rows = rows
         self._cache: Results | None = cache
         self._created = created
-        self._sampled = sampled
+        self._keys = keys
 
     def look_up(self, line: Line | None, body: Mapping[str, Any] | None = None) -> bool:
-        """Look up the next line, and say whether it has a row now; None for one that cannot run."""
+        """Look up the next line (None if it has no request), and say whether it has a row now."""
         found = None if line is None or body is None else self._find(line, body)
         if line is not None and found is not None:
             try:
@@ -83,19 +89,25 @@ class Reuse:
     def _find(self, line: Line, body: Mapping[str, Any]) -> bytes | None:
         if self._cache is None:
             return None
-        key = result_key(line.url, body, sampled=self._sampled)
+        key = self._keys.key_of(line.url, body, line.digest)
         try:
             return None if key is None else self._cache.find(key, line.digest, self._created)
         except CacheError as exc:
             self._give_up(exc)
             return None
 
-    def keep(
-        self, url: str, body: Mapping[str, Any], digest: str, created: int, reply: Reply
-    ) -> None:
+    def key_of(self, url: str, body: Mapping[str, Any], digest: str, created: int) -> bytes | None:
+        """Return the key of a request whose reply may be kept.
+
+        A template may tell the date: a reply of another day than that of the lookup is not kept.
+        """
+        if self._cache is None or created // _DAY_SECONDS != self._created // _DAY_SECONDS:
+            return None
+        return self._keys.key_of(url, body, digest)
+
+    def keep(self, key: bytes, digest: str, created: int, reply: Reply) -> None:
         """Keep the successful reply to the line of a digest."""
-        key = None if self._cache is None else result_key(url, body, sampled=self._sampled)
-        if key is None or self._cache is None:
+        if self._cache is None:
             return
         try:
             printed = to_json(reply.body, inf_nan_mode="null")
@@ -108,6 +120,7 @@ class Reuse:
         cache, self._cache = self._cache, None
         self.rows.close()
         if cache is not None:
+            _note_damage(cache)
             try:
                 cache.close()
             except CacheError as exc:
@@ -130,9 +143,11 @@ class KeepingResponder:
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request."""
+        digest = request_id.removeprefix("req_")
+        key = self._reuse.key_of(url, body, digest, created)
         reply = await self._responder.respond(url, body, request_id, created)
-        if reply.status_code == 200:
-            self._reuse.keep(url, body, request_id.removeprefix("req_"), created, reply)
+        if key is not None and reply.status_code == 200:
+            self._reuse.keep(key, digest, created, reply)
         return reply
 
 
@@ -144,20 +159,23 @@ class ReusingResponder:
     """
 
     def __init__(
-        self, responder: Responder, open_at: Callable[[int], Results | None], *, sampled: bool
+        self,
+        responder: Responder,
+        open_at: Callable[[int], Results | None],
+        keys: ResultKeys,
     ) -> None:
         self._responder = responder
         self._open_at = open_at
-        self._sampled = sampled
+        self._keys = keys
         self._thread = ThreadPoolExecutor(1)  # of all that may wait for a disk or a bucket
         self._is_given_up = False
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Answer one request."""
-        key = None if self._is_given_up else result_key(url, body, sampled=self._sampled)
+        digest = request_id.removeprefix("req_")
+        key = None if self._is_given_up else self._keys.key_of(url, body, digest)
         if key is None:
             return await self._responder.respond(url, body, request_id, created)
-        digest = request_id.removeprefix("req_")
         found = await self._in_thread(created, lambda results: results.find(key, digest, created))
         if found is not None:
             return Reply(200, from_json(found), is_long=True, is_reused=True)
@@ -205,8 +223,19 @@ def daily_results(
         yield open_at
     finally:
         for results in opened.values():
+            _note_damage(results)
             with suppress(CacheError):
                 results.close()
+
+
+def _note_damage(results: Results) -> None:
+    if results.num_damaged:
+        log(f"note: {amount(results.num_damaged, 'damaged result')} ignored and computed again")
+
+
+def all_names(config: EngineConfig, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that requests may ask for: those of the model and of its adapters."""
+    return *names, *(module.name for module in config.lora_modules)
 
 
 def open_results(
@@ -228,10 +257,15 @@ def open_reuse(
     options: RunOptions,
     config: EngineConfig,
     template: str | None,
+    *,
+    names: Sequence[str],
     created: int,
     stack: ExitStack,
 ) -> Reuse | None:
-    """Open the cache of `--reuse`; None without one, or where it cannot be used."""
+    """Open the cache of `--reuse`; None without one, or where it cannot be used.
+
+    Requests may ask for the served `names`. `stack` closes it.
+    """
     if options.reuse is None:
         return None
     digest = results_digest(config, template, created)
@@ -245,6 +279,7 @@ def open_reuse(
     except CacheError as exc:
         log(f"note: {exc}: the run goes on without reuse")
         return None
-    reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, sampled=options.reuse_sampled)
+    keys = ResultKeys(all_names(config, names), options.reuse_sampled)
+    reuse = Reuse(cache, ReusedRows(options.output_tmp_dir), created, keys)
     stack.callback(reuse.close)
     return reuse

@@ -27,8 +27,8 @@ def add_reuse_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--reuse-sampled",
         action="store_true",
-        help="with --reuse: also of lines that another run may answer otherwise (default: of those "
-        "with temperature 0 or a seed)",
+        help="with --reuse: also reuse sampled results, each for the same line at the same place "
+        "(default: only results with temperature 0 or a seed)",
     )
 
 

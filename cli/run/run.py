@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 from tidemill.batch.file.throughput import RateWindow
@@ -19,9 +19,18 @@ from tidemill.net.tracing import WorkSpan
 from tidemill.protocol.contract import EngineError, EngineStats, Responder, Served, Usage
 
 from ..arguments.defaults import DefaultingResponder
-from ..console.errors import BadInput, EngineLost, InputChanged, Stopped
+from ..console.errors import (
+    BadInput,
+    CliError,
+    EngineLost,
+    InputChanged,
+    RunIncomplete,
+    Stopped,
+    failure_of,
+)
 from ..console.signals import StopSignals
-from ..console.terminal import log
+from ..console.terminal import failures_noted, log
+from ..engine.watched_engine import EngineStalled
 from ..files.input_file import InputFile
 from ..files.kept_rows import ROWS_PER_WRITE
 from ..files.row_writer import ResumableWriter
@@ -33,6 +42,7 @@ from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
 from .run_span import traced
+from .settings_record import SettingsRecord
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
@@ -61,11 +71,14 @@ class Run:
     deadline: float | None = None
     reuse: Reuse | None = None
     span: WorkSpan | None = None
+    record: SettingsRecord = field(kw_only=True)
 
     def run_lines(self, served: Served | EngineReplicas) -> bool:
         """Run all lines without a row; False when a signal or the deadline stopped it."""
         tally = self.metrics.tally
         tally.started = time.monotonic()
+        if not isinstance(served, EngineReplicas):
+            self.record.check_loaded(served.info())  # before a file is changed
         with self.adding_resume_hint():
             self.writer.start()
             with make_reporter(tally) as reporter:
@@ -74,6 +87,12 @@ class Run:
             hint = f". {self.writer.resume_hint()}" if self.signals.received else ""
             log(f"{tally.label}stopped with {self._progress()}{hint}")
         return is_done
+
+    def start_writing(self) -> None:
+        """Prepare the output of a run whose lines all have a row."""
+        self.writer.start()
+        if self.metrics.tally.reused:
+            self.record.start()
 
     def write_rows_not_run(self) -> None:
         """Write an error row for each line that the deadline has left without a row."""
@@ -89,18 +108,26 @@ class Run:
 
     @contextmanager
     def adding_resume_hint(self) -> Iterator[None]:
-        """Add how to resume to errors that end the run."""
+        """Add how to resume to errors that end the run; RunIncomplete for unexpected ones."""
         try:
             yield
+        except RunIncomplete as exc:
+            raise RunIncomplete(f"{exc}. {self.writer.resume_hint()}") from exc
         except EngineError as exc:
             words = f"the engine cannot go on: {exc}. {self.writer.resume_hint()}"
-            raise EngineLost(words) from exc
+            stacks = exc.stacks if isinstance(exc, EngineStalled) else ""
+            raise EngineLost(words, details=stacks) from exc
         except InputChanged as exc:
             raise InputChanged(f"{exc}. {self.writer.resume_hint()}") from exc
         except OSError as exc:
             raise BadInput(f"failed: {exc}. {self.writer.resume_hint()}") from exc
         except Stopped as stop:
             raise Stopped(stop.signum, self.writer.resume_hint()) from None
+        except (CliError, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            words = f"the run cannot go on ({failure_of(exc)})"
+            raise RunIncomplete(f"{words}. {self.writer.resume_hint()}") from exc
 
     def _progress(self) -> str:
         tally = self.metrics.tally
@@ -135,6 +162,8 @@ class Run:
     ) -> bool:
         tally = self.metrics.tally
         info = served.info()
+        self.record.check_loaded(info)
+        self.record.start()
         if self.span is not None:
             runner = traced(runner, self.span, self.options.defaults.apply)
         max_inflight = self.options.max_inflight or _INFLIGHT_PER_SEQUENCE * info.max_num_seqs
@@ -151,7 +180,7 @@ class Run:
             if self.deadline is not None:
                 left = max(0.0, self.deadline - time.monotonic())
                 asyncio.get_running_loop().call_later(left, feed.stop)
-            reporting = asyncio.create_task(_report(reporter, tally, served, forecast))
+            reporting = asyncio.create_task(_report_safely(reporter, tally, served, forecast))
             try:
                 async with self.metrics.loop_lag.measured():
                     return await feed.run(self.requests.read(self.index, self.plan))
@@ -159,13 +188,21 @@ class Run:
                 reporting.cancel()
                 with suppress(asyncio.CancelledError):
                     await reporting
-                with suppress(EngineError):  # it has been told of
+                with failures_noted("times of this run are not saved"), suppress(EngineError):
                     _save_costs(forecast, served, tally, tally.started - self.launched)
 
     def _note_row(self, place: int, usage: Usage) -> None:
         self.plan.finish(place, usage.completion_tokens)
         if not self.plan.is_repeat[place]:
             self.metrics.tally.computed_output_tokens += usage.completion_tokens
+
+
+async def _report_safely(
+    reporter: Reporter, tally: Tally, served: Served | EngineReplicas, forecast: Forecast
+) -> None:
+    """Show progress until it fails, which rows do not depend on."""
+    with failures_noted("progress is not shown any more"), suppress(EngineError):
+        await _report(reporter, tally, served, forecast)
 
 
 async def _report(

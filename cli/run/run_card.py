@@ -7,37 +7,49 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from tidemill.protocol.contract import EngineError, EngineInfo
 
-from ..console.terminal import amount, duration, log
+from ..console.terminal import amount, duration, failures_noted, log
 from ..files.output import LocalFile
+from ..files.paths import card_paths
+from ..files.row_settings import SettingsUse, use_lines
 from ..files.row_writer import OutputFiles
 from .run import Run
 from .run_options import RunOptions
 from .tally import Tally
 
-SUFFIXES: Final = (".card.md", ".card.json")
-
 _NOT_SETTINGS = frozenset(
     {
         *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
         *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
-        *("resume", "retry_failed", "force"),
+        *("resume", "retry_failed", "retry_truncated", "allow_other_settings", "force"),
     }
 )
 _BAR_CHARS = 30
 _BAR = "█"
 
 
-def write_card(run: Run, files: OutputFiles, tally: Tally) -> None:
-    """Write the card of a finished run; a disk that takes none is a note, not a failure."""
+def write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
+    """Write the card of a finished run, and say whether the output has one.
+
+    A run that added no row leaves the card of the run that did. A failure is a note, as the rows
+    are complete.
+    """
+    with failures_noted("the run card cannot be written"):
+        return _write_card(run, files, tally)
+    return False
+
+
+def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     options = run.options
     if options.no_card or not isinstance(files.output, LocalFile):
-        return
+        return False
     target = files.output.path if options.table is None else options.table.output
+    has_run = not options.resume or tally.answered or tally.reused or run.record.is_pending
+    if not has_run and card_paths(target)[1].exists():
+        return True
     info = None
     if run.metrics.served is not None:
         with suppress(EngineError):
@@ -48,15 +60,8 @@ def write_card(run: Run, files: OutputFiles, tally: Tally) -> None:
             path.write_text(text, encoding="utf-8")
     except OSError as exc:
         log(f"note: the run card cannot be written ({exc.strerror})")
-
-
-def card_paths(output: Path) -> tuple[Path, Path]:
-    """Return where the card of an output lies."""
-    stem = output.name
-    if output.suffix in {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow"}:
-        stem = output.stem
-    markdown, plain = (output.with_name(stem + suffix) for suffix in SUFFIXES)
-    return markdown, plain
+        return False
+    return True
 
 
 def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dict[str, Any]:
@@ -76,6 +81,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
             "total": tally.num_rows,
             "ok": tally.rows_done - tally.rows_failed,
             "failed": tally.rows_failed,
+            "truncated": tally.truncated,
             "kept": tally.kept - tally.reused,
             "reused": tally.reused,
             "not_run": tally.num_not_run,
@@ -100,6 +106,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         "cost": cost,
         "model": None if info is None else _model_fields(info),
         "settings": _settings(options),
+        "made_with": run.record.rows.as_list(),
         "recipe": None if options.table is None else asdict(options.table.recipe),
     }
 
@@ -122,6 +129,10 @@ def as_markdown(card: Mapping[str, Any]) -> str:
         if card[name]:
             text = json.dumps(card[name], ensure_ascii=False, indent=2)
             parts.append(f"\n## {name.capitalize()}\n```json\n{text}\n```")
+    uses = [SettingsUse(each["settings"], each["rows"]) for each in card["made_with"]]
+    if len(uses) > 1:
+        parts += ["\n## Rows made with different settings\n"]
+        parts += [f"- {each}" for each in use_lines(uses)]
     return "\n".join(parts) + "\n"
 
 
@@ -130,7 +141,10 @@ def _facts(card: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [("output", card["output"])]
     if card["shard"]:
         facts.append(("part", card["shard"]))
-    words = [f"{amount(rows['total'], 'row')}: {rows['ok']:,} ok, {rows['failed']:,} failed"]
+    truncated = f" ({rows['truncated']:,} truncated)" if rows["truncated"] else ""
+    words = [
+        f"{amount(rows['total'], 'row')}: {rows['ok']:,} ok{truncated}, {rows['failed']:,} failed"
+    ]
     words += [
         f"{rows[name]:,} {shown}"
         for name, shown in (("kept", "kept"), ("reused", "reused"), ("not_run", "not run"))

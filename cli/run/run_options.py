@@ -30,6 +30,8 @@ class RunOptions(EngineOptions):
     strict_parameters: bool = False
     resume: bool = False
     retry_failed: bool = False
+    retry_truncated: bool = False
+    allow_other_settings: bool = False
     force: bool = False
     fail_on_error: bool = False
     max_inflight: int | None = None

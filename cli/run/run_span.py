@@ -12,7 +12,7 @@ from tidemill.batch.file.run_line import LineResult
 from tidemill.net.open_tracing import open_tracing
 from tidemill.net.tracing import Value, WorkSpan
 
-from ..console.terminal import log
+from ..console.terminal import failures_noted, log
 from ..files.input_file import PlacedLine
 from .feed import RunLine
 from .tally import Tally
@@ -47,15 +47,16 @@ def traced(
     async def run(line: PlacedLine) -> LineResult:
         started_ns = time.time_ns()
         answered = await runner(line)
-        trace_request(
-            span,
-            line.raw,
-            answered.row,
-            answered.usage,
-            is_success=answered.is_success,
-            started_ns=started_ns,
-            with_defaults=with_defaults,
-        )
+        with failures_noted(f"the span of line {line.raw.number} is missing"):
+            trace_request(
+                span,
+                line.raw,
+                answered.row,
+                answered.usage,
+                is_success=answered.is_success,
+                started_ns=started_ns,
+                with_defaults=with_defaults,
+            )
         return answered
 
     return run
@@ -67,6 +68,7 @@ def _attributes(tally: Tally) -> dict[str, Value]:
         "tidemill.rows": tally.num_rows,
         "tidemill.rows.done": tally.rows_done,
         "tidemill.rows.failed": tally.rows_failed,
+        "tidemill.rows.truncated": tally.truncated,
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,

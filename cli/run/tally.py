@@ -37,8 +37,9 @@ class LengthCounts:
 class Tally:
     """Counts of one run; `kept` rows were there before it: of a resumed output, or `reused`.
 
-    `usage` is that of answered requests, `computed_output_tokens` without those of repeats;
-    `started` is on the monotonic clock.
+    `truncated` rows of the whole output have an answer that was cut off at its token limit. `usage`
+    is that of answered requests, `computed_output_tokens` without those of repeats; `started` is on
+    the monotonic clock.
     """
 
     shard: Shard | None = None
@@ -49,6 +50,7 @@ class Tally:
     answered: int = 0
     failed: int = 0
     num_not_run: int = 0
+    truncated: int = 0
     usage: Usage = field(default_factory=Usage)
     computed_output_tokens: int = 0
     failures: ErrorSummary = field(default_factory=ErrorSummary)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidemill.protocol.chat import ChatCompletionRequest
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import MemoryBudget
 from tidemill.protocol.parts import IMAGE, has_images
 from tidemill.protocol.requests import read_body
@@ -67,11 +68,9 @@ class ImageInputs:
         self, image_support: ImageSupport, body: dict[str, Any]
     ) -> AsyncIterator[dict[str, Any]]:
         request = read_body(ChatCompletionRequest, body)
-        urls = {
-            url: place
-            for place, url in self._image_urls(request, image_support)
-            if not is_inline(url)
-        }
+        images = dict(self._image_urls(request, image_support))
+        # A URL in another field of the body is not fetched.
+        urls = {url: place for place, url in fetched_urls(body).items() if place in images}
         if not urls:
             yield body
             return

@@ -11,8 +11,8 @@ from typing import Any
 from tidemill.net.fetch import ByteBudget, FetchFailed
 from tidemill.protocol.audio import FILE, FILE_URL
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.in_flight import InFlightLimiter
-from tidemill.protocol.urls import is_inline
 
 from .endpoint import BodyCheck, FetchStep
 
@@ -93,8 +93,8 @@ class RecordingFetcher:
 
         @asynccontextmanager
         async def fetched(body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-            url = body.get(FILE_URL)
-            if not isinstance(url, str) or is_inline(url):
+            url = fetched_urls(body).get(FILE_URL)
+            if url is None:
                 yield body
                 return
             check(body)

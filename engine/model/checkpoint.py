@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from ..errors import ModelRefused
 from ..storage.hub import find_file
 from .hf_config import ADAPTER
+from .load_timing import downloading
 from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
@@ -127,6 +128,7 @@ def check_tensors(
         )
 
 
+@downloading()
 def _fetched(name: str) -> Path:
     """Return the hub's snapshot of a model on this machine, its weights fetched into it."""
     first = find_file(name, WHOLE) or find_file(name, INDEX)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 # Of the last load: a process that serves has one, and its steps are done by several threads.
 _seconds: dict[str, float] = {}
+_downloads: list[object] = []  # in progress
 
 
 @contextmanager
@@ -23,3 +24,19 @@ def timed(step: str) -> Iterator[None]:
 def step_seconds() -> dict[str, float]:
     """Return the seconds of each step that was done, by name."""
     return dict(_seconds)
+
+
+@contextmanager
+def downloading() -> Iterator[None]:
+    """Mark the time while entered as a download, which has timeouts of its own."""
+    mark = object()
+    _downloads.append(mark)
+    try:
+        yield
+    finally:
+        _downloads.remove(mark)
+
+
+def is_downloading() -> bool:
+    """Return whether a part of the model is being downloaded."""
+    return bool(_downloads)

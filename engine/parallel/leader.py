@@ -7,7 +7,6 @@ rank that ends, or keeps the others waiting for too long, ends them all
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -33,6 +32,7 @@ from ..kernels.step import Step
 from ..model.device import choose_device
 from ..model.kv_cache_size import free_bytes
 from ..model.loaded_model import GraphLimits, LoadedModel, Network, NetworkWithHead
+from ..storage.hub import child_environment
 from .messages import (
     Allocate,
     Answer,
@@ -210,7 +210,7 @@ class Leader:
         threads = max(1, torch.get_num_threads() // self.size)
         if self._device.type == "cpu":
             torch.set_num_threads(threads)
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        environment = {**child_environment(), "OMP_NUM_THREADS": str(threads)}
         for rank in range(1, self.size):
             process = RankProcess(rank, environment, self._end)
             self._rank_processes.append(process)

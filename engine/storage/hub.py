@@ -92,8 +92,9 @@ def local_folder(model: str) -> Path | None:
 def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
     """Check once that the hub is reachable, if models come from it; go offline or raise if not.
 
-    Where it cannot be reached but the cache holds all models, offline mode is set and the warning
-    that says so is returned. Raises `ModelRefused` within `seconds` otherwise.
+    Where it cannot be reached but the cache holds all models, this process goes offline (and so do
+    its children, by `child_environment`) and the warning that says so is returned. Raises
+    `ModelRefused` within `seconds` otherwise.
     """
     ids = [model for model in models if "://" not in model and not os.path.isdir(model)]  # noqa: PTH112
     if not ids:
@@ -112,8 +113,14 @@ def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
     if absent is not None:
         raise _refusal(absent, f"{why}; HTTPS_PROXY names a proxy and HF_ENDPOINT a mirror")
     constants.HF_HUB_OFFLINE = True
-    os.environ["HF_HUB_OFFLINE"] = "1"  # for the processes that share the model
     return f"{why}: {', '.join(ids)} is taken from the cache"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process that shares the model: offline if this one is."""
+    from huggingface_hub import is_offline_mode
+
+    return {**os.environ, **({"HF_HUB_OFFLINE": "1"} if is_offline_mode() else {})}
 
 
 def _find_with_transformers(model: str, name: str) -> Path | None:

@@ -31,6 +31,7 @@ _SPEED_ONLY: Final = frozenset(
 _MODEL_SUFFIXES: Final = frozenset(
     {".gguf", ".jinja", ".json", ".model", ".safetensors", ".tiktoken", ".txt"}
 )
+_RUN_CARD: Final = ".card.json"
 _WHOLE_BYTES: Final = 4 * 2**20
 _HEAD_BYTES: Final = 2**16
 _NUM_SAMPLES: Final = 64
@@ -95,7 +96,8 @@ def sampled_digest(folder: Path) -> str | None:
         for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts):
             name = path.relative_to(folder)
             is_hidden = any(part.startswith(".") for part in name.parts)
-            if path.suffix not in _MODEL_SUFFIXES or is_hidden or not path.is_file():
+            is_of_run = path.name.endswith(_RUN_CARD)  # of rows that were written there
+            if path.suffix not in _MODEL_SUFFIXES or is_hidden or is_of_run or not path.is_file():
                 continue
             size = path.stat().st_size
             digest.update(f"{name.as_posix()} {size}\n".encode(errors="surrogatepass"))

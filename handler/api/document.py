@@ -144,7 +144,10 @@ def _responses() -> dict[str, Any]:
 
 
 def _name_of(status: HTTPStatus) -> str:
-    return "".join(word.capitalize() for word in status.name.split("_"))
+    # Python 3.13 calls it CONTENT_TOO_LARGE; the document does not depend on the version.
+    is_too_large = status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    name = "REQUEST_ENTITY_TOO_LARGE" if is_too_large else status.name
+    return "".join(word.capitalize() for word in name.split("_"))
 
 
 def _with_plain_names(made: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.model import Batch, File
 
 from ..lifecycle.batch_lock import BatchLock
@@ -30,6 +31,7 @@ def record_file(lock: BatchLock, file_id: str, key: str, found: Mapping[str, Any
         key=key,
         num_bytes=found["ContentLength"],
         created_at=created_at,
+        created_ns=creation_ns(),
         filename=key.rpartition("/")[2],
         purpose="batch_output",
         version_id=found.get("VersionId"),

@@ -115,7 +115,7 @@ def scale(
     state = yield from fleets.get_state(plan.model)
     if is_breaker_open(state, plan.release, now):
         if sees_all:
-            _emit_breaker_open(state, plan)
+            _emit_breaker_open(deployment, state, plan)
         return
     # During a backoff the caller that sees all checks for a running worker, which ends it.
     if now < state.not_before and not sees_all:
@@ -129,7 +129,8 @@ def scale(
         aim = Demand(least, "so many are kept ready at this hour")
     if sees_all:
         num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
-        emit({Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}, model=plan.model)
+        figures = {Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}
+        emit(figures, model=plan.model, service=deployment.service)
     reserved: list[int] = []
     stops: tuple[Worker, ...] = ()
 
@@ -159,11 +160,11 @@ def scale(
         yield from launcher.stop(plan, worker)
 
 
-def _emit_breaker_open(state: FleetState, plan: FleetPlan) -> None:
+def _emit_breaker_open(deployment: Deployment, state: FleetState, plan: FleetPlan) -> None:
     """Emit the metric of an open breaker, unless a person has stopped the workers."""
     breaker = state.breaker
     if breaker is not None and breaker.release == plan.release and breaker.code != STOPPED:
-        emit({Metric.FLEET_BRAKED: 1}, model=plan.model)
+        emit({Metric.FLEET_BRAKED: 1}, model=plan.model, service=deployment.service)
 
 
 def _start(

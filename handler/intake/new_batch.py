@@ -15,6 +15,7 @@ from tidemill.batch.batch_request import (
     parse_options,
     window_seconds,
 )
+from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.errors import InvalidOption
 from tidemill.batch.model import Batch, BatchError, Options, Source
 from tidemill.batch.object_keys import (
@@ -92,6 +93,7 @@ def create_batch_of_drop(
         options=options,
         outputs=outputs,
         created_at=now,
+        created_ns=creation_ns(),
         expires_at=expires_at,
         expires=settings.forget_at(expires_at),
         errors=errors,
@@ -136,6 +138,7 @@ def create_batch(
             options=options,
             outputs=outputs_of_request(tenant, batch_id),
             created_at=now,
+            created_ns=creation_ns(),
             expires_at=expires_at,
             expires=deployment.settings.forget_at(expires_at),
             endpoint=asked.endpoint,

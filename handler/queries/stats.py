@@ -25,6 +25,7 @@ class StatsTotals(BaseModel):
     rows_completed: int
     rows_failed: int
     rows_reused: int
+    rows_truncated: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -129,6 +130,7 @@ def _done(progress: Progress, cost: float | None) -> dict[str, float | None]:
         "rows_completed": progress.completed,
         "rows_failed": progress.failed,
         "rows_reused": progress.reused,
+        "rows_truncated": progress.truncated,
         "prompt_tokens": progress.prompt_tokens,
         "cached_tokens": progress.cached_tokens,
         "completion_tokens": progress.completion_tokens,

@@ -14,6 +14,7 @@ from itertools import count
 
 from tidemill.batch.errors import HandlerError
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.stall import StallClock
 
 from .engine_process.frames import (
     Abort,
@@ -32,14 +33,11 @@ from .engine_process.frames import (
     open_wire,
     read_frame,
 )
-from .engine_process.liveness import BEAT_SECONDS, LivenessCounts, LivenessPage
+from .engine_process.liveness import STACKS_SIGNAL, LivenessPage
 
 # The code of an engine that no line can have killed: engine.errors.MachineFailed.
 MACHINE_FAILED = "machine_failed"
-# A blocked event loop in a live process is slow, not dead: its stall timeout is multiplied.
-_SLOW_LOOP_PATIENCE = 5
-_LIVES_SECONDS = 4 * BEAT_SECONDS
-_STANDS_SECONDS = BEAT_SECONDS
+_STACKS_SECONDS = 0.5
 _CLOSE_SECONDS = 8.0
 _EXIT_SECONDS = 5.0
 _DRAIN_BYTES = 2**16
@@ -54,18 +52,19 @@ class EngineFailed(HandlerError):
 
 
 class EngineDied(HandlerError):
-    """The engine's process has ended, or was killed because it hung: `stalled`.
+    """The engine's process has ended, or was killed because it stalled.
 
     The requests in flight have no row, and one of them may be the cause, unless the engine itself
-    reports that its machine `is_broken`.
+    reports that its machine `is_broken`. A request that comes later was not sent.
     """
 
     code = "engine_died"
 
-    def __init__(self, reason: str, *, is_broken: bool = False) -> None:
+    def __init__(self, reason: str, *, is_broken: bool = False, was_sent: bool = True) -> None:
         super().__init__(reason)
         self.reason = reason
         self.is_broken = is_broken
+        self.was_sent = was_sent
 
 
 class EngineClient:
@@ -114,6 +113,11 @@ class EngineClient:
         return self._process.pid
 
     @property
+    def death(self) -> str | None:
+        """Return the reason why the process has ended; None while it lives."""
+        return self._death
+
+    @property
     def inflight(self) -> int:
         """Return the number of requests in flight."""
         return len(self._pending) + len(self._exchanges)
@@ -153,7 +157,7 @@ class EngineClient:
         FrameError for a line too long to be sent.
         """
         if self._death is not None:
-            raise self._died(self._death)
+            raise self._died(self._death, was_sent=False)
         ticket = next(self._tickets)
         answered: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
         self._pending[ticket] = answered
@@ -177,7 +181,7 @@ class EngineClient:
         further one, FrameError for a request too long to be sent.
         """
         if self._death is not None:
-            raise self._died(self._death)
+            raise self._died(self._death, was_sent=False)
         ticket, is_over = next(self._tickets), False
         answers = self._exchanges[ticket] = asyncio.Queue[Answer | EngineDied]()
         try:
@@ -206,7 +210,7 @@ class EngineClient:
         self._writer.close()
         await asyncio.wait([self._listening], timeout=_CLOSE_SECONDS)
         self._kill("closed")
-        await self._listening
+        await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
 
     async def _spawn(self) -> None:
         liveness = LivenessPage.new_fd()
@@ -247,6 +251,14 @@ class EngineClient:
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Handle frames until the process has ended, then fail all pending requests."""
+        reason = "it cannot be listened to any more"
+        try:
+            reason = await self._end_of(wire)
+        finally:
+            self._end(self._reason or reason)
+
+    async def _end_of(self, wire: asyncio.StreamReader) -> str:
+        """Handle frames until the process has ended, and return why it has."""
         reading = asyncio.create_task(self._read_frames(wire))
         exiting = asyncio.create_task(self._process.wait())
         both = [reading, exiting]
@@ -258,12 +270,10 @@ class EngineClient:
             await asyncio.wait(both)
         status = exiting.result()
         if self._failed is not None:
-            own_reason = self._failed.message
-        elif status < 0:
-            own_reason = f"killed by {signal.Signals(-status).name}"
-        else:
-            own_reason = f"exited with status {status}"
-        self._end(self._reason or own_reason)
+            return self._failed.message
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
 
     async def _read_frames(self, wire: asyncio.StreamReader) -> None:
         try:
@@ -273,8 +283,12 @@ class EngineClient:
             if wire.at_eof():  # its death tore the last frame
                 return
             self._kill(f"broken wire: {exc}")
-            while await wire.read(_DRAIN_BYTES):
-                pass  # to the end of the pipe, which closes it
+        except Exception as exc:  # noqa: BLE001 - its requests would wait for ever
+            self._kill(f"its frames cannot be read: {type(exc).__name__}: {exc}")
+        else:
+            return
+        while await wire.read(_DRAIN_BYTES):
+            pass  # to the end of the pipe, which closes it
 
     def _handle_frame(self, frame: Frame) -> None:
         match frame:
@@ -313,37 +327,37 @@ class EngineClient:
         for exchange in self._exchanges.values():
             exchange.put_nowait(self._died(reason))
 
-    def _died(self, reason: str) -> EngineDied:
+    def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
-        return EngineDied(reason, is_broken=is_broken)
+        return EngineDied(reason, is_broken=is_broken, was_sent=was_sent)
 
     async def _watch(self) -> None:
-        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`.
+        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`."""
+        try:
+            await self._kill_stalled()
+        except Exception as exc:  # noqa: BLE001 - without a watchdog it might hang for ever
+            self._kill(f"the watchdog failed: {type(exc).__name__}: {exc}")
 
-        Time is counted in ticks, not read from a clock: the engine is not to blame while this
-        process itself is stopped or busy. Ticks in which the process is alive but its event loop
-        is blocked count separately: a slow loop has more time, but not unlimited.
-        """
-        tick = min(1.0, self._stall_seconds / 4)
-        stalled = slow = since_beat = since_turn = 0.0
-        life = LivenessCounts()
-        seen = (self._progress, life.steps, life.layers)
-        while True:
-            await asyncio.sleep(tick)
-            before, life = life, self._page.read()
-            since_beat = 0.0 if life.beats != before.beats else since_beat + tick
-            since_turn = 0.0 if life.turns != before.turns else since_turn + tick
-            work = (self._progress, life.steps, life.layers)
-            if not self.inflight or work != seen:
-                stalled = slow = 0.0
-                seen = work
-            elif since_beat < tick + _LIVES_SECONDS and since_turn >= _STANDS_SECONDS:
-                slow += tick
-            else:
-                stalled += tick
-            if stalled > self._stall_seconds or slow > _SLOW_LOOP_PATIENCE * self._stall_seconds:
-                self._kill("stalled")
-                return
+    async def _kill_stalled(self) -> None:
+        clock, reason = StallClock(self._stall_seconds), None
+        while reason is None:
+            await asyncio.sleep(clock.tick_seconds)
+            life = self._page.read()
+            reason = clock.note_tick(
+                self.inflight,
+                (self._progress, life.steps, life.layers),
+                beats=life.beats,
+                turns=life.turns,
+            )
+        self._reason = f"stalled: {reason}"
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_SECONDS)
+        self._kill(self._reason)
+        assert self._listening is not None
+        _, alive = await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
+        if alive:  # a driver holds the process, and SIGKILL has to wait for it
+            self._end(f"{self._reason}; its process {self.pid} cannot be killed")
 
     def _kill(self, reason: str | None) -> None:
         """Kill the process and its children; `reason` is None when it ended by itself."""

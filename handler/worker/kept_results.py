@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from tidemill.batch.file.lines import Line, LineError, RawLine, parse_line
@@ -16,7 +16,7 @@ from tidemill.batch.file.rows import print_cached, reply_body
 from tidemill.batch.model import Batch, Shard
 from tidemill.batch.object_keys import results_prefix
 from tidemill.batch.parts import FinishedRow, PartIndex
-from tidemill.batch.result_key import Kept, Scope, result_key
+from tidemill.batch.result_key import Kept, ResultKeys, Scope
 
 from ..aws.bucket import Bucket
 from ..aws.calls import Operation, OperationDriver, T
@@ -46,15 +46,16 @@ _NOTHING: Final = Lookup({}, {})
 class KeptResults:
     """Kept results in a deployment's bucket, each tenant's apart; one for a worker.
 
-    `max_bytes` bounds those of a tenant. With `sampled` also results that another run may give
-    otherwise are kept and reused. `drive` runs operations from any thread.
+    The worker's engine serves `served_names`, adapters among them. `max_bytes` bounds the results
+    of a tenant. With `sampled` random results are kept and reused, too. `drive` runs operations
+    from any thread.
     """
 
     def __init__(
         self,
         drive: Drive,
         bucket: Bucket,
-        model: str,
+        served_names: Sequence[str],
         digest_at: DigestAt,
         *,
         max_bytes: int,
@@ -63,10 +64,10 @@ class KeptResults:
     ) -> None:
         self._drive = drive
         self._bucket = bucket
-        self._model = model
+        self._model = served_names[0]
         self._digest_at = digest_at
         self._max_bytes = max_bytes
-        self._sampled = sampled
+        self._keys = ResultKeys(served_names, sampled)
         self._clock = clock
         self._stores: dict[tuple[str, bytes], ResultStore] = {}
         self._opening = asyncio.Lock()
@@ -107,7 +108,7 @@ class KeptResults:
         return await asyncio.to_thread(self._look_up_in, store, batch.created_at, lines)
 
     def _look_up_in(self, store: ResultStore, created: int, lines: Iterable[RawLine]) -> Lookup:
-        rows, keys = {}, {}
+        rows, keys, num_damaged = {}, {}, store.num_damaged
         for raw in lines:
             line, key = self._keyed(raw)
             if line is None or key is None:
@@ -118,6 +119,8 @@ class KeptResults:
             else:
                 row = print_cached(line, body)
                 rows[raw.number] = FinishedRow(raw.number, row, is_success=True, is_reused=True)
+        if store.num_damaged > num_damaged:
+            logger.warning("damaged results ignored", count=store.num_damaged - num_damaged)
         return Lookup(rows, keys)
 
     def _keyed(self, raw: RawLine) -> tuple[Line | None, bytes | None]:
@@ -125,7 +128,7 @@ class KeptResults:
             line = parse_line(raw)
         except LineError:
             return None, None
-        return line, result_key(line.url, line.body, sampled=self._sampled)
+        return line, self._keys.key_of(line.url, line.body, line.digest)
 
     async def _keep(
         self, batch: Batch, shard: Shard, keys: dict[int, bytes], index: PartIndex

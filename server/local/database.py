@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ class Database:
         """Open the file and create missing tables; raises FolderRefused."""
         self._lock = threading.RLock()
         try:
-            self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._check_version(path)
-            for schema in schemas:
-                self._connection.execute(schema)
-            self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+            with ExitStack() as stack:
+                self._connection = stack.enter_context(
+                    closing(sqlite3.connect(path, check_same_thread=False, isolation_level=None))
+                )
+                self._connection.execute("PRAGMA journal_mode = WAL")
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._check_version(path)
+                for schema in schemas:
+                    self._connection.execute(schema)
+                self._connection.execute(f"PRAGMA user_version = {_VERSION}")
+                stack.pop_all()
         except sqlite3.Error as exc:
             raise FolderRefused(f"{path} cannot be used: {exc}") from exc
 

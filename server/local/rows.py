@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tidemill.batch.file.expected_tokens import NO_TOKENS
+from tidemill.batch.file.rows import is_truncated
 from tidemill.batch.model import Progress
 from tidemill.batch.parts import FinishedRow
 from tidemill.protocol.contract import Usage
@@ -153,6 +154,7 @@ def progress_of(rows: Sequence[FinishedRow]) -> Progress:
         expected_input_tokens=expected.input,
         expected_output_tokens=expected.output,
         reused=sum(row.is_reused for row in rows),
+        truncated=sum(is_truncated(row.row) for row in rows),
     )
 
 

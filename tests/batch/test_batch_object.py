@@ -25,6 +25,14 @@ def test_every_field_of_the_sdk_is_there() -> None:
     assert wire["output_file_id"] is wire["errors"] is wire["metadata"] is None
 
 
+def test_truncated_rows_are_beyond_the_counts_of_the_sdk() -> None:
+    """They are completed ones, so that the three counts still add up."""
+    wire = batch_object(NEW, Progress(7, 3, truncated=2), now=0).model_dump(mode="json")
+    OpenAIBatch.model_validate(wire)
+    assert (wire["request_counts"]["completed"], wire["request_counts"]["failed"]) == (7, 3)
+    assert wire["tidemill"]["truncated_rows"] == 2
+
+
 def test_a_batch_that_has_ended_tells_all() -> None:
     """Counts, tokens, errors with their lines, and the final sums once there are some."""
     batch = replace(

@@ -9,6 +9,8 @@ from pydantic_core import to_json
 
 from tidemill.batch.errors import BadPart
 from tidemill.batch.file.expected_tokens import NO_TOKENS
+from tidemill.batch.file.lines import Line
+from tidemill.batch.file.rows import print_reply
 from tidemill.batch.parts import (
     FinishedRow,
     PartIndex,
@@ -175,3 +177,28 @@ def test_counts_are_those_of_the_rows_that_count(parts: list[list[FinishedRow]])
         assert progress.num_rows == len(index) >= before
         before = progress.num_rows
     assert index.progress().num_rows == len({row.line for rows in parts for row in rows})
+
+
+def answered(line: int, *finish_reasons: str) -> FinishedRow:
+    """Return the row of an answer with these finish reasons."""
+    choices = [{"finish_reason": reason} for reason in finish_reasons]
+    body = {"id": "x", "choices": choices, "text": '{"finish_reason":"length"}'}
+    row = print_reply(Line(line, "a", "/v1/chat/completions", {}, "d" * 24), 200, body)
+    return FinishedRow(line, row, is_success=True)
+
+
+def test_truncated_answers_are_counted_once_a_line() -> None:
+    """A part lists them, and a part of an earlier version, which has no such list, has none."""
+    rows = [answered(1, "stop"), answered(2, "length"), answered(3, "stop", "length")]
+    part = encode_part([*rows, FinishedRow(4, b'"finish_reason":"length"\n', is_success=False)])
+    places = decode_index(part)
+    assert [place.is_truncated for place in places] == [False, True, True, False]
+    index = PartIndex()
+    index.add("a", places)
+    index.add("b", decode_index(encode_part([answered(2, "length"), answered(5, "length")])))
+    assert (index.progress().num_rows, index.progress().truncated) == (5, 3)
+    earlier = part.replace(b',"truncated":[2,3]', b"")
+    assert len(earlier) < len(part)
+    assert not any(place.is_truncated for place in decode_index(earlier))
+    later = part.replace(b'"truncated":', b'"of_a_later_version":')
+    assert [place.line for place in decode_index(later)] == [1, 2, 3, 4]

@@ -51,7 +51,7 @@ class Runner:
     """Runs the command in this process; `engine` is None until a model was loaded.
 
     All waits are divided by `speed`. The engine fails at bodies whose `name` is in `fails_at` and
-    dies at `dies_at`.
+    dies at `dies_at`, and after `hangs_after` requests it answers none.
     """
 
     engine: ScriptedEngine | None = None
@@ -60,6 +60,7 @@ class Runner:
     loaded_with: dict[str, Any] = field(default_factory=dict)
     fails_at: set[str] = field(default_factory=set)
     dies_at: str | None = None
+    hangs_after: int = sys.maxsize
     has_card: bool = False
 
     def __call__(self, *arguments: object) -> int:
@@ -73,6 +74,7 @@ class Runner:
         self.loaded_with = given
         self.engine = ScriptedEngine(speed=self.speed)
         self.engine.fails_at, self.engine.dies_at = self.fails_at, self.dies_at
+        self.engine.hangs_after = self.hangs_after
         return self.engine
 
 

@@ -1,14 +1,18 @@
 """`tidemill` with a scripted engine: `python tests/cli/scripted.py run …` from the root.
 
 What a request's body says is what the engine does: `wait` (seconds), `status`, `raise`, `die`, ….
-`--load-seconds N` makes loading slow, `--close-seconds N` closing; `--file-bytes N` lets no file
-grow longer, as on a full disk, and `--flush-seconds N` is how often rows that wait are flushed.
+`hang` never answers, `block` keeps the event loop from running for so many seconds, and `lock` all
+of Python for ever. `--load-seconds N` makes loading slow, `--close-seconds N` closing;
+`--file-bytes N` lets no file grow longer, as on a full disk, and `--flush-seconds N` is how often
+rows that wait are flushed. `--end-seconds N` is how long a process may take to end after a stall;
+`--guard` starts the guard process of the command.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import resource
 import signal
 import sys
@@ -20,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tidemill.cli.commands.run import options_from
 from tidemill.cli.console.signals import end_process, install_early_handlers
+from tidemill.cli.engine import watched_engine
 from tidemill.cli.main import exit_status_of, make_parser
 from tidemill.cli.run import feed
 from tidemill.cli.run.job import run_job
@@ -39,12 +44,14 @@ class ScriptedEngine:
         self.is_closed = False
         self.fails_at: set[str] = set()
         self.dies_at: str | None = None
+        self.hangs_after = sys.maxsize
 
     async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
         """Follow the script in the body."""
         self.asked += 1
-        if "print" in body:
-            sys.stdout.write(f"{body['print']}\n")
+        act(body)
+        if "hang" in body or self.asked > self.hangs_after:
+            await asyncio.Event().wait()
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
@@ -85,6 +92,16 @@ class ScriptedEngine:
         self.is_closed = True
 
 
+def act(body: dict[str, Any]) -> None:
+    """Print, or keep the event loop or all of Python from running, as a body says."""
+    if "print" in body:
+        sys.stdout.write(f"{body['print']}\n")
+    if "block" in body:
+        time.sleep(body["block"])
+    if "lock" in body:
+        re.match(r"(a+)+$", "a" * 64 + "b")  # which takes ages, and does not release the lock
+
+
 def main() -> int:
     """Run the command line with the scripted engine."""
     own = argparse.ArgumentParser()
@@ -92,7 +109,10 @@ def main() -> int:
     own.add_argument("--close-seconds", type=float, default=0)
     own.add_argument("--file-bytes", type=int)
     own.add_argument("--flush-seconds", type=float, default=feed.FLUSH_SECONDS)
+    own.add_argument("--end-seconds", type=float, default=watched_engine.END_SECONDS)
+    own.add_argument("--guard", action="store_true")
     script, arguments = own.parse_known_args()
+    watched_engine.END_SECONDS = script.end_seconds
     feed.FLUSH_SECONDS = script.flush_seconds
     if script.file_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (script.file_bytes, script.file_bytes))
@@ -107,7 +127,9 @@ def main() -> int:
     install_early_handlers()
     parsed = make_parser().parse_args(arguments)
     options = options_from(parsed)
-    return exit_status_of(lambda: run_job(options, load=load, retry_delays=(0.01,) * 4))
+    return exit_status_of(
+        lambda: run_job(options, load=load, retry_delays=(0.01,) * 4, has_guard=script.guard)
+    )
 
 
 if __name__ == "__main__":

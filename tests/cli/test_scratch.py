@@ -47,7 +47,7 @@ def test_the_worker_takes_its_place_and_is_told_of_it(
     monkeypatch.setattr(scratch, "PLACES", places)
     monkeypatch.setattr(os, "environ", {"TIDEMILL_TABLE": "mill", "HOME": "/"})
     monkeypatch.setattr(
-        os, "execvp", lambda file, words: told.append((file, words, dict(os.environ)))
+        os, "execvpe", lambda file, words, environment: told.append((file, words, environment))
     )
     scratch.main(["worker", "--device", "cuda"])
     [(file, words, environment)] = told
@@ -55,6 +55,7 @@ def test_the_worker_takes_its_place_and_is_told_of_it(
     assert (said["folder"], said["free_gigabytes"]) == (f"{places[1]}/tidemill", 2)
     assert (file, words) == ("tidemill", ["tidemill", "worker", "--device", "cuda"])
     assert environment.pop("TIDEMILL_TABLE") == "mill"
+    assert os.environ == {"TIDEMILL_TABLE": "mill", "HOME": "/"}
     assert all(value.startswith(f"{places[1]}/tidemill") for value in environment.values())
     assert {"HOME", "TIDEMILL_WEIGHTS_CACHE", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR"} <= set(
         environment

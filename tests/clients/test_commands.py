@@ -132,12 +132,22 @@ def test_a_batch_is_cancelled_and_its_rows_are_kept(typed: Type) -> None:
 
 
 def test_the_same_submission_twice_is_two_batches(typed: Type) -> None:
-    """A file may be run again on purpose; the two newest are those, in any order of one second."""
+    """A file may be run again on purpose; the list starts with the newest batch."""
     file = write("in.jsonl", line("a"))
     ids = [typed("submit", file).out.strip() for _ in range(2)]
     listed = [value["id"] for value in typed("status", "--limit", "2", "--json").values]
     assert len(set(ids)) == 2
-    assert set(listed) == set(ids)
+    assert listed == ids[::-1]
+
+
+def test_the_last_batch_is_cancelled(typed: Type) -> None:
+    """`@last` is the batch that was submitted last, also among batches of one second."""
+    file = write("in.jsonl", line("a", wait=100))
+    *others, last = (typed("submit", file).out.strip() for _ in range(3))
+    cancelled = typed("cancel", "@last", "--json")
+    for batch_id in others:
+        typed("cancel", batch_id)
+    assert [value["id"] for value in cancelled.values] == [last]
 
 
 def test_what_the_server_refuses_is_told_in_its_words(typed: Type) -> None:

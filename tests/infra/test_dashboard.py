@@ -85,7 +85,12 @@ def test_it_shows_what_an_operator_asks_for(widgets: dict[str, dict[str, Any]]) 
         (
             "Rows a minute",
             NAMESPACE,
-            {Metric.ROWS_COMPLETED, Metric.ROWS_FAILED, Metric.ROWS_REUSED},
+            {
+                Metric.ROWS_COMPLETED,
+                Metric.ROWS_FAILED,
+                Metric.ROWS_REUSED,
+                Metric.ROWS_TRUNCATED,
+            },
         ),
         ("GPUs, price an hour", REAPER, {Metric.WORKERS}),
         ("Cost of the GPUs (estimate)", REAPER, {Metric.WORKERS}),

@@ -142,6 +142,8 @@ def test_a_close_that_fails_to_send_is_told(
         tracing.start("run", {}).end({})
         tracing.close()
         assert len(warned) == 1
+        # Its thread would try again for some seconds, in the tests that follow.
+        tracing._exporter.shutdown()
 
 
 def test_a_variable_that_makes_no_sense_is_a_warning(

@@ -12,7 +12,7 @@ from tidemill.protocol.in_flight import InFlightLimiter
 
 from ...python.engine import Engine
 from ...python.engine_process import EngineProcess
-from ...python.errors import EngineDied, RequestFailed, TidemillError
+from ...python.errors import EngineDied, TidemillError
 from ...python.in_flight import MAX_INFLIGHT_BYTES
 
 _LOG = logging.getLogger(__name__)
@@ -42,8 +42,6 @@ class EngineActor:
         async with self._in_flight.reserve(num_bytes):
             try:
                 yield self._engine.process
-            except RequestFailed as exc:  # too long to be sent; Ray cannot pickle it
-                raise TidemillError(str(exc)) from None
             except EngineDied as exc:
                 _LOG.error("%s\nThis actor ends; Ray runs its rows on another one.", exc)
                 logging.shutdown()

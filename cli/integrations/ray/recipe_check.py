@@ -9,21 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.recipe import Recipe, load_recipe, parse_recipe
-from tidemill.protocol.routes import (
-    CHAT_COMPLETIONS,
-    COMPLETIONS,
-    TRANSCRIPTIONS,
-    TRANSLATIONS,
-)
+from tidemill.batch.table.recipe import load_recipe, parse_recipe
 
 from ...python.errors import TidemillError
-from ..batch_answers import BatchAnswers
+from ..batch_answers import BatchAnswers, check_ids
 
 if TYPE_CHECKING:
     from ray.data import Dataset
 
-_SAMPLED = (CHAT_COMPLETIONS, COMPLETIONS, TRANSCRIPTIONS, TRANSLATIONS)
 _PROMPTS = ("prompt", "messages")
 
 
@@ -35,7 +28,7 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
             keys = {name: value for name, value in keys.items() if name not in _PROMPTS}
         keys |= given
         recipe = parse_recipe(keys)
-        _check_ids(recipe)
+        check_ids(recipe)
     except (OSError, UnicodeDecodeError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
         raise TidemillError(f"the recipe {file} cannot be read: {reason}") from exc
@@ -45,16 +38,6 @@ def checked_keys(file: str | Path | None, given: Mapping[str, Any], ds: Dataset)
     if (schema := _schema_of(ds)) is not None:
         BatchAnswers(keys, schema)
     return keys
-
-
-def _check_ids(recipe: Recipe) -> None:
-    """Raise RecipeError where rows are drawn at random, and nothing says which is which."""
-    is_fixed = recipe.params.get("temperature") == 0 or recipe.params.get("seed") is not None
-    if recipe.id is None and recipe.route in _SAMPLED and not is_fixed:
-        raise RecipeError(
-            "a dataset's rows have no number that could key their randomness: name the column of "
-            'their ids, such as id="review_id", or set params = {"temperature": 0}'
-        )
 
 
 def _schema_of(ds: Dataset) -> pa.Schema | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tidemill.batch.file.formats import HEAD_BYTES
 from tidemill.batch.table.detection import ARROW_FILE, ARROW_STREAM, PARQUET
@@ -14,8 +15,11 @@ from ...extras import require_extras
 from ...files.line_file import LineFile
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
-from .row_source import RequestFile, RowLines, RowSource
+from .row_source import RequestFile, RowLines
 from .search import RowPages
+
+if TYPE_CHECKING:
+    from .table_rows import TableRows
 
 
 @contextmanager
@@ -41,7 +45,7 @@ def open_pages(
         yield RowPages(RowLines(rows), beside, page_rows)
 
 
-def table_rows(source: Source, name: str, requests: str | None) -> RowSource | None:
+def table_rows(source: Source, name: str, requests: str | None) -> TableRows | None:
     """Return the rows of a table, which is one by its first bytes, or CSV by its name, else None.
 
     Raises Refused for a file of requests beside a table.

@@ -41,6 +41,11 @@ class TableRows:
         self._first_result = first_result(names)
         self._names = names
 
+    @property
+    def has_results(self) -> bool:
+        """Whether there are columns of results."""
+        return bool(self._first_result)
+
     def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
         """Yield the rows; of Parquet whole row groups before the first are left out."""
         for number, cells in self._cells(first_number):
@@ -92,15 +97,17 @@ class TableRows:
         error = by_name.pop("error", None) if kept or "usage" in by_name else None
         found = by_name.get("finish_reason")
         reasons = tuple(map(str, found if isinstance(found, list) else [found] if found else []))
+        # An incomplete answer has an error too, and what there is of it.
+        is_failed = error is not None and by_name.get("usage") is None
         shown = {name: by_name[name] for name in by_name if name not in _NOT_SHOWN}
-        text = _text(error) if error is not None else _lines(shown, bare="text")
+        text = _text(error) if is_failed else _lines(shown | {"error": error}, bare="text")
         custom_id = next((_text(cells[name]) for name in _IDS if cells.get(name) is not None), None)
         return ViewedRow(
             number,
             custom_id,
-            "error" if error is not None else ", ".join(dict.fromkeys(reasons)),
+            "error" if is_failed else ", ".join(dict.fromkeys(reasons)),
             text,
-            error is not None,
+            is_failed,
             tuple(dict.fromkeys(reasons)),
             _lines({name: cells[name] for name in kept}),
         )

@@ -64,6 +64,7 @@ def _rows(done: StatsTotals) -> dict[str, int]:
         "completed": done.rows_completed,
         "failed": done.rows_failed,
         "reused": done.rows_reused,
+        "truncated": done.rows_truncated,
     }
 
 

@@ -14,6 +14,7 @@ from aws_lambda_powertools.event_handler.openapi.params import Form, Query, Uplo
 from aws_lambda_powertools.event_handler.router import APIGatewayHttpRouter
 
 from tidemill.batch.batch_request import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
+from tidemill.batch.creation_order import creation_ns
 from tidemill.batch.file_object import (
     BATCH,
     FileDeleted,
@@ -71,6 +72,7 @@ def create_file(
         key=key,
         num_bytes=len(file.content),
         created_at=now,
+        created_ns=creation_ns(),
         filename=display_name(file.filename),
         purpose=purpose,
         version_id=version_id,

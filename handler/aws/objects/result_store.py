@@ -21,11 +21,11 @@ from threading import RLock
 from typing import IO, Final, NamedTuple, Protocol
 from uuid import uuid4
 
-from tidemill.batch.result_key import CacheError, Kept, Scope
+from tidemill.batch.result_key import CacheError, Kept, Scope, unsealed
 from tidemill.batch.result_pack import (
+    Entry,
     PackName,
     decode_index,
-    decode_reply,
     encode_pack,
     index_size,
     pack_name,
@@ -48,8 +48,7 @@ _NUM_THREADS: Final = 16
 _MAX_WRITES: Final = 4
 _TABLE: Final = """
 CREATE TABLE results (
-    key BLOB PRIMARY KEY, pack INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
-    checksum INTEGER NOT NULL
+    key BLOB PRIMARY KEY, pack INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL
 ) WITHOUT ROWID;
 """
 
@@ -66,6 +65,8 @@ class ResultStore:
 
     Thread-safe. Its index and the packs that it has read lie in a temporary folder until `close`,
     4 GiB at most of the latter. The oldest packs of all scopes are removed to make room.
+    `num_damaged` counts entries and replies whose bytes are not those that were written; they are
+    treated as not found.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ResultStore:
         tmp_dir: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.num_damaged = 0
         self._drive = drive
         self._bucket = bucket
         self._prefix = prefix
@@ -113,9 +115,9 @@ class ResultStore:
                 return new.reply_for(digest, created)
             self._refresh()
             place = self._index.execute(
-                "SELECT pack, start, size, checksum FROM results WHERE key = ?", (key,)
+                "SELECT pack, start, size FROM results WHERE key = ?", (key,)
             ).fetchone()
-            kept = None if place is None else self._read(*place)
+            kept = None if place is None else self._read(key, *place)
         return None if kept is None else kept.reply_for(digest, created)
 
     def add(self, key: bytes, digest: str, created: int, body: bytes) -> None:
@@ -168,28 +170,34 @@ class ResultStore:
         self._refreshed_at = self._clock()
         folder = scope_folder(self._scope)
         packs = list_packs(self._drive, self._bucket, self._prefix, folder)
-        packs.sort(key=lambda pack: -pack.head.modified)
-        sizes = {pack.head.key: pack.name.num_results for pack in packs[:_MAX_PACKS]}
-        for key in self._packs.keys() - sizes.keys():
+        packs.sort(key=lambda pack: pack.head.modified)
+        listed = {pack.head.key: pack for pack in packs[-_MAX_PACKS:]}
+        for key in self._packs.keys() - listed.keys():
             self._forget(self._packs[key])
-        new = [key for key in sizes if key not in self._packs]
+        new = [pack for key, pack in listed.items() if key not in self._packs]
         with ThreadPoolExecutor(_NUM_THREADS) as pool, self._index:
-            indexes = pool.map(lambda key: self._read_index(key, sizes[key]), new)
-            for key, index in zip(new, indexes, strict=True):
-                number = self._packs[key] = next(self._numbers)
-                self._names[number] = key
+            # Of a result in several packs the newest is read: it may replace a damaged one.
+            for pack, entries in zip(new, pool.map(self._read_index, new), strict=True):
+                if entries is None:
+                    continue
+                number = self._packs[pack.head.key] = next(self._numbers)
+                self._names[number] = pack.head.key
+                self.num_damaged += pack.name.num_results - len(entries)
                 self._index.executemany(
-                    f"INSERT OR REPLACE INTO results VALUES (?, {number}, ?, ?, ?)",  # noqa: S608 - a number of ours
-                    decode_index(index),
+                    f"INSERT OR REPLACE INTO results VALUES (?, {number}, ?, ?)",  # noqa: S608 - a number of ours
+                    entries,
                 )
 
-    def _read_index(self, key: str, num_results: int) -> bytes:
+    def _read_index(self, pack: Pack) -> list[Entry] | None:
+        """Return the entries of a pack, without those that are damaged; None if it is gone."""
+        size = min(index_size(pack.name.num_results), pack.head.num_bytes)
         try:
-            return self._drive(self._bucket.get_range(key, 0, index_size(num_results)))
+            index = self._drive(self._bucket.get_range(pack.head.key, 0, size)) if size else b""
         except NotThere:
-            return b""
+            return None
+        return [*decode_index(index)]
 
-    def _read(self, pack: int, start: int, size: int, checksum: int) -> Kept | None:
+    def _read(self, key: bytes, pack: int, start: int, size: int) -> Kept | None:
         if pack not in self._local:
             try:
                 data = self._drive(self._bucket.get(self._names[pack]))
@@ -201,7 +209,11 @@ class ResultStore:
             self._num_local_bytes += len(data)
             file = self._local[pack] = TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - until it is dropped
             file.write(data)
-        return decode_reply(os.pread(self._local[pack].fileno(), size, start), checksum)
+        descriptor = self._local[pack].fileno()
+        is_inside = start + size <= os.fstat(descriptor).st_size
+        kept = unsealed(key, os.pread(descriptor, size, start)) if is_inside else None
+        self.num_damaged += kept is None
+        return kept
 
     def _drop(self, pack: int) -> None:
         """Remove a pack from this machine."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal
 
+from tidemill.batch.creation_order import creation_key
 from tidemill.batch.model import File
 
 from ..calls import Call, Operation
@@ -105,4 +106,4 @@ def _file_key(file_id: str) -> dict[str, object]:
 
 
 def _created_id(file: File) -> str:
-    return f"{_FIRST}{file.created_at:012}#{file.id}"
+    return f"{_FIRST}{creation_key(file)}"

@@ -59,6 +59,7 @@ class Ledger(Store):
                 "completed": done.completed,
                 "failed": done.failed,
                 "reused": done.reused,
+                "truncated": done.truncated,
                 "prompt_tokens": done.prompt_tokens,
                 "cached_tokens": done.cached_tokens,
                 "completion_tokens": done.completion_tokens,

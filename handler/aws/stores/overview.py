@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidemill.batch.creation_order import creation_key
 from tidemill.batch.model import Batch
 
 from ..calls import Operation
@@ -25,7 +26,4 @@ class Overview(Store):
         keys = [batch_key(id_of_active(item["sk"])) for item in listed]
         there = yield from self.get_many(keys, is_consistent=is_consistent)
         found = [load(Batch, fields) for fields in there]
-        return sorted(
-            (batch for batch in found if not batch.is_terminal),
-            key=lambda batch: (batch.created_at, batch.id),
-        )
+        return sorted((batch for batch in found if not batch.is_terminal), key=creation_key)

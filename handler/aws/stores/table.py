@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from tidemill.batch.creation_order import creation_key
 from tidemill.batch.model import Batch, Outputs
 from tidemill.batch.object_keys import is_drop, results_name
 from tidemill.batch.states import TERMINAL, Status, sources_of
@@ -314,7 +315,7 @@ class Table(ShardStore):
         """
         if is_drop(batch.outputs):
             yield from self._forget_drop(batch)
-        listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
+        listed = {"tenant": batch.tenant, "created_id": creation_key(batch)}
         item = batch_key(batch.id) | dump(batch.tombstone) | listed
         over = condition(
             "#status = :status AND #announced = :status AND attribute_exists(#erasing_at)"
@@ -346,7 +347,7 @@ class Table(ShardStore):
 
         The index that it reads may be a moment behind.
         """
-        before = _LAST_BATCH if after is None else _created_id(after)
+        before = _LAST_BATCH if after is None else creation_key(after)
         arguments: dict[str, Any] = {
             "TableName": self.name,
             "IndexName": TENANT_INDEX,
@@ -398,7 +399,7 @@ class Table(ShardStore):
         )
 
     def _creation(self, batch: Batch) -> tuple[dict[str, Any], ...]:
-        listed = {"tenant": batch.tenant, "created_id": _created_id(batch)}
+        listed = {"tenant": batch.tenant, "created_id": creation_key(batch)}
         meta = {
             "TableName": self.name,
             "Item": to_item(batch_key(batch.id) | dump(batch) | listed),
@@ -417,10 +418,6 @@ def _status_in(statuses: Iterable[Status]) -> tuple[str, dict[str, object]]:
         f":from{number}": str(status) for number, status in enumerate(statuses)
     }
     return f"#status IN ({', '.join(names)})", names
-
-
-def _created_id(batch: Batch) -> str:
-    return f"{batch.created_at:012}#{batch.id}"
 
 
 def active_name(batch: Batch) -> str:

@@ -40,9 +40,10 @@ def selector(plan: FleetPlan, config: KubernetesConfig) -> str:
     return f"{FLEET_LABEL}={fleet_label(plan, config)}"
 
 
-def job_name(plan: FleetPlan, config: KubernetesConfig, number: int) -> str:
-    """Return the name of a worker's Job: of one number there is one."""
-    return f"tidemill-{fleet_label(plan, config)}-{number}"
+def job_name(plan: FleetPlan, config: KubernetesConfig, number: int, attempt: int = 1) -> str:
+    """Return the name of a worker's Job: of one number and attempt there is one."""
+    name = f"tidemill-{fleet_label(plan, config)}-{number}"
+    return name if attempt == 1 else f"{name}-{attempt}"
 
 
 def release_of(config: KubernetesConfig) -> str:

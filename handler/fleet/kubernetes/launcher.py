@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidemill.batch.fleet import FleetPlan, Worker
+from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
 
 from ...aws.calls import Call, Operation
 from ...errors import AwsError, NotThere
@@ -15,6 +15,7 @@ from .job import job_manifest, job_name, selector
 from .job_status import name_of, pods_by_job, worker_of
 
 _PAGE: Final = 500
+_MAX_ATTEMPTS: Final = 9
 # Reasons in a Status of the API server.
 _THERE: Final = "AlreadyExists"
 _NO_QUOTA: Final = "exceeded quota"
@@ -33,19 +34,16 @@ class KubernetesLauncher:
         return [worker for worker in found if worker is not None]
 
     def start(self, plan: FleetPlan, number: int) -> Operation[str]:
-        """Create one Job; its name holds `number`, so that a retry creates no second one."""
+        """Create one Job; its name holds `number`, so that a retry creates no second one.
+
+        A Job of that name that has ended is not the worker: the next attempt has a name of its own.
+        """
         config = KubernetesConfig.model_validate(plan.means)
-        name = job_name(plan, config, number)
-        arguments = {"namespace": config.namespace, "manifest": job_manifest(plan, config, name)}
-        try:
-            yield Call("kubernetes", "create_job", arguments)
-        except AwsError as exc:
-            if exc.aws_code == _THERE:
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
+            name = job_name(plan, config, number, attempt)
+            if (yield from _create(plan, config, name)) or (yield from _is_alive(plan, name)):
                 return name
-            if refusal := classify_refused_job(str(exc), exc.aws_code):
-                raise refusal from exc
-            raise
-        return name
+        raise NotStarted(f"the Jobs of worker {number}, up to {name}, have ended already")
 
     def stop(self, plan: FleetPlan, worker: Worker) -> Operation[None]:
         """Delete a Job: its pod gets SIGTERM, and two minutes later SIGKILL.
@@ -62,6 +60,27 @@ class KubernetesLauncher:
             yield Call("kubernetes", "delete_job", arguments)
         except NotThere:
             return
+
+
+def _create(plan: FleetPlan, config: KubernetesConfig, name: str) -> Operation[bool]:
+    """Create a Job; return False where its name is taken."""
+    arguments = {"namespace": config.namespace, "manifest": job_manifest(plan, config, name)}
+    try:
+        yield Call("kubernetes", "create_job", arguments)
+    except AwsError as exc:
+        if exc.aws_code == _THERE:
+            return False
+        if refusal := classify_refused_job(str(exc), exc.aws_code):
+            raise refusal from exc
+        raise
+    return True
+
+
+def _is_alive(plan: FleetPlan, name: str) -> Operation[bool]:
+    """Return whether a Job of the fleet has neither ended nor been deleted."""
+    jobs = yield from list_jobs(plan)
+    found = (worker_of(job, ()) for job in jobs if name_of(job) == name)
+    return any(worker and worker.status is not WorkerStatus.STOPPING for worker in found)
 
 
 def classify_refused_job(words: str, reason: str) -> NotStarted | None:

@@ -40,8 +40,8 @@ class WorkerConfig:
     owned, lines in memory, so that they run in one order. With `reuse` results are kept for later
     batches of their tenant, `reuse_max_size` bytes of each; with `reuse_sampled` also those that
     are not determined. After SIGTERM, requests have `grace_seconds` to finish. An engine that needs
-    more than `start_seconds` to load, or makes no progress for `stall_seconds`, is killed. In
-    `min_workers_hours` as many as `min_workers` of a model's stay although they are idle.
+    more than `start_seconds` to load is killed. In `min_workers_hours` as many as `min_workers` of
+    a model's stay although they are idle.
     """
 
     queue: Annotated[str, Field(min_length=1)]
@@ -58,7 +58,6 @@ class WorkerConfig:
     reuse_max_size: PositiveInt = MAX_BYTES
     grace_seconds: Annotated[float, Field(ge=0, le=30)] = 20.0
     start_seconds: PositiveFloat = 1800.0
-    stall_seconds: PositiveFloat = 120.0
     exit_when_idle_seconds: NonNegativeFloat | None = None
     min_workers: NonNegativeInt = 0
     min_workers_hours: Annotated[str, AfterValidator(_checked)] = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -39,7 +40,7 @@ from .frames import (
     open_wire,
     read_frame,
 )
-from .liveness import LivenessPage, LivenessWriter
+from .liveness import STACKS_SIGNAL, LivenessPage, LivenessWriter
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ STATS_SECONDS = 1.0
 _TURN_SECONDS = 0.1
 _FAREWELL_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+_STDERR = 2
 
 _Made = TypeVar("_Made")
 
@@ -74,6 +76,7 @@ def serve(
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(STACKS_SIGNAL, file=_STDERR)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for fd in (reader_fd, writer_fd):

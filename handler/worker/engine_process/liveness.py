@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import tempfile
 import threading
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tidemill.protocol.contract import EngineError, EngineStats
+from tidemill.protocol.stall import BEAT_SECONDS
 
-BEAT_SECONDS = 0.25
+STACKS_SIGNAL = signal.SIGUSR1
+"""Signal at which an engine process prints the stacks of its threads, for a bug report."""
 
 _PAGE = struct.Struct("=QQQQ")
 

@@ -1,35 +1,14 @@
-"""Pending lines of a shard by their ranks, and the bisection of lines that kill an engine.
-
-Suspects, the lines in flight when an engine died before, run first: one group at a time, with
-nothing else in their engine. A group that runs to its end is cleared. One in which the engine dies
-again is halved (bisected). A line that was its own group is quarantined.
-"""
+"""Pending lines of a shard by their ranks: suspects a group at a time, and all other lines."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from typing import NamedTuple, TypeVar
 
 from tidemill.batch.file.lines import RawLine
+from tidemill.batch.suspects import Groups, Suspects, Verdict
 
 from .line_order import Rank
-
-T = TypeVar("T")
-Groups = tuple[tuple[int, ...], ...]
-
-
-class Verdict(NamedTuple):
-    """Suspect groups and quarantined lines of a shard after an engine's death."""
-
-    suspects: Groups
-    quarantined: tuple[int, ...] = ()
-
-
-def halves(lines: Sequence[T]) -> tuple[tuple[T, ...], ...]:
-    """Return the lines as two groups, or as one when there is only one line."""
-    middle = len(lines) // 2
-    return tuple(tuple(half) for half in (lines[:middle], lines[middle:]) if half)
 
 
 class PendingLines:
@@ -49,20 +28,17 @@ class PendingLines:
         self._ranks = {line.number: rank for line, rank in zip(lines, ranks, strict=False)}
         in_order = sorted(lines, key=self._rank_of)
         rest = {line.number: line for line in in_order}
-        groups = ([rest.pop(number) for number in group if number in rest] for group in suspects)
-        self._groups: deque[Sequence[RawLine]] = deque(group for group in groups if group)
+        groups = [[number for number in group if number in rest] for group in suspects]
+        self._suspects = Suspects(groups)
+        self._suspected = {number: rest.pop(number) for group in groups for number in group}
         self._rest = deque(rest.values())
         self._inflight: dict[int, RawLine] = {}
-        # The group that runs: its size, and its lines that wait and that are in flight.
-        self._group_size = 0
-        self._queue: deque[RawLine] = deque()
-        self._on_trial: dict[int, RawLine] = {}
         self.has_begun = False
 
     @property
     def num_waiting(self) -> int:
         """Lines that were not handed out yet."""
-        return len(self._queue) + sum(map(len, self._groups)) + len(self._rest)
+        return self._suspects.num_waiting + len(self._rest)
 
     @property
     def has_next(self) -> bool:
@@ -77,7 +53,7 @@ class PendingLines:
     @property
     def num_inflight(self) -> int:
         """Lines that were handed out and are not finished."""
-        return len(self._inflight) + len(self._on_trial)
+        return len(self._inflight) + self._suspects.num_running
 
     @property
     def is_finished(self) -> bool:
@@ -87,23 +63,22 @@ class PendingLines:
     @property
     def is_on_trial(self) -> bool:
         """Say whether a group of suspects runs now."""
-        return bool(self._queue or self._on_trial)
+        return self._suspects.is_on_trial
 
     @property
     def has_suspects(self) -> bool:
         """Say whether suspects run next or now: nothing else may be in their engine then."""
-        return bool(self._groups) or self.is_on_trial
+        return self._suspects.has_any
 
     @property
     def has_waiting_group(self) -> bool:
         """Say whether a group of suspects may start now."""
-        return bool(self._groups) and not self.is_on_trial
+        return self._suspects.has_waiting_group
 
     @property
     def suspects(self) -> Groups:
         """Suspect groups that are not cleared; of the running one, the lines without a row."""
-        unfinished = (_numbers(self._unfinished()),) if self.is_on_trial else ()
-        return (*unfinished, *map(_numbers, self._groups))
+        return self._suspects.groups
 
     def pop(self) -> RawLine | None:
         """Hand out the next line that is no suspect; None where there is none."""
@@ -116,63 +91,34 @@ class PendingLines:
 
     def pop_suspect(self) -> RawLine | None:
         """Hand out the next suspect; None while no other of its group waits."""
-        if not self.is_on_trial and self._groups:
-            self._queue = deque(self._groups.popleft())
-            self._group_size = len(self._queue)
-        if not self._queue:
+        number = self._suspects.pop()
+        if number is None:
             return None
-        line = self._queue.popleft()
-        self._on_trial[line.number] = line
         self.has_begun = True
-        return line
+        return self._suspected[number]
 
     def finish(self, number: int) -> None:
         """Record that a line has its row."""
-        if self._on_trial.pop(number, None) is None:
+        if self._suspects.finish(number):
+            del self._suspected[number]
+        else:
             del self._inflight[number]
 
     def judge(self, lost: Collection[int]) -> Verdict:
         """Return the verdict after the death of engines that had these lines in flight."""
-        groups, quarantined = self._judge(lost)
-        if self.is_on_trial and not self._is_trial_of(lost):
-            groups = [self._unfinished(), *groups]
-        return Verdict(tuple(map(_numbers, groups)), _numbers(quarantined))
+        return self._suspects.judge(self._handed_out(lost))
 
     def take_back(self, lost: Collection[int]) -> tuple[RawLine, ...]:
         """Make suspects of the lines that an engine had when it died; return the quarantined."""
-        groups, quarantined = self._judge(lost)
-        if self._is_trial_of(lost):
-            self._queue, self._on_trial = deque(), {}
-        self._groups = deque(groups)
+        quarantined = self._suspects.convict(self._handed_out(lost))
         for number in lost:
-            self._inflight.pop(number, None)
-        return tuple(quarantined)
+            if (line := self._inflight.pop(number, None)) is not None:
+                self._suspected[number] = line
+        return tuple(self._suspected.pop(number) for number in quarantined)
 
-    def _judge(
-        self, lost: Collection[int]
-    ) -> tuple[Sequence[Sequence[RawLine]], Sequence[RawLine]]:
-        """Return the suspect groups that wait after a death, and the quarantined lines."""
-        groups, quarantined = list(self._groups), list[RawLine]()
-        if self._is_trial_of(lost):
-            if self._group_size == 1:
-                quarantined = self._unfinished()
-            else:
-                groups = [*halves(self._unfinished()), *groups]
-        others = sorted(self._inflight.keys() & lost)
-        if others:
-            groups.append([self._inflight[number] for number in others])
-        return groups, quarantined
-
-    def _is_trial_of(self, lost: Collection[int]) -> bool:
-        return any(number in self._on_trial for number in lost)
+    def _handed_out(self, numbers: Collection[int]) -> list[int]:
+        """Return those of the lines that were handed out and are not finished."""
+        return [one for one in numbers if one in self._inflight or self._suspects.is_running(one)]
 
     def _rank_of(self, line: RawLine) -> Rank:
         return self._ranks.get(line.number, ())
-
-    def _unfinished(self) -> list[RawLine]:
-        """Return the lines of the running group that have no row."""
-        return sorted([*self._on_trial.values(), *self._queue], key=lambda line: line.number)
-
-
-def _numbers(lines: Iterable[RawLine]) -> tuple[int, ...]:
-    return tuple(line.number for line in lines)

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from tidemill.batch.file.lines import LineError, RawLine, parse_line
 from tidemill.batch.file.rows import print_malformed, print_reply
 from tidemill.batch.parts import FinishedRow
+from tidemill.batch.suspects import KILLED_MESSAGE
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.errors import RequestError
-
-KILLED_MESSAGE = "The engine died of this request, each time that it was run; it was given up."
 
 
 class Unflushed:

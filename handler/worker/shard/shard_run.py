@@ -17,6 +17,7 @@ from tidemill.batch.file.throughput import RateWindow
 from tidemill.batch.model import BatchError, Progress
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from tidemill.batch.states import Status
+from tidemill.batch.suspects import Verdict
 from tidemill.protocol.contract import Usage
 
 from ...aws.bucket import read_range
@@ -30,7 +31,7 @@ from ..engine_process.frames import Row
 from .claim import Claim, advance_if_done
 from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes
-from .pending_lines import PendingLines, Verdict
+from .pending_lines import PendingLines
 from .rows import Unflushed, compact, print_unrun
 from .shard_span import ShardSpan
 
@@ -47,6 +48,12 @@ class EarlyEnd(NamedTuple):
     reason: str
     is_resent: bool = False
     verdict: Verdict | None = None
+
+
+class RowsMissing(HandlerError):
+    """A shard whose lines have all ended has fewer rows than lines; it must not be committed."""
+
+    code = "rows_missing"
 
 
 class ShardRun:
@@ -200,7 +207,7 @@ class ShardRun:
     # The run
 
     async def work(self) -> None:
-        """Run the shard to its end; an error ends this shard alone."""
+        """Run the shard to its end; an error ends this shard alone, and releases it."""
         outcome = "cancelled"
         try:
             await self._open()
@@ -353,6 +360,8 @@ class ShardRun:
 
     async def _commit(self) -> None:
         bucket, table = self._context.deployment.bucket, self._context.deployment.table
+        if len(self._index) != self.shard.num_rows:
+            raise RowsMissing(f"{len(self._index)} of {self.shard.num_rows} lines have a row")
         seal = self._index.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
         await self._keep_results()

@@ -95,6 +95,63 @@ def test_fields_of_a_schema_are_columns_of_their_types() -> None:
     assert [each["output_text"] for each in found] == texts
 
 
+CUT_OFF = "cut off at the token limit (finish_reason `length`): raise max_tokens."
+
+
+def choices(*texts: str | None, ends: tuple[str, ...], **message: Any) -> bytes:
+    """Return the row of a chat with a finish reason for each text."""
+    found = [
+        {"message": {"content": text, **message}, "finish_reason": end}
+        for text, end in zip(texts, ends, strict=True)
+    ]
+    return row({"choices": found, "usage": USAGE})
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (choices("hi", ends=("stop",)), None),
+        (choices("hi", ends=("length",)), f"The answer was {CUT_OFF}"),
+        (choices(None, ends=("length",)), f"The answer was {CUT_OFF}"),
+        (choices("hi", "ho", ends=("stop", "length")), f"1 of 2 answers were {CUT_OFF}"),
+        (choices("hi", ends=("repetition",)), None),
+        (row(None, error={"message": "no"}), "no"),
+    ],
+)
+def test_a_text_that_was_cut_off_has_an_error(given: bytes, error: str | None) -> None:
+    """The row keeps its answer."""
+    _, (found,) = columns_of([given], params={"n": 1})
+    assert found["error"] == error
+    assert (found["usage"] is None) == (error == "no")
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        (choices('{"label": "good"}', ends=("stop",)), None),
+        (choices('{"label": "good"}', ends=("length",)), None),
+        (choices('{"label": "go', ends=("length",)), f"The answer was {CUT_OFF}"),
+        (choices("", ends=("length",)), f"The answer was {CUT_OFF}"),
+        (choices(None, ends=("length",), reasoning="Hm"), f"The answer was {CUT_OFF}"),
+        (
+            choices('{"label": "go', ends=("stop",)),
+            "The answer is not a JSON object of the schema.",
+        ),
+        (choices("[]", ends=("stop",)), "The answer is not a JSON object of the schema."),
+        (choices(None, ends=("tool_calls",), tool_calls=[]), None),
+    ],
+)
+def test_an_answer_without_the_fields_of_its_schema_has_an_error(
+    given: bytes, error: str | None
+) -> None:
+    """Columns of a schema are not null without a reason."""
+    _, (found,) = columns_of([given], params={"response_format": FORMAT})
+    assert found["error"] == error
+    assert found["usage"] == USAGE
+    if error is None and found["finish_reason"] != "tool_calls":
+        assert found["label"] == "good"
+
+
 def test_several_choices_are_lists() -> None:
     """A column of lists for each."""
     _, (found,) = columns_of([chat("a", "b")], params={"n": 2})

@@ -11,7 +11,7 @@ import pytest
 from tests.cli import place
 from tests.emulators import Emulator
 from tidemill.batch.result_cache import FILE_NAME, ResultCache
-from tidemill.batch.result_key import Scope
+from tidemill.batch.result_key import VERSION, Scope
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.objects.result_store import ResultStore
 from tidemill.handler.aws.sync import Aws
@@ -88,11 +88,17 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
 
 
 @pytest.mark.parametrize("action", ["list", "stats", "remove"])
+@pytest.mark.parametrize("version", [1, VERSION])
 def test_a_database_of_other_tables_is_told(
-    tmp_path: Path, action: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, action: str, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It opens, and has not what is looked for."""
+    """It opens, has not what is looked for, and loses nothing."""
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
-        database.executescript("CREATE TABLE results (used INTEGER); PRAGMA user_version = 1")
+        database.execute("CREATE TABLE results (used INTEGER)")
+        database.execute("INSERT INTO results VALUES (1)")
+        database.execute(f"PRAGMA user_version = {version}")
+        database.commit()
     status, _, said = typed(capsys, action, tmp_path)
     assert (status, "no such column" in said) == (1, True)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
+        assert database.execute("SELECT used FROM results").fetchall() == [(1,)]

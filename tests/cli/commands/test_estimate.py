@@ -131,7 +131,9 @@ def test_a_sample_tells_how_long_answers_are(
     assert found["output_tokens"] < 512
     assert found["num_sampled"] == 11
     assert abs(found["output_tokens"] - total) <= 0.5 * total
-    assert sorted(path.name for path in tmp_path.iterdir()) == [source.name, "rows.jsonl"]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *(source.name, "rows.jsonl", "rows.jsonl.settings")
+    }
 
 
 def test_a_file_of_which_nothing_can_run_says_so(

@@ -68,6 +68,8 @@ def test_it_runs_until_sigterm(rig: Rig, tmp_path: Path) -> None:
         assert process.wait(_SECONDS) == 0
     lines = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
     messages = [line["message"] for line in lines]
+    services = [line["service"] for line in lines if line["message"] == "figures"]
+    assert set(services) == {"launcher"}
     assert messages.count("worker started") == 4
     assert messages[-1] == "launcher ended"
     [wrong] = [line["reason"] for line in lines if line["level"] == "ERROR"][:1]

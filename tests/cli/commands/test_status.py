@@ -69,6 +69,20 @@ def test_unknown_parameters_of_a_batch_are_told(shell: Shell) -> None:
     assert f"warning: {words}" in shell.type("resume", batch_id).err
 
 
+@pytest.mark.parametrize("status", ["in_progress", "completed"])
+def test_truncated_answers_are_counted(shell: Shell, status: str) -> None:
+    """In the table, in detail, and where a batch is waited for; nothing where there are none."""
+    batch_id = submitted(shell, "a")
+    assert "truncated" not in shell.type("status").out + shell.type("status", batch_id).out
+    shell.api.batches[batch_id]["tidemill"] = {"truncated_rows": 1_200}
+    shell.api.batches[batch_id]["status"] = status
+    assert "1,200 truncated" in shell.type("status").out
+    words = "1,200 of the rows that are ok (finish reason `length`)"
+    assert words in shell.type("status", batch_id).out
+    if status == "completed":
+        assert "0 failed, 1,200 truncated" in shell.type("resume", batch_id).err
+
+
 def test_a_batch_that_waits_tells_why(shell: Shell) -> None:
     """In detail by a sentence, in the table by a word."""
     batch_id = submitted(shell)

@@ -17,10 +17,13 @@ from tidemill.cli.engine.options import (
     add_engine_flags,
     engine_arguments,
     engine_fields,
+    stall_limit,
 )
+from tidemill.cli.main import make_parser
 from tidemill.demo import NAME
 from tidemill.engine.config import ImageLimits
 from tidemill.net.fetch import FetchLimits
+from tidemill.protocol.stall import STALL_SECONDS
 
 NUMBERS = st.integers(1, 2**40)
 WORDS = st.text(min_size=1, max_size=12).filter(lambda word: not word.startswith("-"))
@@ -77,6 +80,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "mm_processor_kwargs": NUMBERS.map(lambda count: json.dumps({"max_pixels": count})),
             "max_image_mb": NUMBERS,
             "max_image_pixels": NUMBERS,
+            "stall_seconds": st.floats(0.001, 1e6),
         },
     )
 )
@@ -194,3 +198,21 @@ def test_any_model_is_one_more_name_after_those_that_are_names(
 ) -> None:
     """The first of them stands in a row whose line names none, so it is never the star."""
     assert served_names(parsed(typed.split())) == names
+
+
+def test_the_stall_limit_is_one_for_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The flag wins over the variable, and the default is the same for all."""
+    monkeypatch.delenv("TIDEMILL_STALL_SECONDS", raising=False)
+    for command in (["run"], ["serve"], ["worker"], ["estimate"]):
+        parser = make_parser()
+        assert stall_limit(parser.parse_args(command)) == STALL_SECONDS
+        with monkeypatch.context() as patched:
+            patched.setenv("TIDEMILL_STALL_SECONDS", "33")
+            parser = make_parser()
+        assert stall_limit(parser.parse_args(command)) == 33
+        assert stall_limit(parser.parse_args([*command, "--stall-seconds", "2.5"])) == 2.5
+    with pytest.raises(SystemExit):
+        parsed(["--stall-seconds", "0"])
+    assert "'0' is no number above 0" in capsys.readouterr().err

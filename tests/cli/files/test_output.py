@@ -256,7 +256,7 @@ def test_rows_that_cannot_be_uploaded_are_kept(
     assert f"HTTP {status}" in words
     assert "<Error>Request has expired: …</Error>" in words
     assert "0123456789abcdef" not in words
-    [kept] = tmp_dir.iterdir()
+    [kept] = tmp_dir.glob("*.jsonl")
     assert f"The rows are kept in {kept}" in words
     assert ids(rows(kept)) == ["a"]
     assert len(server.received) == (5 if status == 500 else 1)

@@ -80,7 +80,7 @@ def test_whole_numbers_as_ids_are_the_numbers_of_lines() -> None:
 def test_rows_without_ids_are_numbered_on_and_on() -> None:
     """Over all batches, as those of a file; empty batches have none."""
     table = pa.concat_tables([NAMES.slice(0, 2), NAMES.slice(0, 0), NAMES.slice(2, 2)])
-    found, _ = answers_of(table, prompt="{{ name }}", keep=["name"])
+    found, _ = answers_of(table, prompt="{{ name }}", keep=["name"], params={"temperature": 0})
     assert found.column("text").to_pylist() == ["1 1", "2 2", "3 3", "4 4"]
     assert found.column_names[0] == "name"
 
@@ -98,13 +98,16 @@ def test_an_event_loop_has_the_answers_alone() -> None:
 @pytest.mark.parametrize(
     ("recipe", "names"),
     [
-        ({"prompt": "{{ name }}"}, ["text", "reasoning", "finish_reason", "usage", "error"]),
         (
-            {"prompt": "x", "params": {"tools": []}, "keep": ["id"]},
+            {"prompt": "{{ name }}", "id": "id"},
+            ["text", "reasoning", "finish_reason", "usage", "error"],
+        ),
+        (
+            {"prompt": "x", "id": "id", "params": {"tools": []}, "keep": ["id"]},
             ["text", "reasoning", "tool_calls", "finish_reason", "usage", "error"],
         ),
         (
-            {"prompt": "{{ name }}", "url": "/v1/completions"},
+            {"prompt": "{{ name }}", "id": "id", "url": "/v1/completions"},
             ["text", "finish_reason", "usage", "error"],
         ),
         (
@@ -147,6 +150,45 @@ def test_what_cannot_work_is_said_before_a_model_loads(given: dict[str, Any], wo
     """In a sentence each."""
     with pytest.raises(TidemillError, match=words):
         BatchAnswers(split_options(given)[1], NAMES.schema)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_refused"),
+    [
+        ({}, True),
+        ({"url": "/v1/completions"}, True),
+        ({"params": {"temperature": 0.7}}, True),
+        ({"params": {"seed": None}}, True),
+        ({"params": {"temperature": 0}}, False),
+        ({"params": {"temperature": 0.0}}, False),
+        ({"params": {"seed": 0}}, False),
+        ({"id": "id"}, False),
+        ({"id": "id", "params": {"temperature": 0.7}}, False),
+    ],
+)
+def test_sampled_requests_without_ids_are_refused(recipe: dict[str, Any], is_refused: bool) -> None:  # noqa: FBT001
+    """Rows in equal places of two partitions would draw equal samples."""
+    keys = split_options({"prompt": "{{ name }}", **recipe})[1]
+    if is_refused:
+        with pytest.raises(
+            TidemillError, match=r'such as id="review_id", or set params=\{'
+        ) as refused:
+            BatchAnswers(keys, NAMES.schema)
+        advice = str(refused.value)
+        assert "sampled requests need an ID per row" in advice
+    else:
+        assert BatchAnswers(keys, NAMES.schema).fields
+
+
+@pytest.mark.parametrize("url", ["/v1/embeddings", "/v1/score", "/v1/rerank"])
+def test_requests_that_are_not_sampled_need_no_ids(url: str) -> None:
+    """Vectors and scores do not depend on a seed."""
+    fields = {
+        "/v1/embeddings": {"input": "{{ name }}"},
+        "/v1/score": {"text_1": "{{ name }}", "text_2": "x"},
+        "/v1/rerank": {"query": "{{ name }}", "documents": ["x"]},
+    }
+    assert BatchAnswers({"url": url, **fields[url]}, NAMES.schema).fields
 
 
 def test_two_columns_of_one_name_are_refused() -> None:

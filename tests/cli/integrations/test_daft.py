@@ -147,6 +147,7 @@ def test_engines_end_with_their_frames() -> None:
         ({"prompt": "{{ qestion }}"}, "did you mean `question`"),
         ({"prompt": "Hi", "modell": "x"}, "did you mean `model`"),
         ({"prompt": "Hi", "max_num_seqs": 0}, "--max-num-seqs"),
+        ({"prompt": "Hi"}, "sampled requests need an ID per row"),
     ],
 )
 def test_what_cannot_work_is_said_at_the_call(options: dict[str, Any], words: str) -> None:

@@ -129,7 +129,7 @@ def test_a_dead_engine_fails_tasks_that_are_tried_again(questions: Any, sockets:
 def test_an_engine_that_cannot_start_is_named(questions: Any) -> None:
     """In the error of the job, with its last words."""
     with pytest.raises(Exception, match=r"EngineDied.*no-such-model") as caught:
-        ours.answer(questions, prompt="Hi", model="./no-such-model").collect()
+        ours.answer(questions, prompt="Hi", id="id", model="./no-such-model").collect()
     assert "the engine did not start" in str(caught.value)
 
 
@@ -139,6 +139,7 @@ def test_an_engine_that_cannot_start_is_named(questions: Any) -> None:
         ({"prompt": "{{ qestion }}"}, "did you mean `question`"),
         ({"prompt": "Hi", "modell": "x"}, "did you mean `model`"),
         ({"prompt": "Hi", "max_num_seqs": 0}, "--max-num-seqs"),
+        ({"prompt": "Hi"}, "sampled requests need an ID per row"),
         (VECTORS | {"vectors": "float16"}, "Spark has no"),
     ],
 )
@@ -152,7 +153,7 @@ def test_what_cannot_work_is_said_at_the_call(
         ours.answer(QUESTIONS, prompt="Hi")
     renamed = questions.withColumnRenamed("question", "Text")
     with pytest.raises(TidemillError, match="rename `Text`, or leave it out"):
-        ours.answer(renamed, prompt="Hi")
+        ours.answer(renamed, prompt="Hi", id="id")
 
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:

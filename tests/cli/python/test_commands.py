@@ -46,6 +46,25 @@ def test_a_run_returns_what_its_card_says(tmp_path: Path, monkeypatch: pytest.Mo
         run(source, out, **flags)
 
 
+def test_a_run_is_resumed_with_its_settings(tmp_path: Path) -> None:
+    """Other ones are an exception; keywords allow them, or a higher limit for truncated rows."""
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}], "temperature": 0}
+    lines = [{"custom_id": name, "url": "/v1/chat/completions", "body": body} for name in "ab"]
+    source.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    run(source, out, max_tokens=1, progress=False)
+    with pytest.raises(TidemillError, match="--max-tokens: 1 before, 2 now"):
+        run(source, out, max_tokens=2, resume=True, progress=False)
+    done = run(source, out, max_tokens=2, resume=True, retry_truncated=True, progress=False)
+    assert [use["settings"]["--max-tokens"] for use in done.card["made_with"]] == [2]
+    tokens = [json.loads(row)["response"]["body"]["usage"] for row in out.read_text().splitlines()]
+    assert [usage["completion_tokens"] for usage in tokens] == [2, 2]
+    flags = {"max_tokens": 3, "allow_other_settings": True}
+    done = run(source, out, resume=True, progress=False, **flags)
+    assert done.num_ok == 2
+    assert done.card["settings"]["defaults"]["max_tokens"] == 2
+
+
 @pytest.mark.parametrize(
     ("name", "flags", "words"),
     [

@@ -8,9 +8,11 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
+from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ import pyarrow as pa
 import pytest
 
 from tidemill import Engine, EngineDied, RequestFailed, TidemillError
+from tidemill.cli.integrations.batch_answers import BatchAnswers
+from tidemill.cli.integrations.engine_host import EngineHost
+from tidemill.cli.integrations.hosted_engine import HostedEngine
+from tidemill.handler.worker.engine_process import frames
 
 ROOT = Path(__file__).parents[3]
 FRANCE = {
@@ -139,7 +145,8 @@ def test_a_table_is_answered(engine: Engine) -> None:
     assert found.column("text").to_pylist() == ["Paris", None]
     assert "column `q` is null" in found.column("error").to_pylist()[1]
     found = engine.answer_table(table, prompt="Hi", keep=[], params=params)
-    assert found.column("error").to_pylist() == [None, None]
+    assert all("cut off at the token limit" in error for error in found.column("error").to_pylist())
+    assert None not in found.column("text").to_pylist()
     with pytest.raises(TidemillError, match="did you mean `q`"):
         engine.answer_table({"q": ["x"]}, prompt="{{ qq }}")
     twice = pa.table([["x"], ["y"]], names=["q", "q"])
@@ -150,6 +157,55 @@ def test_a_table_is_answered(engine: Engine) -> None:
     far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
     with pytest.raises(TidemillError, match="column `q` is timestamp"):
         engine.answer_table(pa.table({"q": far}), prompt="{{ q }}")
+
+
+@pytest.fixture
+def short_frames(monkeypatch: pytest.MonkeyPatch) -> pa.Table:
+    """Return a table whose second request is above the limit of a frame, here 100 kB."""
+    monkeypatch.setattr(frames, "MAX_PAYLOAD_BYTES", 100_000)
+    prompts = ["What is the capital of France?", "x" * 100_000, "What is the capital of France?"]
+    return pa.table({"id": [1, 2, 3], "q": prompts})
+
+
+def test_a_request_above_the_limit_of_a_frame_has_an_error_row(
+    engine: Engine, short_frames: pa.Table
+) -> None:
+    """A table's other rows are answered; a single request raises."""
+    recipe = {"prompt": "{{ q }}", "params": {"max_tokens": 8, "temperature": 0}}
+    found = engine.answer_table(short_frames, **recipe)
+    assert found.column("text").to_pylist() == ["Paris", None, "Paris"]
+    first, second, third = found.column("error").to_pylist()
+    assert (first, third) == (None, None)
+    assert "the request is too long: a frame of 100," in second
+    with pytest.raises(RequestFailed, match="the request is too long") as caught:
+        asyncio.run(engine.answer({**FRANCE, "user": "x" * 100_000}))
+    assert (caught.value.status_code, caught.value.code) == (413, "too_long")
+
+
+@pytest.mark.parametrize("by", ["partitions", "columns", "host"])
+def test_a_request_above_the_limit_of_a_frame_ends_no_dataset(
+    engine: Engine, short_frames: pa.Table, by: str, tmp_path: Path
+) -> None:
+    """Spark answers partitions through a host, Daft and Ray batches of columns."""
+    recipe = {"prompt": "{{ q }}", "id": "id", "params": {"max_tokens": 8, "temperature": 0}}
+    answers = BatchAnswers(recipe, short_frames.schema)
+    [batch] = short_frames.to_batches()
+    if by == "columns":
+        found = asyncio.run(answers.answer_columns(engine.process, batch)).to_pylist()
+    elif by == "partitions":
+        [answered] = answers.answered(engine.process, [batch])
+        found = answered.to_pylist()
+    else:
+        address = str(tmp_path / "s")
+        with Listener(address, family="AF_UNIX") as listener:
+            host = EngineHost(engine.process)
+            threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+            [answered] = answers.answered(HostedEngine(address, {}, {}), [batch])
+            found = answered.to_pylist()
+            host.close()
+    assert [row["text"] for row in found] == ["Paris", None, "Paris"]
+    assert [row["error"] is None for row in found] == [True, False, True]
+    assert "too long" in found[1]["error"]
 
 
 def test_an_engine_that_is_killed_says_so() -> None:

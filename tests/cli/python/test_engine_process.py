@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 
 from tidemill import EngineDied
 from tidemill.cli.python.engine_process import EngineProcess
 
+SCRIPT = Path(__file__).parents[2] / "handler/worker/scripted_engine.py"
+HANGS = json.dumps({"custom_id": "a", "url": "/v1/x", "body": {"hang": True}}).encode()
 DIES = """
 import sys
 for number in range(1_000):
@@ -18,7 +22,8 @@ sys.exit(5)
 HOLDS_THE_PIPE = """
 import subprocess, sys
 print("child left", file=sys.stderr, flush=True)
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], start_new_session=True)
+wait = "import pathlib, sys, time\\nwhile pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+subprocess.Popen([sys.executable, "-c", wait, *sys.argv[1:]], start_new_session=True)
 sys.exit(5)
 """
 
@@ -34,9 +39,26 @@ def test_the_error_has_the_last_words(capfd: pytest.CaptureFixture[str]) -> None
     process.close()
 
 
-def test_the_last_words_of_a_process_whose_child_lives_on() -> None:
+def test_the_last_words_of_a_process_whose_child_lives_on(tmp_path: Path) -> None:
     """Its end is not waited for."""
-    process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE])
-    with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
-        process.info()
+    (tmp_path / "alive").touch()
+    process = EngineProcess([sys.executable, "-c", HOLDS_THE_PIPE, str(tmp_path / "alive")])
+    try:
+        with pytest.raises(EngineDied, match="exited with status 5\nIts last words:\nchild left"):
+            process.info()
+        process.close()
+    finally:
+        (tmp_path / "alive").unlink()
+
+
+def test_an_engine_that_hangs_is_ended(capfd: pytest.CaptureFixture[str]) -> None:
+    """The error has the reason; all stacks of its process are on our standard error."""
+    process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
+    sent = process.send_line(1, HANGS)
+    with pytest.raises(EngineDied, match=r"stalled: no step has finished for 0\.5 s") as caught:
+        sent.future.result(timeout=120)
+    assert "with 1 request in the engine" in str(caught.value)
     process.close()
+    stacks = capfd.readouterr().err
+    assert "most recent call first" in stacks
+    assert "in serve" in stacks

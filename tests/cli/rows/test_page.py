@@ -221,14 +221,14 @@ def test_a_file_that_changed_is_said(serve: Serve, tmp_path: Path) -> None:
 
 def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
     """What stands before its results, by row group from any row on; also of text."""
-    usage = [{"total_tokens": 3}] * 4
+    usage = [{"total_tokens": 3}, None, {"total_tokens": 3}, {"total_tokens": 3}]
     columns = {
         "id": [1, 2, 3, 4],
         "text": [HOSTILE.replace("\ud83d", ""), "two", "three", "four"],
         "output_text": ["A", None, "C", "D"],
         "finish_reason": ["stop", None, "length", "stop"],
         "usage": usage,
-        "error": [None, "busy", None, None],
+        "error": [None, "busy", "It was cut off.", None],
         "label": ["x", None, None, "z"],
     }
     path, csv = tmp_path / "rows.parquet", tmp_path / "rows.csv"
@@ -239,7 +239,8 @@ def test_a_table_has_its_requests_in_its_columns(tmp_path: Path) -> None:
         assert first["row"]["request"].startswith("id: 1\ntext: <script>alert(1)</script>\\u0000")
         assert (first["row"]["custom_id"], first["row"]["text"]) == ("1", "A\nlabel: x")
         assert (failure["row"]["text"], failure["row"]["is_failed"]) == ("busy", True)
-        assert (third["row"]["text"], last) == ("C", {"next": 4})
+        assert (third["row"]["text"], last) == ("C\nerror: It was cut off.", {"next": 4})
+        assert (third["row"]["words"], third["row"]["is_failed"]) == ("length", False)
         assert numbers(events(client, from_=3)) == numbers(events(client, from_=3, text=" "))
         assert numbers(events(client, from_=4, kind="stop")) == [4, None]
         assert numbers(events(client, id="2")) == [2, None]

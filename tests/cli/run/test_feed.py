@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tidemill.batch.file.lines import RawLine
 from tidemill.cli.console.errors import OutputLost
 from tidemill.cli.files.input_file import PlacedLine
+from tidemill.cli.files.kept_rows import KeptRows
 from tidemill.cli.files.row_writer import OrderedRows, OutputFiles
 from tidemill.cli.files.spool import Spool
 from tidemill.cli.run.feed import Feed, InFlightLimits, line_runner
@@ -78,7 +79,7 @@ async def cancelled() -> None:
 def writer_to(output: MemoryOutput, num_rows: int) -> Iterator[OrderedRows]:
     """Yield what puts rows into order before the output."""
     with closing(Spool(None, num_rows)) as spool:
-        yield OrderedRows(OutputFiles(output), 0, spool)
+        yield OrderedRows(OutputFiles(output), KeptRows(b"", (0,)), spool)
 
 
 def lines(bodies: list[dict[str, Any]]) -> Iterator[PlacedLine]:

@@ -53,6 +53,7 @@ def test_metrics_are_served_while_the_job_runs(
     assert found == {
         'tidemill_rows_total{outcome="ok"}': 2,
         'tidemill_rows_total{outcome="failed"}': 1,
+        "tidemill_truncated_rows_total": 0,
         "tidemill_input_rows": 4,
         "tidemill_audio_seconds_total": 0,
         "tidemill_prompt_tokens_total": 100,
@@ -80,6 +81,7 @@ def test_metrics_are_there_before_the_model_is(
     assert scrape(url) == {
         'tidemill_rows_total{outcome="ok"}': 0,
         'tidemill_rows_total{outcome="failed"}': 0,
+        "tidemill_truncated_rows_total": 0,
         "tidemill_input_rows": 1,
     }
 

@@ -100,13 +100,15 @@ def test_an_idle_engine_takes_lines_that_wait_for_another(tmp_path: Path) -> Non
     assert sorted(map(int, ids_of(quick) + ids_of(slow))) == list(range(24))
 
 
-def test_a_line_that_ends_engines_costs_no_other_line() -> None:
-    """It is tried twice; whatever was beside it goes on elsewhere."""
-    bodies: list[dict[str, Any]] = [{"wait": 0.05} for _ in range(30)]
-    bodies[7] = {"die": True}
+def test_lines_that_end_engines_cost_no_other_line() -> None:
+    """Lines next to them have their rows; theirs have their custom ids."""
+    bodies: list[dict[str, Any]] = [{"wait": 0.05} for _ in range(6)]
+    bodies[2] = bodies[4] = {"die": True}
     rows = answered(placed(*bodies), [], [])
-    assert [place for place, row in enumerate(rows) if not row.is_success] == [7]
-    assert json.loads(rows[7].row)["error"]["code"] == "engine_died"
+    assert [place for place, row in enumerate(rows) if not row.is_success] == [2, 4]
+    for place in (2, 4):
+        row = json.loads(rows[place].row)
+        assert (row["custom_id"], row["error"]["code"]) == (str(place), "engine_died")
 
 
 def test_engines_that_keep_ending_end_the_run() -> None:

@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Runner
 from tests.cli.given import line, rows
 from tests.emulators import Emulator
+from tests.server.local.rig import MODEL, lines_of, serving
+from tests.server.local.rig import ScriptedEngine as LocalEngine
 from tidemill.batch.result_cache import FILE_NAME
+from tidemill.batch.result_key import ResultKeys
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.files.reused_rows import ReusedRows
 from tidemill.cli.run.reuse import ReusingResponder, daily_results
@@ -297,7 +300,7 @@ async def test_a_server_reuses_what_lines_of_files_were_answered(tmp_path: Path)
 
     async def ask(created: int, **body: Any) -> Reply:
         with daily_results(options, "m", lambda _created: digest[0]) as open_at:
-            responder = ReusingResponder(echo, open_at, sampled=False)
+            responder = ReusingResponder(echo, open_at, ResultKeys(["m"]))
             return await responder.respond(chat, body, f"req_{created:024}", created)
 
     first = await ask(1, messages=["é"], temperature=0)
@@ -316,7 +319,7 @@ async def test_a_server_reuses_what_is_not_written_yet(tmp_path: Path) -> None:
     """Results are written some hundred at a time."""
     options, echo = SimpleNamespace(reuse=tmp_path, reuse_max_size=None), Echo()
     with daily_results(options, "m", lambda _created: b"one") as open_at:
-        responder = ReusingResponder(echo, open_at, sampled=False)
+        responder = ReusingResponder(echo, open_at, ResultKeys(["m"]))
         for created in (1, 2):
             body = {"messages": ["a"], "temperature": 0}
             reply = await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
@@ -328,9 +331,31 @@ async def test_a_server_goes_on_without_results(tmp_path: Path, capsys: Any) -> 
     (tmp_path / FILE_NAME).write_bytes(b"something else" * 1_000)
     options = SimpleNamespace(reuse=tmp_path, reuse_max_size=None)
     with daily_results(options, "m", lambda _created: b"one") as open_at:
-        responder = ReusingResponder(echo := Echo(), open_at, sampled=False)
+        responder = ReusingResponder(echo := Echo(), open_at, ResultKeys(["m"]))
         for created in range(3):
             body = {"messages": ["a"], "temperature": 0}
             await responder.respond("/v1/chat/completions", body, f"req_{created}", created)
     assert echo.num_asked == 3
     assert capsys.readouterr().err.count("the server goes on without reuse") == 1
+
+
+@pytest.mark.parametrize("model", [None, MODEL])
+async def test_a_second_batch_of_a_server_reuses_every_row(
+    tmp_path: Path, model: str | None
+) -> None:
+    """Lines with and without `model`; equal sampled lines have their own results."""
+    options = SimpleNamespace(reuse=tmp_path / "kept", reuse_max_size=None)
+    bodies = [{"model": model, "temperature": 0}, *[{"model": model, "say": "a"}] * 3]
+    engine, batches = LocalEngine(), []
+    with daily_results(options, MODEL, lambda _created: b"one") as open_at:
+        keys = ResultKeys([MODEL], sampled=True)
+        responder = ReusingResponder(engine, open_at, keys)
+        async with serving(tmp_path / "store", engine, responder=responder) as local:
+            for _ in range(2):
+                batch = await local.submit(lines_of(bodies))
+                batches.append(await local.ended(batch["id"]))
+            rows = [await local.rows(batch["output_file_id"]) for batch in batches]
+    assert len(engine.asked) == 4
+    assert [batch["tidemill"]["reused_rows"] for batch in batches] == [0, 4]
+    said = [[row["response"]["body"]["say"] for row in each] for each in rows]
+    assert said == [["s0", "a", "a", "a"]] * 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.given import line
-from tidemill.cli.run.run_card import card_paths
+from tidemill.cli.files.paths import card_paths
 
 Write = Callable[..., Path]
 
@@ -32,6 +32,7 @@ def test_a_card_says_what_a_run_did(run: Any, write_input: Write, tmp_path: Path
         "total": 4,
         "ok": 2,
         "failed": 2,
+        "truncated": 0,
         "kept": 0,
         "reused": 0,
         "not_run": 0,

@@ -75,6 +75,7 @@ def test_a_collector_that_hangs_breaks_nothing(
 ) -> None:
     """The rows are there, a note says that spans are not, and the end waits for a moment."""
     monkeypatch.setattr(otlp_tracing, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # then its thread ends
     source = write_input(*(line(str(n)) for n in range(20)))
     with collecting(hangs=True) as collector:
         monkeypatch.setenv(ENDPOINT, collector.url)

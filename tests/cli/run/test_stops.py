@@ -104,7 +104,7 @@ def test_rows_for_a_url_are_kept_when_a_signal_comes(
     flags = ["--output-tmp-dir", tmp_dir, "--max-inflight", "1"]
     process = spawn("-i", source, "-o", f"{server.url}/out?key=secret-of-mine", *flags)
     wait_for_words(process, "model loaded")
-    [kept] = tmp_dir.iterdir()
+    [kept] = tmp_dir.glob("*.jsonl")
     wait_for_rows(kept, 1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from tidemill.engine.errors import ModelRefused
-from tidemill.engine.storage.hub import check_hub, local_folder
+from tidemill.engine.storage.hub import check_hub, child_environment, local_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -73,7 +73,8 @@ def test_a_model_in_the_cache_runs_without_the_hub() -> None:
     assert note is not None
     assert note.endswith(" Connection refused): org/cached is taken from the cache")
     assert constants.HF_HUB_OFFLINE
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert os.environ["HF_HUB_OFFLINE"] == "0"
+    assert child_environment()["HF_HUB_OFFLINE"] == "1"
 
 
 def test_a_hub_that_answers_is_not_spoken_of(listening: socket.socket) -> None:

@@ -26,6 +26,7 @@ from tidemill.engine.config import ImageLimits
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.net.fetch import ByteBudget, Fetcher, FetchFailed
 from tidemill.protocol.contract import Reply, StreamedReply
+from tidemill.protocol.fetched_urls import fetched_urls
 
 KINDS = ["gemma3", "qwen2_5_vl"]
 URL = "/v1/chat/completions"
@@ -255,6 +256,24 @@ async def test_images_are_fetched_each_once(judge: Judge, served: Dispatcher, ho
     assert sorted(host.asked) == [f"{PLACE}a.png", f"{PLACE}b.png"]
     assert (await refused(served, part, top_p=5))[0] == "top_p"
     assert len(host.asked) == 2
+
+
+async def test_fetched_images_are_the_listed_urls(served: Dispatcher, host: Host) -> None:
+    """Each spelling that is fetched is listed, and no URL in a text or another field is fetched."""
+    host.answer = encoded(picture(80, 60))
+    host.asked.clear()
+    urls = [f"{PLACE}a.png", "HTTPS://files.example.com/b.png", f"{PLACE}c.png"]
+    parts = [
+        shown(urls[0]),
+        {"type": "image_url", "image_url": urls[1]},
+        {"type": "text", "text": f"{PLACE}d.png", "image_url": f"{PLACE}e.png"},
+        shown(inline(host.answer)),
+        {"type": "image_url", "image_url": {"url": urls[2], "detail": "low"}},
+    ]
+    reply = await ask(served, user(*parts), file_url=f"{PLACE}f.png")
+    assert reply.status_code == 200
+    assert sorted(host.asked) == sorted(fetched_urls({"messages": user(*parts)}).values())
+    assert sorted(host.asked) == sorted(urls)
 
 
 async def test_what_cannot_be_fetched_is_told_with_its_place(

@@ -74,3 +74,17 @@ def test_a_batch_of_recordings_tells_how_much_was_heard(
     table = page.get_by_role("region", name="Rows over time")
     expect(table.get_by_role("columnheader").last).to_have_text("Seconds of audio")
     assert obstacles(page) == []
+
+
+def test_a_batch_with_truncated_answers_tells_how_many(
+    page: Page, cloud: Cloud, new_key: NewKey
+) -> None:
+    """In the list beside the failed rows, and in its figures."""
+    done = Progress(1_500, completion_tokens=9_000, truncated=1_200)
+    batch_id = ended(cloud, "/v1/chat/completions", done)
+    sign_in(page, new_key("default"))
+    row = page.locator(f'[data-batch="{batch_id}"]')
+    expect(row.get_by_role("cell", name="truncated")).to_contain_text("1,200 truncated")
+    row.get_by_role("rowheader").get_by_role("link").click()
+    expect(page.locator(".figures")).to_contain_text("of them truncated1,200")
+    assert obstacles(page) == []

@@ -35,6 +35,23 @@ def request_batch(cloud: Cloud, now: int = NOW, tenant: str = "tenant", **change
     return cloud.run(create_batch(cloud.deployment, tenant, parse_request(fields | changes), now))
 
 
+def test_fifty_batches_of_one_second_are_listed_newest_first(mini: Cloud) -> None:
+    """The order of creation decides, also across pages: `created_at` is the same in all of them."""
+    put_file(mini, "fifty")
+    made = [request_batch(mini, tenant="fifty").id for _ in range(50)]
+    pages: list[Batch] = []
+    has_more = True
+    while has_more:
+        last = pages[-1] if pages else None
+        listing = mini.deployment.table.list_batches("fifty", limit=20, after=last)
+        page, has_more = mini.run(listing)
+        pages += page
+    assert [batch.id for batch in pages] == made[::-1]
+    assert {batch.created_at for batch in pages} == {NOW}
+    active = mini.run(mini.deployment.overview.list_active("fifty"))
+    assert [batch.id for batch in active] == made
+
+
 def test_folders_name_tenants_where_the_deployment_says_so(mini: Cloud) -> None:
     """Also in the API: a tenant names its own uploads, and those of others are not there."""
     keys = ["input/x.jsonl", "input/search/x.jsonl", "input/search/deep/x.jsonl", "input/$/x.jsonl"]

@@ -218,7 +218,7 @@ class Rig:
                 kept = KeptResults(
                     ThreadDrive(aws or quick),
                     self.deployment.bucket,
-                    MODEL,
+                    [MODEL],
                     self.results_digest_at,
                     max_bytes=config.reuse_max_size,
                     sampled=config.reuse_sampled,

@@ -162,7 +162,8 @@ class ScriptedEngine:
             data = [{"object": "embedding", "index": 0, "embedding": vector}]
             return Reply(200, {**reply, "data": data}, Usage(prompt_tokens=10))
         heard = replace(USAGE, audio_seconds=body.get("hear", 0.0))
-        return Reply(200, {**reply, "echo": body}, heard)
+        some = {"choices": body["choices"]} if "choices" in body else {"echo": body}
+        return Reply(200, reply | some, heard)
 
     def _leave(self) -> None:
         self.running -= 1

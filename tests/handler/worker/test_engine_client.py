@@ -190,10 +190,11 @@ async def test_an_engine_that_is_killed_is_told_to_all_who_wait(make_client: Mak
     for task in asked:
         with pytest.raises(EngineDied, match=r"^killed by SIGKILL$") as caught:
             await task
-        assert caught.value.reason == "killed by SIGKILL"
-    assert client.inflight == 0
-    with pytest.raises(EngineDied, match="SIGKILL"):
+        assert (caught.value.reason, caught.value.was_sent) == ("killed by SIGKILL", True)
+    assert (client.inflight, client.death) == (0, "killed by SIGKILL")
+    with pytest.raises(EngineDied, match="SIGKILL") as caught:
         await ask(client)
+    assert not caught.value.was_sent
 
 
 async def test_an_engine_that_gives_up_is_told_in_its_words(make_client: MakeLink) -> None:
@@ -334,8 +335,25 @@ async def test_an_engine_that_makes_no_step_is_killed(make_client: MakeLink, how
     for task in asked:
         with pytest.raises(EngineDied) as caught:
             await task
-        assert caught.value.reason == "stalled"
+        assert caught.value.reason == (
+            "stalled: no step has finished for 0.5 s, with 21 requests in the engine"
+        )
     assert not is_alive(client._process.pid)
+
+
+async def test_an_engine_that_cannot_be_killed_is_given_up(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may hold a process that hangs, so that even SIGKILL has to wait."""
+    monkeypatch.setattr(link_module, "_EXIT_SECONDS", 0.1)
+    client = make_client(*FAST_STATS, stall_seconds=0.2)
+    await client.start()
+    with monkeypatch.context() as patched:
+        patched.setattr(link_module.os, "killpg", lambda *_: None)
+        with pytest.raises(EngineDied, match=r"stalled: .*; its process \d+ cannot be killed"):
+            await ask(client, hang=True)
+        with pytest.raises(EngineDied, match="cannot be killed"):
+            await ask(client)
 
 
 async def test_an_engine_with_a_slow_loop_is_not_stalled(make_client: MakeLink) -> None:
@@ -349,7 +367,7 @@ async def test_a_loop_that_stands_still_for_good_is_found_as_well(make_client: M
     """A little later."""
     client = make_client(*FAST_STATS, stall_seconds=0.2)
     await client.start()
-    with pytest.raises(EngineDied, match="stalled"):
+    with pytest.raises(EngineDied, match=r"event loop has been blocked for 1 s, with 1 request in"):
         await ask(client, block=NEVER)
     assert not is_alive(client._process.pid)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.emulators import MODEL
 from tests.handler.worker.fakes import FakeEngine, FaultyAws, QuickAws
 from tests.handler.worker.rig import Rig, Work, until
 from tidemill.handler.aws.calls import Call
@@ -61,6 +62,24 @@ async def test_a_second_batch_computes_what_changed(rig: Rig) -> None:
     assert sum(each.completed for each in progress) == 12
 
 
+async def test_truncated_answers_are_counted_where_they_are_reused_too(rig: Rig) -> None:
+    """A shard's commit adds them to the batch, whose live shards had them before."""
+    lines = [
+        greedy(f"c{number}", choices=[{"finish_reason": reason}])
+        for number, reason in enumerate(["stop", "length", "length", "stop", "length"])
+    ]
+    first = rig.batch(*lines, greedy("c5", status=400), shard_lines=2)
+    assert await finished(rig, first) == 6
+    second = rig.batch(*lines, shard_lines=5)
+    assert await finished(rig, second) == 0
+    for work, counts in ((first, (5, 1, 0)), (second, (5, 0, 5))):
+        table = rig.deployment.table
+        progress = rig.run(table.get_shard_progress(work.batch)).progress(time.time())
+        assert (progress.completed, progress.failed, progress.reused) == counts
+        assert progress.truncated == 3
+    assert [first.shard(number).progress.truncated for number in range(3)] == [1, 1, 1]
+
+
 async def test_results_are_of_one_tenant_one_model_and_what_is_determined(rig: Rig) -> None:
     """Of another tenant or digest all lines are computed; sampled ones are reused when asked."""
     lines = [greedy("a"), greedy("b", seed=7, temperature=1), greedy("c", temperature=1)]
@@ -74,6 +93,24 @@ async def test_results_are_of_one_tenant_one_model_and_what_is_determined(rig: R
     assert await finished(rig, rig.batch(*lines)) == 4
     rig.results_digest = None
     assert await finished(rig, rig.batch(*lines)) == 4
+
+
+async def test_lines_with_and_without_the_model_share_results(rig: Rig) -> None:
+    """The model is filled in as the one that is served; equal lines are answered alike."""
+    assert await finished(rig, rig.batch(greedy("a"), greedy("b", model=MODEL))) == 2
+    assert await finished(rig, rig.batch(greedy("c", custom_id="a", model=MODEL))) == 0
+    assert await finished(rig, rig.batch(greedy("c", custom_id="b"))) == 0
+
+
+async def test_equal_sampled_lines_keep_their_own_results(rig: Rig) -> None:
+    """Across shards and batches, wherever their shards begin."""
+    line = greedy("a", temperature=1)
+    first = rig.batch(*[line] * 6, shard_lines=2)
+    assert await finished(rig, first, reuse_sampled=True) == 6
+    second = rig.batch(*[line] * 7, shard_lines=4)
+    assert await finished(rig, second, reuse_sampled=True) == 1
+    assert [row["id"] for row in first.sealed()] == [row["id"] for row in second.sealed()][:6]
+    assert len({row["response"]["body"]["id"] for row in second.sealed()}) == 7
 
 
 async def test_nothing_is_kept_unless_the_deployment_says_so(rig: Rig) -> None:

@@ -14,6 +14,7 @@ from openai.types import Batch, FileObject
 
 from tests.server.local.rig import MODEL, ScriptedEngine, lines_of, serving
 from tidemill.batch.file.expected_tokens import NO_TOKENS
+from tidemill.protocol.contract import Reply, Usage
 
 
 async def test_a_file_becomes_rows_in_its_own_order(tmp_path: Path) -> None:
@@ -49,6 +50,47 @@ async def test_rows_that_come_in_any_order_are_published_in_that_of_the_lines(
     assert [row["custom_id"] for row in rows] == [f"c{number}" for number in range(200)]
     assert engine.most_running == 16
     assert len(engine.asked) == 200
+
+
+async def test_a_file_of_rows_has_one_line_per_row_for_every_reader(tmp_path: Path) -> None:
+    """httpx's `iter_lines`, which ends a line at U+2028, yields whole rows."""
+    say = "a\u2028b\u2029c\x85d"
+    async with serving(tmp_path) as local:
+        batch = await local.submit(lines_of([{"say": say}, {"status": 400}]))
+        batch = await local.ended(batch["id"])
+        rows = []
+        for name in ("output_file_id", "error_file_id"):
+            url = f"/v1/files/{batch[name]}/content"
+            async with local.client.stream("GET", url) as answer:
+                rows += [json.loads(row) async for row in answer.aiter_lines()]
+    assert [row["custom_id"] for row in rows] == ["c0", "c1"]
+    assert rows[0]["response"]["body"]["say"] == say
+
+
+async def test_truncated_answers_are_counted(tmp_path: Path) -> None:
+    """They are completed rows of the Batch, which a restart does not forget."""
+    engine = ChoosingEngine()
+    async with serving(tmp_path, engine) as local:
+        bodies = [{"finish": "length"}, {"finish": "stop"}, {"finish": "length"}, {"status": 400}]
+        batch = await local.submit(lines_of(bodies))
+        batch = await local.ended(batch["id"])
+    async with serving(tmp_path) as local:
+        again = await local.batch(batch["id"])
+    for each in (batch, again):
+        assert each["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
+        assert each["tidemill"]["truncated_rows"] == 2
+        Batch.model_validate(each, strict=True)
+
+
+class ChoosingEngine(ScriptedEngine):
+    """Answers with a choice whose finish reason the body names."""
+
+    async def respond(self, url: str, body: dict[str, Any], request_id: str, created: int) -> Reply:
+        """Follow the script in the body."""
+        if "finish" not in body:
+            return await super().respond(url, body, request_id, created)
+        choice = {"message": {"content": "x"}, "finish_reason": body["finish"]}
+        return Reply(200, {"created": created, "choices": [choice]}, Usage(10, 4, 3))
 
 
 async def test_a_batch_without_a_success_has_no_output(tmp_path: Path) -> None:
@@ -300,6 +342,20 @@ async def test_a_list_goes_through_all_batches_newest_first(tmp_path: Path) -> N
     assert [batch["id"] for batch in first["data"] + second["data"]] == made[::-1]
     assert (first["has_more"], second["has_more"], third["has_more"]) == (True, False, False)
     assert third["data"] == []
+
+
+async def test_fifty_batches_of_one_second_are_listed_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of creation decides, although `created_at` is the same in all of them."""
+    async with serving(tmp_path) as local:
+        monkeypatch.setattr(time, "time", lambda: 1_800_000_000.5)
+        made = [(await local.submit(lines_of([{}])))["id"] for _ in range(50)]
+        listed = (await local.client.get("/v1/batches", params={"limit": 50})).json()["data"]
+        files = (await local.client.get("/v1/files", params={"purpose": "batch"})).json()["data"]
+    assert [batch["id"] for batch in listed] == made[::-1]
+    assert {batch["created_at"] for batch in listed} == {1_800_000_000}
+    assert [file["id"] for file in files] == [batch["input_file_id"] for batch in listed]
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ def test_what_has_ended_is_counted_once(cloud: Cloud, client: OpenAI) -> None:
         "rows_completed": 5,
         "rows_failed": 2,
         "rows_reused": 0,
+        "rows_truncated": 0,
         "prompt_tokens": 50,
         "cached_tokens": 10,
         "completion_tokens": 20,

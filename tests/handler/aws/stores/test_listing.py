@@ -57,6 +57,24 @@ def test_batches_come_newest_first_and_of_one_tenant(
     assert run(deployment.table.list_batches("nobody", limit=10)) == ([], False)
 
 
+def test_batches_of_earlier_versions_keep_their_place(
+    run: Run, deployment: Deployment, tenant: str
+) -> None:
+    """They have whole seconds alone, and come before the new batches of their second."""
+    old = add(run, deployment, tenant, 0, 0, 1)
+    new = [
+        make_batch(deployment, tenant=tenant, created_at=NOW, created_ns=NOW * 10**9 + since)
+        for since in (5, 0, 10**9)
+    ]
+    for batch in new:
+        run(deployment.table.create_batch(batch))
+    wanted = [new[2], new[0], new[1], *old]
+    assert run(deployment.table.list_batches(tenant, limit=10)) == (wanted, False)
+    for number, batch in enumerate(wanted):
+        listing = deployment.table.list_batches(tenant, limit=10, after=batch)
+        assert run(listing) == (wanted[number + 1 :], False)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
 def test_pages_join_without_a_gap(
     run: Run, deployment: Deployment, tenant: str, limit: int

@@ -46,6 +46,59 @@ def test_a_number_is_started_once(aws: Aws, cluster: Cluster) -> None:
     assert len(cluster.jobs) == 2
 
 
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_an_ended_job_does_not_count_as_started(aws: Aws, cluster: Cluster, exit_code: int) -> None:
+    """The next attempt has a name of its own, and the ended Job stays for the circuit breaker."""
+    ended = start(aws)
+    cluster.run_pods()
+    cluster.exit(cluster.jobs[ended], exit_code)
+    second = start(aws)
+    assert second == f"{ended}-2"
+    assert [worker.id for worker in listed(aws)] == [second]
+    assert start(aws) == second
+    assert set(cluster.jobs) == {ended, second}
+    cluster.run_pods()
+    cluster.exit(cluster.jobs[second], exit_code)
+    assert start(aws) == f"{ended}-3"
+
+
+def test_a_job_that_is_being_deleted_does_not_count_as_started(aws: Aws, cluster: Cluster) -> None:
+    """A retry after a stop has a worker that runs on."""
+    stopped = start(aws)
+    cluster.run_pods()
+    [worker] = listed(aws)
+    aws.run(LAUNCHER.stop(PLAN, worker))
+    assert start(aws) == f"{stopped}-2"
+    statuses = {worker.id: worker.status for worker in listed(aws)}
+    assert statuses == {stopped: WorkerStatus.STOPPING, f"{stopped}-2": WorkerStatus.STARTING}
+
+
+def test_a_lost_answer_starts_no_second_job(aws: Aws, cluster: Cluster) -> None:
+    """The client repeats the create, which finds the first one's Job alive."""
+    cluster.num_lost = 1
+    name = start(aws)
+    assert set(cluster.jobs) == {name}
+    assert [method for method, _ in cluster.requests] == ["POST", "POST", "GET"]
+
+
+def test_a_name_that_another_takes_is_left_to_it(aws: Aws, cluster: Cluster) -> None:
+    """A Job without the fleet's labels is not a worker of it."""
+    name = start(aws)
+    cluster.jobs[name]["metadata"]["labels"] = {}
+    assert start(aws) == f"{name}-2"
+
+
+def test_a_number_whose_attempts_have_all_ended_is_an_error(aws: Aws, cluster: Cluster) -> None:
+    """The fleet takes another number after its backoff."""
+    for _ in range(9):
+        name = start(aws)
+        cluster.run_pods()
+        cluster.exit(cluster.jobs[name], 1)
+    with pytest.raises(NotStarted, match=f"up to {name}, have ended already"):
+        start(aws)
+    assert len(cluster.jobs) == 9
+
+
 def test_a_worker_starts_runs_stops_and_is_gone(aws: Aws, cluster: Cluster) -> None:
     """A Job that was deleted is listed until its pod has ended: its GPU is not free before."""
     name = start(aws)

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.batch.file.lines import RawLine
-from tidemill.handler.worker.shard.pending_lines import PendingLines, Verdict, halves
+from tidemill.batch.suspects import Verdict, halves
+from tidemill.handler.worker.shard.pending_lines import PendingLines
 
 
 def raws(*numbers: int) -> list[RawLine]:
@@ -29,7 +30,7 @@ def take_all(pending: PendingLines) -> list[int]:
 
 def judged(pending: PendingLines) -> Verdict:
     """Return the verdict after the death of the only engine, which is also what it leaves."""
-    inflight = {*pending._inflight, *pending._on_trial}
+    inflight = {*pending._inflight, *pending._suspects._running}
     verdict = pending.judge(inflight)
     quarantined = tuple(line.number for line in pending.take_back(inflight))
     assert verdict == Verdict(pending.suspects, quarantined)

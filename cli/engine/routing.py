@@ -1,0 +1,303 @@
+"""Routing: which engine runs a request, and which requests run again after an engine has died.
+
+Requests that begin alike go to one engine, as long as it has little more to do than the others.
+Those that an engine had when it died are suspects (`batch/suspects.py`): they run again as a group
+apart, while the others go on in the other engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from tidemill.batch.suspects import Suspects
+from tidemill.handler.worker.engine_client import EngineClient, EngineDied
+from tidemill.protocol.contract import EngineError
+
+from ..console.terminal import amount, log
+from .replicas import Replica, Replicas, Request
+
+_HOME_LOAD: Final = 1.25
+
+_Result = TypeVar("_Result")
+_Exchange = Callable[[EngineClient], Coroutine[Any, Any, _Result]]
+
+
+class Quarantined(Exception):
+    """A request ended the engine that ran nothing else, having been in one that died before."""
+
+
+class _Moved(Exception):
+    """A request that waits in one engine is to go to another."""
+
+
+@dataclass(slots=True, eq=False)
+class _Death:
+    """Death of an engine, judged once each request `inside` was heard of.
+
+    `is_well` tells whether the engine answers a known line once it is started again.
+    """
+
+    replica: Replica
+    is_broken: bool
+    is_well: asyncio.Future[bool]
+    inside: set[Request]
+    judged: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: list[Request] = field(default_factory=list)
+    unsent: list[Request] = field(default_factory=list)
+    quarantined: frozenset[int] = frozenset()
+
+
+class Router:
+    """Runs requests in replicas. All calls are made in the loop in which these were started."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        replicas.changed = self._admit
+        self._numbers = count(1)
+        self._urgent: OrderedDict[Request, None] = OrderedDict()
+        self._waiting: OrderedDict[Request, None] = OrderedDict()
+        self._suspects = Suspects()
+        self._suspected: dict[int, Request] = {}  # without the group on trial
+        self._trial: Replica | None = None  # the engine that has the group on trial
+        self._drained: Replica | None = None  # the engine that gets no requests, for the next one
+        self._deaths: dict[EngineClient, _Death] = {}
+
+    async def run(
+        self,
+        exchange: _Exchange[_Result],
+        *,
+        home: int,
+        is_urgent: bool = False,
+        is_movable: bool = False,
+        may_repeat: Callable[[], bool] = lambda: True,
+    ) -> _Result:
+        """Return the result of an exchange with an engine, the last one if engines died before.
+
+        `home` is a number for the request, the same for those that begin alike. A request that
+        `is_urgent` does not wait for room in an engine. Raises Quarantined; EngineError where no
+        engine can go on, or one died and the exchange may not be repeated.
+        """
+        request = Request(next(self._numbers), home, is_urgent)
+        try:
+            while True:
+                replica, client = await self._turn(request)
+                try:
+                    result = await _result_of(exchange(client), request, is_movable=is_movable)
+                except _Moved:
+                    self._leave(request)
+                except EngineDied as exc:
+                    death = self._note_death(replica, client, exc)
+                    if not may_repeat():
+                        raise EngineError(str(exc)) from exc
+                    await self._outlive(death, request, was_sent=exc.was_sent)
+                else:
+                    self._replicas.note_row(replica)
+                    return result
+        finally:
+            self._forget(request)
+            if is_movable:
+                self._balance()
+
+    async def _turn(self, request: Request) -> tuple[Replica, EngineClient]:
+        """Wait for an engine that has room for the request; raises EngineError."""
+        if request.turn is None:  # a suspect has one, which its trial resolves
+            request.turn = asyncio.get_running_loop().create_future()
+            (self._urgent if request.is_urgent else self._waiting)[request] = None
+            self._admit()
+        replica = await request.turn
+        request.turn = None
+        if replica is None:
+            assert self._replicas.failure is not None
+            raise self._replicas.failure
+        assert request.client is not None
+        return replica, request.client
+
+    def _admit(self) -> None:
+        """Give requests to engines that have room; called whenever something has changed."""
+        self._replace_dead()
+        if self._replicas.failure is not None:
+            for request in (*self._urgent, *self._waiting, *self._suspected.values()):
+                _resolve(request, None)
+            self._urgent.clear()
+            self._waiting.clear()
+            self._suspected.clear()
+            return
+        self._admit_suspects()
+        for waiting in (self._urgent, self._waiting):
+            while waiting:
+                request = next(iter(waiting))
+                replica = self._replica_for(request)
+                if replica is None:
+                    break
+                del waiting[request]
+                self._send(request, replica)
+
+    def _replace_dead(self) -> None:
+        """Start engines again that died while they had no request, which would tell of it."""
+        for replica in self._replicas.all:
+            client = replica.client
+            if client is not None and client.death is not None and not replica.sent:
+                self._replicas.restart(replica, client, EngineDied(client.death))
+
+    def _admit_suspects(self) -> None:
+        """Put the next group on trial in an engine without requests, or let one run empty.
+
+        The last one goes on with other requests as long as another is being started.
+        """
+        if self._suspects.is_on_trial:
+            return
+        self._trial = None
+        if not self._suspects.has_waiting_group:
+            self._drained = None
+            return
+        ready = self._replicas.ready
+        idle = next((one for one in ready if not one.sent), None)
+        if idle is not None:
+            self._trial, self._drained = idle, None
+            while (number := self._suspects.pop()) is not None:
+                self._send(self._suspected.pop(number), idle)
+        elif self._drained not in ready and (len(ready) > 1 or not self._replicas.is_starting):
+            self._drained = min(ready, key=lambda one: len(one.sent), default=None)
+            if self._drained is not None:
+                self._drained.give_up(self._drained.num_waiting)
+
+    @property
+    def _open(self) -> list[Replica]:
+        """Engines for requests that are not suspects."""
+        closed = (self._trial, self._drained)
+        return [one for one in self._replicas.ready if one not in closed]
+
+    def _replica_for(self, request: Request) -> Replica | None:
+        """Return the engine of requests that begin alike, or the one with least to do.
+
+        None where no engine has room.
+        """
+        ready = self._open
+        if not ready:
+            return None
+        home = ready[request.home % len(ready)]
+        mean = sum(len(one.sent) for one in ready) / len(ready)
+        is_overloaded = len(home.sent) > _HOME_LOAD * mean + home.slack
+        if is_overloaded or not home.has_room:
+            home = min(ready, key=lambda one: len(one.sent))
+        return home if home.has_room or request.is_urgent else None
+
+    def _send(self, request: Request, replica: Replica) -> None:
+        request.replica, request.client = replica, replica.client
+        replica.sent[request] = None
+        _resolve(request, replica)
+
+    def _leave(self, request: Request) -> None:
+        """Take a request out of its engine; the last one of a dead engine has it judged."""
+        replica, request.replica = request.replica, None
+        if replica is None:
+            return
+        del replica.sent[request]
+        assert request.client is not None
+        death = self._deaths.get(request.client)
+        if death is not None:
+            death.inside.discard(request)
+            if not death.inside:
+                del self._deaths[request.client]
+                self._judge(death)
+
+    def _forget(self, request: Request) -> None:
+        """Forget a request that has ended, whichever way."""
+        self._urgent.pop(request, None)
+        self._waiting.pop(request, None)
+        if self._suspected.pop(request.number, None) is not None:
+            self._suspects.drop(request.number)
+        self._suspects.finish(request.number)
+        self._leave(request)
+        self._admit()
+
+    def _note_death(self, replica: Replica, client: EngineClient, exc: EngineDied) -> _Death:
+        """Note that an engine has died, and start it again."""
+        death = self._deaths.get(client)
+        if death is None:
+            inside = {request for request in replica.sent if request.client is client}
+            is_well = self._replicas.restart(replica, client, exc)
+            death = _Death(replica, exc.is_broken, is_well, inside)
+            self._deaths[client] = death
+        return death
+
+    async def _outlive(self, death: _Death, request: Request, *, was_sent: bool) -> None:
+        """Wait for the verdict on a request that a dead engine had; raises Quarantined.
+
+        It is not quarantined where the engine does not come back well: the machine is to blame.
+        """
+        (death.lost if was_sent else death.unsent).append(request)
+        self._leave(request)
+        await death.judged.wait()
+        if request.number not in death.quarantined:
+            return
+        if await asyncio.shield(death.is_well):
+            self._replicas.note_killer()
+            raise Quarantined
+        self._suspects.add([request.number])
+        self._await_trial(request)
+        self._admit()
+
+    def _judge(self, death: _Death) -> None:
+        """Make suspects of the requests that an engine had when it died."""
+        numbers = [request.number for request in death.lost]
+        is_trial = self._trial is death.replica
+        if numbers and not death.is_broken:
+            death.quarantined = frozenset(self._suspects.convict(numbers))
+            if self._replicas.failure is None:
+                words = f"{amount(len(numbers), 'request')} of engine {death.replica.number}"
+                log(f"{words} will run again apart from others")
+        elif is_trial:
+            self._suspects.acquit()
+        suspects = [*death.lost, *death.unsent] if is_trial else death.lost
+        for request in suspects if is_trial or not death.is_broken else ():
+            if request.number not in death.quarantined:
+                self._await_trial(request)
+        if is_trial:
+            self._trial = None
+        death.judged.set()
+        self._admit()
+
+    def _await_trial(self, request: Request) -> None:
+        request.turn = asyncio.get_running_loop().create_future()
+        self._suspected[request.number] = request
+
+    def _balance(self) -> None:
+        """Give requests that wait for the busiest engine to the idlest, half of the difference."""
+        ready = self._open
+        if len(ready) < 2 or self._waiting:
+            return
+        idlest = min(ready, key=lambda one: len(one.sent))
+        busiest = max(ready, key=lambda one: len(one.sent))
+        if idlest.num_waiting < 0:
+            difference = len(busiest.sent) - len(idlest.sent)
+            busiest.give_up(min(busiest.num_waiting, difference // 2))
+
+
+def _resolve(request: Request, replica: Replica | None) -> None:
+    if request.turn is not None and not request.turn.done():
+        request.turn.set_result(replica)
+
+
+async def _result_of(
+    exchange: Coroutine[Any, Any, _Result], request: Request, *, is_movable: bool
+) -> _Result:
+    """Return the result of an exchange; raises _Moved where it is given up to run elsewhere."""
+    if not is_movable:
+        return await exchange
+    request.is_moved = False
+    request.task = fetching = asyncio.ensure_future(exchange)
+    try:
+        return await fetching
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if request.is_moved and not (task is not None and task.cancelling()):
+            raise _Moved from None
+        raise
+    finally:
+        request.task = None

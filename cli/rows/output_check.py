@@ -1,0 +1,108 @@
+"""Output check: how many rows of an output are ok, truncated or failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from tidemill.batch.file.formats import open_lines
+from tidemill.batch.file.lines import FormatError, read_lines
+
+from ..console.error_summary import ErrorSummary
+from ..console.errors import CliError
+from ..files.request_lines import detect_source
+from ..files.row_file import RowFile, plain_copy
+from ..files.source import Source
+from .page.open_pages import table_rows
+from .view import ViewedRow, viewed_lines
+
+
+@dataclass(slots=True)
+class OutputReport:
+    """Counts of the rows of an output; `truncated` ones are ok, but were cut off at a limit."""
+
+    rows: int = 0
+    truncated: int = 0
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    failures: ErrorSummary = field(default_factory=ErrorSummary)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all rows are ok and complete."""
+        return not (self.failures.count or self.truncated)
+
+    def count(self, row: ViewedRow) -> None:
+        """Count a row."""
+        self.rows += 1
+        if row.is_failed:
+            self.failures.add(row.text, row.number)
+            return
+        self.finish_reasons.update(row.reasons)
+        self.truncated += "length" in row.reasons
+
+    def fields(self) -> dict[str, Any]:
+        """Return the report for programs."""
+        return {
+            "rows": self.rows,
+            "ok": self.rows - self.failures.count,
+            "truncated": self.truncated,
+            "failed": self.failures.count,
+            "finish_reasons": dict(sorted(self.finish_reasons.items())),
+            "errors": self.failures.kinds(),
+        }
+
+    def sentences(self) -> list[str]:
+        """Return the report for people, a line each."""
+        counts = [("rows", self.rows), ("ok", self.rows - self.failures.count)]
+        counts += [("failed", self.failures.count)] if self.failures.count else []
+        lines = [f"{name:<10}{count:,}" for name, count in counts]
+        if self.truncated:
+            lines.append(
+                f"{'truncated':<10}{self.truncated:,} of the rows that are ok were cut off at the "
+                "token limit (finish reason `length`): raise max_tokens"
+            )
+        return [*lines, *self.failures.sentences("row")]
+
+
+@contextmanager
+def output_rows(source: Source, tmp_dir: Path | None) -> Iterator[Iterable[ViewedRow] | None]:
+    """Open the rows of an output, or of a table of results; None for any other file."""
+    try:
+        table = table_rows(source, source.name, None)
+    except CliError:  # a check of requests says what is wrong with the file
+        table = None
+    if table is not None and table.has_results:
+        yield (row for row in table.rows(1) if row is not None)
+    elif _is_output(source):
+        with plain_copy(source, tmp_dir) as opened:
+            yield viewed_lines(RowFile(*opened))
+    else:
+        yield None
+    source.file.seek(0)
+
+
+def check_output(rows: Iterable[ViewedRow]) -> OutputReport:
+    """Read all rows and return the report; raises BadInput for a line that is not a row."""
+    report = OutputReport()
+    for row in rows:
+        report.count(row)
+    return report
+
+
+def _is_output(source: Source) -> bool:
+    """Return whether the first line of a file is a row."""
+    source.file.seek(0)
+    try:
+        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
+        fields = None if first is None else from_json(first.data)
+    except (FormatError, CliError, ValueError):
+        return False
+    finally:
+        source.file.seek(0)
+    return isinstance(fields, dict) and "response" in fields and "url" not in fields

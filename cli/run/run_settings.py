@@ -1,0 +1,110 @@
+"""Settings of a run that its rows depend on, by the flags that people type.
+
+Settings that only change its speed are not among them, nor are limits that refuse a request without
+changing the rows of the others. The machine is not, either: a run may be resumed on another one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Final
+
+from tidemill.engine.config import EngineConfig
+from tidemill.engine.storage.hub import local_folder, snapshot_commit
+from tidemill.engine.storage.model_digest import sampled_digest
+from tidemill.protocol.contract import EngineInfo
+
+from ..arguments.defaults import MAX_TOKENS, SYSTEM_PROMPT, TEMPERATURE
+from ..engine.engine import served_names
+from ..files.row_settings import Settings
+from ..files.table_options import TableOptions
+from .run_options import RunOptions
+
+MODEL: Final = "--model"
+_FLAGS: Final = {
+    "served_model_names": "--served-model-name",
+    **{
+        name: f"--{name.replace('_', '-')}"
+        for name in (
+            *("any_model", "proof_rows", "enable_prompt_tokens_details", "runner", "convert"),
+            *("tool_call_parser", "reasoning_parser", "dtype", "max_model_len", "kv_cache_dtype"),
+            *("quantization", "seed", "dialect"),
+        )
+    },
+}
+_JSON_FLAGS: Final = ("hf_overrides", "pooler_config", "mm_processor_kwargs")
+_RECIPE_FLAGS: Final = {name: f"--{name}" for name in ("prompt", "system", "id")}
+_NOT_OF_ROWS: Final = frozenset({"keep", "output", "vectors", "url", "params"})
+"""Keys of a recipe that only change the table made of the rows, or that have names of their own."""
+_DIGEST_BYTES: Final = 20
+
+
+def settings_of(options: RunOptions, config: EngineConfig, template: str | None) -> Settings:
+    """Return the settings of a run; the files of its model are digested where they are here."""
+    defaults = RunOptions("", "")
+    found = {MODEL: _files_of(options.model or served_names(options)[0], config.model)}
+    for module in config.lora_modules:
+        found[f"--lora-modules {module.name}"] = _files_of(module.path, module.path)
+    if template is not None:
+        found["--chat-template"] = {
+            "name": "inline" if options.chat_template == template else options.chat_template,
+            "digest": blake2b(template.encode(), digest_size=_DIGEST_BYTES).hexdigest(),
+        }
+    given: dict[str, Any] = {
+        flag: getattr(options, name)
+        for name, flag in _FLAGS.items()
+        if getattr(options, name) != getattr(defaults, name)
+    }
+    given |= {
+        TEMPERATURE: options.defaults.temperature,
+        MAX_TOKENS: options.defaults.max_tokens,
+        SYSTEM_PROMPT: options.defaults.system_prompt,
+    }
+    for name in _JSON_FLAGS:
+        if (text := getattr(options, name)) is not None:
+            given[f"--{name.replace('_', '-')}"] = json.loads(
+                json.dumps(json.loads(text), sort_keys=True)
+            )
+    if options.table is not None:
+        given |= _recipe_settings(options.table)
+    return found | {name: value for name, value in given.items() if value is not None}
+
+
+def _recipe_settings(table: TableOptions) -> Iterator[tuple[str, Any]]:
+    """Yield what a recipe puts into the requests, by flag where there is one."""
+    keys, recipe = table.recipe_keys, table.recipe
+    yield "--url", recipe.url
+    for name, value in keys.items():
+        if name not in _NOT_OF_ROWS:
+            yield _RECIPE_FLAGS.get(name, f"`{name}` of the recipe"), value
+    for name, value in recipe.params.items():
+        yield f"`params.{name}` of the recipe", value
+
+
+def is_of_recipe(name: str) -> bool:
+    """Say whether a setting is one of the recipe, which makes the requests."""
+    return name in {"--url", *_RECIPE_FLAGS.values()} or name.endswith(" of the recipe")
+
+
+def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
+    """Return the settings with the model as it was loaded, where its files were not here before.
+
+    The hub may have another revision by then, or files that were missing in its cache.
+    """
+    model = settings[MODEL]
+    if model["digest"] is not None and info.revision is None:
+        return settings
+    loaded = {**model, "revision": info.revision, "digest": info.model_digest}
+    return {**settings, MODEL: loaded}
+
+
+def _files_of(name: str, path: str) -> dict[str, str | None]:
+    """Return what identifies the files of a model or an adapter."""
+    folder = local_folder(path)
+    return {
+        "name": name,
+        "revision": None if folder is None else snapshot_commit(folder),
+        "digest": None if folder is None else sampled_digest(folder),
+    }

@@ -1,0 +1,242 @@
+"""Record of the settings that a run's rows are made with, compared with those of kept rows.
+
+It is written next to the output before the first row, and moved to the run card or the shard's mark
+after the last one. So two runs with different settings do not write one output unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tidemill.engine.config import EngineConfig
+from tidemill.protocol.contract import EngineInfo
+
+from ..console.errors import BadInput, Refused
+from ..console.terminal import log
+from ..files.output import LocalFile
+from ..files.paths import card_paths
+from ..files.retry import is_retry_started
+from ..files.row_settings import (
+    Differences,
+    RowSettings,
+    Settings,
+    SettingsUse,
+    describe,
+    differences,
+    settings_path,
+    settings_path_of,
+    without_raised_limits,
+)
+from ..files.row_writer import OutputFiles
+from ..files.shard_mark import ShardMark, mark_path
+from .run_options import RunOptions
+from .run_settings import is_of_recipe, settings_of, with_loaded_model
+
+
+class SettingsRecord:
+    """Settings of the rows of one run's output.
+
+    `earlier` are those of the rows that the run may keep, None where they are unknown; `path` is
+    the file next to the output, None for an output that cannot be resumed. `options` retry
+    truncated rows where the retry of an earlier run did so.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        settings: Settings,
+        earlier: RowSettings | None,
+        path: Path | None,
+    ) -> None:
+        self.rows = RowSettings((SettingsUse(settings),))
+        self.options = options
+        self.is_pending = path is not None and path.exists()
+        self._settings = settings
+        self._earlier = earlier
+        self._path = path
+        self._num_kept = 0
+        self._is_retry = False
+
+    def check(self) -> None:
+        """Raise Refused for settings that differ from those of the kept rows."""
+        before = None if self._earlier is None else self._earlier.latest
+        if before is None or self.options.allow_other_settings:
+            return
+        found = differences(before, self._settings)
+        if self.options.retry_truncated:
+            found = without_raised_limits(found)
+        if found:
+            raise Refused(_refusal(self.options, found))
+
+    def check_loaded(self, info: EngineInfo) -> None:
+        """Compare again with the model that was loaded, whose files may not have been here."""
+        self._settings = with_loaded_model(self._settings, info)
+        if self._num_kept:
+            self.check()
+
+    def keep(self, num_kept: int, *, is_complete: bool) -> None:
+        """Note how many rows are kept, and whether every line has one."""
+        self._num_kept = num_kept
+        self._is_retry = self.options.retry_failed or self.options.retry_truncated
+        if num_kept and not is_complete and (self._earlier is None or not self._earlier.latest):
+            log(
+                f"note: the settings of the {num_kept:,} kept rows are unknown, so they cannot be "
+                "compared with those of this run"
+            )
+        if num_kept and is_complete and not self.options.retry_truncated:
+            self.rows = self._earlier or RowSettings((SettingsUse(None),))
+        else:
+            self._continue()
+
+    def start(self) -> None:
+        """Write the settings next to the output; called before its first new row."""
+        self._continue()
+        if self._path is None:
+            return
+        rows = replace(self.rows, retries_truncated=self.options.retry_truncated)
+        try:
+            rows.save(self._path)
+        except OSError as exc:
+            log(
+                f"note: {self._path} cannot be written ({exc.strerror}): a resume cannot compare "
+                "its settings with those of this run"
+            )
+
+    def finish(self, num_rows: int) -> None:
+        """Note that all rows are there."""
+        self.rows = self.rows.counted(num_rows)
+
+    def settle(self, *, is_elsewhere: bool, has_failed: bool) -> None:
+        """Remove the file of a finished run, unless a later command needs it.
+
+        Without a card or a mark only this file has the settings that failed rows are retried with.
+        It also remains where an older card has those of rows that were replaced.
+        """
+        if self._path is None or not self._path.exists():
+            return
+        is_older_card_there = not is_elsewhere and card_settings(self.options) is not None
+        try:
+            if not is_elsewhere and (has_failed or is_older_card_there):
+                self.rows.save(self._path)
+            else:
+                self._path.unlink()
+        except OSError as exc:
+            log(f"note: {self._path} cannot be changed ({exc.strerror})")
+
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Blame another recipe, if it is one, for rows that do not belong to the input."""
+        try:
+            yield
+        except BadInput as exc:
+            raise self._explained(exc) from exc
+
+    def _explained(self, exc: BadInput) -> BadInput:
+        before = None if self._earlier is None else self._earlier.latest
+        found = {} if before is None else differences(before, self._settings)
+        if not (names := [name for name in found if is_of_recipe(name)]):
+            return exc
+        return BadInput(
+            f"the rows of {_output_of(self.options)} were made with another recipe "
+            f"({', '.join(names)}), so they cannot be kept: give that recipe, or start over with "
+            "--force without --resume"
+        )
+
+    def _continue(self) -> None:
+        if not self._num_kept:
+            self.rows = RowSettings((SettingsUse(self._settings),))
+            return
+        earlier = self._earlier or RowSettings((SettingsUse(None),))
+        self.rows = earlier.continued(self._settings, self._num_kept, is_retry=self._is_retry)
+
+
+def open_record(
+    options: RunOptions, config: EngineConfig, template: str | None, files: OutputFiles
+) -> SettingsRecord:
+    """Return the record of a run; raises Refused where its rows were made with other settings."""
+    settings, output = settings_of(options, config, template), files.output
+    path = None if output.spool_path is None else settings_path_of(output.spool_path)
+    earlier = None
+    if options.resume and isinstance(output, LocalFile) and _has_rows(output, files):
+        earlier = _earlier_settings(options)
+        if earlier is not None and earlier.retries_truncated and is_retry_started(output.path):
+            options = replace(options, retry_truncated=True)  # that retry is continued
+    record = SettingsRecord(options, settings, earlier, path)
+    record.check()
+    return record
+
+
+def check_complete(options: RunOptions, config: EngineConfig, template: str | None) -> None:
+    """Raise Refused for a complete table that was made with other settings, or has no rows left."""
+    if options.retry_truncated:
+        raise Refused(
+            f"the rows that {_output_of(options)} was made of are removed, as none had failed, so "
+            "truncated ones cannot be run again: start over with --force without --resume"
+        )
+    # A late import: pyarrow takes a while.
+    from .table_run import rows_path
+
+    rows = replace(options, output_file=str(rows_path(_output_of(options))))
+    earlier = _earlier_settings(rows)
+    SettingsRecord(options, settings_of(options, config, template), earlier, None).check()
+
+
+def _has_rows(output: LocalFile, files: OutputFiles) -> bool:
+    errors = files.errors
+    return (
+        not output.is_empty
+        or output.spool_path.exists()
+        or is_retry_started(output.path)
+        or (isinstance(errors, LocalFile) and not errors.is_empty)
+    )
+
+
+def _earlier_settings(options: RunOptions) -> RowSettings | None:
+    """Return the settings of the rows of an output; None where nothing has them."""
+    output = Path(options.output_file)
+    sources: tuple[Callable[[], RowSettings | None], ...] = (
+        lambda: RowSettings.load(settings_path(output)),
+        lambda: None if options.shard is None else _of_mark(output),
+        lambda: card_settings(options),
+    )
+    return next((found for source in sources if (found := source()) is not None), None)
+
+
+def _of_mark(output: Path) -> RowSettings | None:
+    try:
+        return RowSettings.parse(ShardMark.load(mark_path(output)).made_with)
+    except (OSError, ValueError):
+        return None
+
+
+def card_settings(options: RunOptions) -> RowSettings | None:
+    """Return the settings in the run card of an output; None without a card that has them."""
+    target = _output_of(options)
+    try:
+        card: Any = json.loads(card_paths(target)[1].read_bytes())
+        shard = None if options.shard is None else str(options.shard)
+        # Outputs of the same name in different formats share the name of the card.
+        if (Path(card["output"]).name, card["shard"]) != (target.name, shard):
+            return None
+        return RowSettings.parse(card.get("made_with"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _output_of(options: RunOptions) -> Path:
+    return Path(options.output_file) if options.table is None else options.table.output
+
+
+def _refusal(options: RunOptions, found: Differences) -> str:
+    ways = ["Give the same settings, or start over with --force without --resume."]
+    if not without_raised_limits(found):
+        ways.append("--retry-truncated runs truncated and failed rows again with the higher limit.")
+    if not any(map(is_of_recipe, found)):
+        ways.append("--allow-other-settings keeps the rows and runs the rest with new settings.")
+    head = f"{_output_of(options)} was made with other settings than this command has:"
+    return "\n".join((head, *describe(found), " ".join(ways)))

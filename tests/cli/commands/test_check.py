@@ -1,0 +1,107 @@
+"""`tidemill check` of an output: its rows are counted, whoever wrote them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import csv
+
+from tests.cli.api_rig import Shell
+
+CUT_OFF = "were cut off at the token limit (finish reason `length`): raise max_tokens"
+USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+
+def row(*finish_reasons: str, **fields: Any) -> dict[str, Any]:
+    """Return a row whose choices have these finish reasons."""
+    choices = [{"message": {"content": "x"}, "finish_reason": each} for each in finish_reasons]
+    response = {"status_code": 200, "request_id": "r", "body": {"choices": choices}}
+    return {"id": "batch_req_1", "custom_id": "a", "response": response, "error": None, **fields}
+
+
+FAILED = row(response=None, error={"code": "batch_expired", "message": "It was not run."})
+ROWS = [row("stop"), row("length"), row("stop", "length"), FAILED, row("tool_calls")]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    """Write rows, compressed if the name says so, and return the path."""
+    data = "".join(json.dumps(each) + "\n" for each in rows).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_an_output_is_counted(shell: Shell, name: str) -> None:
+    """Truncated answers and failures are told apart, and end it with status 1."""
+    said = shell.type("check", write(shell.folder / name, ROWS))
+    assert said.status == 1
+    assert said.out.splitlines() == [
+        "rows      5",
+        "ok        4",
+        "failed    1",
+        f"truncated 2 of the rows that are ok {CUT_OFF}",
+        "  1 × It was not run. (row 4)",
+    ]
+    [value] = shell.type("check", str(shell.folder / name), "--json").values
+    assert {name: value[name] for name in ("rows", "ok", "truncated", "failed")} == {
+        "rows": 5,
+        "ok": 4,
+        "truncated": 2,
+        "failed": 1,
+    }
+    assert value["finish_reasons"] == {"length": 2, "stop": 2, "tool_calls": 1}
+
+
+@pytest.mark.parametrize(("rows", "status"), [(ROWS[:1], 0), (ROWS[1:2], 1), (ROWS[3:4], 1)])
+def test_an_output_is_good_where_all_answers_are_complete(
+    shell: Shell, rows: list[dict[str, Any]], status: int
+) -> None:
+    """One truncated or failed row is enough for status 1."""
+    assert shell.type("check", write(shell.folder / "rows.jsonl", rows)).status == status
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_a_table_of_results_is_counted(shell: Shell, suffix: str) -> None:
+    """By its columns; a truncated row has an answer, a failed one has no usage."""
+    usage: list[Any] = [USAGE, USAGE, None]
+    if suffix == "csv":
+        usage = [None if each is None else json.dumps(each) for each in usage]
+    table = pa.table(
+        {
+            "id": [1, 2, 3],
+            "text": ["a", "b", None],
+            "finish_reason": ["stop", "length", None],
+            "usage": usage,
+            "error": [None, "The answer was cut off.", "busy"],
+        }
+    )
+    path = shell.folder / f"reviews.output.{suffix}"
+    pq.write_table(table, path) if suffix == "parquet" else csv.write_csv(table, path)
+    said = shell.type("check", str(path))
+    assert said.status == 1
+    assert said.out.splitlines()[:3] == ["rows      3", "ok        2", "failed    1"]
+    assert "truncated 1 of the rows that are ok" in said.out
+    assert "  1 × busy (row 3)" in said.out
+
+
+def test_a_damaged_row_of_an_output_is_named(shell: Shell) -> None:
+    """It is neither ok nor failed."""
+    path = Path(write(shell.folder / "rows.jsonl", ROWS[:1]))
+    path.write_text(path.read_text() + "x\n" + path.read_text(), encoding="utf-8")
+    said = shell.type("check", str(path))
+    assert said.status == 1
+    assert "row 2 of " in said.err
+    assert "is not JSON" in said.err
+
+
+def test_requests_are_checked_as_requests(shell: Shell) -> None:
+    """A request with a field `response` is not a row."""
+    request = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}, "response": 1}
+    said = shell.type("check", write(shell.folder / "in.jsonl", [request]))
+    assert (said.status, "1 line" in said.out) == (0, True)

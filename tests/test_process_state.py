@@ -1,0 +1,118 @@
+"""Changes of the process that a test would leave to the next one are found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import process_state
+from tests.process_state import ProcessState
+from tidemill.handler.observability import logger
+
+VARIABLE: ContextVar[int] = ContextVar("variable")
+
+
+def test_nothing_is_found_where_nothing_changed() -> None:
+    """An event loop, threads that have ended, and an idle pool leave nothing."""
+    state = ProcessState()
+    asyncio.run(asyncio.sleep(0))
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        assert state.changes() == []
+
+
+def test_environment_folder_and_signals_are_restored(tmp_path: Path) -> None:
+    """Each change is named; after that the next test starts as this one did."""
+    state, folder = ProcessState(), Path.cwd()
+    path = os.environ.pop("PATH")
+    os.environ["TIDEMILL_OTHER"] = "x"
+    os.chdir(tmp_path)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    found = " ".join(state.changes())
+    for name in ("variable PATH", "variable TIDEMILL_OTHER", "the working folder", "SIGUSR1"):
+        assert name in found
+    assert (os.environ["PATH"], Path.cwd(), signal.getsignal(signal.SIGUSR1)) == (
+        path,
+        folder,
+        before,
+    )
+    assert "TIDEMILL_OTHER" not in os.environ
+    assert state.changes() == []
+
+
+def set_log_level() -> Iterator[None]:
+    """Set the level of a logger."""
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(7)
+    yield
+    root.setLevel(before)
+
+
+def set_context_variable() -> Iterator[None]:
+    """Set a context variable."""
+    token = VARIABLE.set(1)
+    yield
+    VARIABLE.reset(token)
+
+
+def set_dtype() -> Iterator[None]:
+    """Set torch's default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def start_thread() -> Iterator[None]:
+    """Start a thread that does not end by itself."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait, name="endless")
+    thread.start()
+    yield
+    end.set()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (set_log_level, "the logger root"),
+        (set_context_variable, "the context variables"),
+        (set_dtype, "torch.get_default_dtype()"),
+        (start_thread, "endless"),
+    ],
+)
+def test_other_changes_are_named(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[], Iterator[None]], name: str
+) -> None:
+    """They stay: whoever made one knows how to undo it."""
+    monkeypatch.setattr(process_state, "_ENDING_SECONDS", 0.0)
+    state = ProcessState()
+    changing = change()
+    next(changing)
+    found = state.changes()
+    next(changing, None)
+    assert [name in each for each in found] == [True]
+    assert state.changes() == []
+
+
+def test_keys_of_a_lambdas_invocation_are_forgotten() -> None:
+    """Powertools' logger retains them until the next invocation, which may be another test's."""
+    state = ProcessState()
+    logger.append_keys(correlation_id="x", function_name="api")
+    assert state.changes() == []
+    assert not {"correlation_id", "function_name"} & logger.registered_formatter.log_format.keys()
