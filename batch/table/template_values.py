@@ -142,13 +142,13 @@ class Null(StrictUndefined):
     def __bool__(self) -> bool:  # type: ignore[override]
         return False
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
         return other is None or isinstance(other, Null)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other: object) -> bool:  # type: ignore[override]
         return not self == other
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(None)
 
 
