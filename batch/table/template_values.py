@@ -142,13 +142,13 @@ class Null(StrictUndefined):
     def __bool__(self) -> bool:  # type: ignore[override]
         return False
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # type: ignore[override]
         return other is None or isinstance(other, Null)
 
-    def __ne__(self, other: object) -> bool:
+    def __ne__(self, other: object) -> bool:  # type: ignore[override]
         return not self == other
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(None)
 
 
@@ -198,28 +198,37 @@ class TextSandbox(Sandbox):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return a field of a struct, or an attribute of another value."""
-        if isinstance(obj, Struct):
-            return self.getitem(obj, attribute)
-        return _wrapped(super().getattr(obj, attribute))
+        if not isinstance(obj, Struct):
+            return _wrapped(super().getattr(obj, attribute))
+        return obj[attribute] if attribute in obj else self._no_field(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return a field of a struct, an element of a list, or an attribute."""
         if not isinstance(obj, Struct):
             return _wrapped(super().getitem(obj, argument))
-        if isinstance(argument, str) and argument in obj:
-            return obj[argument]
-        if argument in _READ_METHODS:
-            return _wrapped(super().getattr(obj, argument))
-        message = f"`{obj.path or ROW}` has no `{argument}`{suggestion(str(argument), [*obj])}"
+        is_field = isinstance(argument, str) and argument in obj
+        return obj[argument] if is_field else self._no_field(obj, argument)
+
+    def _no_field(self, obj: Struct, name: Any) -> Any:
+        """Return a method that reads a struct, or else an undefined value."""
+        if name in _READ_METHODS:
+            return _wrapped(super().getattr(obj, name))
+        message = f"`{obj.path or ROW}` has no `{name}`{suggestion(str(name), [*obj])}"
         error = CellError(message, obj.path.column if obj.path else None)
-        return self.undefined(message, obj, argument, lambda _: CellFailed(error))  # type: ignore[arg-type]
+        return self.undefined(message, obj, name, lambda _: CellFailed(error))  # type: ignore[arg-type]
 
     def join_text(self, values: Iterable[Any]) -> str:
         """Return the text of `~`, which prints its operands."""
         return "".join([value if type(value) is str else str(_printed(value)) for value in values])
 
     def _to_json(self, value: Any, *args: Any, **names: Any) -> Any:
-        return self._print_json(_json_value(value), *args, **names)
+        try:
+            text = self._print_json(value, *args, **names)
+        except TypeError:
+            text = "NaN"  # a null or a decimal is in it
+        if "NaN" in text or "Infinity" in text:
+            text = self._print_json(_json_value(value), *args, **names)
+        return text
 
 
 def variable(value: Any, path: Path) -> Any:

@@ -69,6 +69,13 @@ def test_csv_has_texts_and_nulls(data: bytes) -> None:
     assert rows_of(data) == [{"id": "1", "text": "a"}, {"id": "2", "text": None}]
 
 
+@pytest.mark.parametrize("data", [b"text\na\n\nb\n\n", b'text\r\na\r\n\r\nb\r\n""\r\n'])
+def test_a_blank_line_of_a_one_column_csv_is_a_row(data: bytes) -> None:
+    """Writers of CSV leave a line blank for an empty cell, so that rows stay one to one."""
+    cells = [row["text"] for row in rows_of(data)]
+    assert cells == ["a", None, "b", None]
+
+
 def test_a_cell_of_csv_may_hold_anything_in_quotes() -> None:
     """Newlines, delimiters, quotes."""
     assert rows_of(b'a,b\n"x\n,""y""",2\n') == [{"a": 'x\n,"y"', "b": "2"}]

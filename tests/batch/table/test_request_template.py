@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -138,3 +139,141 @@ def test_a_recipe_for_another_table_is_told(given: dict[str, Any], words: str) -
     with pytest.raises(RecipeError) as caught:
         RequestTemplate(parse_recipe(given), COLUMNS)
     assert words in str(caught.value)
+
+
+def of_row(template: str, **cells: Any) -> str:
+    """Return the prompt of a row with these cells, or the message of its error."""
+    made = RequestTemplate(parse_recipe({"prompt": template}), list(cells))
+    (line,) = made.lines({name: [cell] for name, cell in cells.items()}, 1, 1)
+    try:
+        return str(parse_line(RawLine(1, line)).body["messages"][0]["content"])
+    except LineError as exc:
+        return exc.message
+
+
+METHODS = ("items", "keys", "values", "get", "pop", "copy", "update", "clear", "setdefault")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_field_goes_before_a_method_of_its_name(name: str) -> None:
+    """A row and a struct have fields; Python's methods of a mapping have other names for them."""
+    assert of_row(f"{{{{ row.{name} }}}}!", **{name: "cell"}) == "cell!"
+    assert of_row(f"{{{{ row['{name}'] }}}}!", **{name: "cell"}) == "cell!"
+    assert of_row(f"{{{{ s.{name} }}}}!", s={name: "field"}) == "field!"
+    assert of_row(f"{{% for x in l %}}{{{{ x.{name} }}}}{{% endfor %}}", l=[{name: 7}]) == "7"
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("template", ["{{ s.%s }}!", "{{ s['%s'] ~ '!' }}", "{{ s.%s | upper }}"])
+def test_a_method_is_never_printed(template: str, name: str) -> None:
+    """A struct without such a field gives an error that names it."""
+    message = of_row(template % name, s={"x": 1})
+    assert f"`{name}`" in message
+    assert "method" in message or "has no" in message
+    assert "built-in" not in message
+
+
+def test_methods_that_read_can_be_called() -> None:
+    """Templates loop over the fields of a struct."""
+    template = "{% for name, value in s.items() %}{{ name }}={{ value }},{% endfor %}"
+    assert of_row(template, s={"a": 1, "b": "x"}) == "a=1,b=x,"
+    assert of_row("{{ text.upper() }}, {{ s.get('a') }}", text="x", s={"a": 2}) == "X, 2"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ l | map('upper') }}!", "prints a generator, which is not a text"),
+        ("{{ 'a' ~ (l | map('upper')) }}", "prints a generator"),
+        ("{{ range }}", "prints a function"),
+        ("{{ range(3) }}", "prints a range"),
+        ("{{ none }}", "prints null"),
+        ("{{ l[:1] }}!", "prints a list"),
+        ("{{ text.upper }}!", "`upper` is a method: write upper() to call it"),
+        ("{{ row }}!", "{{ row | tojson }} prints it"),
+        ("{{ l | upper }}", "column `l` is a list: {{ l | join(', ') }} makes it a text"),
+        ("{{ l ~ '' }}", "column `l` is a list"),
+        ("{{ s.l | string }}", "column `s` is a list at `s.l`: {{ s.l | join(', ') }}"),
+        ("{{ s.n | upper }}", "column `s` is null at `s.n`: {{ s.n or '' }}"),
+        ("{{ s.l | join(', ') }}", "column `s` is null at `s.l[1]`"),
+        ("{{ s.typo }}!", "`s` has no `typo`"),
+        ("{{ s.nn }}!", "`s` has no `nn`: did you mean `n`?"),
+    ],
+)
+def test_only_texts_and_numbers_are_printed(template: str, words: str) -> None:
+    """Whatever Python would print in its own way fails the row with a sentence."""
+    cells = {"text": "x", "l": ["a"], "s": {"n": None, "l": ["b", None]}}
+    assert words in of_row(template, **cells)
+
+
+def test_the_cell_that_fails_is_named() -> None:
+    """Not the first one of its kind in the row."""
+    cells: dict[str, Any] = {"a": None, "b": None, "c": ["x"], "d": ["y"], "e": {"f": 1}, "g": {}}
+    for template, column in (
+        ("{{ a or '' }}{{ b | upper }}", "b"),
+        ("{{ a | default('') }}{{ 1 + b }}", "b"),
+        ("{{ 'x'.replace('x', b) }}{{ a or '' }}", "`a`, `b`"),
+        ("{{ c | length }}{{ d }}", "d"),
+        ("{{ c | length }}{{ g }}{{ e.f }}", "g"),
+    ):
+        assert f"column `{column}`" in of_row(template, **cells) or f"columns {column}" in of_row(
+            template, **cells
+        )
+
+
+def test_json_of_a_cell_has_null_for_what_is_null() -> None:
+    """Null, NaN and infinity have no other text in JSON; a decimal is a text."""
+    cell = {"n": None, "x": float("nan"), "y": float("inf"), "d": Decimal("1.50"), "l": [None]}
+    expected = {"n": None, "x": None, "y": None, "d": "1.50", "l": [None]}
+    assert json.loads(of_row("{{ c | tojson }} ", c=cell)) == expected
+    assert json.loads(of_row("{{ row | tojson }}", c=cell, n=None)) == {"c": expected, "n": None}
+    assert of_row("{{ n | tojson }}", n=None) == "null"
+    assert of_row("{{ 'none' if n == none else n }}", n=None) == "none"
+    assert "column `b` is bytes" in of_row("{{ b | tojson }}", b=NoText("bytes"))
+
+
+JINJA_NAMES = (
+    *("self", "super", "loop", "range", "dict", "namespace", "cycler", "joiner", "caller"),
+    *("varargs", "kwargs", "raise_exception", "in", "is", "and", "or", "if", "else", "not"),
+    *("true", "false", "none", "True", "False", "None", "row", "environment", "context", "block"),
+)
+
+
+@pytest.mark.parametrize("name", JINJA_NAMES)
+@pytest.mark.parametrize(
+    "template", ["{{ %s }}", "a {{ %s }}", "{{ %s | upper }}", "{{ %s ~ '' }}"]
+)
+def test_a_name_of_jinja_is_the_column_or_refused(template: str, name: str) -> None:
+    """The spelling in the refusal is that of the column."""
+    try:
+        found = of_row(template % name, **{name: "cell"})
+    except RecipeError as exc:
+        spelled = str(exc).partition("{{ ")[2].partition(" }}")[0]
+        assert spelled == f"row['{name}']"
+        found = of_row(template % spelled, **{name: "cell"})
+    assert found.lower().removeprefix("a ") == "cell"
+
+
+def test_names_of_jinja_are_its_own_where_no_column_has_them() -> None:
+    """A table with other columns changes nothing, and neither do tests, filters and options."""
+    assert of_row("{{ text is none }}, {{ true }}", text=None) == "True, True"
+    assert (
+        of_row("{% if text is not none %}{{ row['none'] }}{% endif %}", text="x", none="n") == "n"
+    )
+    loop = "{% for x in l %}{{ loop.index }}{{ x }}{% endfor %}"
+    assert of_row(loop, l=["a", "b"], loop="c") == "1a2b"
+    with pytest.raises(RecipeError, match=r"`loop`, which is Jinja's inside of a `for`"):
+        of_row("{% for x in l %}{{ loop }}{% endfor %}", l=["a"], loop="c")
+    with pytest.raises(RecipeError, match="rename the column"):
+        of_row("{{ true }}", true="x", row="y")
+
+
+def test_advice_for_a_null_names_the_column_as_templates_do() -> None:
+    """The advice can be pasted for a column whose name is not a word."""
+    for name in ("my column", "true", "it's"):
+        prompt = "x{{ row[" + json.dumps(name) + "] }}"
+        made = RequestTemplate(parse_recipe({"prompt": prompt}), [name])
+        (line,) = made.lines({name: [None]}, 1, 1)
+        message = json.loads(line)["row_error"]["message"]
+        advice = "{{ " + message.partition("{{ ")[2].partition(" }}")[0] + " }}"
+        assert of_row(f"a{advice}", **{name: None}) == "a"

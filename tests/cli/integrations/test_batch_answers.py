@@ -198,6 +198,21 @@ def test_two_columns_of_one_name_are_refused() -> None:
         BatchAnswers({"prompt": "x"}, twice)
 
 
+def test_types_without_a_value_are_refused() -> None:
+    """Columns with types are checked at once, and those of Spark when their rows come."""
+    kind = pa.timestamp("us", "Mars/Phobos")
+    table = pa.table({"at": pa.array([1], pa.int64()).view(kind)})
+    words = "column `at` is timestamp.us, tz=Mars/Phobos., and this machine does not know"
+    with pytest.raises(TidemillError, match=words):
+        BatchAnswers({"prompt": "{{ at }}", "params": {"temperature": 0}}, table.schema)
+    fixed = {"prompt": "{{ at }}", "params": {"temperature": 0}}
+    untyped = BatchAnswers(fixed, pa.schema([("at", pa.null())]))
+    with pytest.raises(TidemillError, match=words):
+        list(untyped.answered(Echo(), table.to_batches()))
+    found, _ = answers_of(table, prompt="x", params={"temperature": 0})
+    assert found.column("at").type == kind
+
+
 @pytest.mark.parametrize("name", ["daft", "spark"])
 def test_a_package_that_is_missing_is_named(name: str) -> None:
     """With the command that installs it."""

@@ -149,6 +149,14 @@ def test_a_table_is_answered(engine: Engine) -> None:
     assert None not in found.column("text").to_pylist()
     with pytest.raises(TidemillError, match="did you mean `q`"):
         engine.answer_table({"q": ["x"]}, prompt="{{ qq }}")
+    twice = pa.table([["x"], ["y"]], names=["q", "q"])
+    with pytest.raises(TidemillError, match="more than one column named `q`: rename them"):
+        engine.answer_table(twice, prompt="{{ q }}")
+    with pytest.raises(TidemillError, match="cannot be read by Arrow"):
+        engine.answer_table([1, 2], prompt="x")
+    far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
+    with pytest.raises(TidemillError, match="column `q` is timestamp"):
+        engine.answer_table(pa.table({"q": far}), prompt="{{ q }}")
 
 
 @pytest.fixture

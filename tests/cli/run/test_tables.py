@@ -301,3 +301,48 @@ def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
         source = write_table(tmp_path / f"t.{suffix}")
         with pytest.raises(BadInput, match="tidemill run --prompt TEMPLATE"):
             run(source, "-o", tmp_path / "out")
+
+
+def test_a_column_that_the_output_cannot_hold_is_refused_at_once(run: Any, tmp_path: Path) -> None:
+    """No model is loaded, and each way out that the sentence names works."""
+    gaps = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
+    source = write_table(tmp_path / "table.arrow", TABLE.append_column("gap", gaps))
+    write_recipe(tmp_path)
+    out = tmp_path / "out.parquet"
+    with pytest.raises(BadInput, match="column `gap` is month_day_nano_interval, which Parquet"):
+        run(source, "-o", out)
+    assert run.engine is None
+    assert run(source, "-o", out, "--keep", "id,text") == 0
+    assert run(source) == 0
+    assert (
+        feather.read_table(tmp_path / "table.output.arrow").column("gap").to_pylist()
+        == [pa.MonthDayNano([1, 2, 3])] * 3
+    )
+    for suffix in ("csv", "tsv", "jsonl"):
+        assert run(source, "-o", tmp_path / f"out.{suffix}") == 0
+        assert "P1M2DT0.000000003S" in (tmp_path / f"out.{suffix}").read_text()
+
+
+def test_nested_times_are_written_in_every_format(run: Any, tmp_path: Path) -> None:
+    """Nanoseconds inside of lists and structs have a text, in prompts too."""
+    kind = pa.struct([("at", pa.timestamp("ns")), ("took", pa.duration("ms"))])
+    times = pa.array([{"at": 1, "took": 1500}] * 3, kind)
+    source = write_table(tmp_path / "table.parquet", TABLE.append_column("when", times))
+    write_recipe(tmp_path)
+    shown = "1970-01-01 00:00:00.000000001"
+    for suffix in SUFFIXES:
+        out = tmp_path / f"out.{suffix}"
+        assert run(source, "-o", out, "--prompt", "{{ when.at }} {{ when.took }}") == 0
+        if suffix in {"csv", "tsv", "jsonl"}:
+            assert shown in out.read_text()
+            assert "PT1.5S" in out.read_text()
+    assert pq.read_table(tmp_path / "out.parquet").column("when").type == kind
+
+
+def test_a_blank_line_of_a_one_column_csv_has_its_row(run: Any, tmp_path: Path) -> None:
+    """The output has as many rows as the input has lines."""
+    source = tmp_path / "table.csv"
+    source.write_text("text\na\n\nb\n")
+    write_recipe(tmp_path)
+    assert run(source, "--prompt", "{{ text or 'none' }}", "-o", tmp_path / "out.jsonl") == 0
+    assert [row["text"] for row in rows(tmp_path / "out.jsonl")] == ["a", None, "b"]

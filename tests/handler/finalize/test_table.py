@@ -40,6 +40,7 @@ REVIEWS = pa.table(
         "text": ["bad", "so, so", 'a "good" one', "best\nof all"],
     }
 )
+FAR = pa.timestamp("ms", "Mars/Phobos")
 RECIPE = b"prompt = 'Label: {{ text }}'\nid = 'review_id'\nparams = {max_tokens = 4}\n"
 
 
@@ -210,6 +211,23 @@ def test_every_format_goes_in_and_out(mini: Cloud, form: Form) -> None:
     assert made["output_text"].to_pylist()[0] == "LABEL: BAD"
 
 
+def test_every_cell_has_its_value_in_the_table(mini: Cloud) -> None:
+    """Types that CSV has no words for are texts, in the prompt and in the table."""
+    times = [{"at": 1, "took": 1500}] * 4
+    kind = pa.struct([("at", pa.timestamp("ns")), ("took", pa.duration("ms"))])
+    table = REVIEWS.append_column("when", pa.array(times, kind))
+    table = table.append_column("gap", pa.array([pa.MonthDayNano([1, 2, 3])] * 4))
+    table = table.append_column("data", pa.array([b"\xff>?"] * 4))
+    recipe = b"prompt = '{{ when.took }} {{ gap }}'\noutput = 'csv'\n"
+    batch = drop(mini, arrow(table), "input/r.arrow", recipe)
+    assert batch.errors == ()
+    made = csv.read_csv(io.BytesIO(table_of(mini, finished(mini, published(mini, batch)))))
+    assert made["when"][0].as_py() == '{"at":"1970-01-01 00:00:00.000000001","took":"PT1.5S"}'
+    assert made["data"].to_pylist() == ["/z4/"] * 4
+    assert made["gap"].to_pylist() == ["P1M2DT0.000000003S"] * 4
+    assert made["output_text"][0].as_py() == "PT1.5S P1M2DT0.000000003S"
+
+
 def test_metadata_is_a_recipe_too_and_takes_the_place_of_the_file(mini: Cloud) -> None:
     """Under names of their own, so that no other metadata is taken for it."""
     own = {"id": "7", "recipe-prompt": "{{ text }}!", "recipe-keep": "text, stars"}
@@ -257,6 +275,18 @@ def test_a_recipe_may_come_a_moment_later(mini: Cloud, monkeypatch: pytest.Monke
         (parquet(REVIEWS), b"prompt = ", "invalid_recipe", "no TOML"),
         (parquet(REVIEWS), b"prompt = '\xff'", "invalid_recipe", "not UTF-8"),
         (parquet(REVIEWS), b"#" * 70_000 + b"\n" + RECIPE, "invalid_recipe", "65,536 bytes"),
+        (
+            arrow(pa.table({"text": ["a"], "gap": pa.array([pa.MonthDayNano([1, 2, 3])])})),
+            b"prompt = '{{ text }}'\noutput = 'parquet'",
+            "invalid_recipe",
+            "column `gap` is month_day_nano_interval, which Parquet does not support",
+        ),
+        (
+            parquet(pa.table({"at": pa.array([1], pa.timestamp("ms", "UTC")).cast(FAR)})),
+            b"prompt = '{{ at }}'",
+            "invalid_recipe",
+            "column `at` is timestamp[ms, tz=Mars/Phobos], and this machine does not know",
+        ),
         (parquet(REVIEWS)[:-9], RECIPE, "invalid_table", "damaged or cut off"),
         (b"PAR1", RECIPE, "invalid_table", "damaged or cut off"),
         (b"a,text\n1,x\n2\n", b"prompt = '{{ text }}'", "invalid_table", "Row 2 (line 3)"),
