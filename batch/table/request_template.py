@@ -14,10 +14,10 @@ from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, meta, n
 from jinja2.exceptions import TemplateError
 from pydantic_core import PydanticSerializationError, to_json
 
-from tidemill.protocol.json_bodies import escape_separators
 from tidemill.protocol.sandbox import Sandbox
 
 from ..file.lines import ROW_ERROR
+from ..file.rows import escape_separators
 from .errors import CellError, RecipeError
 from .recipe import Recipe, suggestion
 

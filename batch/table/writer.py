@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 from pyarrow import ipc
 from pydantic_core import to_json
 
-from tidemill.protocol.json_bodies import escape_separators
-
+from ..file.rows import escape_separators
 from .recipe import TableFormat
 
 _GROUP_ROWS: Final = 2**17
