@@ -1,8 +1,7 @@
-"""JSON bodies: parsed within limits, and printed on one line for every reader of lines.
+"""JSON bodies: parsed within limits; values are counted before any is allocated.
 
-Values are counted before any is allocated. A byte of JSON can become thirty of memory: 36 MB of
-`[[],[],…]` are a gigabyte of lists. No request that a model can answer needs more than
-`MAX_VALUES`, with keys, or `MAX_CONTAINERS`.
+A byte of JSON can become thirty of memory: 36 MB of `[[],[],…]` are a gigabyte of lists. No request
+that a model can answer needs more than `MAX_VALUES`, with keys, or `MAX_CONTAINERS`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
@@ -27,13 +26,6 @@ _STRING = re.compile(rb'"' + _STRING_REST + rb'"', re.DOTALL)
 _INSIDE_STRING = re.compile(_STRING_REST, re.DOTALL)
 _WHOLE_STRINGS = re.compile(rb'(?:[^"]++|"' + _STRING_REST + rb'")*+', re.DOTALL)
 
-SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}
-"""Escapes of the characters that end a line for other people's readers, for `str.translate`."""
-
-_SEPARATORS: Final = [
-    (chr(code).encode(), text.encode()) for code, text in SEPARATOR_ESCAPES.items()
-]
-
 
 class TooManyValues(ValueError):
     """JSON that would take far more memory than its bytes; the message follows "it"."""
@@ -48,19 +40,6 @@ def load_json(
     """Return parsed JSON; raises ValueError if it is invalid, `TooManyValues` above the limits."""
     check_values(data)
     return from_json(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
-
-
-def escape_separators(data: bytes) -> bytes:
-    r"""Return JSON in which U+0085, U+2028 and U+2029 are escapes, such as `\u2028`.
-
-    JSON permits them in strings, but `str.splitlines`, httpx's `iter_lines` and Node's readline end
-    a line at them. All other bytes are unchanged.
-    """
-    if not data.isascii():
-        for char, escape in _SEPARATORS:
-            if char[0] in data and char[-1] in data:  # ten times as fast as a search for all bytes
-                data = data.replace(char, escape)
-    return data
 
 
 def check_values(data: bytes) -> None:

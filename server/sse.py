@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import to_json
 from starlette.types import Message, Receive, Send
 
-from tidemill.protocol.json_bodies import escape_separators
+from tidemill.batch.file.rows import escape_separators
 
 from .disconnect import run_until_disconnect
 

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.protocol.errors import ProtocolError
-from tidemill.protocol.json_bodies import escape_separators
 
 from .lines import INVALID_CELL, Line, LineError
 
@@ -21,6 +20,13 @@ Dialect = Literal["openai", "vllm"]
 _ROW_ID: Final = "batch_req_"
 _ROW_END: Final = b'},"error":null}\n'
 _TRUNCATED: Final = b'"finish_reason":"length"'
+
+SEPARATOR_ESCAPES: Final = {ord(char): f"\\u{ord(char):04x}" for char in "\u0085\u2028\u2029"}
+"""Escapes of the characters that end a line for other people's readers, for `str.translate`."""
+
+_SEPARATORS: Final = [
+    (chr(code).encode(), text.encode()) for code, text in SEPARATOR_ESCAPES.items()
+]
 
 
 class RowError(ProtocolError):
@@ -40,6 +46,19 @@ class RowHead(NamedTuple):
     status_code: int | None
     created: int | None
     is_truncated: bool = False
+
+
+def escape_separators(data: bytes) -> bytes:
+    r"""Return JSON in which U+0085, U+2028 and U+2029 are escapes, such as `\u2028`.
+
+    JSON permits them in strings, but `str.splitlines`, httpx's `iter_lines` and Node's readline end
+    a line at them. All other bytes are unchanged.
+    """
+    if not data.isascii():
+        for char, escape in _SEPARATORS:
+            if char[0] in data and char[-1] in data:  # ten times as fast as a search for all bytes
+                data = data.replace(char, escape)
+    return data
 
 
 def row_id_of(digest: str) -> str:

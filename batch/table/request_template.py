@@ -14,9 +14,8 @@ from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import TemplateError
 from pydantic_core import PydanticSerializationError, to_json
 
-from tidemill.protocol.json_bodies import escape_separators
-
 from ..file.lines import ROW_ERROR
+from ..file.rows import escape_separators
 from .errors import CellError, RecipeError
 from .recipe import Recipe, suggestion
 from .template_names import (

@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import ipc
 from pydantic_core import to_json
 
-from tidemill.protocol.json_bodies import escape_separators
-
+from ..file.rows import escape_separators
 from .cells import output_cells
 from .recipe import TableFormat
 from .stored_types import as_stored, stored_type

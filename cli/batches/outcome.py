@@ -96,7 +96,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON value as a line of standard output."""
     import json
 
-    from tidemill.protocol.json_bodies import SEPARATOR_ESCAPES
+    from tidemill.batch.file.rows import SEPARATOR_ESCAPES
 
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     print_output(text.translate(SEPARATOR_ESCAPES))

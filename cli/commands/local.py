@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidemill.protocol.json_bodies import SEPARATOR_ESCAPES
-
 from ..arguments.argument_types import positive_int
 from ..console.errors import BadInput, CliError, Refused
 from ..console.signals import StopSignals
@@ -119,6 +117,8 @@ def command_run(arguments: argparse.Namespace) -> int:
         body = arguments.input_file.read_bytes()
     except OSError as exc:
         raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
+    from tidemill.batch.file.rows import SEPARATOR_ESCAPES
+
     from ..api.objects import Batch
     from ..batches.follow import batch_progress
 

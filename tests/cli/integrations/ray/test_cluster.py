@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ import tidemill.ray
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 NUM_ROWS = 600
+_ROW = re.compile(r"^Row \d+: ")
 RECIPE = """prompt = "Write a line about {{ city }}."
 id = "id"
 params = {max_tokens = 64, ignore_eos = true}
@@ -60,7 +62,7 @@ def expected(table: pa.Table, recipe: Path) -> list[dict[str, Any]]:
     )
     rows = pq.read_table(done.output).to_pylist()
     # A row of a dataset has no number to be called by.
-    return [row | {"error": row["error"] and row["error"].partition(": ")[2]} for row in rows]
+    return [row | {"error": row["error"] and _ROW.sub("", row["error"])} for row in rows]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
