@@ -38,7 +38,7 @@ _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
 # asyncio's, which ends with a process that a fixture ends; and the one of tqdm's bars.
 _ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-", "TMonitor")
 # How long a thread may take to notice that its test is over, on a machine busy with others.
-_ENDING_SECONDS: Final = 5.0
+_ENDING_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.05
 _POOL_WORKER: Final = concurrent.futures.thread._worker.__code__  # type: ignore[attr-defined]
 
@@ -148,7 +148,7 @@ class ProcessState:
         until = time.monotonic() + _ENDING_SECONDS
         found = []
         for thread in threading.enumerate():
-            if thread in self._threads or any(name in thread.name for name in _ENDLESS):
+            if thread in self._threads or any(name in repr(thread) for name in _ENDLESS):
                 continue
             while not _is_over(thread) and time.monotonic() < until:
                 thread.join(_LOOK_SECONDS)
