@@ -327,7 +327,7 @@ NEWEST_VENV := .venv-newest
 INSTALLED_NEWEST := $(NEWEST_VENV)/.installed
 $(INSTALLED_NEWEST): pyproject.toml constraints.txt | $(INSTALLED_VENV)
 	@newest="$(NEWEST)"; test -z "$$newest" || { $$newest -m venv --clear $(NEWEST_VENV) && \
-	  $(call pip_install,$(NEWEST_VENV)/bin/python,$(DEV_EXTRAS)); }
+	  $(call pip_install,$(NEWEST_VENV)/bin/python,--no-compile $(DEV_EXTRAS)); }
 	@mkdir -p $(@D) && touch $@
 
 test-newest: $(TESTED) $(INSTALLED_NEWEST)

@@ -71,7 +71,7 @@ _UNITS: Final[Mapping[Metric, str]] = {
 
 
 def emit(
-    figures: Figures, *, model: str | None, service: str | None = None, **labels: str | int
+    figures: Figures, service: str | None = None, /, *, model: str | None, **labels: str | int
 ) -> None:
     """Tell figures of this process, and of a model where one is known.
 

@@ -34,11 +34,11 @@ _LOGGERS: Final = [
 ]
 # Pools of the process: their first use starts them, and they never end.
 _POOLS: Final = ("tidemill-kernels-", "tidemill-grammars")
-# Threads of a test's HTTP server, each of which ends with a connection that the client closes, and
-# asyncio's, which ends with a process that a fixture ends.
-_ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-")
+# Threads of a test's HTTP server, each of which ends with a connection that the client closes;
+# asyncio's, which ends with a process that a fixture ends; and the one of tqdm's bars.
+_ENDLESS: Final = (*_POOLS, "(process_request_thread)", "asyncio-waitpid-", "TMonitor")
 # How long a thread may take to notice that its test is over, on a machine busy with others.
-_ENDING_SECONDS: Final = 5.0
+_ENDING_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.05
 _POOL_WORKER: Final = concurrent.futures.thread._worker.__code__  # type: ignore[attr-defined]
 
@@ -148,7 +148,7 @@ class ProcessState:
         until = time.monotonic() + _ENDING_SECONDS
         found = []
         for thread in threading.enumerate():
-            if thread in self._threads or any(name in thread.name for name in _ENDLESS):
+            if thread in self._threads or any(name in repr(thread) for name in _ENDLESS):
                 continue
             while not _is_over(thread) and time.monotonic() < until:
                 thread.join(_LOOK_SECONDS)
@@ -201,7 +201,11 @@ def _values() -> dict[str, object]:
         "the locale": _locale.setlocale(_locale.LC_ALL, None),
         "asyncio's event loop policy": type(asyncio.events._event_loop_policy),  # type: ignore[attr-defined]
         "logging.disable()": logging.root.manager.disable,
-        "the context variables": dict(contextvars.copy_context()),
+        "the context variables": {
+            variable: value
+            for variable, value in contextvars.copy_context().items()
+            if variable.name != "decimal_context"  # made by the first use of a Decimal
+        },
         **{
             f"the logger {logger.name}": (
                 logger.level,

@@ -8,6 +8,7 @@ steps: the time of a plain sum over their bytes, and that of a product with one 
 `linear` for each matrix. A step is timed as the loop runs it, sampling included, in pure decode.
 Figures are those that one run in ten stays below, as other work on a machine hides in the rest. The
 parts are those of the quickest of as many steps again under Python's profiler, which slows Python.
+Use Python 3.11: 3.13's profiler does not report numba's functions, whose time counts as Python's.
 """
 
 from __future__ import annotations

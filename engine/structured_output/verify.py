@@ -60,13 +60,15 @@ def _why_no_json(text: str, asked: OutputConstraint) -> str | None:
         return f"it is no JSON: {exc}"
     schema = asked.source if asked.sent is None else asked.sent
     source = schema if isinstance(schema, str) else json.dumps(schema)
-    _until.set(time.monotonic() + _MOST_SECONDS)
+    limit = _until.set(time.monotonic() + _MOST_SECONDS)
     try:
         fault = best_match(_validator(source).iter_errors(value))
     except _Unjudged:
         raise
     except Exception as exc:  # numbers that overflow, references that lead nowhere, and the like
         raise _Unjudged(f"the schema could not be gone through: {exc!r}") from exc
+    finally:
+        _until.reset(limit)
     return None if fault is None else f"{fault.json_path}: {fault.message[:500]}"
 
 

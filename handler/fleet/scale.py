@@ -130,7 +130,7 @@ def scale(
     if sees_all:
         num_running = sum(worker.status is WorkerStatus.RUNNING for worker in workers)
         figures = {Metric.WORKERS: num_running, Metric.WORKERS_WANTED: aim.count}
-        emit(figures, model=plan.model, service=deployment.service)
+        emit(figures, deployment.service, model=plan.model)
     reserved: list[int] = []
     stops: tuple[Worker, ...] = ()
 
@@ -164,7 +164,7 @@ def _emit_breaker_open(deployment: Deployment, state: FleetState, plan: FleetPla
     """Emit the metric of an open breaker, unless a person has stopped the workers."""
     breaker = state.breaker
     if breaker is not None and breaker.release == plan.release and breaker.code != STOPPED:
-        emit({Metric.FLEET_BRAKED: 1}, model=plan.model, service=deployment.service)
+        emit({Metric.FLEET_BRAKED: 1}, deployment.service, model=plan.model)
 
 
 def _start(

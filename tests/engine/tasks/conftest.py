@@ -5,38 +5,28 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
 from tests.engine.scripted_encoder import minilm
-from tests.engine.tasks.pooled import SMALL, Serve
-from tidemill.engine.config import EngineConfig
+from tests.engine.tasks.pooled import SMALL, Serve, serving
 from tidemill.engine.endpoints.dispatcher import Dispatcher
-from tidemill.engine.load import load_served
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Return what loads a folder in fp32 on the CPU, with settings and a template."""
-    loaded: list[Dispatcher] = []
-
-    def load(folder: Path, *, chat_template: str | None = None, **settings: Any) -> Dispatcher:
-        config = EngineConfig(str(folder), dtype="float32", device="cpu", **settings)
-        loaded.append(load_served(config, served_names=("tiny",), chat_template=chat_template))
-        return loaded[-1]
-
-    yield load
-    for engine in loaded:
-        engine.close()
+    """Return what loads a folder; the engine ends with the test."""
+    with serving() as load:
+        yield load
 
 
 @pytest.fixture(scope="module")
-def served(serve: Serve) -> Dispatcher:
+def served() -> Iterator[Dispatcher]:
     """Return MiniLM behind its endpoints."""
-    return serve(minilm())
+    with serving() as load:
+        yield load(minilm())
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.engine.scripted_encoder import minilm
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.load import load_served
 from tidemill.protocol.contract import Reply
 
 TEXTS = [
@@ -65,3 +68,18 @@ async def refusal(served: Dispatcher, url: str, **body: Any) -> Reply:
     reply = await served.respond(url, body, "req_1", 0)
     assert reply.status_code == 400
     return reply
+
+
+@contextmanager
+def serving() -> Iterator[Serve]:
+    """Yield what loads a folder in fp32 on the CPU, with settings and a template."""
+    loaded: list[Dispatcher] = []
+
+    def load(folder: Path, *, chat_template: str | None = None, **settings: Any) -> Dispatcher:
+        config = EngineConfig(str(folder), dtype="float32", device="cpu", **settings)
+        loaded.append(load_served(config, served_names=("tiny",), chat_template=chat_template))
+        return loaded[-1]
+
+    yield load
+    for engine in loaded:
+        engine.close()

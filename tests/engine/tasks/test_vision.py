@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.tasks.pooled import Serve
+from tests.engine.tasks.pooled import Serve, serving
 from tests.engine.vision_models import (
     BEGIN,
     END,
@@ -155,11 +155,12 @@ def fixture_host() -> Iterator[Host]:
 
 
 @pytest.fixture(name="served", scope="module")
-def fixture_served(judge: Judge, serve: Serve, host: Host) -> Dispatcher:
+def fixture_served(judge: Judge, host: Host) -> Iterator[Dispatcher]:
     """Return the model of that folder behind its endpoints; four images a request at most."""
     del host  # which must be there first
     limits = ImageLimits(max_bytes=2**18, max_pixels=2**20, max_per_prompt=4)
-    return serve(judge.folder, images=limits, max_num_batched_tokens=32, max_num_seqs=8)
+    with serving() as serve:
+        yield serve(judge.folder, images=limits, max_num_batched_tokens=32, max_num_seqs=8)
 
 
 async def ask(served: Dispatcher, messages: list[dict[str, Any]], **fields: Any) -> Reply:
