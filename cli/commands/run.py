@@ -44,7 +44,7 @@ exit status:
   1  a bad input, or a failure on the way
   2  arguments or paths that cannot work; nothing was read or written
   3  every line has its row, but none is ok; with --fail-on-error: not all are ok
-  4  the engine ended amid the lines, as its device or machine failed; --resume goes on
+  4  the engine ended or hung amid the lines, as its device or machine failed; --resume goes on
   5  --max-seconds or --max-cost was reached; --resume --retry-failed runs the lines left
   6  an unexpected failure ended the run, and lines have no row yet; --resume goes on
   128 + n  stopped by signal n (130: Ctrl-C); --resume goes on

@@ -10,8 +10,6 @@ from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from tidemill.protocol.stall import STALL_SECONDS
-
 from ..arguments.argument_types import positive_int, positive_number, seed_number, size_in_bytes
 
 _DTYPES = {
@@ -311,6 +309,8 @@ def _json_object(text: str) -> str:
 
 def stall_limit(options: EngineOptions) -> float:
     """Return the seconds without progress after which an engine is ended."""
+    from tidemill.protocol.stall import STALL_SECONDS  # late, for `--help`
+
     return STALL_SECONDS if options.stall_seconds is None else options.stall_seconds
 
 

@@ -137,6 +137,7 @@ class EngineClient:
             async with asyncio.timeout(self._start_seconds):
                 info = await self._ready
         except TimeoutError as exc:
+            await self._print_stacks()
             raise EngineFailed(
                 f"the model was not loaded after {self._start_seconds:g} s",
                 code="engine_start_timeout",
@@ -350,14 +351,18 @@ class EngineClient:
                 turns=life.turns,
             )
         self._reason = f"stalled: {reason}"
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, STACKS_SIGNAL)
-        await asyncio.sleep(_STACKS_SECONDS)
+        await self._print_stacks()
         self._kill(self._reason)
         assert self._listening is not None
         _, alive = await asyncio.wait([self._listening], timeout=_EXIT_SECONDS)
         if alive:  # a driver holds the process, and SIGKILL has to wait for it
             self._end(f"{self._reason}; its process {self.pid} cannot be killed")
+
+    async def _print_stacks(self) -> None:
+        """Let the process print the stacks of its threads on its standard error."""
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, STACKS_SIGNAL)
+        await asyncio.sleep(_STACKS_SECONDS)
 
     def _kill(self, reason: str | None) -> None:
         """Kill the process and its children; `reason` is None when it ended by itself."""
