@@ -64,7 +64,7 @@ async def test_a_call_that_fails_costs_no_row(
     work = rig.batch(*[{}] * len(IDS))
     with monkeypatch.context() as failing, suppress(MemoryError):
         failing.setattr(owner, name, failing_once(getattr(owner, name), call, at_end=at_end))
-        async with rig.worker(flush_seconds=0.05, lease_seconds=4) as running:
+        async with rig.worker(flush_seconds=0.05) as running:
             await until(lambda: running.task.done() or work.is_done)
     if not work.is_done:
         work.ring()
