@@ -71,6 +71,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Join the shards and return the exit status."""
+    with unexpected_in_words("the join has failed: join the shards again"):
+        return _join(arguments)
+
+
+def _join(arguments: argparse.Namespace) -> int:
     # Late imports: JSON libraries would slow down `--help`.
     from tidemill.batch.file.lines import MAX_LINE_BYTES
 
@@ -80,8 +85,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     output, errors = arguments.output_file, arguments.error_file
     check_outputs(output, errors, input_file=arguments.input_file, force=arguments.force)
-    failed = unexpected_in_words("the join has failed: join the shards again")
-    with failed, StopSignals(), ExitStack() as stack:
+    with StopSignals(), ExitStack() as stack:
         requests, tmp_dir = None, arguments.output_tmp_dir
         if arguments.input_file is not None:
             source = stack.enter_context(open_source(arguments.input_file, tmp_dir=tmp_dir))

