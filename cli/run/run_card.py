@@ -11,7 +11,8 @@ from typing import Any
 
 from tidemill.protocol.contract import EngineError, EngineInfo
 
-from ..console.terminal import amount, duration, failures_noted, log
+from ..console.errors import failure_of
+from ..console.terminal import amount, duration, log
 from ..files.output import LocalFile
 from ..files.paths import card_paths
 from ..files.row_settings import SettingsUse, use_lines
@@ -37,10 +38,11 @@ def write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     A run that added no row leaves the card of the run that did. A failure is a note, as the rows
     are complete.
     """
-    has_card = False
-    with failures_noted("the run card cannot be written"):
-        has_card = _write_card(run, files, tally)
-    return has_card
+    try:
+        return _write_card(run, files, tally)
+    except Exception as exc:  # noqa: BLE001 - every row is in the output
+        log(f"note: the run card cannot be written ({failure_of(exc)})")
+        return False
 
 
 def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
@@ -56,12 +58,8 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
         with suppress(EngineError):
             info = run.metrics.served.info()
     card = card_of(run, tally, info, str(target))
-    try:
-        for path, text in zip(card_paths(target), (as_markdown(card), as_json(card)), strict=True):
-            path.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        log(f"note: the run card cannot be written ({exc.strerror})")
-        return False
+    for path, text in zip(card_paths(target), (as_markdown(card), as_json(card)), strict=True):
+        path.write_text(text, encoding="utf-8")
     return True
 
 
