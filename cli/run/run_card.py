@@ -41,7 +41,8 @@ def write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
     try:
         return _write_card(run, files, tally)
     except Exception as exc:  # noqa: BLE001 - every row is in the output
-        log(f"note: the run card cannot be written ({failure_of(exc)})")
+        reason = exc.strerror if isinstance(exc, OSError) else failure_of(exc)
+        log(f"note: the run card cannot be written ({reason})")
         return False
 
 
