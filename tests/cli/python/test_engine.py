@@ -171,7 +171,7 @@ def test_a_request_above_the_limit_of_a_frame_has_an_error_row(
     engine: Engine, short_frames: pa.Table
 ) -> None:
     """A table's other rows are answered; a single request raises."""
-    recipe = {"prompt": "{{ q }}", "params": {"max_tokens": 8, "temperature": 0}}
+    recipe: dict[str, Any] = {"prompt": "{{ q }}", "params": {"max_tokens": 8, "temperature": 0}}
     found = engine.answer_table(short_frames, **recipe)
     assert found.column("text").to_pylist() == ["Paris", None, "Paris"]
     first, second, third = found.column("error").to_pylist()

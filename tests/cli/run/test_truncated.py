@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def run(run: Runner) -> Iterator[Runner]:
+def run(run: Runner) -> Runner:
     """Run with a card."""
     run.has_card = True
     return run

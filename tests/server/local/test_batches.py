@@ -71,7 +71,8 @@ async def test_truncated_answers_are_counted(tmp_path: Path) -> None:
     """They are completed rows of the Batch, which a restart does not forget."""
     engine = ChoosingEngine()
     async with serving(tmp_path, engine) as local:
-        bodies = [{"finish": "length"}, {"finish": "stop"}, {"finish": "length"}, {"status": 400}]
+        bodies: list[dict[str, Any]] = [{"finish": each} for each in ("length", "stop", "length")]
+        bodies.append({"status": 400})
         batch = await local.submit(lines_of(bodies))
         batch = await local.ended(batch["id"])
     async with serving(tmp_path) as local:
