@@ -118,7 +118,7 @@ def test_an_engine_that_hangs_ends_its_host(address: str) -> None:
         host = EngineHost(process)
         threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
         sent = HostedEngine(address, {}, {}).send_line(1, HANGS)
-        with pytest.raises(EngineDied, match="stalled: no step has finished"):
+        with pytest.raises(EngineDied, match="stalled: "):
             sent.future.result(WAIT_SECONDS)
         host.wait_until_idle(WAIT_SECONDS)
         assert not host.is_needed

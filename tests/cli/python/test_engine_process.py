@@ -55,7 +55,7 @@ def test_an_engine_that_hangs_is_ended(capfd: pytest.CaptureFixture[str]) -> Non
     """The error has the reason; all stacks of its process are on our standard error."""
     process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
     sent = process.send_line(1, HANGS)
-    with pytest.raises(EngineDied, match=r"stalled: no step has finished for 0\.5 s") as caught:
+    with pytest.raises(EngineDied, match="stalled: ") as caught:
         sent.future.result(timeout=120)
     assert "with 1 request in the engine" in str(caught.value)
     process.close()

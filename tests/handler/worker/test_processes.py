@@ -192,7 +192,7 @@ def test_an_engine_that_hangs_is_killed(rig: Rig, how: str) -> None:
     assert work.ids("errors") == ["c2"]
     reasons = {event["reason"] for event in process.events("engine died")}
     assert reasons
-    assert all(reason.startswith("stalled: no step has finished for 1 s") for reason in reasons)
+    assert all(reason.startswith("stalled: ") for reason in reasons)
 
 
 def test_an_engine_that_cannot_start_ends_the_worker(rig: Rig) -> None:
