@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..arguments.argument_types import positive_int
+from ..console.errors import unexpected_in_words
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 
@@ -26,6 +27,7 @@ exit status:
   0  OUTPUT has a row for every line
   1  rows that are not those of the lines, or a failure on the way
   2  shards that are missing or unfinished, or paths that cannot work; nothing was written
+  6  an unexpected failure; join the shards again
 """
 
 
@@ -63,6 +65,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Join the shards and return the exit status."""
+    with unexpected_in_words("the join has failed: join the shards again"):
+        return _join(arguments)
+
+
+def _join(arguments: argparse.Namespace) -> int:
     # Late imports: JSON libraries would slow down `--help`.
     from tidemill.batch.file.lines import MAX_LINE_BYTES
 
@@ -86,6 +93,6 @@ def command(arguments: argparse.Namespace) -> int:
             remove=arguments.remove,
         )
     rows, shards = amount(joined.num_rows, "row"), amount(joined.num_shards, "shard")
-    failed = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
-    log(f"{rows}{failed} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
+    errors_words = f", {joined.num_errors:,} of them failed," if joined.num_errors else ""
+    log(f"{rows}{errors_words} of {shards} are in {output}" + (f" and {errors}" if errors else ""))
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -70,9 +72,9 @@ class EngineLost(EngineFailed):
 
 
 class RunIncomplete(CliError):
-    """The run ended before every request had its row: by a bug, or for lack of memory or threads.
+    """A run or a join ended early: by a bug, or for lack of memory or threads.
 
-    Finished rows are in the output or its spool, and a resume goes on.
+    Finished rows are in the output or its spool, and a resume goes on; shards are as they were.
     """
 
     code = "run_incomplete"
@@ -117,6 +119,17 @@ def failure_of(exc: BaseException) -> str:
     if not ours:
         return words
     return f"{words}, at {ours[-1].filename.removeprefix(_PACKAGE)}:{ours[-1].lineno}"
+
+
+@contextmanager
+def unexpected_in_words(words: str) -> Iterator[None]:
+    """Raise RunIncomplete with these words for an unexpected exception, also for an exit."""
+    try:
+        yield
+    except (CliError, KeyboardInterrupt, OSError):
+        raise
+    except BaseException as exc:
+        raise RunIncomplete(f"{words} ({failure_of(exc)})") from exc
 
 
 _PACKAGE: Final = f"{Path(__file__).parents[2]}{os.sep}"

@@ -210,11 +210,11 @@ class Replicas:
         self._run(self._restart(replica, client, is_broken=exc.is_broken))
 
     async def _restart(self, replica: Replica, client: EngineClient, *, is_broken: bool) -> None:
-        await client.close()
         try:
+            await client.close()
             if await replica.restart() and not is_broken:
                 self.note_row()  # what ended it was a request, not the machine
-        except EngineFailed as exc:
+        except Exception as exc:  # noqa: BLE001 - whatever it is, requests must not wait for it
             if self.failure is None:
                 log(f"engine {replica.number} is not started again: {exc}")
             if not self.ready and self._starting == {replica}:

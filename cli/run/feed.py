@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tidemill.batch.file.rows import Dialect
 from tidemill.batch.file.run_line import LineResult, run_line
+from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import Responder, Usage
 from tidemill.protocol.in_flight import InFlightLimiter
 
@@ -92,7 +92,10 @@ class Feed:
         On any exit the finished rows in order have been written, and those out of order are
         spooled. Where the output fails, all finished rows that it may lack are spooled.
         """
-        self._loop.set_exception_handler(self._note_loop_error)
+        with callback_failures(self._fail):
+            return await self._run_and_save(lines)
+
+    async def _run_and_save(self, lines: Iterable[PlacedLine]) -> bool:
         flushing = self._loop.create_task(self._flush_often())
         flushing.add_done_callback(self._note_failure)
         try:
@@ -106,8 +109,6 @@ class Feed:
             finally:
                 self._rescue()
             raise
-        finally:
-            self._loop.set_exception_handler(None)
         return is_done
 
     async def _run_lines(self, lines: Iterable[PlacedLine]) -> bool:
@@ -159,18 +160,13 @@ class Feed:
         if self._is_cancelling:
             return
         if task.cancelled():
-            self._fatal = self._fatal or RuntimeError("a request was cancelled")
+            self._fail(RuntimeError("a request was cancelled"))
         else:
-            self._fatal = self._fatal or task.exception()
-        self._wake()
+            self._fail(task.exception())
 
-    def _note_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Keep the exception of a callback, which may have been that of a request."""
-        if "handle" in context and (exc := context.get("exception")) is not None:
-            self._fatal = self._fatal or exc
-            self._wake()
-        else:
-            loop.default_exception_handler(context)
+    def _fail(self, exc: BaseException | None) -> None:
+        self._fatal = self._fatal or exc
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

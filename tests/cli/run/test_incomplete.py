@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tests.cli.given import line, rows
+from tidemill.batch.file.lines import RawLine
 from tidemill.cli.console.errors import CliError
+from tidemill.cli.engine import replicas as replicas_module
 from tidemill.cli.files import output
+from tidemill.cli.files.input_file import PlacedLine
 from tidemill.cli.main import exit_status_of
 from tidemill.cli.run import feed
+from tidemill.cli.run.replicas import EngineReplicas
 from tidemill.cli.run.tally import Tally
 from tidemill.engine.plan.plan import Plan
+from tidemill.handler.worker.engine_client import EngineDied
+from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 
 Write = Callable[..., Path]
 
@@ -163,3 +172,49 @@ def test_the_traceback_is_printed_on_request(
     printed = capsys.readouterr().err
     assert "Traceback (most recent call last)" in printed
     assert printed.splitlines()[-1].startswith("tidemill: the run cannot go on (MemoryError")
+
+
+def test_an_upload_without_all_rows_is_not_sent(
+    run: Any, server: Any, write_input: Write, tmp_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are kept where the message says, and the resume there completes them."""
+    source = write_input(*(line(str(n)) for n in range(20)))
+    with monkeypatch.context() as failing:
+        fails_once_at(failing, Plan, "finish", 9)
+        flags = ["--output-tmp-dir", tmp_dir]
+        status, words = outcome(run, "-i", source, "-o", f"{server.url}/out", *flags)
+    assert status == 6
+    assert server.received == []
+    [rest] = re.findall(r"to run the rest: -o (\S+) --resume", words)
+    run.engine = None
+    assert run("-i", source, "-o", rest, "--resume") == 0
+    assert run.engine is None  # all of them had finished
+    assert ids(Path(rest)) == [str(number) for number in range(20)]
+
+
+def test_a_restart_that_fails_ends_the_run() -> None:
+    """Lines of the last engine do not wait for ever for another."""
+    closed = []
+
+    class Client:
+        stats = EngineStats()
+
+        async def start(self) -> EngineInfo:
+            return EngineInfo("scripted", None, "test", "cpu", 0, 4)
+
+        async def fetch_row(self, *_: object) -> None:
+            raise EngineDied("killed")
+
+        async def close(self) -> None:
+            if not closed:
+                closed.append(self)
+                raise MemoryError
+
+    async def answer() -> None:
+        replicas = EngineReplicas([["engine"]], created=0, home=lambda place: place)
+        async with asyncio.timeout(60), replicas.started():
+            await replicas.run_line(PlacedLine(0, RawLine(1, line("a").encode())))
+
+    clients = patch.object(replicas_module, "EngineClient", lambda *_, **__: Client())
+    with clients, pytest.raises(EngineError, match="no engine is left"):
+        asyncio.run(answer())
