@@ -247,6 +247,14 @@ class EngineClient:
 
     async def _listen(self, wire: asyncio.StreamReader) -> None:
         """Handle frames until the process has ended, then fail all pending requests."""
+        reason = "it cannot be listened to any more"
+        try:
+            reason = await self._end_of(wire)
+        finally:
+            self._end(self._reason or reason)
+
+    async def _end_of(self, wire: asyncio.StreamReader) -> str:
+        """Handle frames until the process has ended, and return why it has."""
         reading = asyncio.create_task(self._read_frames(wire))
         exiting = asyncio.create_task(self._process.wait())
         both = [reading, exiting]
@@ -258,12 +266,10 @@ class EngineClient:
             await asyncio.wait(both)
         status = exiting.result()
         if self._failed is not None:
-            own_reason = self._failed.message
-        elif status < 0:
-            own_reason = f"killed by {signal.Signals(-status).name}"
-        else:
-            own_reason = f"exited with status {status}"
-        self._end(self._reason or own_reason)
+            return self._failed.message
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exited with status {status}"
 
     async def _read_frames(self, wire: asyncio.StreamReader) -> None:
         try:
@@ -273,8 +279,12 @@ class EngineClient:
             if wire.at_eof():  # its death tore the last frame
                 return
             self._kill(f"broken wire: {exc}")
-            while await wire.read(_DRAIN_BYTES):
-                pass  # to the end of the pipe, which closes it
+        except Exception as exc:  # noqa: BLE001 - its requests would wait for ever
+            self._kill(f"its frames cannot be read: {type(exc).__name__}: {exc}")
+        else:
+            return
+        while await wire.read(_DRAIN_BYTES):
+            pass  # to the end of the pipe, which closes it
 
     def _handle_frame(self, frame: Frame) -> None:
         match frame:
@@ -318,7 +328,15 @@ class EngineClient:
         return EngineDied(reason, is_broken=is_broken)
 
     async def _watch(self) -> None:
-        """Watchdog: kill an engine that has requests and makes no progress for `stall_seconds`.
+        """Kill an engine that has stalled; also where that cannot be told any more."""
+        try:
+            await self._wait_until_stalled()
+            self._kill("stalled")
+        except Exception as exc:  # noqa: BLE001 - without a watchdog it might hang for ever
+            self._kill(f"the watchdog failed: {type(exc).__name__}: {exc}")
+
+    async def _wait_until_stalled(self) -> None:
+        """Watchdog: return once there are requests and no progress was made for `stall_seconds`.
 
         Time is counted in ticks, not read from a clock: the engine is not to blame while this
         process itself is stopped or busy. Ticks in which the process is alive but its event loop
@@ -342,7 +360,6 @@ class EngineClient:
             else:
                 stalled += tick
             if stalled > self._stall_seconds or slow > _SLOW_LOOP_PATIENCE * self._stall_seconds:
-                self._kill("stalled")
                 return
 
     def _kill(self, reason: str | None) -> None:

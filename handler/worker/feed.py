@@ -182,6 +182,12 @@ class Feed:
         """Stop admitting lines."""
         self.is_open = False
 
+    def fail(self, failure: BaseException) -> None:
+        """End the feed by an unexpected exception, for the worker to raise."""
+        self.close()
+        if not self.died.done():
+            self.died.set_exception(failure)
+
     async def drained(self) -> None:
         """Wait until no request is in flight."""
         await self._idle.wait()
@@ -292,7 +298,10 @@ class Feed:
         run.requests.discard(task)
         self.num_inflight -= 1
         self.inflight_bytes -= len(line.data)
-        failure = None if task.cancelled() else task.exception()
+        if not task.cancelled():
+            failure = task.exception()
+        else:  # by its run, which has ended, or the line would never get its row
+            failure = None if run.is_ending else RuntimeError("a request was cancelled")
         if failure is None:  # else the engine died with it
             self.load.remove(run, line.number)
         self._go_on_after(failure)
@@ -303,9 +312,8 @@ class Feed:
             self.close()
             if not self.died.done():
                 self.died.set_result(failure.reason)
-        elif failure is not None and not self.died.done():
-            self.close()
-            self.died.set_exception(failure)
+        elif failure is not None:
+            self.fail(failure)
         if not self.num_inflight:
             self._idle.set()
         self.admit()

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import EngineInfo
+from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import EngineInfo as LoadedEngine
 from tidemill.protocol.contract import EngineStats
 
@@ -112,7 +113,18 @@ class Worker:
         self._stopped.set()
 
     async def run(self) -> int:
-        """Return the exit status: 0 when stopped or idle, 1 when it cannot go on."""
+        """Return the exit status: 0 when stopped or idle, 1 when it cannot go on.
+
+        Raises what is unexpected, once all shards are released.
+        """
+        with callback_failures(self._fail):
+            return await self._run()
+
+    def _fail(self, failure: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(failure)
+
+    async def _run(self) -> int:
         beating = asyncio.create_task(self._heartbeat.run())
         stopped = asyncio.create_task(self._stopped.wait())
         lives = [
@@ -242,8 +254,8 @@ class Worker:
     def _received(self, receiving: asyncio.Task[None]) -> None:
         """Stop the worker once it is idle, or fail with what ended receiving."""
         failure = None if receiving.cancelled() else receiving.exception()
-        if failure is not None and not self._failed.done():
-            self._failed.set_exception(failure)
+        if failure is not None:
+            self._fail(failure)
         elif not receiving.cancelled():
             self.stop()
 

@@ -49,6 +49,12 @@ class EarlyEnd(NamedTuple):
     verdict: Verdict | None = None
 
 
+class RowsMissing(HandlerError):
+    """A shard whose lines have all ended has fewer rows than lines; it must not be committed."""
+
+    code = "rows_missing"
+
+
 class ShardRun:
     """Run of one claimed shard. All its writes but lease renewals come from `work`, in order.
 
@@ -200,7 +206,7 @@ class ShardRun:
     # The run
 
     async def work(self) -> None:
-        """Run the shard to its end; an error ends this shard alone."""
+        """Run the shard to its end; an error ends this shard alone, and releases it."""
         outcome = "cancelled"
         try:
             await self._open()
@@ -353,6 +359,8 @@ class ShardRun:
 
     async def _commit(self) -> None:
         bucket, table = self._context.deployment.bucket, self._context.deployment.table
+        if len(self._index) != self.shard.num_rows:
+            raise RowsMissing(f"{len(self._index)} of {self.shard.num_rows} lines have a row")
         seal = self._index.seal()
         await self._retry(lambda: bucket.put_segments(self.shard, seal))
         await self._keep_results()

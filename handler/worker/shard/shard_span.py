@@ -9,6 +9,7 @@ from tidemill.batch.file.request_span import trace_request
 from tidemill.batch.model import Batch, Progress, Shard
 from tidemill.net.tracing import Tracing, Value
 
+from ...observability import logger
 from ..engine_process.frames import Row
 
 _GOOD = frozenset({"committed", "released", "cancelled"})
@@ -32,7 +33,9 @@ class ShardSpan:
 
     def add(self, line: RawLine, row: Row, started_ns: int) -> None:
         """Add a line that an engine has answered, if it is of the sample."""
-        if self._span is not None:
+        if self._span is None:
+            return
+        try:
             trace_request(
                 self._span,
                 line,
@@ -41,6 +44,8 @@ class ShardSpan:
                 is_success=row.is_success,
                 started_ns=started_ns,
             )
+        except Exception:  # noqa: BLE001 - the row does not depend on it
+            logger.exception("span is missing", line=line.number)
 
     def add_batch(self) -> None:
         """Add the span of the batch, from its creation to now: its last shard is committed."""

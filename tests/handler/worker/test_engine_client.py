@@ -465,3 +465,33 @@ async def test_an_engine_dies_with_its_worker(state: str) -> None:
     worker.kill()
     await worker.wait()
     await until(lambda: not is_alive(pid))
+
+
+async def test_a_frame_that_cannot_be_handled_ends_the_engine(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the exception is, no request waits for ever for its row."""
+    client = make_client()
+    await client.start()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(client, "_handle_frame", fail)
+    with pytest.raises(EngineDied, match="its frames cannot be read: MemoryError"):
+        await ask(client)
+
+
+async def test_a_watchdog_that_fails_ends_the_engine(
+    make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it an engine that hangs would never be ended."""
+
+    async def fail(_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(EngineClient, "_wait_until_stalled", fail)
+    client = make_client()
+    await client.start()
+    with pytest.raises(EngineDied, match="the watchdog failed: MemoryError"):
+        await ask(client, wait=NEVER)
