@@ -167,20 +167,29 @@ class Runner:
 
     async def _run_to_end(self, running: _RunningBatch) -> None:
         """Advance a batch from status to status until it is terminal."""
-        try:
-            while True:
-                stored = await asyncio.to_thread(self._store.batches.get, running.id)
-                assert stored is not None, running.id
-                if stored.batch.is_terminal:
-                    break
-                with suppress(InvalidMove):  # it was cancelled meanwhile
-                    await self._advance(running, stored.batch)
-        except EngineError as exc:
-            _logger.exception("%s stands still", running.id)
-            message = "The engine cannot go on: the batch does once the server is started again."
-            running.problem = BatchError(exc.code, message)
-            return
+        is_terminal = False
+        while not is_terminal:
+            try:
+                is_terminal = await self._advance_if_open(running)
+            except EngineError as exc:
+                _logger.exception("%s stands still", running.id)
+                words = "The engine cannot go on: the batch does once the server is started again."
+                running.problem = BatchError(exc.code, words)
+                return
+            except Exception as exc:
+                _logger.exception("%s waits", running.id)
+                running.problem = _problem_of(exc)
+                await asyncio.sleep(self._retry_seconds)
         del self._batches[running.id]
+
+    async def _advance_if_open(self, running: _RunningBatch) -> bool:
+        """Run the next step of a batch; return whether it has ended."""
+        stored = await asyncio.to_thread(self._store.batches.get, running.id)
+        assert stored is not None, running.id
+        if not stored.batch.is_terminal:
+            with suppress(InvalidMove):  # it was cancelled meanwhile
+                await self._advance(running, stored.batch)
+        return stored.batch.is_terminal
 
     async def _advance(self, running: _RunningBatch, batch: Batch) -> None:
         """Run the next step; a disk error waits for the retry, other errors fail the batch."""
@@ -311,11 +320,12 @@ class Runner:
         flushing = asyncio.create_task(self._flush_often(running, run))
         seconds = max(0.0, batch.expires_at - self._clock())
         try:
-            await asyncio.wait(
-                {stopping, working}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            parts = {stopping, working, flushing}
+            await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             await _cancel_all(stopping, working)
             await self._flush_all(running, run)
+            if flushing.done():
+                flushing.result()
         finally:
             await _cancel_all(stopping, working, flushing)
             await self._flush(running, run)
@@ -323,9 +333,17 @@ class Runner:
             running.run = None
         if not working.cancelled():
             working.result()
+            await asyncio.to_thread(self._check_rows, batch)
             await self._move(batch, Status.FINALIZING, outcome=Status.COMPLETED)
         elif not running.stop.is_set():
             await self._move(batch, Status.FINALIZING, outcome=Status.EXPIRED)
+
+    def _check_rows(self, batch: Batch) -> None:
+        """Raise RowsGone unless every line of a batch has its durable row."""
+        stored = self._store.batches.get(batch.id)
+        num_rows = 0 if stored is None else stored.progress.num_rows
+        if num_rows != batch.num_rows:
+            raise RowsGone(f"{num_rows:,} of {batch.num_rows:,} lines have a row.")
 
     async def _run_in_slot(self, run: BatchRun) -> None:
         async with self._run_slots:
@@ -346,7 +364,7 @@ class Runner:
         """Make finished rows durable; False on a disk error, with the rows still held."""
         try:
             await run.flush()
-        except (OSError, sqlite3.Error) as exc:
+        except (OSError, sqlite3.Error, MemoryError, RuntimeError) as exc:
             if running.problem is None:
                 _logger.warning("%s waits: %s", running.id, exc)
             running.problem = _problem_of(exc)
@@ -356,10 +374,13 @@ class Runner:
 
 
 def _problem_of(exc: Exception) -> BatchError:
-    """Return a disk error as the batch error that clients see."""
+    """Return the error of a step that is tried again as the batch error that clients see."""
     if is_full(exc):
         words = "The disk of the server is full: the batch goes on as soon as there is room."
         return BatchError("disk_full", words)
+    if not isinstance(exc, (OSError, sqlite3.Error)):
+        words = f"The server lacks memory or threads ({type(exc).__name__}: {exc}): it tries again."
+        return BatchError("out_of_resources", words)
     reason = exc.strerror if isinstance(exc, OSError) else str(exc)
     return BatchError("disk_error", f"The server's folder cannot be used: {reason}.")
 

@@ -1,0 +1,63 @@
+"""Every call behind a server's batch fails in turn: no batch is completed without all its rows."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.faults import EXCEPTIONS, Fault, faults_of, profiled
+from tests.server.local import rig
+from tests.server.local.rig import lines_of, serving
+from tidemill.server.local import batch_run
+
+FOLDERS = (
+    *("server/local/batch_run", "server/local/runner", "server/local/rows"),
+    *("server/local/publish", "server/local/validation", "batch/file/run_line"),
+)
+BODIES = [{}, {"status": 400}, {}, {"wait": "permit"}, {}, {}]
+IDS = [f"c{number}" for number in range(len(BODIES))]
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have several reads and flushes in a small batch, and give up soon."""
+    monkeypatch.setattr(batch_run, "_READ_LINES", 2)
+    monkeypatch.setattr(batch_run, "FLUSH_SECONDS", 0.005)
+    monkeypatch.setattr(rig, "SECONDS", 30)
+
+
+async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], object]:
+    """Return the status of a batch, the IDs of its rows, sorted, and the calls behind it."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor())  # a profile is that of threads it sees start
+    async with serving(root) as local:
+        with profiled(FOLDERS, fault) as counts:
+            try:
+                batch = await local.submit(lines_of(BODIES))
+            except AssertionError:  # the answer is a 500, and there is no batch
+                return "refused", [], counts
+            loop.call_later(0.02, local.engine.permits.release)
+            batch = await local.ended(batch["id"])
+        names = ("output_file_id", "error_file_id")
+        rows = [row for name in names for row in await local.rows(batch[name])]
+    return batch["status"], sorted(row["custom_id"] for row in rows), counts
+
+
+@pytest.mark.parametrize("one_in", [61, pytest.param(1, marks=pytest.mark.long)])
+async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_in: int) -> None:
+    """What fails is tried again, or ends the batch with its finished rows and an error."""
+    await run_batch(tmp_path / "first", None)
+    status, ids, counts = await run_batch(tmp_path / "whole", None)
+    assert (status, ids) == ("completed", IDS)
+    exits = EXCEPTIONS[-1]
+    for place, fault in enumerate(faults_of(counts, one_in=one_in)):  # type: ignore[arg-type]
+        if fault.exception is exits:  # it ends the server, whose next start goes on
+            continue
+        status, ids, _ = await run_batch(tmp_path / str(place), fault)
+        if status == "completed":
+            assert ids == IDS, fault
+        assert status in {"completed", "failed", "refused"}, fault
+        assert len(ids) == len({*ids}), fault
