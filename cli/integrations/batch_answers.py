@@ -83,10 +83,14 @@ class BatchAnswers:
                 names = [*self.keep, *(field.name for field in self.fields)]
                 yield pa.RecordBatch.from_arrays([*kept, *self._arrays(rows)], names)
                 rows = []
+        if waiting or rows:
+            raise TidemillError("the engine has answered fewer rows than there are")
 
     async def answer_columns(self, engine: LineSender, batch: pa.RecordBatch) -> pa.StructArray:
         """Return the answers to the rows of a batch of `columns`; raises EngineDied."""
         lines = list(self._lines(batch, 1))
+        if len(lines) != batch.num_rows:
+            raise TidemillError(f"{batch.num_rows} rows gave {len(lines)} requests")
         sent = [engine.send_line(number, line).future for number, line in lines]
         try:
             rows = await asyncio.gather(*map(asyncio.wrap_future, sent))

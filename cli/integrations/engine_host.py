@@ -56,12 +56,16 @@ class EngineHost:
 
     def accept_all(self, listener: Listener) -> None:
         """Serve each connection in threads of its own, until the listener is closed."""
-        with suppress(OSError):
+        try:
             while True:
                 served = ServedConnection(listener.accept())
                 with self._changed:
                     self._served.add(served)
                 threading.Thread(target=self._serve, args=(served,), daemon=True).start()
+        except OSError:  # it is closed
+            return
+        except Exception as exc:  # noqa: BLE001 - whoever connects would wait for ever
+            self._end(f"its host accepts no connections: {type(exc).__name__}: {exc}")
 
     def wait_until_idle(self, idle_seconds: float) -> None:
         """Wait until there is no connection for so long, or the engine has died."""
@@ -91,6 +95,9 @@ class EngineHost:
         except TidemillError as exc:
             self._end(str(exc))
             return
+        except Exception as exc:  # noqa: BLE001 - its process would wait for ever
+            self._end(f"its host failed: {type(exc).__name__}: {exc}")
+            return
         served.close()
         with self._changed:
             self._served.discard(served)
@@ -105,9 +112,13 @@ class EngineHost:
         except RequestFailed as exc:
             return MESSAGE.pack(REFUSED, ticket) + exc.message.encode()
         except TidemillError as exc:
-            self._end(str(exc))
-            return MESSAGE.pack(DIED, ticket) + str(exc).encode()
-        return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
+            reason = str(exc)
+        except BaseException as exc:  # noqa: BLE001 - without a message its process would wait for ever
+            reason = f"a line has no row: {type(exc).__name__}: {exc}"
+        else:
+            return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
+        self._end(reason)
+        return MESSAGE.pack(DIED, ticket) + reason.encode()
 
     def _end(self, reason: str) -> None:
         with self._changed:
@@ -158,10 +169,12 @@ class ServedConnection:
         self._writer.join(_FLUSH_SECONDS)
 
     def _send_all(self) -> None:
-        with suppress(OSError):
-            while (message := self._outgoing.get()) is not None:
-                self._connection.send_bytes(message)
-        self._connection.close()
+        try:
+            with suppress(OSError):
+                while (message := self._outgoing.get()) is not None:
+                    self._connection.send_bytes(message)
+        finally:
+            self._connection.close()
 
 
 def main(address: str, idle_seconds: str, options: str) -> None:

@@ -65,18 +65,29 @@ class HostedEngine:
 
     def _read_all(self) -> None:
         reason = _GONE
-        with suppress(EOFError, OSError):
-            while True:
-                message = self._connection.recv_bytes()
-                kind, ticket = MESSAGE.unpack_from(message)
-                data = message[MESSAGE.size :]
-                if kind == DIED:
-                    reason = data.decode()
-                    break
-                if kind == READY:
-                    self._started.set_result(ticket)
-                else:
-                    self._resolve(ticket, kind, data)
+        try:
+            reason = self._read_to_death()
+        except (EOFError, OSError):
+            pass
+        except BaseException as exc:  # noqa: BLE001 - those that wait would do so for ever
+            reason = f"the answers of the engine cannot be read: {type(exc).__name__}: {exc}"
+        self._end(reason)
+
+    def _read_to_death(self) -> str:
+        """Resolve the futures of answers; return why the engine has died."""
+        while True:
+            message = self._connection.recv_bytes()
+            kind, ticket = MESSAGE.unpack_from(message)
+            data = message[MESSAGE.size :]
+            if kind == DIED:
+                return data.decode()
+            if kind == READY:
+                self._started.set_result(ticket)
+            else:
+                self._resolve(ticket, kind, data)
+
+    def _end(self, reason: str) -> None:
+        """Give all that wait the reason why there are no further answers."""
         with self._lock:
             self._died = reason
             waiting, self._waiting = self._waiting, {}
@@ -88,14 +99,15 @@ class HostedEngine:
         self._connection.close()
 
     def _resolve(self, ticket: int, kind: int, data: bytes) -> None:
-        with self._lock:
-            future = self._waiting.pop(ticket)
+        future = self._waiting[ticket]
         with suppress(InvalidStateError):  # it was cancelled
             if kind == REFUSED:
                 failed = RequestFailed(data.decode(), status_code=413, code="too_long", param=None)
                 future.set_exception(failed)
             else:
                 future.set_result(AnsweredRow(kind == ROW, data))
+        with self._lock:  # only now: whatever fails before is told to those that wait
+            del self._waiting[ticket]
 
 
 def _connect(address: str) -> Connection | None:

@@ -35,6 +35,8 @@ def answer_table(
     limit = process.max_inflight()
     with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
         rows = list(_rows(process, lines, limit, shown))
+    if len(rows) != given.num_rows:
+        raise TidemillError(f"the engine has answered {len(rows)} of {given.num_rows} rows")
     columns = ResultColumns(asked, given.select(keep).schema, ResultFacts.of_rows(rows, asked))
     batches, start = [], 0
     for batch in asked_batches:

@@ -1,0 +1,124 @@
+"""Every call between a table's rows and a shared engine fails in turn: no row goes missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import Future
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.faults import Fault, faults_of, in_process, profiled
+from tidemill.cli.integrations import sockets
+from tidemill.cli.integrations.batch_answers import BatchAnswers
+from tidemill.cli.integrations.engine_host import EngineHost
+from tidemill.cli.integrations.hosted_engine import HostedEngine
+from tidemill.cli.integrations.sockets import socket_address
+from tidemill.cli.python.engine_process import AnsweredRow
+from tidemill.cli.python.errors import EngineDied
+from tidemill.cli.python.in_flight import Sent
+
+FOLDERS = ("cli/integrations", "cli/python/in_flight", "batch/table")
+TABLE = pa.table({"text": [f"text {number}" for number in range(9)]})
+CHOICE = {"message": {"content": "hi"}, "finish_reason": "stop"}
+BODY = {"choices": [CHOICE], "usage": {"total_tokens": 1}}
+ROW = json.dumps({"response": {"status_code": 200, "body": BODY}, "error": None}).encode()
+FAILED, WRONG = 7, 8
+
+
+class Process:
+    """Engine process that answers at once."""
+
+    def max_inflight(self) -> int:
+        """Return some number."""
+        return 4
+
+    def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
+        """Answer a line."""
+        del number
+        future: Future[AnsweredRow] = Future()
+        future.set_result(AnsweredRow(is_success=True, data=ROW))
+        return Sent(future, len(data))
+
+
+def _close_once_idle(host: EngineHost) -> None:
+    """End the host as its process does, which closes all connections in any case."""
+    try:
+        host.wait_until_idle(60)
+    finally:
+        host.close()
+
+
+def answer_table(address: str) -> int:
+    """Answer the rows of a table by a host and a connection to it; return 0 for all of them."""
+    process: Any = Process()
+    with Listener(address, family="AF_UNIX") as listener:
+        host = EngineHost(process)
+        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        threading.Thread(target=_close_once_idle, args=(host,), daemon=True).start()
+        engine = HostedEngine(address, {}, {})
+        answers = BatchAnswers({"prompt": "{{ text }}"}, TABLE.schema)
+        found = [*answers.answered(engine, TABLE.to_batches(max_chunksize=4))]
+        is_whole = pa.Table.from_batches(found).column("output_text").to_pylist() == ["hi"] * 9
+    return 0 if is_whole else WRONG
+
+
+@pytest.mark.parametrize("one_in", [37, pytest.param(1, marks=pytest.mark.long)])
+def test_a_table_has_all_answers_or_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
+) -> None:
+    """Neither side waits for ever for the other."""
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    numbers = iter(range(10**6))
+
+    def run(fault: Fault | None) -> tuple[int, Any]:
+        address = socket_address(f"key {next(numbers)} {os.getpid()}")
+        with profiled(FOLDERS, fault) as counts:
+            try:
+                status = answer_table(address)
+            except (Exception, SystemExit):  # noqa: BLE001 - as a task of Spark fails
+                status = FAILED
+        return status, counts
+
+    assert run(None)[0] == 0
+    status, counts = run(None)
+    assert status == 0
+    found = {
+        str(fault): status
+        for fault in faults_of(counts, one_in=one_in)
+        if (status := in_process(lambda fault=fault: run(fault)[0], tmp_path / "stderr"))  # type: ignore[misc]
+        not in {0, FAILED}
+    }
+    assert not found
+
+
+def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is never yielded with, or left out for, rows that have no answer."""
+    answers = BatchAnswers({"prompt": "{{ text }}"}, TABLE.schema)
+    lines = BatchAnswers._lines
+    monkeypatch.setattr(BatchAnswers, "_lines", lambda *given: [*lines(*given)][:-1])
+    process: Any = Process()
+    with pytest.raises(Exception, match="the engine has answered fewer rows than there are"):
+        list(answers.answered(process, TABLE.to_batches()))
+
+
+def test_a_reader_that_fails_ends_all_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait for an answer get the reason, whatever the exception is."""
+    monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
+    address, process = socket_address("a key"), Process()
+    monkeypatch.setattr(HostedEngine, "_resolve", lambda *_: 1 / 0)
+    with Listener(address, family="AF_UNIX") as listener:
+        host = EngineHost(process)  # type: ignore[arg-type]
+        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        engine = HostedEngine(address, {}, {})
+        answered = engine.send_line(1, b"{}").future
+        with pytest.raises(EngineDied, match="cannot be read: ZeroDivisionError"):
+            answered.result(timeout=60)
+        host.close()
