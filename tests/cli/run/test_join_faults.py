@@ -14,7 +14,7 @@ from tests.faults import Call, Fault, faults_of, in_process, profiled
 from tidemill.cli.main import main
 
 FOLDERS = ("cli/files", "batch/file")
-ONE_IN = 29
+ONE_IN = 61
 
 
 @pytest.mark.parametrize("one_in", [ONE_IN, pytest.param(1, marks=pytest.mark.long)])

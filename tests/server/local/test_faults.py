@@ -46,7 +46,7 @@ async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], ob
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
 
 
-@pytest.mark.parametrize("one_in", [23, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("one_in", [61, pytest.param(1, marks=pytest.mark.long)])
 async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_in: int) -> None:
     """What fails is tried again, or ends the batch with its finished rows and an error."""
     await run_batch(tmp_path / "first", None)
