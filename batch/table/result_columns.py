@@ -48,13 +48,21 @@ _NOT_AN_OBJECT = "The answer is not a JSON object of the schema."
 class ResultFacts:
     """Facts about all rows that decide the types of columns.
 
-    `num_floats` are those of a vector, 0 where there is none.
+    `num_floats` are those of a vector, 0 where there is none. Where a row has no vector the column
+    is a list of any length: pyarrow 25 does not read Parquet's lists of a fixed length with nulls.
     """
 
     has_reasoning: bool = False
     has_tool_calls: bool = False
     num_floats: int = 0
     has_many_vectors: bool = False
+    has_missing_vectors: bool = False
+
+    @property
+    def vector_size(self) -> int:
+        """Length of the list type of a vector; -1 for a list of any length."""
+        is_null = self.has_missing_vectors and not self.has_many_vectors
+        return -1 if is_null or not self.num_floats else self.num_floats
 
     @classmethod
     def of_rows(cls, rows: Iterable[bytes], recipe: Recipe) -> Self:
@@ -69,8 +77,11 @@ class ResultFacts:
                 continue
             if not facts.num_floats and (found := _without_vectors(row)[1]):
                 facts = replace(facts, num_floats=len(a2b_base64(found[0])) // _FLOAT_BYTES)
-            if not facts.has_many_vectors and row.count(_VECTOR_START) > 1:
+            num_vectors = row.count(_VECTOR_START)
+            if num_vectors > 1 and not facts.has_many_vectors:
                 facts = replace(facts, has_many_vectors=True)
+            if not num_vectors and not facts.has_missing_vectors:
+                facts = replace(facts, has_missing_vectors=True)
         return facts
 
 
@@ -142,7 +153,7 @@ class ResultColumns:
                 fields.append(JSON_TEXT.with_name("logprobs"))
             fields.append(pa.field("finish_reason", text))
         elif recipe.route is EMBEDDINGS:
-            vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.num_floats or -1)
+            vector = pa.list_(_VECTOR_TYPES[recipe.vectors], facts.vector_size)
             fields = [pa.field("embedding", pa.list_(vector) if facts.has_many_vectors else vector)]
         elif recipe.route in {SCORE, GENERATIVE_SCORING}:
             fields = [pa.field("scores", pa.list_(pa.float64()))]
@@ -214,32 +225,25 @@ class ResultColumns:
         return isinstance(parse_answer(text), dict)
 
     def _vectors(self, each: Sequence[list[bytes]], num_rows: int, kind: pa.DataType) -> pa.Array:
-        """Return vectors of a fixed length, straight from the bytes that base64 holds."""
+        """Return the vectors of each row, straight from the bytes that base64 holds."""
         size = self._facts.num_floats
         if not size:
             return pa.nulls(num_rows, kind)
-        has_many = self._facts.has_many_vectors
-        zeros = bytes(size * _FLOAT_BYTES)
-        data = b"".join(
-            [
-                piece
-                for texts in each
-                for piece in ([a2b_base64(text) for text in texts] or ([] if has_many else [zeros]))
-            ]
-        )
+        data = b"".join([a2b_base64(text) for texts in each for text in texts])
         floats = pa.Array.from_buffers(
             pa.float32(), len(data) // _FLOAT_BYTES, [None, pa.py_buffer(data)]
         )
         values = _narrowed(floats, self._recipe.vectors)
-        is_null = pa.array([not texts for texts in each])
-        if not has_many:
-            return pa.FixedSizeListArray.from_arrays(values, type=kind, mask=is_null)
-        vectors = pa.FixedSizeListArray.from_arrays(values, type=kind.value_type)
+        if pa.types.is_fixed_size_list(kind):
+            return pa.FixedSizeListArray.from_arrays(values, type=kind)
+        step = size
+        if self._facts.has_many_vectors:
+            values, step = pa.FixedSizeListArray.from_arrays(values, type=kind.value_type), 1
         offsets, end = [], 0
         for texts in each:
             offsets.append(end if texts else None)
-            end += len(texts)
-        return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), vectors, type=kind)
+            end += len(texts) * step
+        return pa.ListArray.from_arrays(pa.array([*offsets, end], pa.int32()), values, type=kind)
 
 
 def _without_vectors(row: bytes) -> tuple[bytes, list[bytes]]:

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import struct
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -171,22 +172,32 @@ def test_reasoning_and_tool_calls_have_columns_where_a_row_has_them() -> None:
     ("kind", "expected"),
     [("float32", [0.5, -1.0]), ("float16", [0.5, -1.0]), ("int8", [64, -127])],
 )
-def test_vectors_are_lists_of_a_fixed_length(kind: str, expected: list[float]) -> None:
-    """Of the type that was asked for; null where a row failed."""
+@pytest.mark.parametrize("num_failed", [0, 1])
+def test_vectors_are_lists_that_parquet_gives_back(
+    kind: str, expected: list[float], num_failed: int, tmp_path: Path
+) -> None:
+    """The list has a fixed length unless a row failed, whose vector is null."""
     text = base64.b64encode(struct.pack("<2f", 0.5, -1.0)).decode()
-    rows = [row(None), row({"data": [{"index": 0, "embedding": text}], "usage": USAGE})]
+    embedded = row({"data": [{"index": 0, "embedding": text}], "usage": USAGE})
+    rows = [row(None)] * num_failed + [embedded]
+    vectors = [None] * num_failed + [expected]
     schema, found = columns_of(rows, url="/v1/embeddings", vectors=kind)
-    assert pa.types.is_fixed_size_list(schema.field("embedding").type)
-    assert [each["embedding"] for each in found] == [None, expected]
+    assert pa.types.is_fixed_size_list(schema.field("embedding").type) == (not num_failed)
+    assert [each["embedding"] for each in found] == vectors
+    pq.write_table(pa.Table.from_pylist(found, schema), tmp_path / "table.parquet")
+    assert pq.read_table(tmp_path / "table.parquet")["embedding"].to_pylist() == vectors
 
 
-def test_rows_of_several_texts_have_several_vectors() -> None:
-    """And rows that failed have none."""
+def test_rows_of_several_texts_have_several_vectors(tmp_path: Path) -> None:
+    """A row that failed has none, and Parquet gives all of them back."""
     texts = [base64.b64encode(struct.pack("<2f", n, n)).decode() for n in (1, 2)]
     data = [{"index": place, "embedding": text} for place, text in enumerate(texts)]
     rows = [row({"data": data}), row(None), row({"data": data[:1]})]
-    _, found = columns_of(rows, url="/v1/embeddings")
-    assert [each["embedding"] for each in found] == [[[1, 1], [2, 2]], None, [[1, 1]]]
+    schema, found = columns_of(rows, url="/v1/embeddings")
+    vectors = [[[1, 1], [2, 2]], None, [[1, 1]]]
+    assert [each["embedding"] for each in found] == vectors
+    pq.write_table(pa.Table.from_pylist(found, schema), tmp_path / "table.parquet")
+    assert pq.read_table(tmp_path / "table.parquet")["embedding"].to_pylist() == vectors
 
 
 def test_scores_and_ranks_are_lists() -> None:
