@@ -26,8 +26,9 @@ from typing import Any, Final
 
 # pytest changes the variable between the phases of one test.
 _PHASE: Final = b"PYTEST_CURRENT_TEST"
-# Set by the first import of torch's compiler and of our CDK app, to the same values in any process.
-_OF_IMPORTS: Final = (b"TORCHINDUCTOR_CACHE_DIR", b"JSII_SILENCE_WARNING_")
+# Set by the first import of torch's compiler, of our CDK app and of `datasets`, to the same values in
+# any process.
+_OF_IMPORTS: Final = (b"TORCHINDUCTOR_CACHE_DIR", b"JSII_SILENCE_WARNING_", b"KMP_")
 _SIGNALS: Final = [int(each) for each in signal.Signals if each not in {9, 19}]
 _LOGGERS: Final = [
     logging.getLogger(name) for name in ("root", "tidemill", "asyncio", "boto3", "botocore")

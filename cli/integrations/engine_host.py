@@ -107,14 +107,13 @@ class EngineHost:
         """Return the message of a row."""
         try:
             row = answered.result()
+            return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
         except CancelledError:
             return MESSAGE.pack(DIED, ticket) + b"its connection was closed"
         except TidemillError as exc:
             reason = str(exc)
         except BaseException as exc:  # noqa: BLE001 - without a message its process would wait for ever
             reason = f"a line has no row: {type(exc).__name__}: {exc}"
-        else:
-            return MESSAGE.pack(ROW if row.is_success else FAILED_ROW, ticket) + row.data
         self._end(reason)
         return MESSAGE.pack(DIED, ticket) + reason.encode()
 

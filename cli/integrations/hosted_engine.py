@@ -54,13 +54,20 @@ class HostedEngine:
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
         """Send a line; its future has the row, or EngineDied."""
         future: Future[AnsweredRow] = Future()
+        failure: OSError | None = None
         with self._lock:
             if self._died is not None:
                 raise EngineDied(self._died)
             ticket = next(self._tickets)
             self._waiting[ticket] = future
-            with suppress(OSError):  # the reader finds it closed, too
+            try:
                 self._connection.send_bytes(LINE.pack(ticket, number) + data)
+            except ConnectionError:
+                pass  # the reader finds it closed, too, and may have the reason
+            except OSError as exc:
+                failure = exc
+        if failure is not None:
+            self._end(f"its host cannot be reached: {failure}")
         return Sent(future, len(data))
 
     def _read_all(self) -> None:

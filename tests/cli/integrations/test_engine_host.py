@@ -9,13 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from multiprocessing.connection import Listener
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from tests.cli.hosting import accepting_host
 from tidemill.cli.integrations import sockets
 from tidemill.cli.integrations.engine_host import EngineHost
 from tidemill.cli.integrations.hosted_engine import HostedEngine
@@ -68,15 +68,8 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def host(process: Any, address: str) -> Iterator[EngineHost]:
     """Return a host that accepts connections."""
-    with Listener(address, family="AF_UNIX") as listener:
-        host = EngineHost(process)
-        accepting = threading.Thread(target=host.accept_all, args=(listener,), daemon=True)
-        accepting.start()
+    with accepting_host(process, address) as host:
         yield host
-        host.close()
-        # A thread that waits for a connection does not notice that the socket is closed.
-        listener._listener._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
-        accepting.join()
 
 
 def test_connections_share_an_engine(host: EngineHost, process: Process, address: str) -> None:
@@ -114,15 +107,12 @@ def test_a_dead_engine_ends_all_connections(
 def test_an_engine_that_hangs_ends_its_host(address: str) -> None:
     """Each connection has the reason, so that a Spark task fails instead of waiting for ever."""
     process = EngineProcess([sys.executable, str(SCRIPT)], stall_seconds=0.5)
-    with Listener(address, family="AF_UNIX") as listener:
-        host = EngineHost(process)
-        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+    with accepting_host(process, address) as host:
         sent = HostedEngine(address, {}, {}).send_line(1, HANGS)
         with pytest.raises(EngineDied, match="stalled: "):
             sent.future.result(WAIT_SECONDS)
         host.wait_until_idle(WAIT_SECONDS)
         assert not host.is_needed
-        host.close()
     process.close()
 
 

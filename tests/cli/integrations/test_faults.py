@@ -6,13 +6,13 @@ import json
 import os
 import threading
 from concurrent.futures import Future
-from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.cli.hosting import accepting_host
 from tests.faults import Fault, faults_of, in_process, profiled
 from tidemill.cli.integrations import sockets
 from tidemill.cli.integrations.batch_answers import BatchAnswers
@@ -24,6 +24,7 @@ from tidemill.cli.python.errors import EngineDied
 from tidemill.cli.python.in_flight import Sent
 
 FOLDERS = ("cli/integrations", "cli/python/in_flight", "batch/table")
+RECIPE = {"prompt": "{{ text }}", "params": {"temperature": 0}}
 TABLE = pa.table({"text": [f"text {number}" for number in range(9)]})
 CHOICE = {"message": {"content": "hi"}, "finish_reason": "stop"}
 BODY = {"choices": [CHOICE], "usage": {"total_tokens": 1}}
@@ -57,12 +58,10 @@ def _close_once_idle(host: EngineHost) -> None:
 def answer_table(address: str) -> int:
     """Answer the rows of a table by a host and a connection to it; return 0 for all of them."""
     process: Any = Process()
-    with Listener(address, family="AF_UNIX") as listener:
-        host = EngineHost(process)
-        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+    with accepting_host(process, address) as host:
         threading.Thread(target=_close_once_idle, args=(host,), daemon=True).start()
         engine = HostedEngine(address, {}, {})
-        answers = BatchAnswers({"prompt": "{{ text }}"}, TABLE.schema)
+        answers = BatchAnswers(RECIPE, TABLE.schema)
         found = [*answers.answered(engine, TABLE.to_batches(max_chunksize=4))]
         is_whole = pa.Table.from_batches(found).column("output_text").to_pylist() == ["hi"] * 9
     return 0 if is_whole else WRONG
@@ -99,7 +98,7 @@ def test_a_table_has_all_answers_or_an_error(
 
 def test_fewer_answers_than_rows_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is never yielded with, or left out for, rows that have no answer."""
-    answers = BatchAnswers({"prompt": "{{ text }}"}, TABLE.schema)
+    answers = BatchAnswers(RECIPE, TABLE.schema)
     lines = BatchAnswers._lines
     monkeypatch.setattr(BatchAnswers, "_lines", lambda *given: [*lines(*given)][:-1])
     process: Any = Process()
@@ -114,11 +113,8 @@ def test_a_reader_that_fails_ends_all_waits(
     monkeypatch.setattr(sockets.tempfile, "tempdir", str(tmp_path))
     address, process = socket_address("a key"), Process()
     monkeypatch.setattr(HostedEngine, "_resolve", lambda *_: 1 / 0)
-    with Listener(address, family="AF_UNIX") as listener:
-        host = EngineHost(process)  # type: ignore[arg-type]
-        threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+    with accepting_host(process, address):
         engine = HostedEngine(address, {}, {})
         answered = engine.send_line(1, b"{}").future
         with pytest.raises(EngineDied, match="cannot be read: ZeroDivisionError"):
             answered.result(timeout=60)
-        host.close()

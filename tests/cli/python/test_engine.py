@@ -8,20 +8,18 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
-from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.cli.hosting import accepting_host
 from tidemill import Engine, EngineDied, RequestFailed, TidemillError
 from tidemill.cli.integrations.batch_answers import BatchAnswers
-from tidemill.cli.integrations.engine_host import EngineHost
 from tidemill.cli.integrations.hosted_engine import HostedEngine
 from tidemill.handler.worker.engine_process import frames
 
@@ -197,12 +195,9 @@ def test_a_request_above_the_limit_of_a_frame_ends_no_dataset(
         found = answered.to_pylist()
     else:
         address = str(tmp_path / "s")
-        with Listener(address, family="AF_UNIX") as listener:
-            host = EngineHost(engine.process)
-            threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
+        with accepting_host(engine.process, address):
             [answered] = answers.answered(HostedEngine(address, {}, {}), [batch])
             found = answered.to_pylist()
-            host.close()
     assert [row["text"] for row in found] == ["Paris", None, "Paris"]
     assert [row["error"] is None for row in found] == [True, False, True]
     assert "too long" in found[1]["error"]

@@ -66,6 +66,7 @@ class Client:
     """Client of a replica's engine that is in this process."""
 
     stats = EngineStats()
+    death: str | None = None
 
     def __init__(self, engine: CountingEngine) -> None:
         self._engine = engine

@@ -198,6 +198,7 @@ def test_a_restart_that_fails_ends_the_run() -> None:
 
     class Client:
         stats = EngineStats()
+        death: str | None = None
 
         async def start(self) -> EngineInfo:
             return EngineInfo("scripted", None, "test", "cpu", 0, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -237,7 +238,7 @@ def foreign(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        (flipped_bits, "58 damaged results ignored and computed again"),
+        (flipped_bits, r"\d+ damaged results ignored and computed again"),
         (cut_off, "malformed"),
         (foreign, "file is not a database"),
     ],
@@ -261,7 +262,7 @@ def test_a_damaged_folder_costs_its_results(
     assert (texts_of(second), first) == ([body["say"] for body in bodies], second)
     assert num_second > 0
     said = capsys.readouterr().err
-    assert words in said
+    assert re.search(words, said)
     command = said.split("`tidemill ")[1].split("`")[0]
     assert main(command.split()) == 0
     assert "was damaged and has been deleted" in capsys.readouterr().err
