@@ -148,13 +148,13 @@ def loaded_engine(
     from .guard import Guard
     from .watched_engine import LoadClock, WatchedEngine
 
-    log(f"loading {config.model}")
-    started = time.monotonic()
     with ExitStack() as stack:
         guard = None
         if watch is not None and watch.has_guard:
             guard = stack.enter_context(Guard(watch.advice))
         clock = LoadClock(config.model, watch, guard)
+        log(f"loading {config.model}")
+        started = time.monotonic()
         try:
             with spinner(f"loading {config.model}"):
                 served = interruptible(

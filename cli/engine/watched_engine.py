@@ -72,6 +72,10 @@ class LoadClock:
     """Ends the wait for a load that takes longer than `start_seconds`, downloads not counted."""
 
     def __init__(self, model: str, watch: Watch | None, guard: Guard | None) -> None:
+        # Imported here, as a signal during an import ends the process without a word on the output.
+        from tidemill.engine.model.load_timing import is_downloading
+
+        self._is_downloading = is_downloading
         self._model = model
         self._watch = watch
         self._guard = guard
@@ -80,14 +84,12 @@ class LoadClock:
 
     def note_poll(self, seconds: float) -> None:
         """Count the time since the last poll; raises EngineLost."""
-        from tidemill.engine.model.load_timing import is_downloading
-
         if self._watch is None:
             return
         limit = self._watch.start_seconds
         if self._guard is not None:
             self._guard.beat(limit)
-        if is_downloading():  # which has timeouts of its own
+        if self._is_downloading():  # which has timeouts of its own
             return
         self._seconds += seconds
         if self._seconds > limit:
