@@ -26,7 +26,7 @@ from typing import Any, Final
 
 # pytest changes the variable between the phases of one test.
 _PHASE: Final = b"PYTEST_CURRENT_TEST"
-# Set by the first import of torch's compiler, our CDK app and `datasets`, always to the same values.
+# Set by the first import of torch's compiler, our CDK app and `datasets`, always to one value.
 _OF_IMPORTS: Final = (b"TORCHINDUCTOR_CACHE_DIR", b"JSII_SILENCE_WARNING_", b"KMP_")
 _SIGNALS: Final = [int(each) for each in signal.Signals if each not in {9, 19}]
 _LOGGERS: Final = [
