@@ -10,7 +10,6 @@ import _locale
 import _signal
 import asyncio
 import concurrent.futures.thread
-import contextvars
 import gc
 import logging
 import os
@@ -83,6 +82,13 @@ _SINGLETONS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], object]], ...]]
             "are_deterministic_algorithms_enabled()",
             lambda torch: torch.are_deterministic_algorithms_enabled(),
         ),
+    ),
+    # Context variables of libraries are their own: torch's compiler and notebooks leave some set.
+    "tidemill.engine.structured_output.verify": (
+        ("_until", lambda verify: verify._until.get(None)),
+    ),
+    "tidemill.engine.kernels.backends": (
+        ("_IS_REFERENCE", lambda backends: backends._IS_REFERENCE.get()),
     ),
     "numba": (("get_num_threads()", lambda numba: numba.get_num_threads()),),
 }
@@ -201,11 +207,6 @@ def _values() -> dict[str, object]:
         "the locale": _locale.setlocale(_locale.LC_ALL, None),
         "asyncio's event loop policy": type(asyncio.events._event_loop_policy),  # type: ignore[attr-defined]
         "logging.disable()": logging.root.manager.disable,
-        "the context variables": {
-            variable: value
-            for variable, value in contextvars.copy_context().items()
-            if variable.name != "decimal_context"  # made by the first use of a Decimal
-        },
         **{
             f"the logger {logger.name}": (
                 logger.level,

@@ -95,7 +95,7 @@ def sound() -> str:
 
 @pytest.fixture(scope="module")
 def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
-    """Return what loads the model of a kind, once."""
+    """Return what gives the model of a kind; all are loaded before a test looks at the process."""
     reranker = tmp_path_factory.mktemp("models") / "reranker"
     assemble(reranker)
     folders = {
@@ -105,14 +105,12 @@ def load(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
         "speech": demo.SPEECH_PATH,
     }
     with ExitStack() as stack:
-
-        @cache
-        def load(kind: str) -> Served:
-            config = EngineConfig(str(folders[kind]), max_num_seqs=4)
+        models = {}
+        for kind, folder in folders.items():
+            config = EngineConfig(str(folder), max_num_seqs=4)
             served = load_served(config, served_names=(NAME,), chat_template=None)
-            return stack.enter_context(closing(served))
-
-        yield load
+            models[kind] = stack.enter_context(closing(served))
+        yield models.__getitem__
 
 
 def answer(served: Served, url: str, body: str) -> Reply:

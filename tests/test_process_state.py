@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,8 @@ import torch
 
 from tests import process_state
 from tests.process_state import ProcessState
+from tidemill.engine.kernels.backends import reference_kernels
 from tidemill.handler.observability import logger
-
-VARIABLE: ContextVar[int] = ContextVar("variable")
 
 
 def test_nothing_is_found_where_nothing_changed() -> None:
@@ -64,9 +62,8 @@ def set_log_level() -> Iterator[None]:
 
 def set_context_variable() -> Iterator[None]:
     """Set a context variable."""
-    token = VARIABLE.set(1)
-    yield
-    VARIABLE.reset(token)
+    with reference_kernels():
+        yield
 
 
 def set_dtype() -> Iterator[None]:
@@ -91,7 +88,7 @@ def start_thread() -> Iterator[None]:
     ("change", "name"),
     [
         (set_log_level, "the logger root"),
-        (set_context_variable, "the context variables"),
+        (set_context_variable, "_IS_REFERENCE"),
         (set_dtype, "torch.get_default_dtype()"),
         (start_thread, "endless"),
     ],

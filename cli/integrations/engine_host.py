@@ -26,7 +26,7 @@ from typing import Final
 from ..python.engine import Engine
 from ..python.engine_process import AnsweredRow, EngineProcess
 from ..python.errors import TidemillError
-from .sockets import locked
+from .sockets import locked, shut_down
 
 LINE: Final = struct.Struct("!QQ")
 """Ticket and number of a line, before its bytes."""
@@ -95,7 +95,7 @@ class EngineHost:
         except TidemillError as exc:
             self._end(str(exc))
             return
-        except Exception as exc:  # noqa: BLE001 - its process would wait for ever
+        except BaseException as exc:  # noqa: BLE001 - its process would wait for ever
             self._end(f"its host failed: {type(exc).__name__}: {exc}")
             return
         served.close()
@@ -153,7 +153,11 @@ class ServedConnection:
 
         def pass_on(answered: Future[AnsweredRow]) -> None:
             self._running.discard(answered)
-            self.send(message_of(answered))
+            try:
+                self.send(message_of(answered))
+            except BaseException:
+                shut_down(self._connection)  # its process would wait for this row for ever
+                raise
 
         self._running.add(future)
         future.add_done_callback(pass_on)
@@ -171,6 +175,7 @@ class ServedConnection:
                 while (message := self._outgoing.get()) is not None:
                     self._connection.send_bytes(message)
         finally:
+            shut_down(self._connection)  # closed alone it would stay open for the thread that reads
             self._connection.close()
 
 

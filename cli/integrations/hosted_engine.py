@@ -20,7 +20,7 @@ from ..python.engine_process import AnsweredRow
 from ..python.errors import EngineDied
 from ..python.in_flight import Sent
 from .engine_host import DIED, LINE, MESSAGE, READY, ROW
-from .sockets import locked
+from .sockets import locked, shut_down
 
 _IDLE_SECONDS: Final = 60.0
 _GONE: Final = "the host of the engine has ended"
@@ -54,7 +54,6 @@ class HostedEngine:
     def send_line(self, number: int, data: bytes) -> Sent[AnsweredRow]:
         """Send a line; its future has the row, or EngineDied."""
         future: Future[AnsweredRow] = Future()
-        failure: OSError | None = None
         with self._lock:
             if self._died is not None:
                 raise EngineDied(self._died)
@@ -62,12 +61,10 @@ class HostedEngine:
             self._waiting[ticket] = future
             try:
                 self._connection.send_bytes(LINE.pack(ticket, number) + data)
-            except ConnectionError:
-                pass  # the reader finds it closed, too, and may have the reason
-            except OSError as exc:
-                failure = exc
-        if failure is not None:
-            self._end(f"its host cannot be reached: {failure}")
+            except OSError:
+                shut_down(
+                    self._connection
+                )  # the reader then ends the wait, with the reason if told
         return Sent(future, len(data))
 
     def _read_all(self) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
@@ -39,3 +41,9 @@ def locked(address: str) -> Iterator[None]:
     with (Path(address).parent / "lock").open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
         yield
+
+
+def shut_down(connection: Connection) -> None:
+    """End a connection for both processes and for the threads that wait for its messages."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.shutdown(socket.SHUT_RDWR)

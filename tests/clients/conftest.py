@@ -21,6 +21,7 @@ from tests.handler.intake.rig import Cloud
 from tidemill import demo
 from tidemill.batch.object_keys import DROP_TENANT
 from tidemill.handler.aws.sync import Aws
+from tidemill.handler.deployment import deployment as cached_deployment
 from tidemill.handler.tenants.keys import KeyStore
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +65,7 @@ def api(ministack: Emulator, tmp_path_factory: pytest.TempPathFactory) -> Iterat
             TIDEMILL_ENGINE_COMMAND=json.dumps([sys.executable, str(ENGINE)]),
         )
         with serving(cloud), listening() as url:
+            cached_deployment()  # before a test, which leaves the process as it was
             yield Api(f"{url}/v1", cloud.run(making))
 
 

@@ -28,6 +28,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         yield Api(str(found.client.base_url), "sk-one")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def started(api: Api, server: Api) -> None:
+    """Start both before the first test, which leaves the process as it was."""
+
+
 @pytest.fixture(params=["server", "api"])
 def typed(
     request: pytest.FixtureRequest,

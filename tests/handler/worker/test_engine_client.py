@@ -507,7 +507,7 @@ async def test_a_watchdog_that_fails_ends_the_engine(
     async def fail(_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(EngineClient, "_wait_until_stalled", fail)
+    monkeypatch.setattr(EngineClient, "_kill_stalled", fail)
     client = make_client()
     await client.start()
     with pytest.raises(EngineDied, match="the watchdog failed: MemoryError"):
