@@ -57,15 +57,13 @@ class EngineHost:
     def accept_all(self, listener: Listener) -> None:
         """Serve each connection in threads of its own, until the listener is closed."""
         try:
-            while True:
-                served = ServedConnection(listener.accept())
+            while (connection := _accept(listener)) is not None:
+                served = ServedConnection(connection)
                 with self._changed:
                     self._served.add(served)
                 threading.Thread(target=self._serve, args=(served,), daemon=True).start()
-        except OSError:  # it is closed
-            return
-        except Exception as exc:  # noqa: BLE001 - whoever connects would wait for ever
-            self._end(f"its host accepts no connections: {type(exc).__name__}: {exc}")
+        except BaseException as exc:  # noqa: BLE001 - a process that connects would wait for ever
+            self.end(f"its host accepts no connections: {type(exc).__name__}: {exc}")
 
     def wait_until_idle(self, idle_seconds: float) -> None:
         """Wait until there is no connection for so long, or the engine has died."""
@@ -93,10 +91,10 @@ class EngineHost:
                 future = self._process.send_line(number, line[LINE.size :]).future
                 served.answer_with(future, partial(self._message, ticket))
         except TidemillError as exc:
-            self._end(str(exc))
+            self.end(str(exc))
             return
         except BaseException as exc:  # noqa: BLE001 - its process would wait for ever
-            self._end(f"its host failed: {type(exc).__name__}: {exc}")
+            self.end(f"its host failed: {type(exc).__name__}: {exc}")
             return
         served.close()
         with self._changed:
@@ -114,10 +112,11 @@ class EngineHost:
             reason = str(exc)
         except BaseException as exc:  # noqa: BLE001 - without a message its process would wait for ever
             reason = f"a line has no row: {type(exc).__name__}: {exc}"
-        self._end(reason)
+        self.end(reason)
         return MESSAGE.pack(DIED, ticket) + reason.encode()
 
-    def _end(self, reason: str) -> None:
+    def end(self, reason: str) -> None:
+        """Note that no line can be answered any more, and why; `wait_until_idle` then returns."""
         with self._changed:
             self._died = self._died or reason
             self._changed.notify_all()
@@ -152,8 +151,8 @@ class ServedConnection:
         """Send the message of a row once it is there."""
 
         def pass_on(answered: Future[AnsweredRow]) -> None:
-            self._running.discard(answered)
             try:
+                self._running.discard(answered)
                 self.send(message_of(answered))
             except BaseException:
                 shut_down(self._connection)  # its process would wait for this row for ever
@@ -179,6 +178,13 @@ class ServedConnection:
             self._connection.close()
 
 
+def _accept(listener: Listener) -> Connection | None:
+    """Return the next connection, None once the listener is closed."""
+    with suppress(OSError):
+        return listener.accept()
+    return None
+
+
 def main(address: str, idle_seconds: str, options: str) -> None:
     """Serve an engine of these options (JSON) at a socket, until nobody needs it."""
     listener = Listener(address, family="AF_UNIX", backlog=64)
@@ -186,6 +192,8 @@ def main(address: str, idle_seconds: str, options: str) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with Engine(**json.loads(options)) as engine:
         host = EngineHost(engine.process)
+        # A thread that fails would leave its connection waiting for ever.
+        threading.excepthook = lambda failed: host.end(f"a thread failed: {failed.exc_value!r}")
         threading.Thread(target=host.accept_all, args=(listener,), daemon=True).start()
         is_needed = True
         while is_needed:

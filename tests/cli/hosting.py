@@ -22,7 +22,7 @@ def accepting_host(process: Any, address: str) -> Iterator[EngineHost]:
         try:
             yield host
         finally:
-            host._end("its test is over")
+            host.end("its test is over")
             host.close()
             # A thread that waits for a connection does not notice that the socket is closed.
             listener._listener._socket.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pytest
 
 from tests.cli.hosting import accepting_host
-from tests.faults import Fault, faults_of, in_process, profiled
-from tidemill.cli.integrations import sockets
+from tests.faults import Call, Fault, faults_of, in_process, profiled
+from tidemill.cli.integrations import hosted_engine, sockets
 from tidemill.cli.integrations.batch_answers import BatchAnswers
 from tidemill.cli.integrations.engine_host import EngineHost
 from tidemill.cli.integrations.hosted_engine import HostedEngine
@@ -55,6 +56,11 @@ def _close_once_idle(host: EngineHost) -> None:
         host.close()
 
 
+def no_host(*_: object) -> NoReturn:
+    """Fail as where no host can be started."""
+    raise EngineDied("no host")
+
+
 def answer_table(address: str) -> int:
     """Answer the rows of a table by a host and a connection to it; return 0 for all of them."""
     process: Any = Process()
@@ -67,6 +73,19 @@ def answer_table(address: str) -> int:
     return 0 if is_whole else WRONG
 
 
+def _is_beyond_guards(call: Call) -> bool:
+    """Say whether a call is the first of a thread or a callback, or leaves a lock locked.
+
+    In a host a thread that fails there, or a connection that is accepted and not served, ends with
+    the host's process, which this test does not have.
+    """
+    function, _, called = call.function.partition(" > ")
+    name = function.rpartition(".")[2]
+    entries = ("_serve", "_send_all", "_read_all", "pass_on", "__init__")
+    is_entry = not called and name in entries
+    return is_entry or name in {"accept_all", "_accept"} or called == "__exit__"
+
+
 @pytest.mark.parametrize("one_in", [37, pytest.param(1, marks=pytest.mark.long)])
 def test_a_table_has_all_answers_or_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_in: int
@@ -77,6 +96,8 @@ def test_a_table_has_all_answers_or_an_error(
 
     def run(fault: Fault | None) -> tuple[int, Any]:
         address = socket_address(f"key {next(numbers)} {os.getpid()}")
+        # One that breaks is not replaced: its lines would be answered by a real model.
+        monkeypatch.setattr(hosted_engine, "_start", no_host)
         with profiled(FOLDERS, fault) as counts:
             try:
                 status = answer_table(address)
@@ -87,6 +108,7 @@ def test_a_table_has_all_answers_or_an_error(
     assert run(None)[0] == 0
     status, counts = run(None)
     assert status == 0
+    counts = Counter({call: counts[call] for call in counts if not _is_beyond_guards(call)})
     found = {
         str(fault): status
         for fault in faults_of(counts, one_in=one_in)
