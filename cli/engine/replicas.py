@@ -229,7 +229,8 @@ class Replicas:
         except Exception as exc:  # noqa: BLE001 - whatever it is, requests must not wait for it
             if self.failure is None:
                 log(f"engine {replica.number} is not started again: {exc}")
-            if not self.ready and self._starting == {replica}:
+            is_last = all(one.client is None for one in self.all)
+            if is_last and self._starting == {replica}:
                 self._fail(f"no engine is left: {exc}")
         finally:
             self._starting.discard(replica)

@@ -213,6 +213,10 @@ class Router:
         if self._suspected.pop(request.number, None) is not None:
             self._suspects.drop(request.number)
         self._suspects.finish(request.number)
+        for death in self._deaths.values():  # it needs no verdict
+            for requests in (death.lost, death.unsent):
+                if request in requests:
+                    requests.remove(request)
         self._leave(request)
         self._admit()
 

@@ -30,7 +30,7 @@ from tidemill.protocol.contract import (
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS, StallClock
 
-from ..console.errors import STACKS, EngineLost
+from ..console.errors import STACKS, EngineLost, failure_of
 from ..console.signals import interruptible
 from ..console.terminal import log, print_details
 from .guard import Guard
@@ -194,6 +194,13 @@ class WatchedEngine:
             self._cancelled.discard(task)
 
     def _run(self) -> None:
+        """Watch the engine until it is closed; its calls also fail where it cannot be watched."""
+        try:
+            self._watch_calls()
+        except Exception as exc:  # noqa: BLE001 - unwatched it might hang for ever
+            self._fail(f"the watchdog failed: {failure_of(exc)}")
+
+    def _watch_calls(self) -> None:
         """Watch the engine until it is closed; fail its calls when it stalls."""
         clock, beats, turns = StallClock(self._watch.stall_seconds), 0, -1
         while not self._ended.wait(clock.tick_seconds):
@@ -209,7 +216,7 @@ class WatchedEngine:
                 num_calls = len(calls) if is_engine else 0
                 reason = clock.note_tick(num_calls, work, beats=beats, turns=turns)
                 if reason is not None:
-                    self._fail(reason)
+                    self._fail(f"{reason} (--stall-seconds)")
                     return
             for loop in {task.get_loop() for task in calls}:
                 with suppress(RuntimeError):  # it is closed
@@ -228,7 +235,7 @@ class WatchedEngine:
 
     def _fail(self, reason: str) -> None:
         """Let all calls raise EngineStalled, and end the process if it does not end by itself."""
-        self.failure = EngineStalled(f"{reason} (--stall-seconds)")
+        self.failure = EngineStalled(reason)
         for loop in {task.get_loop() for task in self._calls.copy()}:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._cancel_calls, loop)

@@ -15,6 +15,7 @@ from pathlib import Path
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import RowHead, parse_row_head
 
+from ..console.errors import OutputLost
 from .kept_rows import KeptRows, find_kept_rows
 from .output import LocalFile
 from .row_writer import OrderedRows, OutputFiles
@@ -73,11 +74,12 @@ class RetryWriter(OrderedRows):
         stack.callback(spool.close)
         spool.load(lines(), self._new.num_rows)
         files, written = OutputFiles(*opened), self._new.num_rows
-        old_rows = _OldRows(output, old, written, is_ok, stack)
+        old_rows = _OldRows(output, old, is_ok, stack)
         super().__init__(files, self._new, spool, (old_rows, earlier))
         self._earlier = earlier
         later = [place for place in earlier.places if place >= written and place not in spool]
-        num_copied = old.ok.count(1, written) + len(later)
+        copied = [place for place in old_rows.places if place >= written and place not in spool]
+        num_copied = len(copied) + len(later)
         self.num_kept = written + num_copied + spool.num_waiting
         self.num_reused = 0
         self.num_kept_ok = self._new.num_ok + num_copied + spool.num_ok
@@ -112,34 +114,38 @@ class _OldRows:
         self,
         path: Path,
         old: KeptRows,
-        num_new: int,
         is_ok: Callable[[RowHead], bool],
         stack: ExitStack,
     ) -> None:
+        self._path = path
         self._ok = old.ok
         self._is_ok = is_ok
-        self._rows = self._read(path, old, num_new, stack)
+        self._rows = self._read(old.cuts[0], stack)
+
+    @property
+    def places(self) -> Iterator[int]:
+        """Places of the successful rows, in order."""
+        return (place for place, is_ok in enumerate(self._ok) if is_ok)
 
     def __contains__(self, place: object) -> bool:
         return isinstance(place, int) and place < len(self._ok) and self._ok[place] == 1
 
     def pop(self, place: int) -> Row:
-        """Return the next row, which is that of the line at this place."""
-        del place
-        return Row(next(self._rows), is_success=True)
+        """Return the row of the line at a place; the rows before it are skipped."""
+        for found, row in self._rows:
+            if found == place:
+                return Row(row, is_success=True)
+        raise OutputLost(f"{self._path} was changed while the job ran")
 
-    def _read(self, path: Path, old: KeptRows, num_new: int, stack: ExitStack) -> Iterator[bytes]:
+    def _read(self, num_bytes: int, stack: ExitStack) -> Iterator[tuple[int, bytes]]:
+        """Yield each successful row of the first `num_bytes` with its place."""
         # Opened lazily: there may be no such row.
-        file = stack.enter_context(path.open("rb", buffering=_BUFFER_BYTES))
-        num_there = old.ok.count(1, 0, num_new)
-        while file.tell() < old.cuts[0]:
+        file = stack.enter_context(self._path.open("rb", buffering=_BUFFER_BYTES))
+        places = iter(self.places)
+        while file.tell() < num_bytes:
             row = file.readline()
-            if not self._is_ok(parse_row_head(row)):
-                continue
-            if num_there:
-                num_there -= 1
-            else:
-                yield row
+            if self._is_ok(parse_row_head(row)):
+                yield next(places), row
 
 
 class _RetryFile(LocalFile):

@@ -91,7 +91,7 @@ class RowSettings:
             "retries_truncated": self.retries_truncated,
         }
         with growing.open("w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(found, file, default=str)  # a recipe of TOML may contain a date
             file.flush()
             os.fsync(file.fileno())
         growing.replace(path)

@@ -62,7 +62,7 @@ class ShardMark:
         """Write the mark, so that it is there as a whole or not at all."""
         growing = path.with_name(path.name + ".new")
         with growing.open("w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
+            json.dump(asdict(self), file, default=str)
             file.flush()
             os.fsync(file.fileno())
         growing.replace(path)

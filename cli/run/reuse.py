@@ -118,7 +118,8 @@ class Reuse:
     def close(self) -> None:
         """Write what was kept."""
         cache, self._cache = self._cache, None
-        self.rows.close()
+        with suppress(OSError):  # a full disk: the rows were given up
+            self.rows.close()
         if cache is not None:
             _note_damage(cache)
             try:

@@ -113,7 +113,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
 
 def as_json(card: Mapping[str, Any]) -> str:
     """Return the card for programs."""
-    return json.dumps(card, ensure_ascii=False, indent=2) + "\n"
+    return json.dumps(card, ensure_ascii=False, indent=2, default=str) + "\n"
 
 
 def as_markdown(card: Mapping[str, Any]) -> str:
@@ -127,7 +127,7 @@ def as_markdown(card: Mapping[str, Any]) -> str:
             parts += [f"\n## {title}\n```", *_plot(card["lengths"][name]), "```"]
     for name in ("settings", "recipe"):
         if card[name]:
-            text = json.dumps(card[name], ensure_ascii=False, indent=2)
+            text = json.dumps(card[name], ensure_ascii=False, indent=2, default=str)
             parts.append(f"\n## {name.capitalize()}\n```json\n{text}\n```")
     uses = [SettingsUse(each["settings"], each["rows"]) for each in card["made_with"]]
     if len(uses) > 1:

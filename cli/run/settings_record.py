@@ -164,11 +164,23 @@ def open_record(
     earlier = None
     if options.resume and isinstance(output, LocalFile) and _has_rows(output, files):
         earlier = _earlier_settings(options)
-        if earlier is not None and earlier.retries_truncated and is_retry_started(output.path):
-            options = replace(options, retry_truncated=True)  # that retry is continued
+        if is_retry_started(output.path):
+            options = _continuing_retry(options, earlier)
     record = SettingsRecord(options, settings, earlier, path)
     record.check()
     return record
+
+
+def _continuing_retry(options: RunOptions, earlier: RowSettings | None) -> RunOptions:
+    """Return the options of a resume that goes on with an interrupted retry."""
+    if earlier is not None and earlier.retries_truncated:
+        return replace(options, retry_truncated=True)
+    if options.retry_truncated:
+        raise Refused(
+            "a retry of failed rows was interrupted: finish it with --resume alone, then give "
+            "--resume --retry-truncated"
+        )
+    return options
 
 
 def check_complete(options: RunOptions, config: EngineConfig, template: str | None) -> None:

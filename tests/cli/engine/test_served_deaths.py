@@ -6,11 +6,16 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from random import Random
+from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from tests.cli.engine.fake_clients import Life, Machine, install
+from tidemill.cli.engine.replicas import Replicas
+from tidemill.cli.engine.routing import Router
 from tidemill.cli.engine.served_replicas import ServedReplicas
 from tidemill.protocol.contract import EngineError, Reply
 
@@ -104,3 +109,45 @@ async def test_a_server_without_engines_says_so(monkeypatch: pytest.MonkeyPatch)
             await ask(served, "r0", is_online=True)
         with pytest.raises(EngineError, match="no engine is left"):
             served.stats()
+
+
+async def test_a_request_that_leaves_before_the_verdict_blocks_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its client is gone, so it is not tried, and suspects of a later death run again."""
+    machine = Machine(slots=4, turns=50)
+    install(monkeypatch, machine)
+    replicas = Replicas([["1"], ["2"]])
+    router, may_end = Router(replicas), asyncio.Event()
+
+    async def fetch(client: Any, name: str) -> Any:
+        return await client.fetch_row(1, 0, to_json({"custom_id": name}))
+
+    async def fetch_late(client: Any, name: str) -> Any:
+        try:
+            return await fetch(client, name)
+        except BaseException:
+            await may_end.wait()  # as one that waits for a pipe with room
+            raise
+
+    async def turns(number: int) -> None:
+        for _ in range(number):
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60), replicas.started():
+        leaving = asyncio.create_task(router.run(partial(fetch, name="a"), home=0))
+        late = asyncio.create_task(router.run(partial(fetch_late, name="b"), home=0))
+        await turns(4)
+        machine.kill(1)
+        await turns(3)
+        leaving.cancel()
+        await turns(1)
+        may_end.set()
+        assert await late
+        machine.turns = 10**6
+        last = asyncio.create_task(router.run(partial(fetch, name="c"), home=0))
+        await turns(30)
+        [busy] = [number for number, one in enumerate(replicas.all, 1) if one.sent]
+        machine.turns = 3
+        machine.kill(busy)
+        assert await last

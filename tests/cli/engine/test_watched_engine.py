@@ -96,6 +96,22 @@ async def test_all_calls_end_with_the_reason_and_the_stacks() -> None:
     assert await asyncio.to_thread(engine.closed.wait, WAIT_SECONDS)
 
 
+async def test_a_watchdog_that_fails_ends_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unwatched the engine might hang for ever, and the guard would end a healthy process."""
+    engine = Engine()
+
+    def fail() -> EngineStats:
+        raise MemoryError
+
+    monkeypatch.setattr(engine, "stats", fail)
+    with (
+        closing(WatchedEngine(engine, SOON, None)) as watched,
+        pytest.raises(EngineStalled, match="the watchdog failed: MemoryError"),
+    ):
+        await ask(watched)
+    assert await asyncio.to_thread(engine.closed.wait, WAIT_SECONDS)
+
+
 async def test_a_layer_is_progress_and_an_idle_engine_needs_none() -> None:
     """A step may take longer than the limit, as long as its layers go on."""
     engine = Engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,13 @@ def test_joined_rows_have_the_settings_of_all_shards(tmp_path: Path) -> None:
     assert RowSettings.load(tmp_path / "x.settings") == joined
     assert joined_settings([(None, 5)]) is None
     assert RowSettings.load(tmp_path / "none") is None
+
+
+def test_dates_of_a_recipe_are_settings(tmp_path: Path) -> None:
+    """TOML has dates, JSON has none: they are stored as text and compare as equal."""
+    settings = {"params": {"metadata": {"day": date(2026, 1, 1)}}}
+    RowSettings((SettingsUse(settings),)).save(tmp_path / "settings")
+    loaded = RowSettings.load(tmp_path / "settings")
+    assert loaded is not None
+    assert loaded.latest is not None
+    assert not differences(loaded.latest, settings)

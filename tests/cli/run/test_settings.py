@@ -293,6 +293,28 @@ def test_an_interrupted_retry_of_truncated_rows_is_continued(
     assert len(rows(out)) == 4
 
 
+def test_a_retry_without_its_settings_puts_each_row_in_its_place(
+    run: Any, write_input: Write, out: Path
+) -> None:
+    """A row may be in the old output and, run again, in the spool of the retry."""
+    slow = line("a", wait=0.5, name="a")
+    source = write_input(slow, line("b"), truncated("c"), line("d"), line("e"))
+    given = ["-i", source, "-o", out, "--no-plan", "--max-tokens", 5]
+    run.fails_at = {"a"}
+    assert run(*given) == 0
+    run.fails_at, run.dies_at = set(), "a"
+    with pytest.raises(Exception, match="the engine cannot go on"):
+        run(*given, "--resume", "--retry-truncated")
+    run.dies_at = None
+    assert out.with_name("rows.jsonl.retry.spool").read_bytes().count(b"\n") == 1
+    out.with_name("rows.jsonl.settings").unlink()
+    with pytest.raises(Refused, match="finish it with --resume alone"):
+        run(*given, "--resume", "--retry-truncated")
+    assert run(*given, "--resume") == 0
+    assert run.engine.asked == 1
+    assert [row["custom_id"] for row in rows(out)] == ["a", "b", "c", "d", "e"]
+
+
 @pytest.mark.parametrize("first", [{"status": 400}, {}], ids=["failed", "ok"])
 def test_truncated_rows_in_the_spool_are_run_again(
     run: Any, write_input: Write, out: Path, first: dict[str, Any]

@@ -343,14 +343,20 @@ async def test_an_engine_that_makes_no_step_is_killed(make_client: MakeLink, how
 async def test_an_engine_that_cannot_be_killed_is_given_up(
     make_client: MakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver may hold a process that hangs, so that even SIGKILL has to wait."""
+    """A driver may hold a process that hangs, so that even SIGKILL has to wait.
+
+    Requests for which its pipe has no room do not wait either.
+    """
     monkeypatch.setattr(link_module, "_EXIT_SECONDS", 0.1)
     client = make_client(*FAST_STATS, stall_seconds=0.2)
     await client.start()
     with monkeypatch.context() as patched:
         patched.setattr(link_module.os, "killpg", lambda *_: None)
-        with pytest.raises(EngineDied, match=r"stalled: .*; its process \d+ cannot be killed"):
-            await ask(client, hang=True)
+        asked = [send(client, freeze=True)]
+        asked += [send(client, wait=NEVER, text="x" * 100_000) for _ in range(20)]
+        for task in asked:
+            with pytest.raises(EngineDied, match=r"stalled: .*; its process \d+ cannot be killed"):
+                await asyncio.wait_for(task, 60)
         with pytest.raises(EngineDied, match="cannot be killed"):
             await ask(client)
 
