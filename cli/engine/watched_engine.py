@@ -32,7 +32,7 @@ from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS, StallClock
 
 from ..console.errors import STACKS, EngineLost, failure_of
 from ..console.signals import interruptible
-from ..console.terminal import log, print_details
+from ..console.terminal import failures_noted, log, print_details
 from .guard import Guard
 
 CLOSE_SECONDS = 20.0
@@ -147,7 +147,7 @@ class WatchedEngine:
         """Close the engine, but do not wait long for a step that hangs."""
         try:
             if self.failure is None:
-                with suppress(TimeoutError):
+                with failures_noted("the engine cannot be closed"), suppress(TimeoutError):
                     interruptible(self._engine.close, _CloseClock().note_poll)
             else:  # its thread ends if the step should ever end
                 threading.Thread(target=self._engine.close, daemon=True).start()

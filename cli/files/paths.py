@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import sys
@@ -64,12 +65,24 @@ def path_beside(file: str, kind: str) -> str:
 
 
 def card_paths(output: Path) -> tuple[Path, Path]:
-    """Return the paths of the run card of an output: Markdown and JSON."""
+    """Return the paths of the run card of an output: Markdown and JSON.
+
+    The suffix of the output is left out unless another output has the card of that name.
+    """
     stem = output.name
     if output.suffix in {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow"}:
-        stem = output.stem
+        other = _output_of_card(output.with_name(output.stem + CARD_SUFFIXES[1]))
+        stem = output.stem if other in {None, output.name} else output.name
     markdown, plain = (output.with_name(stem + suffix) for suffix in CARD_SUFFIXES)
     return markdown, plain
+
+
+def _output_of_card(card: Path) -> str | None:
+    """Return the name of the output that a card is about, None where it cannot be read."""
+    try:
+        return Path(json.loads(card.read_bytes())["output"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def name_files(

@@ -177,6 +177,8 @@ def without_raised_limits(found: Differences) -> Differences:
 
 
 def _is_raised(name: str, before: Any, now: Any) -> bool:
+    if now is None:
+        return name == "--max-tokens"
     are_numbers = isinstance(before, int) and isinstance(now, int)
     return name in RAISABLE and are_numbers and now > before
 

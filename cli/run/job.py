@@ -265,8 +265,10 @@ def _finish(run: Run, files: OutputFiles, tally: Tally) -> str | None:
             is_marked = mark_shard(run.options, files, requests.part, tally, run.record.rows)
     has_card = write_card(run, files, tally)
     is_local = isinstance(files.output, LocalFile)
+    has_truncated = tally.truncated > 0 and requests.table is None  # whose rows are removed
     run.record.settle(
-        is_elsewhere=is_marked or has_card or not is_local, has_failed=tally.rows_failed > 0
+        is_elsewhere=is_marked or has_card or not is_local,
+        may_be_retried=tally.rows_failed > 0 or has_truncated,
     )
     return changed
 

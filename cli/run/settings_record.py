@@ -111,17 +111,17 @@ class SettingsRecord:
         """Note that all rows are there."""
         self.rows = self.rows.counted(num_rows)
 
-    def settle(self, *, is_elsewhere: bool, has_failed: bool) -> None:
+    def settle(self, *, is_elsewhere: bool, may_be_retried: bool) -> None:
         """Remove the file of a finished run, unless a later command needs it.
 
-        Without a card or a mark only this file has the settings that failed rows are retried with.
+        Without a card or a mark only this file has the settings that rows are retried with.
         It also remains where an older card has those of rows that were replaced.
         """
         if self._path is None or not self._path.exists():
             return
         is_older_card_there = not is_elsewhere and card_settings(self.options) is not None
         try:
-            if not is_elsewhere and (has_failed or is_older_card_there):
+            if not is_elsewhere and (may_be_retried or is_older_card_there):
                 self.rows.save(self._path)
             else:
                 self._path.unlink()
@@ -232,7 +232,7 @@ def card_settings(options: RunOptions) -> RowSettings | None:
     try:
         card: Any = json.loads(card_paths(target)[1].read_bytes())
         shard = None if options.shard is None else str(options.shard)
-        # Outputs of the same name in different formats share the name of the card.
+        # Shards of a table share the name of the card.
         if (Path(card["output"]).name, card["shard"]) != (target.name, shard):
             return None
         return RowSettings.parse(card.get("made_with"))

@@ -112,6 +112,21 @@ async def test_a_watchdog_that_fails_ends_the_calls(monkeypatch: pytest.MonkeyPa
     assert await asyncio.to_thread(engine.closed.wait, WAIT_SECONDS)
 
 
+def test_an_engine_that_cannot_be_closed_fails_no_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine may refuse the thread that closes it, when every row is there."""
+    watched = WatchedEngine(Engine(), Watch(), None)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        watched.close()
+    assert "note: the engine cannot be closed (RuntimeError: can't start" in capsys.readouterr().err
+
+
 async def test_a_layer_is_progress_and_an_idle_engine_needs_none() -> None:
     """A step may take longer than the limit, as long as its layers go on."""
     engine = Engine()

@@ -390,6 +390,35 @@ def test_a_run_without_a_card_is_not_of_the_settings_of_an_older_card(
     assert card_of(out)["made_with"][0]["settings"]["--seed"] == 2
 
 
+def test_outputs_that_differ_in_their_suffix_have_cards_of_their_own(
+    run: Any, source: Path, out: Path
+) -> None:
+    """The second one's has the whole name, so that both are compared with their own settings."""
+    if not run.has_card:
+        return
+    other = out.with_suffix(".ndjson")
+    for _ in range(2):
+        assert run("-i", source, "-o", out, "--seed", 1, "--force") == 0
+        assert run("-i", source, "-o", other, "--seed", 2, "--force") == 0
+    assert out.with_name("rows.ndjson.card.json").exists()
+    for path, seed in ((out, 1), (other, 2)):
+        with pytest.raises(Refused, match=f"--seed: {seed} before, 3 now"):
+            run("-i", source, "-o", path, "--seed", 3, "--resume")
+
+
+def test_truncated_rows_are_retried_without_a_limit(
+    run: Any, write_input: Write, out: Path
+) -> None:
+    """Without a card their settings are retained for that, too."""
+    source = write_input(line("a"), truncated("b"))
+    given = ["-i", source, "-o", out]
+    assert run(*given, "--max-tokens", 5) == 0
+    with pytest.raises(Refused, match="--seed: not set before, 7 now"):
+        run(*given, "--seed", 7, "--resume", "--retry-truncated")
+    assert run(*given, "--resume", "--retry-truncated") == 0
+    assert run.engine.asked == 1
+
+
 def test_a_card_remains_where_a_resume_runs_nothing(run: Any, source: Path, out: Path) -> None:
     """Its tokens and times are those of the run that made the rows."""
     if not run.has_card:
