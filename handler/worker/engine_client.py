@@ -327,7 +327,8 @@ class EngineClient:
                 answered.set_exception(self._died(reason))
         for exchange in self._exchanges.values():
             exchange.put_nowait(self._died(reason))
-        self._writer.transport.abort()  # frees requests that wait for a pipe that is not read
+        if self._writer.transport.get_write_buffer_size():
+            self._writer.transport.abort()  # frees requests that wait for a pipe that is not read
 
     def _died(self, reason: str, *, was_sent: bool = True) -> EngineDied:
         is_broken = self._failed is not None and self._failed.code == MACHINE_FAILED
