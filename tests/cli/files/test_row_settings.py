@@ -47,12 +47,14 @@ def test_files_of_a_model_count_more_than_its_name(
 
 
 def test_only_a_higher_limit_of_answers_is_raised() -> None:
-    """A lower one, none, or another setting is a difference of its own."""
+    """No limit of tokens is a higher one; a lower one or another setting is a difference."""
     raised = {"--max-tokens": (5, 9), "--max-model-len": (5, 6)}
+    assert not without_raised_limits({"--max-tokens": (5, None)})
     others = {"--seed": (1, 2), "--temperature": (0, 1)}
     assert without_raised_limits(raised | others) == others
-    for pair in ((9, 5), (None, 5), (5, None)):
+    for pair in ((9, 5), (None, 5)):
         assert without_raised_limits({"--max-tokens": pair})
+    assert without_raised_limits({"--max-model-len": (5, None)})
 
 
 def test_values_are_shortened_to_where_they_differ() -> None:
