@@ -105,12 +105,13 @@ def test_a_spent_budget_starts_no_worker_and_raises_the_alarm(
     advance(cloud.aws, cloud.deployment, first.id, plenty)
     reap(cloud.aws, cloud.deployment, NOW)
     assert "BudgetSpent" not in totals(lines_in(capsys.readouterr().out))
-    spend(cloud, 0.5, "other")
-    spend(cloud, 0.5)
+    now = int(time.time())  # of the clock that the intake reads, which may be behind midnight
+    spend(cloud, 0.5, "other", now)
+    spend(cloud, 0.5, now=now)
     advance(cloud.aws, cloud.deployment, second.id, plenty)
     assert started == [first.id]
     assert code(cloud, second) == "budget_used_up"
-    reap(cloud.aws, cloud.deployment, NOW)
+    reap(cloud.aws, cloud.deployment, now)
     assert totals(lines_in(capsys.readouterr().out))["BudgetSpent"] == 1
     assert code(cloud, first) == "budget_used_up"
 
@@ -121,12 +122,12 @@ def test_a_pause_is_written_before_any_shard_is_rung_for(
     """A worker that polls for others has the message at once, and looks for the pause once."""
     cloud = mini.having(gpu_hours_per_day=1)
     batch = cloud.ingest(cloud.create(lines_of(5)))
-    spend(cloud, 1)
+    spend(cloud, 1, now=int(time.time()))
     found: list[str | None] = []
     send_all = Queue.send_all
 
     def note(queue: Queue, *arguments: Any, **options: Any) -> Operation[None]:
-        found.append(code(cloud, batch))
+        found.append(code(cloud, batch, int(time.time())))
         yield from send_all(queue, *arguments, **options)
 
     monkeypatch.setattr(Queue, "send_all", note)
