@@ -78,8 +78,9 @@ class RetryWriter(OrderedRows):
         super().__init__(files, self._new, spool, (old_rows, earlier))
         self._earlier = earlier
         later = [place for place in earlier.places if place >= written and place not in spool]
-        copied = [place for place in old_rows.places if place >= written and place not in spool]
-        num_copied = len(copied) + len(later)
+        num_copied = len(later) + sum(
+            place >= written and place not in spool for place in old_rows.places
+        )
         self.num_kept = written + num_copied + spool.num_waiting
         self.num_reused = 0
         self.num_kept_ok = self._new.num_ok + num_copied + spool.num_ok
