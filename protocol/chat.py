@@ -86,6 +86,13 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
         return self
 
     @property
+    def constrains_calls(self) -> bool:
+        """Say whether a grammar governs the tool calls in the answers."""
+        tools = self.callable_tools
+        must_hold = self.output_constraint is not None or self.needs_call
+        return bool(tools) and (must_hold or any(tool.function.strict for tool in tools))
+
+    @property
     def num_logprobs(self) -> int | None:
         """Number of top log-probabilities at each token; None if none are requested."""
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -109,8 +109,8 @@ def check_request(
     body: dict[str, Any],
     served_names: Sequence[str] | None,
     endpoints: Sequence[str] = ENDPOINTS,
-) -> None:
-    """Raise the `RequestError` that an engine with these served names would respond with, if any.
+) -> BaseModel:
+    """Return a request; raises the `RequestError` that an engine of these names would respond with.
 
     Checks are in the engine's order: the url, `stream`, `model` (unless `served_names` is None),
     the rest of the body.
@@ -119,7 +119,4 @@ def check_request(
     refuse_stream(body)
     if served_names is not None:
         name_of_model(body, served_names)
-    if route is SCORE:
-        read_score(body)
-    else:
-        read_body(_REQUESTS[route.name], body)
+    return read_score(body) if route is SCORE else read_body(_REQUESTS[route.name], body)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from functools import cache
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from tidemill.batch.batch_object import MAX_LISTED_ERRORS
 from tidemill.batch.file.duplicate_ids import DuplicateFinder
@@ -22,6 +26,7 @@ from tidemill.batch.validation import (
     judge,
     refuse,
 )
+from tidemill.protocol.constraints import asks_for_automaton
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.output_limit import max_output_tokens
 from tidemill.protocol.requests import PROMPT_FIELDS, check_request
@@ -29,6 +34,10 @@ from tidemill.protocol.routes import CHAT_COMPLETIONS, COMPLETIONS, find_route
 
 from ..console.error_summary import ErrorSummary
 
+if TYPE_CHECKING:
+    from tidemill.engine.structured_output.constraint_check import ConstraintCheck
+
+COMPILER = "llguidance"
 _SHOWN_BYTES = 2**20
 _WRITING = (CHAT_COMPLETIONS, COMPLETIONS)
 
@@ -40,7 +49,8 @@ class FileReport:
     `failing` are valid lines whose request the engine will refuse with an error row. Token counts
     are estimates: input tokens are a quarter of the prompts' bytes, without audio; output tokens
     are the requests' limits, without the `num_unlimited` requests that have none.
-    Lines run without their `unknown` parameters.
+    Lines run without their `unknown` parameters. The constraints of `num_uncompiled` lines were
+    not compiled: their compiler is not installed, or takes too long.
     """
 
     num_bytes: int = 0
@@ -55,6 +65,8 @@ class FileReport:
     output_tokens: int = 0
     num_unlimited: int = 0
     unknown: UnknownParameters = field(default_factory=UnknownParameters)
+    num_uncompiled: int = 0
+    _constraints: ConstraintCheck | None = None
 
     @property
     def is_hopeless(self) -> bool:
@@ -64,7 +76,9 @@ class FileReport:
     def count(self, line: Line) -> None:
         """Count a valid line."""
         try:
-            check_request(line.url, line.body, None)
+            request = check_request(line.url, line.body, None)
+            if asks_for_automaton(line.body):
+                self._compile(request)
         except RequestError as exc:
             self.failing.add(exc.message, line.number)
         route = find_route(line.url)
@@ -76,10 +90,31 @@ class FileReport:
         self.num_unlimited += most is None
         self.output_tokens += most or 0
 
+    def _compile(self, request: BaseModel) -> None:
+        """Compile the constraints of a request; raises the `RequestError` of the engine."""
+        if not has_compiler():
+            self.num_uncompiled += 1
+            return
+        if self._constraints is None:
+            # A late import: few files have constraints.
+            from tidemill.engine.structured_output.constraint_check import ConstraintCheck
+
+            self._constraints = ConstraintCheck()
+        try:
+            self._constraints.check(request)
+        finally:
+            self.num_uncompiled = self._constraints.num_unchecked
+
     @property
     def writes(self) -> bool:
         """Say whether there are lines that generate tokens."""
         return any(self.endpoints[route.name] for route in _WRITING)
+
+
+@cache
+def has_compiler() -> bool:
+    """Say whether the compiler of constraints is installed: the base package lacks it."""
+    return find_spec(COMPILER) is not None
 
 
 class _ProgressReader:

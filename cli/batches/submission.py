@@ -17,19 +17,20 @@ from ..api.server import Server
 from ..console.error_summary import sentences_by_line
 from ..console.errors import BadInput, OutputLost, Stopped
 from ..console.terminal import amount, log, print_output, without_control_chars
+from ..extras import not_installed
 from ..files.source import Source
 from ..transfer.progress_bar import byte_progress
 from ..transfer.submission_state import StateFile, open_state_file
 from ..transfer.upload import upload_file
-from .file_check import FileReport, check_file
+from .file_check import COMPILER, FileReport, check_file, has_compiler
 from .outcome import print_json
 from .wait import Targets, wait_and_fetch
 
 
 def dry_run(
     server: Server | None, source: Source, fields: Mapping[str, Any], *, as_json: bool
-) -> int:
-    """Print what is in a file; return 0 if it is valid, raise BadInput otherwise."""
+) -> FileReport:
+    """Print what is in a file, and return its report; raise BadInput if it is not valid."""
     models = None
     if server is not None:
         with Client(server) as client:
@@ -39,7 +40,7 @@ def dry_run(
         print_json(_fields_of(report))
     else:
         print_output("\n".join(_sentences(report, is_asked=models is not None)))
-    return 0
+    return report
 
 
 def submit(
@@ -110,7 +111,17 @@ def check_source(
         failing = f"{report.failing.count:,} of {amount(report.num_lines, report.form.unit)}"
         reasons = report.failing.sentences(report.form.unit)
         log("\n".join((f"warning: {failing} will get an error row:", *reasons)))
+    if report.num_uncompiled:
+        log(f"warning: {_why_uncompiled(report)}")
     return report
+
+
+def _why_uncompiled(report: FileReport) -> str:
+    lines = amount(report.num_uncompiled, report.form.unit)
+    if has_compiler():
+        return f"the constraints of {lines} were not checked: compiling the others took too long"
+    missing = not_installed(f"checking the constraints of {lines}", [COMPILER], "engine")
+    return str(missing)
 
 
 def _wrong_with(report: FileReport) -> list[str]:
@@ -169,6 +180,7 @@ def _fields_of(report: FileReport) -> dict[str, Any]:
         "max_output_tokens": None if report.num_unlimited else report.output_tokens,
         "num_errors": report.verdict.num_errors,
         "num_failing": report.failing.count,
+        "num_uncompiled": report.num_uncompiled,
         "unknown_parameters": [asdict(each) for each in report.unknown.most_frequent()],
         "errors": [
             {"code": error.code, "message": error.message, "param": error.param, "line": error.line}
@@ -182,7 +194,7 @@ def _sentences(report: FileReport, *, is_asked: bool) -> list[str]:
     tokens = f"about {amount(report.input_tokens, 'token')} in"
     if report.writes:
         tokens += f", at most {report.output_tokens:,} out"
-    is_faulty = report.failing.count or report.unknown.found
+    is_faulty = report.failing.count or report.unknown.found or report.num_uncompiled
     unlimited = f", {report.num_unlimited:,} requests name no limit" if report.num_unlimited else ""
     return [
         f"{amount(report.num_lines, unit)}, {amount(report.num_bytes, 'byte')}",

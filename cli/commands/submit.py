@@ -78,10 +78,10 @@ def command(arguments: argparse.Namespace) -> int:
     opened = open_batch_input(file, table, tmp_dir, is_table_written=arguments.wait)
     with StopSignals(), opened as (source, requests):
         if arguments.dry_run:
-            status = dry_run(server, source, fields, as_json=as_json)
+            dry_run(server, source, fields, as_json=as_json)
             if requests is not None and not as_json:
                 print_first_requests(requests)
-            return status
+            return 0
         assert server is not None
         status = submit(server, source, arguments.endpoint, fields, targets, as_json=as_json)
         if requests is not None and table is not None and targets is not None:

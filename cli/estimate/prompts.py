@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import BaseModel
+
 from tidemill.batch.file.lines import LineError, parse_line
 from tidemill.engine.endpoints.dispatcher import find_endpoint
 from tidemill.engine.endpoints.endpoint import Endpoint, RequestMetadata
+from tidemill.engine.structured_output.constraint_check import ConstraintCheck
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.parts import has_images
 
@@ -38,26 +41,27 @@ class PromptTokens:
 def count_prompt_tokens(
     lines: Iterable[PlacedLine],
     endpoints: Sequence[Endpoint[Any, Any, Any]],
-    check: Callable[[str, dict[str, Any]], object],
+    check: Callable[[str, dict[str, Any]], BaseModel],
     defaults: Defaults,
 ) -> PromptTokens:
     """Prepare requests as a run would, and count the tokens of their prompts.
 
     Lines that `check` raises `RequestError` for, by url and body, are left out.
     """
-    found = PromptTokens()
+    found, constraints = PromptTokens(), ConstraintCheck()
     for place, raw in lines:
         found.num_lines += 1
         try:
             line = parse_line(raw)
             body = defaults.apply(line.url, line.body)
-            check(line.url, body)
+            request = check(line.url, body)
         except (LineError, RequestError):
             found.refused.add(place)
             continue
-        if has_images(body):  # whose tokens depend on sizes that nobody has looked at
-            continue
         try:
+            if has_images(body):  # the number of their tokens depends on sizes that are not known
+                constraints.check(request)
+                continue
             endpoint = find_endpoint(line.url, endpoints)
             prepared = endpoint.prepare(body, RequestMetadata("", line.request_id, 0))
         except RequestError as exc:

@@ -14,7 +14,7 @@ from ..parsers.reasoning import ReasoningStart
 from ..parsers.registry import ParserSet
 from ..scheduling.sequence import Constraint
 from ..text.text_model import TextModel
-from .constraints import ChatConstraints, constrains_calls
+from .constraints import ChatConstraints
 from .endpoint import RequestMetadata
 
 # Template variables that switch reasoning off, and by which values; the last is Seed-OSS's.
@@ -117,7 +117,7 @@ class ChatPreprocessor:
                 tool.function.name: tool.function.parameters or {} for tool in request.offered_tools
             },
             is_single=request.parallel_tool_calls is False,
-            is_constrained=constrains_calls(request),
+            is_constrained=request.constrains_calls,
             markers=frozenset(ids),
         )
 

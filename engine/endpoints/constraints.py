@@ -69,7 +69,7 @@ class ChatConstraints:
         self, request: ChatCompletionRequest, parsers: ParserSet, start: ReasoningStart
     ) -> Constraint | None:
         asked = request.output_constraint
-        if constrains_calls(request):
+        if request.constrains_calls:
             asked = self._call_grammar(request, parsers)
         elif asked is not None and parsers.has_channels:
             return self._grammars.constraint(asked, begins_after=HARMONY.final)
@@ -114,13 +114,6 @@ class ChatConstraints:
                 param="tools",
             )
         return OutputConstraint("lark", grammar, param)
-
-
-def constrains_calls(request: ChatCompletionRequest) -> bool:
-    """Say whether a grammar governs the tool calls in the answers to a request."""
-    tools = request.callable_tools
-    must_hold = request.output_constraint is not None or request.needs_call
-    return bool(tools) and (must_hold or any(tool.function.strict for tool in tools))
 
 
 def _grammar_rule(asked: OutputConstraint, *, stands_apart: bool) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from tidemill.protocol.errors import RequestError
 
+from .grammar import error_summary
 from .vocabulary import GrammarVocabulary, bar
 
 
@@ -169,11 +170,6 @@ class GrammarState:
             param=self._asked.param,
             code="constraint_cannot_be_held",
         )
-
-
-def error_summary(error: str) -> str:
-    """Return the first part of an llguidance error, without its internals."""
-    return error.split("\n<", 1)[0].strip()
 
 
 def _fill_bitmask(matcher: LLMatcher, mask: NDArray[np.uint32]) -> bool:

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import TYPE_CHECKING, cast
 
-import numpy as np
 from llguidance import LLMatcher
 
-from tidemill.protocol.automata import check_grammar
-from tidemill.protocol.constraints import OutputConstraint, json_layout
-from tidemill.protocol.errors import RequestError
+from tidemill.protocol.constraints import OutputConstraint
 
 from ..text.tokenizer import Tokenizer
-from .compiler import MAX_SECONDS, check_lark, check_regex, compiled
-from .constraint import GrammarConstraint, UnconstrainedPrefix, error_summary, unconstrained_prefix
-from .gbnf import is_gbnf, lark_of
-from .structural_tags import grammar_of_tag
+from .constraint import GrammarConstraint, UnconstrainedPrefix, unconstrained_prefix
+from .grammar import compile_grammar, grammar_of, refusal
 from .vocabulary import GrammarVocabulary, grammar_vocabulary
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-
-def grammar_of(asked: OutputConstraint) -> str:
-    """Return the grammar of a structured output request; ValueError if there is none."""
-    source = asked.source
-    match asked.kind:
-        case "json_schema":
-            layout = cast("JsonCompileOptions", json_layout(asked.whitespace))
-            return LLMatcher.grammar_from_json_schema(source, overrides=layout)
-        case "regex":
-            check_regex(source)
-            return LLMatcher.grammar_from_regex(source)
-        case "choice":
-            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]
-            # As one lexeme: as alternatives of a rule there may be no more than 2,000.
-            return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(texts))
-        case "structural_tag":
-            return grammar_of_tag(json.loads(source), asked.whitespace)
-        case "lark":
-            check_grammar(source)  # of all tools together
-            return LLMatcher.grammar_from_lark(source)
-        case "grammar":
-            lark = lark_of(source) if is_gbnf(source) else source
-            check_lark(lark)
-            return LLMatcher.grammar_from_lark(lark)
-
 
 # Estimated memory of a grammar, by its compile time: 90 kB for a small schema (1 ms),
 # 10 MB for 20,000 states (0.1 s), 50 MB for a thousand bounded lists (0.8 s).
@@ -100,7 +64,7 @@ class GrammarBackend:
         try:
             grammar = grammar_of(asked)
         except ValueError as exc:
-            raise _refusal(asked.param, str(exc)) from exc
+            raise refusal(asked.param, str(exc)) from exc
         self.matcher(grammar, asked.param)
         openers: Sequence[int | None] = [None]
         if opened_by is not None:
@@ -123,28 +87,19 @@ class GrammarBackend:
             self._make(grammar, entry)
         made = entry.made.result()  # of the thread that asked first
         if isinstance(made, str):
-            raise _refusal(param, made)
+            raise refusal(param, made)
         return made.deep_copy()
 
     def fresh_matcher(self, grammar: str, param: str) -> LLMatcher:
         """Return a matcher that shares nothing with any other; `RequestError` where it fails."""
         made, _ = self._compiled(grammar)
         if isinstance(made, str):
-            raise _refusal(param, made)
+            raise refusal(param, made)
         return made
 
     def _compiled(self, grammar: str) -> tuple[LLMatcher | str, float]:
         """Return the matcher of a grammar, or its error, and the CPU seconds that it took."""
-        try:
-            matcher, seconds = compiled(self._tokens().llguidance_tokenizer, grammar)
-        except TimeoutError:
-            return f"it takes more than {MAX_SECONDS:g} seconds to compile", 0.0
-        if not matcher.is_error():
-            mask = np.empty(-(-self._vocab_size // 32), np.uint32)
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():
-            return error_summary(matcher.get_error()), 0.0
-        return matcher, seconds
+        return compile_grammar(self._tokens().llguidance_tokenizer, grammar)
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes of a token."""
@@ -188,9 +143,3 @@ class GrammarBackend:
                     self._tokenizer, self._vocab_size, self._end_ids
                 )
             return self._vocabulary
-
-
-def _refusal(param: str, words: str) -> RequestError:
-    return RequestError(
-        f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
-    )

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from tidemill.cli.batches.file_check import FileReport, check_file
+from tidemill.engine.structured_output.constraint_check import ConstraintCheck
+from tidemill.protocol.chat import ChatCompletionRequest
 
 URL = "/v1/chat/completions"
 
@@ -93,6 +95,63 @@ def test_faults_of_every_body_are_told_with_line_and_field(
     [told] = report.failing.sentences("line")
     assert field in told
     assert "line 2" in told
+
+
+_MESSAGES = [{"role": "user", "content": "x"}]
+_BAD_SCHEMA = {"type": "string", "minLength": 5, "maxLength": 3}
+_BAD_ARGUMENTS = {"type": "object", "properties": {"a": _BAD_SCHEMA}, "required": ["a"]}
+_BAD_TOOL = {"name": "f", "parameters": _BAD_ARGUMENTS}
+_BAD: dict[str, dict[str, Any]] = {
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": _BAD_SCHEMA}}
+    },
+    "regex": {"regex": "[a-z"},
+    "lark": {"grammar": "start: A"},
+    "gbnf": {"ebnf": "root ::= foo"},
+    "stop_regex": {"stop_regex": "[a-z"},
+    "tag": {"structural_tag": {"format": {"type": "regex", "pattern": "(a"}}},
+    "called": {"tools": [{"type": "function", "function": _BAD_TOOL}], "tool_choice": "required"},
+    "strict": {"tools": [{"type": "function", "function": _BAD_TOOL | {"strict": True}}]},
+}
+_GOOD: dict[str, dict[str, Any]] = {
+    "a tool that is not strict": {"tools": [{"type": "function", "function": _BAD_TOOL}]},
+    "a token of the model": {"grammar": "start: <|im_end|> | <[999999]>"},
+    "a choice": {"guided_choice": ["a", "b"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("body", "num_failing"),
+    [*((each, 1) for each in _BAD.values()), *((each, 0) for each in _GOOD.values())],
+    ids=[*_BAD, *_GOOD],
+)
+def test_constraints_are_compiled_before_anything_runs(
+    body: dict[str, Any], num_failing: int
+) -> None:
+    """Constraints that an engine cannot compile are named; those of a vocabulary are not judged."""
+    report = checked({"messages": _MESSAGES}, {"messages": _MESSAGES, **body})
+    assert (report.failing.count, report.num_uncompiled) == (num_failing, 0)
+
+
+def test_each_distinct_constraint_is_compiled_once() -> None:
+    """Equal schemas are compiled once; constraints beyond the time limit stay unchecked."""
+    requests = [
+        ChatCompletionRequest.model_validate({"messages": _MESSAGES, "regex": pattern})
+        for pattern in ("a+", "b+", "a+", "b+")
+    ]
+    check, late = ConstraintCheck(), ConstraintCheck(max_seconds=0)
+    for request in requests:
+        check.check(request)
+        late.check(request)
+    assert (check.num_compiled, check.num_unchecked) == (2, 0)
+    assert (late.num_compiled, late.num_unchecked) == (0, 4)
+
+
+def test_constraints_stay_unchecked_without_their_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base package lacks the compiler: such lines are counted, not refused."""
+    monkeypatch.setattr("tidemill.cli.batches.file_check.has_compiler", lambda: False)
+    report = checked({"messages": _MESSAGES, **_BAD["regex"]}, {"messages": _MESSAGES})
+    assert (report.failing.count, report.num_uncompiled) == (0, 1)
 
 
 def test_models_are_not_judged_when_nobody_has_said_which_there_are() -> None:

@@ -105,3 +105,22 @@ def test_requests_are_checked_as_requests(shell: Shell) -> None:
     request = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}, "response": 1}
     said = shell.type("check", write(shell.folder / "in.jsonl", [request]))
     assert (said.status, "1 line" in said.out) == (0, True)
+
+
+def test_a_request_whose_constraint_does_not_compile_fails_the_check(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line and the reason are named; without the compiler the way to install it is."""
+    request = {"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}
+    bad = request | {"custom_id": "b", "body": {"prompt": "x", "regex": "[a-z"}}
+    path = write(shell.folder / "in.jsonl", [request, bad])
+    said = shell.type("check", path)
+    assert said.status == 1
+    assert "warning: 1 of 2 lines will get an error row:" in said.err
+    assert "'[a-z' is not a valid regular expression: unclosed character class (line 2)" in said.err
+    for module in ("file_check", "submission"):
+        monkeypatch.setattr(f"tidemill.cli.batches.{module}.has_compiler", lambda: False)
+    said = shell.type("check", path)
+    assert said.status == 0
+    assert "checking the constraints of 1 line needs llguidance" in said.err
+    assert "[engine]" in said.err

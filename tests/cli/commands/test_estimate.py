@@ -34,7 +34,7 @@ def fixture_source(write_input: Write) -> Path:
         chat(8, f"{shared}0?"),
         chat(9, "a", max_tokens=16, n=2),
         chat(10, "a " * 10_000),
-        chat(11, "a", temperature=-1),
+        chat(11, "a", regex="[a-z"),
         chat(12, "a", max_tokens=None),
     )
 
@@ -57,7 +57,7 @@ def test_tokens_are_those_of_a_run(
     assert found["kinds"] == [kind]
     assert found["num_unlimited"] == 1
     assert any("maximum context length" in reason for reason in found["reasons"])
-    assert any("temperature" in reason for reason in found["reasons"])
+    assert any("unclosed character class" in reason for reason in found["reasons"])
     out = tmp_path / "rows.jsonl"
     assert main(["run", "-i", str(source), "-o", str(out)]) == 0
     usages = [row["response"]["body"].get("usage") for row in rows(out)]

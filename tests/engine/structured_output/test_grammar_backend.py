@@ -23,6 +23,7 @@ from tests.engine.structured_output.constrained import (
     ids_of,
     lets_through,
 )
+from tidemill.engine.structured_output import grammar
 from tidemill.engine.structured_output import grammar_backend as module
 from tidemill.engine.structured_output.compiler import Compiled, compiled
 from tidemill.engine.structured_output.grammar_backend import GrammarBackend
@@ -275,7 +276,7 @@ def test_thousands_of_schemas_are_kept_within_bounds(monkeypatch: pytest.MonkeyP
     def timed(tokens: LLTokenizer, grammar: str) -> Compiled:
         return Compiled(compiled(tokens, grammar).matcher, seconds)
 
-    monkeypatch.setattr(module, "compiled", timed)
+    monkeypatch.setattr(grammar, "compiled", timed)
     monkeypatch.setattr(module, "_MAX_CACHE_BYTES", 40 * module._BYTES_EACH)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     first = grammars.constraint(asked("regex", "a0+"))
@@ -301,7 +302,7 @@ def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.Mon
         first.wait(120)
         return compiled(tokens, grammar)
 
-    monkeypatch.setattr(module, "compiled", counted)
+    monkeypatch.setattr(grammar, "compiled", counted)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
 
     def ask(source: str) -> str:
@@ -330,10 +331,10 @@ def test_one_that_fails_for_another_reason_is_not_remembered(
     def fail(*_: object) -> Compiled:
         raise MemoryError
 
-    monkeypatch.setattr(module, "compiled", fail)
+    monkeypatch.setattr(grammar, "compiled", fail)
     with pytest.raises(MemoryError):
         grammars.constraint(asked("regex", "ab+"))
-    monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(grammar, "compiled", compiled)
     assert allowed(grammars.constraint(asked("regex", "ab+")).start_state()) == ids_of("a")
     assert grammars._num_cache_bytes == sum(kept.num_bytes for kept in grammars._cache.values())
 
@@ -344,7 +345,7 @@ def test_what_takes_too_long_is_refused_by_its_field(monkeypatch: pytest.MonkeyP
     def endless(*_: object) -> Compiled:
         raise TimeoutError
 
-    monkeypatch.setattr(module, "compiled", endless)
+    monkeypatch.setattr(grammar, "compiled", endless)
     grammars = GrammarBackend(MODEL.tokenizer, MODEL.vocab_size, MODEL.eos_token_ids)
     with pytest.raises(RequestError, match="more than 10 seconds to compile") as caught:
         grammars.constraint(asked("regex", "ab+"))

@@ -1,0 +1,113 @@
+"""Check of constraints without a model: each distinct one is compiled once, on a token per byte."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from hashlib import blake2b
+from typing import NamedTuple
+
+from llguidance import LLMatcher, LLTokenizer
+from pydantic import BaseModel
+
+from tidemill.protocol.chat import ChatCompletionRequest
+from tidemill.protocol.constraints import ConstrainedRequest, OutputConstraint
+from tidemill.protocol.errors import RequestError
+
+from ..text.stop_patterns import StopPattern
+from .grammar import compile_grammar, grammar_of, refusal
+
+MAX_CHECK_SECONDS = 60.0
+_DIGEST_BYTES = 16
+# Errors of grammars that name tokens, which only the model's own vocabulary has.
+_OF_VOCABULARY = ("unknown special token", "Token range end too large")
+
+
+class ConstraintCheck:
+    """Compiles the constraints of requests as an engine does, each distinct one once.
+
+    Results are cached by content, in about 100 bytes each. After `max_seconds` of compiling, what
+    is not in the cache stays unchecked: `num_unchecked` counts its requests.
+    """
+
+    def __init__(self, max_seconds: float = MAX_CHECK_SECONDS) -> None:
+        self._errors: dict[bytes, str | None] = {}
+        self._seconds_left = max_seconds
+        self.num_compiled = 0
+        self.num_unchecked = 0
+
+    def check(self, request: BaseModel) -> None:
+        """Raise the `RequestError` of the first constraint of a request that does not compile."""
+        is_checked = [self._check(each) for each in _constraints_of(request)]
+        self.num_unchecked += not all(is_checked)
+
+    def _check(self, constraint: _Constraint) -> bool:
+        """Check one constraint, and say whether it could be checked; raises its error."""
+        content = constraint.content.encode("utf-8", "surrogatepass")
+        key = blake2b(content, digest_size=_DIGEST_BYTES).digest()
+        if key not in self._errors:
+            if self._seconds_left <= 0:
+                return False
+            start = time.monotonic()
+            self._errors[key] = constraint.compile()
+            self._seconds_left -= time.monotonic() - start
+            self.num_compiled += 1
+        if (reason := self._errors[key]) is not None:
+            raise constraint.error(reason)
+        return True
+
+
+class _Constraint(NamedTuple):
+    """A constraint by its content: `compile` returns the reason why it fails, if it does."""
+
+    content: str
+    compile: Callable[[], str | None]
+    error: Callable[[str], RequestError]
+
+
+def _constraints_of(request: BaseModel) -> Iterator[_Constraint]:
+    for asked in _output_constraints(request):
+        content = f"{asked.kind}\0{asked.whitespace}\0{asked.source}"
+        yield _Constraint(content, partial(_reason, asked), partial(refusal, asked.param))
+    for pattern in getattr(request, "stop_regex", None) or ():
+        error = partial(RequestError, param="stop_regex")
+        yield _Constraint(f"stop_regex\0{pattern}", partial(_reason_of_stop, pattern), error)
+
+
+def _output_constraints(request: BaseModel) -> Iterator[OutputConstraint]:
+    has_calls = isinstance(request, ChatCompletionRequest) and request.constrains_calls
+    must_call = has_calls and request.needs_call  # then nothing else constrains the output
+    if isinstance(request, ConstrainedRequest) and not must_call and request.output_constraint:
+        yield request.output_constraint
+    if has_calls:
+        callable_tools = set(map(id, request.callable_tools))
+        for place, tool in enumerate(request.tools or ()):
+            if id(tool) in callable_tools:
+                schema = json.dumps(tool.arguments_schema(), ensure_ascii=False)
+                param = f"tools.{place}.function.parameters"
+                yield OutputConstraint("json_schema", schema, param)
+
+
+def _reason(asked: OutputConstraint) -> str | None:
+    try:
+        made, _ = compile_grammar(_byte_tokens(), grammar_of(asked))
+    except ValueError as exc:
+        return str(exc)
+    if isinstance(made, LLMatcher) or any(words in made for words in _OF_VOCABULARY):
+        return None
+    return made
+
+
+def _reason_of_stop(pattern: str) -> str | None:
+    try:
+        StopPattern(pattern)
+    except RequestError as exc:
+        return exc.message
+    return None
+
+
+@lru_cache(maxsize=1)
+def _byte_tokens() -> LLTokenizer:
+    return LLTokenizer("byte")

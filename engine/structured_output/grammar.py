@@ -1,0 +1,85 @@
+"""Grammars of structured output requests, and their compilation on the tokens of a vocabulary.
+
+Nothing here needs a model, so that a file can be checked without one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, cast
+
+from llguidance import LLMatcher, LLTokenizer
+
+from tidemill.protocol.automata import check_grammar
+from tidemill.protocol.constraints import OutputConstraint, json_layout
+from tidemill.protocol.errors import RequestError
+
+from .compiler import MAX_SECONDS, check_lark, check_regex, compiled
+from .gbnf import is_gbnf, lark_of
+from .structural_tags import grammar_of_tag
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n {4}(?P<regex>[^\n]*)\n(?:.*\n)?error: (?P<why>[^\n]*)", re.DOTALL
+)
+_PLACE = re.compile(r"^at (\d+)\((\d+)\): ")
+# The compiler's name for a grammar without any text.
+_EMPTY = "NoExtensionBias"
+
+
+def grammar_of(asked: OutputConstraint) -> str:
+    """Return the grammar of a structured output request; ValueError if there is none."""
+    source = asked.source
+    match asked.kind:
+        case "json_schema":
+            layout = cast("JsonCompileOptions", json_layout(asked.whitespace))
+            return LLMatcher.grammar_from_json_schema(source, overrides=layout)
+        case "regex":
+            check_regex(source)
+            return LLMatcher.grammar_from_regex(source)
+        case "choice":
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]
+            # As one lexeme: as alternatives of a rule there may be no more than 2,000.
+            return LLMatcher.grammar_from_lark("start: ONE\nONE: " + " | ".join(texts))
+        case "structural_tag":
+            return grammar_of_tag(json.loads(source), asked.whitespace)
+        case "lark":
+            check_grammar(source)  # of all tools together
+            return LLMatcher.grammar_from_lark(source)
+        case "grammar":
+            lark = lark_of(source) if is_gbnf(source) else source
+            check_lark(lark)
+            return LLMatcher.grammar_from_lark(lark)
+
+
+def compile_grammar(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher | str, float]:
+    """Return the matcher of a grammar, or its error, and the CPU seconds that it took."""
+    try:
+        matcher, seconds = compiled(tokens, grammar)
+    except TimeoutError:
+        return f"it takes more than {MAX_SECONDS:g} seconds to compile", 0.0
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        return error_summary(matcher.get_error()), 0.0
+    return matcher, seconds
+
+
+def error_summary(error: str) -> str:
+    """Return an error of llguidance as one line, without its internals and pointing carets."""
+    text = error.split("\n<", 1)[0].strip()
+    if text == _EMPTY:
+        return "no text satisfies it"
+    if (match := _REGEX_ERROR.search(text)) is not None:
+        return f"{match['regex']!r} is not a valid regular expression: {match['why']}"
+    return _PLACE.sub(r"line \1, column \2: ", text.split("\n", 1)[0])
+
+
+def refusal(param: str, words: str) -> RequestError:
+    """Return the error for a constraint that cannot be compiled."""
+    return RequestError(
+        f"`{param}` cannot be held to: {words}", param=param, code="invalid_constraint"
+    )
