@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from math import prod
 from typing import Any
 
 from .formats import NARROWER
@@ -70,6 +71,13 @@ def check_grammar(source: str) -> None:
         _Schema(schema, budget).check()
     if "&" in source and "::=" not in source:
         _check_joined_terms(source)
+
+
+def check_joined(patterns: Sequence[str]) -> None:
+    """Raise `TooLarge` for plain patterns, joined by `&`, that are too large to compile."""
+    if len(patterns) > 1:
+        size = Size(len(patterns), prod(max(2, len(each)) for each in patterns), places=1)
+        Budget().add_joined(size, "")
 
 
 class _Schema:

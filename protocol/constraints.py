@@ -16,10 +16,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from .automata import check_grammar
 from .errors import RequestError
 from .fields import GenerationRequest, Text
+from .look_ahead import LookAroundError, looks_around, plain_texts
 from .schemas import SchemaRules, served_schema
 from .sizes import TooLarge
 from .structural_tags import served_tag
-from .validation import has_open_escape
+from .validation import has_open_escape, short_repr
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000
@@ -241,8 +242,8 @@ def _parse_field(
     else:
         assert isinstance(source, str)
         text = source
-        if kind == "regex" and has_open_escape(text):
-            raise RequestError(f"`{param}` ends in a backslash that escapes nothing.", param=param)
+        if kind == "regex":
+            _check_regex(text, param)
     _check_size(text, param)
     if kind == "grammar":
         try:
@@ -252,6 +253,19 @@ def _parse_field(
                 f"`{param}`: {exc}.", param=param, code="invalid_constraint"
             ) from None
     yield OutputConstraint(kind, text, param, sent=source)
+
+
+def _check_regex(pattern: str, param: str) -> None:
+    if has_open_escape(pattern):
+        raise RequestError(f"`{param}` ends in a backslash that escapes nothing.", param=param)
+    _check_size(pattern, param)
+    try:
+        if looks_around(pattern):
+            plain_texts(pattern)
+    except LookAroundError as exc:
+        raise RequestError(
+            f"`{param}` is {short_repr(pattern)}: {exc}.", param=param, code="invalid_constraint"
+        ) from None
 
 
 def _check_size(text: str, param: str) -> None:

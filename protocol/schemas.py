@@ -13,6 +13,7 @@ from .automata import MULTIPLYING, check_schema
 from .disjoint import Disjointness, Overlap
 from .errors import RequestError
 from .formats import FORMATS, NARROWER, OTHER_FORMATS
+from .look_ahead import LookAroundError, looks_around, plain_pattern, plain_patterns
 from .ranges import BOUNDS, RangeError, held_range
 from .sizes import TooLarge
 from .validation import has_open_escape, short_repr
@@ -21,6 +22,7 @@ MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
 MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
+MAX_LOOK_AHEADS = 32
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
 _SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
@@ -87,6 +89,7 @@ class _Reading:
         self._num_references = 0
         self._choices: list[tuple[str, dict[str, Any]]] = []
         self._has_bases = False
+        self._look_aheads: set[str] = set()
         self.listings: list[dict[str, Any]] = []
         self.joins = False
         self.multiplies = False
@@ -115,6 +118,7 @@ class _Reading:
         self._has_bases |= bool(place) and ("$id" in served or "id" in served)
         if (narrower := NARROWER.get(served.get("format", ""))) is not None:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
+        self._hold_look_ahead(served, place)
         if not served.keys().isdisjoint(BOUNDS):
             self._hold_range(served, place)
         return served
@@ -143,6 +147,32 @@ class _Reading:
             schema["oneOf"] = ways
         copies = disjointness.fill()
         self.listings += [copy for model, copy in copies if id(model) in listings]
+
+    def _hold_look_ahead(self, served: dict[str, Any], place: str) -> None:
+        """Write a pattern with look-ahead as plain patterns, all of which must match."""
+        if "pattern" not in served:
+            return
+        first, *others = self._plain(served["pattern"], f"{place}/pattern", plain_patterns)
+        served["pattern"] = first
+        if others:
+            served["allOf"] = [*served.get("allOf", []), *({"pattern": each} for each in others)]
+
+    def _plain(
+        self, pattern: str, place: str, write: Callable[[str], tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        """Return a pattern without look-ahead, as `write` writes it."""
+        try:
+            if not looks_around(pattern):
+                return (pattern,)
+            written = write(pattern)
+        except LookAroundError as exc:
+            raise self.error(place, f"is {short_repr(pattern)}: {exc}") from None
+        self._look_aheads.add(pattern)
+        if len(self._look_aheads) > MAX_LOOK_AHEADS:
+            raise self.error(
+                place, f"is one of more than {MAX_LOOK_AHEADS} with look-ahead: too many"
+            )
+        return written
 
     def _hold_range(self, served: dict[str, Any], place: str) -> None:
         try:
@@ -186,12 +216,20 @@ class _Reading:
             raise self.error(place, f"must be an object of schemas; got {short_repr(values)}")
         if len(values) > MAX_PROPERTIES:
             raise self.error(place, f"holds more than {MAX_PROPERTIES:,}, which is too many")
-        if place.endswith("/patternProperties") and any(map(has_open_escape, values)):
+        has_patterns = place.endswith("/patternProperties")
+        if has_patterns and any(map(has_open_escape, values)):
             raise self.error(place, "has a name that ends in a backslash, which escapes nothing")
         return {
-            name: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
+            held: self.schema(one, f"{place}/{_escaped(name)}", depth + 1)
             for name, one in values.items()
+            for held in self._held_name(name, place, is_pattern=has_patterns)
         }
+
+    def _held_name(self, name: str, place: str, *, is_pattern: bool) -> tuple[str, ...]:
+        """Return a name of a member, or a pattern of names without look-ahead."""
+        if not is_pattern:
+            return (name,)
+        return self._plain(name, f"{place}/{_escaped(name)}", plain_pattern)
 
     def _checked(self, keyword: str, value: Any, place: str) -> dict[str, Any]:
         """Return a keyword whose value has the right type, unless it is an annotation."""

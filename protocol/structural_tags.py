@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from .automata import check_grammar
 from .errors import RequestError
+from .look_ahead import LookAroundError, looks_around, plain_texts
 from .schemas import SchemaRules, served_schema
 from .sizes import TooLarge
 from .validation import has_open_escape, short_repr
@@ -95,6 +96,11 @@ class _Reading:
         pattern = self._text(node, "pattern", place)
         if has_open_escape(pattern):
             self._fail(f"{place}/pattern", "ends in a backslash that escapes nothing")
+        try:
+            if looks_around(pattern):
+                plain_texts(pattern)
+        except LookAroundError as exc:
+            self._fail(f"{place}/pattern", f"is {short_repr(pattern)}: {exc}")
         return {"pattern": pattern}
 
     def _any_text(self, node: _Node, place: str) -> _Node:

@@ -14,10 +14,11 @@ from llguidance import LLMatcher, LLTokenizer
 from tidemill.protocol.automata import check_grammar
 from tidemill.protocol.constraints import OutputConstraint, json_layout
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.look_ahead import looks_around
 
 from .compiler import MAX_SECONDS, check_lark, check_regex, compiled
 from .gbnf import is_gbnf, lark_of
-from .structural_tags import grammar_of_tag
+from .structural_tags import grammar_of_tag, terminal_of
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -39,6 +40,8 @@ def grammar_of(asked: OutputConstraint) -> str:
             return LLMatcher.grammar_from_json_schema(source, overrides=layout)
         case "regex":
             check_regex(source)
+            if looks_around(source):
+                return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {terminal_of(source)}")
             return LLMatcher.grammar_from_regex(source)
         case "choice":
             texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]

@@ -7,8 +7,9 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from tidemill.protocol.automata import check_grammar
+from tidemill.protocol.automata import check_grammar, check_joined
 from tidemill.protocol.constraints import json_layout
+from tidemill.protocol.look_ahead import looks_around, plain_texts
 
 from .compiler import check_lark, check_regex
 from .gbnf import is_gbnf, lark_of
@@ -23,8 +24,16 @@ def grammar_of_tag(tree: dict[str, Any], whitespace: str) -> str:
     start = builder.format(tree)
     rules = "\n".join([f"start: {start}", *builder.rules])
     check_grammar(rules)  # of all tags together
+    rules = "\n".join([rules, *builder.terminals])
     grammars = [{"name": "tags", "lark_grammar": rules}, *builder.grammars]
     return json.dumps({"grammars": grammars}, ensure_ascii=False)
+
+
+def terminal_of(pattern: str) -> str:
+    """Return the body of a terminal for a regex with look-ahead; ValueError if it is too large."""
+    texts = plain_texts(pattern)
+    check_joined(texts)
+    return " & ".join(f"/(?:{regex_to_lark(text)})/" for text in texts)
 
 
 class _GrammarBuilder:
@@ -33,6 +42,7 @@ class _GrammarBuilder:
     def __init__(self, whitespace: str) -> None:
         self._json_options = json_layout(whitespace)
         self.rules: list[str] = []
+        self.terminals: list[str] = []
         self.grammars: list[dict[str, str]] = []
 
     def format(self, node: dict[str, Any]) -> str:
@@ -44,8 +54,7 @@ class _GrammarBuilder:
                 schema = {**node["json_schema"], "x-guidance": self._json_options}
                 return f"%json {json.dumps(schema, ensure_ascii=False)}"
             case "regex":
-                check_regex(node["pattern"])
-                return f"/{regex_to_lark(node['pattern'])}/"
+                return self._regex(node["pattern"])
             case "grammar":
                 return self._grammar(node["grammar"])
             case "any_text":
@@ -60,6 +69,14 @@ class _GrammarBuilder:
                 return self._triggered(node)
             case _:
                 return self._separated(node)
+
+    def _regex(self, pattern: str) -> str:
+        check_regex(pattern)
+        if not looks_around(pattern):
+            return f"/{regex_to_lark(pattern)}/"
+        name = f"LOOKS_AHEAD_{len(self.terminals)}"
+        self.terminals.append(f"{name}: {terminal_of(pattern)}")
+        return name
 
     def _inside(self, tag: dict[str, Any]) -> str:
         """Return a tag behind its beginning; free text ends at the first end mark."""

@@ -89,7 +89,8 @@ def _reason(error: str) -> str:
     """Return the one line of an llguidance error that says what is wrong with a pattern."""
     lines = [line.strip() for line in error.splitlines()]
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    return told.removeprefix("error: ").partition(" (in regex): ")[2] or told[:_MAX_REASON_CHARS]
+    told = told.removeprefix("error: ")
+    return told.partition(" (in regex): ")[2] or told[:_MAX_REASON_CHARS]
 
 
 def _refusal(pattern: str, reason: str) -> RequestError:

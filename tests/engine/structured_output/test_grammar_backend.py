@@ -152,8 +152,8 @@ def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> N
     ("kind", "source", "words"),
     [
         ("regex", "(a", "unclosed group"),
-        ("regex", "(?=a)b", "look-around"),
-        ("regex", r"(a)\1", "backreferences"),
+        ("regex", "(?=a)b", "no text satisfies it"),
+        ("regex", r"(a)\1", "references to groups"),
         ("regex", "a" * 10_001, "10,000"),
         ("regex", "(" * 5_000 + "a" + ")" * 5_000, ""),
         ("regex", "[^\\s\\S]", ""),
@@ -313,12 +313,12 @@ def test_none_is_compiled_twice_however_many_ask_at_once(monkeypatch: pytest.Mon
             return exc.message
 
     with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(ask, "ab+" if number % 2 else "(?!a)b") for number in range(8)]
+        answers = [threads.submit(ask, "ab+" if number % 2 else "[a") for number in range(8)]
         first.set()
         said = {answer.result() for answer in answers}
     assert len(made) == len(said) == 2
-    with pytest.raises(RequestError, match="look-around"):
-        grammars.constraint(asked("regex", "(?!a)b"))
+    with pytest.raises(RequestError, match="unclosed character class"):
+        grammars.constraint(asked("regex", "[a"))
     assert len(made) == 2
 
 

@@ -124,7 +124,7 @@ def served_piece(served: Dispatcher, token_id: int) -> str:
         ({"guided_json": {"$ref": "#"}}, None, "cannot be held to"),
         ({"guided_json": {"$ref": "#/$defs/x"}}, None, "x"),
         ({"guided_regex": "(a"}, None, "unclosed"),
-        ({"guided_regex": "(?=a)b"}, None, "look"),
+        ({"guided_regex": "(?<=a)b"}, None, "look-behind"),
         ({"guided_grammar": "start: nothing"}, None, "nothing"),
         ({"guided_json": {"type": "object"}, "guided_whitespace_pattern": "("}, "guided_json", ""),
     ],
