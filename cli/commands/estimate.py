@@ -138,5 +138,5 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
 
 def _way_to_know(found: Estimate) -> str:
     if found.num_sampled:
-        return "the sample took less than a second: give a larger --sample N"
+        return "the sample was too short to measure: give a larger --sample N"
     return "run a file of this model here first, or give --sample N"

@@ -22,7 +22,6 @@ from tidemill.protocol.requests import check_request
 from tidemill.protocol.routes import ENDPOINTS
 
 from ..console.errors import Refused
-from ..console.terminal import amount
 from ..engine.engine import chat_template, engine_config, served_names
 from ..files.input_check import InputReport
 from ..run.inputs import check_input, check_names, open_input
@@ -146,9 +145,8 @@ def _estimate_lines(
     num_left = report.num_rows - num_reused
     num_failing = report.num_bad + report.failing.count
     num_failing += round(tokens.failing.count * num_left / max(1, tokens.num_lines))
-    reasons = [*report.failing.sentences(report.unit), *tokens.failing.sentences(report.unit)]
-    if report.num_bad:
-        reasons.insert(0, f"  {amount(report.num_bad, f'malformed {report.unit}')}")
+    failing = (report.malformed, report.failing, tokens.failing)
+    reasons = [each for some in failing for each in some.sentences(report.unit)]
     return Estimate(
         num_lines=report.num_rows,
         num_reused=num_reused,

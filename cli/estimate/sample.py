@@ -46,8 +46,15 @@ def run_sample(
         source, output = Path(folder) / "sample.jsonl", Path(folder) / "rows.jsonl"
         lines = [*spread_lines(requests, index, num_lines, refused)]
         source.write_bytes(b"".join(line.raw.data + b"\n" for line in lines))
+        # The lines are rendered requests of the chosen shard.
         sampled = replace(
-            options, input_file=str(source), output_file=str(output), on_invalid_line="skip"
+            options,
+            input_file=str(source),
+            output_file=str(output),
+            on_invalid_line="skip",
+            table=None,
+            shard=None,
+            no_card=True,
         )
         status = run_job(sampled, load=partial(load_engine, weights_cache=options.weights_cache))
         if status > _SIGNALS:

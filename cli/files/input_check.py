@@ -40,7 +40,8 @@ _SECONDS_PER_WORD = 5.0
 class InputReport:
     """Findings of the check; `num_rows` lines get a row.
 
-    `num_bad` lines are malformed; the first of them are in `bad`, by number and message. `failing`
+    `num_bad` lines are malformed; the first of them are in `bad`, by number and message, and all
+    are counted by their kind in `malformed`. `failing`
     are requests that the engine will refuse; `models` counts the unserved model names that they ask
     for. `without_effect` counts, for each default flag, the lines without such a parameter, and
     `kinds` requests by url and model. `others_run` says of a shard none of whose lines can run that
@@ -53,6 +54,7 @@ class InputReport:
     num_rows: int = 0
     num_bad: int = 0
     bad: list[tuple[int, str]] = field(default_factory=list)
+    malformed: ErrorSummary = field(default_factory=ErrorSummary)
     lacks_parts: bool = False
     failing: ErrorSummary = field(default_factory=ErrorSummary)
     models: Counter[str] = field(default_factory=Counter)
@@ -124,6 +126,7 @@ def check_lines(
                 _add_to(index, span)
                 look_up(None, None)
                 report.num_bad += 1
+                report.malformed.add(exc.message, exc.line)
                 report.lacks_parts |= exc.code == "missing_required_parameter"
                 if len(report.bad) < MAX_NAMED:
                     # Not the exception, which holds its line.
@@ -276,11 +279,11 @@ def _bad(report: InputReport) -> str:
 
 
 def _reasons(report: InputReport) -> list[str]:
-    bad = [f"  {_bad(report)}"] if report.num_bad else []
     own = [name for name in own_names(report.served_names) if name not in report.adapters]
     ways = _ways(report, own)
     hint = [f"{ways} runs those that ask for other models"] if report.models else []
-    return [*report.failing.sentences(report.unit), *bad, *hint]
+    reasons = (report.failing, report.malformed)
+    return [*(each for some in reasons for each in some.sentences(report.unit)), *hint]
 
 
 def _asked_for(report: InputReport) -> str:

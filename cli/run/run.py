@@ -46,9 +46,9 @@ from .settings_record import SettingsRecord
 from .tally import Tally
 
 _INFLIGHT_PER_SEQUENCE = 4
-_MIN_MEASURED_SECONDS = 1.0
+_MIN_MEASURED_SECONDS = 0.1
 _FORECAST_SECONDS = 2.0
-_MIN_INTERVAL_SECONDS = 0.5
+_MIN_INTERVAL_SECONDS = 0.1
 _OVER_LIMIT = NotRun(
     "batch_expired",
     "This line was not run: the run reached --max-seconds or --max-cost.",

@@ -136,6 +136,20 @@ def test_a_sample_tells_how_long_answers_are(
     }
 
 
+def test_a_sample_of_a_table_runs_its_rendered_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sample of one shard of a table teaches lengths, and the empty cell is named."""
+    table = tmp_path / "cities.csv"
+    table.write_text("country\n\nFrance\nItaly\nSpain\n", encoding="utf-8")
+    recipe = ("--prompt", "The capital of {{ country }}?", "--max-tokens", "8")
+    found = estimated(capsys, table, *recipe, "--sample", "4", "--shard", "1/2")
+    assert (found["num_lines"], found["num_sampled"], found["num_failing"]) == (2, 1, 1)
+    assert 0 < found["output_tokens"] <= found["most_output_tokens"]
+    assert "column `country` is null" in found["reasons"][0]
+    assert [path.name for path in tmp_path.iterdir()] == [table.name]
+
+
 def test_a_file_of_which_nothing_can_run_says_so(
     write_input: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +158,7 @@ def test_a_file_of_which_nothing_can_run_says_so(
     assert main(["estimate", str(source)]) == 1
     words = capsys.readouterr().out
     assert "would fail" in words
-    assert "1 malformed line" in words
+    assert "1 × `url` is missing" in words
     assert main(["estimate", str(source.with_name("gone"))]) == 2
     too_long = write_input(*(chat(number, "a " * 10_000) for number in range(3)))
     assert main(["estimate", str(too_long)]) == 1
