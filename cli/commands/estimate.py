@@ -75,6 +75,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Print the estimate and return the exit status: 1 when no line would run."""
     source, _ = name_files(arguments.input_file, STANDARD_STREAM, arguments.files)
+    table = table_options(arguments, source, None, is_written=False, more_extras=("engine",))
     require_engine("an estimate", arguments.model)
     # Late imports: torch would slow down `--help`.
     from ..estimate.estimate import estimate
@@ -91,7 +92,7 @@ def command(arguments: argparse.Namespace) -> int:
         reuse=arguments.reuse,
         reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
-        table=table_options(arguments, source, None, is_written=False),
+        table=table,
     )
     found = estimate(options, arguments.sample)
     if arguments.json:

@@ -202,7 +202,7 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
-    arguments.table = table_options(arguments, names[0], named)
+    arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)
     elif arguments.shard is not None:

@@ -16,10 +16,9 @@ from typing import IO, Protocol
 from ..console.errors import OutputLost, Refused, TransferFailed
 from ..console.terminal import amount
 from .http_transfer import RETRY_DELAYS_SECONDS, upload
-from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url, spool_path
 from .row_settings import settings_path_of
 from .s3_object import S3Object, is_s3
-from .spool import spool_path
 
 _OPEN_TRIES = 10
 _START_OF_ROWS = b'{"id":"batch_req_'

@@ -17,6 +17,7 @@ from .shard import Shard
 
 STANDARD_STREAM = "-"
 CARD_SUFFIXES = (".card.md", ".card.json")
+SPOOL_SUFFIX = ".spool"
 
 _MAX_NAMED = 3
 
@@ -75,6 +76,12 @@ def card_paths(output: Path) -> tuple[Path, Path]:
         stem = output.stem if other in {None, output.name} else output.name
     markdown, plain = (output.with_name(stem + suffix) for suffix in CARD_SUFFIXES)
     return markdown, plain
+
+
+def spool_path(output: Path) -> Path:
+    """Return the path of an output's spool, which has rows that wait for earlier ones."""
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + SPOOL_SUFFIX)
 
 
 def _output_of_card(card: Path) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -49,9 +49,16 @@ class TableOptions:
 
 
 def table_options(
-    arguments: argparse.Namespace, file: str, output_file: str | None, *, is_written: bool = True
+    arguments: argparse.Namespace,
+    file: str,
+    output_file: str | None,
+    *,
+    is_written: bool = True,
+    more_extras: Sequence[str] = (),
 ) -> TableOptions | None:
     """Return the options of a table; None where nothing gives a recipe for the file.
+
+    `more_extras` are those that the command needs in addition to the table's.
 
     Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
     CliError where an extra is missing.
@@ -63,7 +70,7 @@ def table_options(
             raise Refused(f"{file} is a table: say by --prompt, or --recipe FILE, what to ask")
         return None
     recipe, keys = found
-    _require_reader(file, dataset)
+    _require_reader(file, dataset, more_extras)
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
     has_name = dataset is not None or is_path(file)
@@ -74,14 +81,14 @@ def table_options(
     return TableOptions(recipe, keys, Path(output_file), form, dataset)
 
 
-def _require_reader(file: str, dataset: DatasetId | None) -> None:
-    """Raise CliError when an extra is missing that reads a table of this kind."""
+def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -> None:
+    """Raise CliError when `more` extras are missing, or one that reads a table of this kind."""
     if dataset is not None:
-        require_extras("a dataset of Hugging Face", "tables", "datasets")
+        require_extras("a dataset of Hugging Face", "tables", "datasets", *more)
     elif (kind := lake_of(Path(file))) is not None:
-        require_extras(f"a table of {kind}", "tables", kind.lower())
+        require_extras(f"a table of {kind}", "tables", kind.lower(), *more)
     else:
-        require_extras("a table", "tables")
+        require_extras("a table", "tables", *more)
 
 
 def format_of(name: str) -> Any:
