@@ -23,7 +23,7 @@ from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.paths import is_path, name_files, name_shard_files
 from ..files.shard import add_shard_flag
-from ..files.table_options import table_options
+from ..files.table_options import check_rows_names, table_options
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
@@ -205,10 +205,12 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)
-    elif arguments.shard is not None:
-        arguments.output_file, arguments.error_file = name_shard_files(
-            arguments.shard, *names, arguments.error_file
-        )
+    else:
+        check_rows_names(names[1], arguments.error_file, input_file=names[0])
+        if arguments.shard is not None:
+            arguments.output_file, arguments.error_file = name_shard_files(
+                arguments.shard, *names, arguments.error_file
+            )
     arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))

@@ -13,6 +13,7 @@ from ..arguments.recipe_flags import path_beside_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
+from .s3_object import is_s3
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe, TableFormat
@@ -29,8 +30,21 @@ FORMATS_BY_SUFFIX: Final = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-
-
+_UNWRITABLE: Final = {
+    ".xlsx": "an Excel workbook",
+    ".xlsm": "an Excel workbook",
+    ".xlsb": "an Excel workbook",
+    ".xls": "an Excel workbook",
+    ".ods": "an OpenDocument spreadsheet",
+    ".json": "one JSON document",
+    ".xml": "an XML document",
+    ".html": "an HTML document",
+    ".orc": "an ORC table",
+    ".avro": "an Avro file",
+    ".sqlite": "a database",
+    ".db": "a database",
+}
+_COMPRESSED: Final = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z"})
 _HIDDEN = (".", "_")
 
 
@@ -71,6 +85,8 @@ def table_options(
         return None
     recipe, keys = found
     _require_reader(file, dataset, more_extras)
+    if output_file is not None and is_written:
+        check_table_name(output_file, arguments.output_format)
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
     has_name = dataset is not None or is_path(file)
@@ -89,6 +105,54 @@ def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -
         require_extras(f"a table of {kind}", "tables", kind.lower(), *more)
     else:
         require_extras("a table", "tables", *more)
+
+
+def check_table_name(name: str, requested: str | None = None) -> None:
+    """Raise Refused for a table's output that is a directory, or has the name of something else.
+
+    Its format is by its name, unless one is `requested` by a flag.
+    """
+    if is_path(name) and Path(name).is_dir():
+        raise Refused(f"the output {name} is a directory: name a file in it")
+    _refuse_compressed(name)
+    unwritable = _UNWRITABLE.get(_suffix(name))
+    if unwritable is not None and requested is None:
+        raise Refused(
+            f"the output {name} has the name of {unwritable}, which cannot be written: use "
+            ".csv, .tsv, .parquet, .arrow or .jsonl (one JSON object per row)"
+        )
+
+
+def check_rows_names(*names: str | None, input_file: str = "") -> None:
+    """Raise Refused for an output of JSONL rows whose name is that of something else.
+
+    An input with the name of a table is left to its reader: it lacks a recipe.
+    """
+    if format_of(input_file) not in {None, "jsonl"}:
+        return
+    for name in filter(None, names):
+        _refuse_compressed(name)
+        suffix = _suffix(name)
+        is_jsonl = FORMATS_BY_SUFFIX.get(suffix, "jsonl") == "jsonl"
+        if not is_jsonl or (suffix in _UNWRITABLE and suffix != ".json"):
+            raise Refused(
+                f"the rows of {name} are JSONL, and its name says otherwise: use "
+                f"{name.removesuffix(Path(name).suffix)}.jsonl"
+            )
+
+
+def _refuse_compressed(name: str) -> None:
+    suffix = _suffix(name)
+    if suffix in _COMPRESSED:
+        plain = name.removesuffix(Path(name).suffix)
+        raise Refused(
+            f"the output {name} has the name of a compressed file, and outputs are not "
+            f"compressed: use {plain}"
+        )
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower() if is_path(name) or is_s3(name) else ""
 
 
 def format_of(name: str) -> Any:
