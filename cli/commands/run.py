@@ -101,7 +101,11 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "puts all together",
     )
     _add_rows_flags(group)
-    add("--no-card", action="store_true", help="write no run card beside the output")
+    card = group.add_mutually_exclusive_group()
+    card.add_argument("--no-card", action="store_true", help="write no run card (OUTPUT.card.json)")
+    card.add_argument(
+        "--card-markdown", action="store_true", help="write the run card as OUTPUT.card.md too"
+    )
     add(
         "--dialect",
         choices=("openai", "vllm"),

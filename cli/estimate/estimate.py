@@ -81,6 +81,7 @@ class Estimate:
     output_tokens: int | None = None
     seconds: float | None = None
     cost: float | None = None
+    unit: str = "line"
 
     @property
     def num_left(self) -> int:
@@ -150,6 +151,7 @@ def _estimate_lines(
     if report.num_bad:
         reasons.insert(0, f"  {amount(report.num_bad, f'malformed {report.unit}')}")
     return Estimate(
+        unit=report.unit,
         num_lines=report.num_rows,
         num_reused=num_reused,
         num_failing=min(num_failing, report.num_rows),
