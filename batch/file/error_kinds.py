@@ -45,19 +45,25 @@ class ErrorCounter(Generic[_Error]):
         self._max_first = max_first
         self._kinds: dict[Hashable, ErrorKind[_Error]] = {}
 
-    def add(self, message: str, error: _Error, group: Hashable = None) -> None:
-        """Count an error; errors of different groups are never of one kind."""
+    def add(
+        self, message: str, error: _Error, group: Hashable = None
+    ) -> ErrorKind[_Error] | None:
+        """Count an error and return its kind, None for one too many.
+
+        Errors of different groups are never of one kind.
+        """
         self.count += 1
         key = group, error_kind(message)
         kind = self._kinds.get(key)
         if kind is None:
             if len(self._kinds) >= self._max_kinds:
-                return
+                return None
             kind = self._kinds[key] = ErrorKind(message)
         kind.count += 1
         kind.is_one_message &= message == kind.first_message
         if len(kind.first) < self._max_first:
             kind.first.append(error)
+        return kind
 
     def most_frequent(self, limit: int) -> list[ErrorKind[_Error]]:
         """Return the most frequent kinds; of equals the one that came first."""

@@ -37,8 +37,18 @@ _TABLE = (
     "recipe beside it in the bucket (NAME.recipe.toml)."
 )
 _UTF_16 = "The file is UTF-16: save it as UTF-8."
+_WORKBOOK = "The file is {}: save it as CSV UTF-8."
+_DOCUMENT = "The file is {}: save its text as JSONL with one request per line, or as a table."
+_ZIP = b"PK\x03\x04"
+_ZIPPED_DOCUMENTS = (
+    # Names of entries, and the type that is the first entry of an OpenDocument.
+    (b"xl/work", _WORKBOOK.format("an Excel workbook")),
+    (b"application/vnd.oasis.opendocument.spreadsheet", _WORKBOOK.format("a spreadsheet")),
+    (b"word/document", _DOCUMENT.format("a Word document")),
+)
 _SIGNATURES = (
-    (b"PK\x03\x04", _ARCHIVE.format("a zip archive (as spreadsheets are, too)")),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", _WORKBOOK.format("an Excel workbook (.xls)")),
+    (_ZIP, _ARCHIVE.format("a zip archive")),
     (b"PK\x05\x06", _ARCHIVE.format("an empty zip archive")),
     (b"7z\xbc\xaf\x27\x1c", _ARCHIVE.format("a 7z archive")),
     (b"Rar!\x1a\x07", _ARCHIVE.format("a rar archive")),
@@ -48,7 +58,7 @@ _SIGNATURES = (
     (b"\x04\x22\x4d\x18", _PACKED.format("lz4")),
     (b"PAR1", _TABLE.format("a Parquet table")),
     (b"ARROW1", _TABLE.format("an Arrow table")),
-    (b"%PDF-", _TABLE.format("a PDF document")),
+    (b"%PDF-", _DOCUMENT.format("a PDF document")),
     (b"\xff\xfe", _UTF_16),
     (b"\xfe\xff", _UTF_16),
     (b"{\0", _UTF_16),
@@ -123,6 +133,10 @@ def detect_compression(head: bytes) -> tuple[Callable[[BinaryFile], BinaryFile],
 
 
 def _refuse_signatures(head: bytes) -> None:
+    if head.startswith(_ZIP):
+        for mark, sentence in _ZIPPED_DOCUMENTS:
+            if mark in head:
+                raise FormatError(sentence)
     for signature, sentence in _SIGNATURES:
         if head.startswith(signature):
             raise FormatError(sentence)

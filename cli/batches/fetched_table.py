@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from ..api.objects import Batch
 from ..console.errors import Refused
-from ..files.table_options import FORMATS_BY_SUFFIX
+from ..files.table_options import FORMATS_BY_SUFFIX, check_rows_names
 from ..transfer.download import check_target
 from .wait import Targets
 
@@ -24,6 +24,7 @@ def with_table(batch: Batch, targets: Targets, output: str | None, errors: str |
     if output is not None and _is_table_name(output):
         _check_format(batch, output, suffix)
         return replace(targets, output=None, errors=errors, table=output)
+    check_rows_names(output, errors)
     if suffix is None or output is not None or targets.output is None:
         return targets
     table = targets.output.removesuffix(_ROWS_SUFFIX) + suffix

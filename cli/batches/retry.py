@@ -28,6 +28,8 @@ RETRY_OF = "retry_of"
 """Key of the retried batch's id in the new one's metadata."""
 
 _GONE = frozenset({404, 410})
+_INVALID = frozenset({400, 413, 422})
+"""Statuses of rows whose request would fail again as it is."""
 
 
 def check_can_retry(batch: Batch) -> None:
@@ -46,11 +48,12 @@ def check_can_retry(batch: Batch) -> None:
 
 @contextmanager
 def open_failed_requests(
-    client: Client, batch: Batch, tmp_dir: Path | None
+    client: Client, batch: Batch, tmp_dir: Path | None, *, include_invalid: bool = False
 ) -> Iterator[Source | None]:
     """Open the requests of an ended batch without a good row; None where there are none.
 
-    Raises BadInput when a file of the batch is gone.
+    Invalid requests, which would fail again, are left out unless they are included. Raises
+    BadInput when a file of the batch is gone.
     """
     with ExitStack() as stack:
 
@@ -59,18 +62,29 @@ def open_failed_requests(
             _fetch(client, batch, file_id, kind, file)
             return Source(file, f"the {kind} of {batch.id}", int(time.time()))
 
-        is_wanted = _wanted(batch, lambda file_id, kind: _rows(open_file(file_id, kind)))
-        if is_wanted is None:
+        if 0 < batch.total <= batch.completed:
             yield None
             return
+        wanted = _WantedLines(
+            batch,
+            lambda file_id, kind: _rows(open_file(file_id, kind)),
+            include_invalid=include_invalid,
+        )
         source = open_file(str(batch.fields.get("input_file_id")), "input")
         requests = stack.enter_context(tempfile.TemporaryFile(dir=tmp_dir))
         out = NewFile(requests, f"a temporary file in {tmp_dir or tempfile.gettempdir()}")
-        copied = copy_requests(source, out, is_wanted)
+        copied = copy_requests(source, out, wanted.take)
         out.flush()
         if copied.num_malformed:
             left_out = amount(copied.num_malformed, "malformed line")
             log(f"note: {left_out} of {batch.id} cannot be retried")
+        if wanted.num_invalid:
+            invalid = amount(wanted.num_invalid, "request")
+            log(
+                f"note: {invalid} of {batch.id} would fail again and "
+                f"{'is' if wanted.num_invalid == 1 else 'are'} left out, as invalid (status 400): "
+                "correct them in the file, or retry them with --include-invalid"
+            )
         if not copied.num_copied:
             yield None
             return
@@ -99,22 +113,38 @@ def filename_of_retry(client: Client, batch: Batch) -> str:
     return f"{stem}.retry.jsonl"
 
 
-def _wanted(batch: Batch, open_rows: Callable[[str, str], RowFile]) -> Callable[[str], bool] | None:
-    """Return what says by custom id whether a line is to be retried; None where none is.
+class _WantedLines:
+    """Selects the lines of a batch that are retried, by custom id, each once.
 
     Where every line has a row, the error file has all that failed; else the output has all that
     did not.
     """
-    is_whole = 0 < batch.total <= batch.completed + batch.failed
-    if is_whole and not batch.failed:
-        return None
-    if is_whole and batch.error_file_id is not None:
-        failed = RowIndex.from_rows(open_rows(batch.error_file_id, "error file"))
-        return lambda custom_id: failed.pop_id(custom_id) is not None
-    if batch.output_file_id is None:
-        return lambda _: True
-    good = RowIndex.from_rows(open_rows(batch.output_file_id, "output"))
-    return lambda custom_id: good.pop_id(custom_id) is None
+
+    def __init__(
+        self, batch: Batch, open_rows: Callable[[str, str], RowFile], *, include_invalid: bool
+    ) -> None:
+        self.num_invalid = 0
+        self._include_invalid = include_invalid
+        self._failed_rows, self._failed, self._good = None, RowIndex(), RowIndex()
+        has_all_rows = 0 < batch.total <= batch.completed + batch.failed
+        self._is_whole = has_all_rows and batch.error_file_id is not None
+        if batch.error_file_id is not None:
+            self._failed_rows = open_rows(batch.error_file_id, "error file")
+            self._failed = RowIndex.from_rows(self._failed_rows)
+        if not self._is_whole and batch.output_file_id is not None:
+            self._good = RowIndex.from_rows(open_rows(batch.output_file_id, "output"))
+
+    def take(self, custom_id: str) -> bool:
+        """Say whether the line of a custom id is to be retried."""
+        if not self._is_whole and self._good.pop_id(custom_id) is not None:
+            return False
+        place = self._failed.pop_id(custom_id)
+        if place is None or self._failed_rows is None:
+            return not self._is_whole
+        if not self._include_invalid and self._failed_rows.read(place).status in _INVALID:
+            self.num_invalid += 1
+            return False
+        return True
 
 
 def _rows(source: Source) -> RowFile:

@@ -51,11 +51,11 @@ def submit(
     targets: Targets | None,
     *,
     as_json: bool,
-    filename: str = "input.jsonl",
+    filename: str | None = None,
 ) -> int:
     """Submit a file and return the exit status; with targets, wait and fetch its rows.
 
-    `filename` is what the server is told of a source that is no file.
+    The server lists the input as `filename`, by default as the name of its source.
     """
     with Client(server) as client:
         report = check_source(source, client.models(), fields, as_json=as_json)
@@ -150,14 +150,21 @@ def _report_created(batch: Batch, targets: Targets | None, *, as_json: bool) -> 
 def _make(
     client: Client,
     source: Source,
-    filename: str,
+    filename: str | None,
     fields: Mapping[str, Any],
     state_file: StateFile,
 ) -> Batch:
-    name = Path(source.name).name if _is_file(source) else filename
-    file_id = upload_file(client, source.file, name, state_file)
+    file_id = upload_file(client, source.file, filename or _name_of(source), state_file)
     asked = {"input_file_id": file_id, "completion_window": "24h", **fields}
     return client.create_batch(asked, state_file.state.idempotency_key(asked))
+
+
+def _name_of(source: Source) -> str:
+    """Return the name of an input in the server's list: `reviews.csv.jsonl` for a table."""
+    name = source.name.rstrip("/").rpartition("/")[2]
+    if source.form is not None and source.form.is_table:
+        return f"{name or 'table'}.jsonl"
+    return name if _is_file(source) or "://" in source.name else "input.jsonl"
 
 
 def _is_file(source: Source) -> bool:

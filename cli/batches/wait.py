@@ -13,6 +13,7 @@ from ..api.objects import Batch
 from ..console.errors import CliError, Refused, Stopped
 from ..console.terminal import amount, log
 from ..files.paths import path_beside
+from ..files.table_options import check_rows_names
 from ..transfer.download import STANDARD_OUTPUT, check_target, fetch_results
 from .failures import failures_in, log_failures
 from .follow import batch_progress, follow
@@ -50,6 +51,7 @@ def names_for(file: str) -> tuple[str, str]:
 def targets_if_waited(arguments: argparse.Namespace, file: str) -> Targets | None:
     """Return the targets with --wait, None without; raises Refused."""
     if arguments.wait:
+        check_rows_names(arguments.output_file, arguments.error_file)
         return targets_of(arguments, names_for(file), file)
     if arguments.output_file or arguments.error_file:
         raise Refused("-o and -e are for the rows that --wait fetches: give it too")

@@ -75,6 +75,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Print the estimate and return the exit status: 1 when no line would run."""
     source, _ = name_files(arguments.input_file, STANDARD_STREAM, arguments.files)
+    table = table_options(arguments, source, None, is_written=False, more_extras=("engine",))
     require_engine("an estimate", arguments.model)
     # Late imports: torch would slow down `--help`.
     from ..estimate.estimate import estimate
@@ -91,39 +92,40 @@ def command(arguments: argparse.Namespace) -> int:
         reuse=arguments.reuse,
         reuse_sampled=arguments.reuse_sampled,
         defaults=defaults_of(arguments),
-        table=table_options(arguments, source, None, is_written=False),
+        table=table,
     )
     found = estimate(options, arguments.sample)
     if arguments.json:
         print_output(json.dumps(found.fields(), ensure_ascii=False, indent=2))
     else:
         lines = [*columns([*rows_of(found)])]
-        unknown = [f"  {each.sentence()}" for each in found.unknown_parameters]
+        unknown = [f"  {each.sentence(found.unit)}" for each in found.unknown_parameters]
         print_output("\n".join((*lines, *found.reasons, *unknown)))
     return int(0 < found.num_lines == found.num_failing)
 
 
 def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
     """Yield what is estimated in words."""
-    yield "lines", f"{found.num_lines:,}"
+    unit = found.unit
+    yield f"{unit}s", f"{found.num_lines:,}"
     if found.num_reused:
-        yield "reused", f"{amount(found.num_reused, 'line')}; tokens and time are of the others"
+        yield "reused", f"{amount(found.num_reused, unit)}; tokens and time are of the others"
     if found.num_repeats:
-        yield "repeats", f"{amount(found.num_repeats, 'line')}, computed once"
+        yield "repeats", f"{amount(found.num_repeats, unit)}, computed once"
     for kind in found.kinds:
         yield "of these", f"{kind.num_lines:,} to {kind.url}, model {kind.model or '-'}"
     if found.num_unlimited:
-        lines = amount(found.num_unlimited, "line")
+        lines = amount(found.num_unlimited, unit)
         yield "max_tokens", f"none in {lines}, whose answers may fill the context"
     if found.prompt_tokens is None or found.quantiles is None:
-        yield "tokens", "not counted: the model writes no text, or no line can run"
+        yield "tokens", "not counted: the model writes no text, or no request can run"
     else:
         spread = found.quantiles
         yield "prompt tokens", f"{found.prompt_tokens:,}"
-        yield "of a line, least", f"{spread.least:,}"
-        yield "median, p99, most", f"{spread.median:,}, {spread.p99:,}, {spread.most:,}"
+        low, high = f"least {spread.least:,}, median {spread.median:,}", f"p99 {spread.p99:,}"
+        yield f"per {unit}", f"{low}, {high}, most {spread.most:,}"
         if found.num_tokenized is not None and found.num_tokenized < found.num_lines:
-            yield "tokenized", f"{found.num_tokenized:,} lines, which stand for all"
+            yield "tokenized", f"{found.num_tokenized:,} {unit}s, which stand for all"
         share = (found.shared_tokens or 0) / max(1, found.prompt_tokens)
         yield "shared", f"{found.shared_tokens:,} of them ({share:.0%}) are prefixes of others"
         yield "output tokens", f"{found.output_tokens:,}, at most {found.most_output_tokens:,}"
@@ -133,7 +135,7 @@ def rows_of(found: Estimate) -> Iterator[tuple[str, str]]:
             yield "time", f"{duration(found.seconds)} on this machine"
         if found.cost is not None:
             yield "cost", f"{found.cost:,.2f}"
-    yield "would fail", amount(found.num_failing, "line")
+    yield "would fail", amount(found.num_failing, unit)
 
 
 def _way_to_know(found: Estimate) -> str:

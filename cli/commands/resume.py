@@ -9,6 +9,7 @@ from ..batches.batch_flags import add_file_flags
 from ..batches.lookup import ID_HELP
 from ..batches.outcome import EXIT_STATUSES
 from ..console.signals import StopSignals
+from ..files.table_options import check_rows_names
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,6 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
     from ..batches.lookup import find_batch
     from ..batches.wait import targets_of, wait_and_fetch
 
+    check_rows_names(arguments.output_file, arguments.error_file)
     server = server_of(arguments.base_url)
     with StopSignals(), Client(server) as client:
         batch = find_batch(client, arguments.id)

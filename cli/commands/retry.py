@@ -11,7 +11,7 @@ from pathlib import Path
 from ..api.server import add_server_flags, server_of
 from ..batches.batch_flags import add_batch_flags, add_file_flags, options_of
 from ..batches.outcome import EXIT_STATUSES
-from ..console.errors import Refused
+from ..console.errors import ROWS_FAILED, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..files.paths import STANDARD_STREAM, check_input_path
@@ -19,7 +19,8 @@ from ..files.paths import STANDARD_STREAM, check_input_path
 _DESCRIPTION = """\
 Runs what failed or was not run once more.
 
-  tidemill retry ID                       a new batch of such lines of an ended batch
+  tidemill retry ID                       a new batch of such lines of an ended batch, without
+                                          invalid requests, which would fail again
   tidemill retry ROWS [-i FILE]           on this machine, with the flags of `tidemill run`; the new
                                           rows take the places of the failed ones in ROWS
   tidemill retry ROWS -i FILE -o FAILED   only writes such requests to FAILED, to submit or to edit
@@ -50,6 +51,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add("id", metavar="ID|ROWS", help="a batch: its id, how that begins, or @last; or a file")
     add("-i", "--input-file", metavar="FILE", help="the requests that ROWS answers")
     add("--wait", action="store_true", help="stay until the batch has ended, then fetch its rows")
+    add(
+        "--include-invalid",
+        action="store_true",
+        help="of a batch: retry requests too that failed as invalid (status 400, 413 or 422)",
+    )
     add(
         "--output-tmp-dir",
         type=Path,
@@ -103,10 +109,13 @@ def command(arguments: argparse.Namespace) -> int:
         targets = targets_if_waited(arguments, f"{batch.id}.retry.jsonl")
         retry.check_can_retry(batch)
         tmp_dir = arguments.output_tmp_dir
-        with retry.open_failed_requests(client, batch, tmp_dir) as requests:
+        opened = retry.open_failed_requests(
+            client, batch, tmp_dir, include_invalid=arguments.include_invalid
+        )
+        with opened as requests:
             if requests is None:
                 log(f"no line of {batch.id} is left to retry")
-                return 0
+                return ROWS_FAILED if batch.failed else 0
             return submit(
                 server,
                 requests,

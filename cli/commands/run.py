@@ -23,7 +23,7 @@ from ..engine.engine import load_engine, require_engine
 from ..engine.options import add_engine_flags, engine_fields
 from ..files.paths import is_path, name_files, name_shard_files
 from ..files.shard import add_shard_flag
-from ..files.table_options import table_options
+from ..files.table_options import check_rows_names, table_options
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag
 from ..run.run_options import RunOptions
 
@@ -101,7 +101,11 @@ def _add_file_flags(group: argparse._ArgumentGroup) -> None:
         "puts all together",
     )
     _add_rows_flags(group)
-    add("--no-card", action="store_true", help="write no run card beside the output")
+    card = group.add_mutually_exclusive_group()
+    card.add_argument("--no-card", action="store_true", help="write no run card (OUTPUT.card.json)")
+    card.add_argument(
+        "--card-markdown", action="store_true", help="write the run card as OUTPUT.card.md too"
+    )
     add(
         "--dialect",
         choices=("openai", "vllm"),
@@ -202,13 +206,15 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
     named = arguments.output_file
     names = name_files(arguments.input_file, named, arguments.files)
     arguments.input_file, arguments.output_file = names
-    arguments.table = table_options(arguments, names[0], named)
+    arguments.table = table_options(arguments, names[0], named, more_extras=("engine",))
     if arguments.table is not None:
         arguments.output_file = str(arguments.table.output)
-    elif arguments.shard is not None:
-        arguments.output_file, arguments.error_file = name_shard_files(
-            arguments.shard, *names, arguments.error_file
-        )
+    else:
+        check_rows_names(names[1], arguments.error_file, input_file=names[0])
+        if arguments.shard is not None:
+            arguments.output_file, arguments.error_file = name_shard_files(
+                arguments.shard, *names, arguments.error_file
+            )
     arguments.defaults = defaults_of(arguments)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))

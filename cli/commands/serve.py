@@ -39,7 +39,7 @@ from ..engine.engine import (
     served_names,
 )
 from ..engine.options import EngineOptions, add_engine_flags, engine_fields, stall_limit
-from ..extras import not_installed, require_extras
+from ..extras import not_installed
 from ..run.reuse_flags import add_reuse_flags, add_reuse_size_flag, check_reuse
 
 if TYPE_CHECKING:
@@ -217,8 +217,7 @@ def command(arguments: argparse.Namespace) -> int:
         options = replace(options, model=str(_SAGEMAKER_MODEL))
     if (options.ssl_certfile is None) != (options.ssl_keyfile is None):
         raise Refused("https takes both --ssl-certfile and --ssl-keyfile")
-    require_engine("a server", options.model)
-    require_extras("a server", "serve")
+    require_engine("a server", options.model, "serve")
     count = num_replicas(options, options.data_parallel_size)
     if count > 1:
         from ..engine.served_replicas import load_replicas

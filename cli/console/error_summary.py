@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,8 +30,11 @@ class ErrorSummary:
         return self._counter.count
 
     def add(self, message: str, line: int | None = None) -> None:
-        """Count an error; `line` is its line number in the file."""
-        self._counter.add(message[:_MAX_CHARS], line)
+        """Count an error; `line` is its number in the file, of which a kind has the least."""
+        message = message[:_MAX_CHARS]
+        kind = self._counter.add(message, line)
+        if line is not None and kind is not None and line < (kind.first[0] or 0):
+            kind.first[0], kind.first_message = line, message
 
     def kinds(self) -> list[dict[str, Any]]:
         """Return the most frequent kinds: their message, count, and first line."""
@@ -59,9 +63,9 @@ def _described(kind: ErrorKind[int | None], unit: str) -> str:
 
 
 def sentences_by_line(errors: Iterable[tuple[int | None, str]], unit: str = "line") -> list[str]:
-    """Return a sentence for each message, with the numbers of its lines."""
+    """Return a sentence for each message with the numbers of its lines, by the first of them."""
     numbers: dict[str, list[int]] = {}
-    for number, message in errors:
+    for number, message in sorted(errors, key=lambda error: error[0] or math.inf):
         numbers.setdefault(message, []).extend([] if number is None else [number])
     return [
         f"  {_numbered(without_control_chars(message), lines, unit)}"

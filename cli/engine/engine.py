@@ -172,11 +172,10 @@ def loaded_engine(
         yield served
 
 
-def require_engine(what: str, model: str | None) -> None:
-    """Raise CliError when the extras that run a model, or download it, are missing."""
-    require_extras(what, "engine")
-    if s3_addresses(model, ()):
-        require_extras(str(model), "cloud")
+def require_engine(what: str, model: str | None, *more: str) -> None:
+    """Raise CliError when extras are missing that run a model, download it, or are named."""
+    download = ("cloud",) if s3_addresses(model, ()) else ()
+    require_extras(what, "engine", *download, *more)
 
 
 class _StderrHandler(logging.Handler):

@@ -80,6 +80,7 @@ class Estimate:
     output_tokens: int | None = None
     seconds: float | None = None
     cost: float | None = None
+    unit: str = "line"
 
     @property
     def num_left(self) -> int:
@@ -148,6 +149,7 @@ def _estimate_lines(
     failing = (report.malformed, report.failing, tokens.failing)
     reasons = [each for some in failing for each in some.sentences(report.unit)]
     return Estimate(
+        unit=report.unit,
         num_lines=report.num_rows,
         num_reused=num_reused,
         num_failing=min(num_failing, report.num_rows),

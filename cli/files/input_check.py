@@ -250,14 +250,14 @@ def warn_of_defaults(report: InputReport) -> None:
         log(f"warning: {flag} has no effect on {lines}, whose url has no such parameter")
 
 
-def warn_of_duplicates(duplicates: Duplicates) -> None:
+def warn_of_duplicates(duplicates: Duplicates, unit: str) -> None:
     """Warn about duplicate custom_ids; only the order distinguishes their rows."""
     if not duplicates.count:
         return
-    named = ", ".join(f"{line} (as line {first})" for line, first in duplicates.first)
+    named = ", ".join(f"{line} (as {unit} {first})" for line, first in duplicates.first)
     more = ", …" if duplicates.count > len(duplicates.first) else ""
-    repeat = "line repeats" if duplicates.count == 1 else "lines repeat"
-    log(f"warning: {duplicates.count:,} {repeat} a custom_id: {named}{more}")
+    repeat = "repeats" if duplicates.count == 1 else "repeat"
+    log(f"warning: {amount(duplicates.count, unit)} {repeat} a custom_id: {named}{more}")
 
 
 def refuse_repeated_ids(report: InputReport) -> None:

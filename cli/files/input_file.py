@@ -17,7 +17,6 @@ from tidemill.batch.file.formats import (
     open_lines,
 )
 from tidemill.batch.file.lines import FormatError, RawLine, read_lines
-from tidemill.engine.plan.line_index import LineIndex
 
 from ..console.errors import BadInput
 from ..console.terminal import log
@@ -25,6 +24,8 @@ from .shard import Shard, ShardLines, find_shard_lines
 from .source import Source
 
 if TYPE_CHECKING:
+    from tidemill.engine.plan.line_index import LineIndex
+
     from .table_input import TableInput
 
 _COPIED_BYTES = 2**20

@@ -16,10 +16,9 @@ from typing import IO, Protocol
 from ..console.errors import OutputLost, Refused, TransferFailed
 from ..console.terminal import amount
 from .http_transfer import RETRY_DELAYS_SECONDS, upload
-from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url
+from .paths import STANDARD_STREAM, display_name, is_regular_or_new, is_url, spool_path
 from .row_settings import settings_path_of
 from .s3_object import S3Object, is_s3
-from .spool import spool_path
 
 _OPEN_TRIES = 10
 _START_OF_ROWS = b'{"id":"batch_req_'
@@ -179,27 +178,30 @@ class LocalFile:
 
 def _open_locked(target: Path, shown: Path) -> tuple[int, bool]:
     """Return a locked descriptor and whether the file is new; never an unlinked file."""
+    reason = f"another run is writing {shown}"
     for _ in range(_OPEN_TRIES):
         try:
             fd, is_new = _open_or_make(target)
         except FileNotFoundError:
-            if target.parent.is_dir():
-                continue
-            raise Refused(f"the folder of {shown} does not exist") from None
+            if not target.parent.is_dir():
+                raise Refused(f"the folder of {shown} does not exist") from None
+            # Another run has removed it since, or the folder takes no files, as /proc.
+            reason = f"{shown} may not be written: {target.parent} does not take new files"
+            continue
         except OSError as exc:
             raise Refused(f"{shown} may not be written: {exc.strerror}") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise Refused(f"another run is writing {shown}") from None
+            raise Refused(reason) from None
         except OSError:
             # A file system without locks: run without one.
             return fd, is_new
         if os.fstat(fd).st_nlink:
             return fd, is_new
         os.close(fd)
-    raise Refused(f"another run is writing {shown}")
+    raise Refused(reason)
 
 
 def _open_or_make(target: Path) -> tuple[int, bool]:

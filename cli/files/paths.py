@@ -16,7 +16,8 @@ from .s3_object import S3Object, is_s3
 from .shard import Shard
 
 STANDARD_STREAM = "-"
-CARD_SUFFIXES = (".card.md", ".card.json")
+CARD_SUFFIX = ".card.json"
+SPOOL_SUFFIX = ".spool"
 
 _MAX_NAMED = 3
 
@@ -64,17 +65,22 @@ def path_beside(file: str, kind: str) -> str:
     return str(path.parent / f"{stem}.{kind}.jsonl")
 
 
-def card_paths(output: Path) -> tuple[Path, Path]:
-    """Return the paths of the run card of an output: Markdown and JSON.
+def card_path(output: Path) -> Path:
+    """Return the path of the run card of an output.
 
     The suffix of the output is left out unless another output has the card of that name.
     """
     stem = output.name
     if output.suffix in {".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv", ".arrow"}:
-        other = _output_of_card(output.with_name(output.stem + CARD_SUFFIXES[1]))
+        other = _output_of_card(output.with_name(output.stem + CARD_SUFFIX))
         stem = output.stem if other in {None, output.name} else output.name
-    markdown, plain = (output.with_name(stem + suffix) for suffix in CARD_SUFFIXES)
-    return markdown, plain
+    return output.with_name(stem + CARD_SUFFIX)
+
+
+def spool_path(output: Path) -> Path:
+    """Return the path of an output's spool, which has rows that wait for earlier ones."""
+    target = Path(os.path.realpath(output))
+    return target.with_name(target.name + SPOOL_SUFFIX)
 
 
 def _output_of_card(card: Path) -> str | None:

@@ -18,8 +18,9 @@ from tidemill.batch.file.rows import RowHead, parse_row_head
 from ..console.errors import OutputLost
 from .kept_rows import KeptRows, find_kept_rows
 from .output import LocalFile
+from .paths import spool_path
 from .row_writer import OrderedRows, OutputFiles
-from .spool import Row, Spool, spool_path
+from .spool import Row, Spool
 
 _GROWING, _COMPLETE = ".retry", ".retried"
 _BUFFER_BYTES = 2**20

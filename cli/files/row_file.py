@@ -39,13 +39,14 @@ class RowPlace(NamedTuple):
 class StoredRow:
     """A row as it was read: `body` is its answer, None where `error` says why there is none.
 
-    `row_id` and `custom_id` are None where the row has none.
+    `row_id`, `custom_id` and `status` are None where the row has none.
     """
 
     row_id: str | None
     custom_id: str | None
     body: Mapping[str, Any] | None
     error: str | None
+    status: int | None = None
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -63,6 +64,7 @@ class StoredRow:
             custom_id if isinstance(custom_id, str) else None,
             body if is_ok else None,
             message,
+            status if isinstance(status, int) else None,
         )
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from ..console.errors import BadInput
 from ..console.terminal import amount
-from .spool import SUFFIX as SPOOL_SUFFIX
+from .paths import SPOOL_SUFFIX
 
 SUFFIX: Final = ".settings"
 RAISABLE: Final = frozenset({"--max-tokens", "--max-model-len"})

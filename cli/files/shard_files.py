@@ -13,11 +13,11 @@ from typing import Final
 
 from ..console.errors import Refused
 from ..console.terminal import amount, log
+from .paths import spool_path
 from .retry import retry_files
 from .row_settings import RowSettings, describe, differences, settings_path
 from .shard import Shard
 from .shard_mark import ShardMark, mark_path
-from .spool import spool_path
 
 _MAX_NAMED: Final = 20
 

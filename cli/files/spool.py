@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
-import numpy as np
-
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import RowError, RowHead, parse_row_head, row_id_of
 
@@ -26,7 +24,6 @@ from ..console.terminal import amount, log
 from .input_file import PlacedLine
 from .kept_rows import is_success
 
-SUFFIX: Final = ".spool"
 _NEW: Final = ".new"
 _BUFFER_BYTES: Final = 2**20
 # Beyond this much the file is compacted: records of rows that the output has by now go.
@@ -53,8 +50,8 @@ class Spool:
         self._path = path
         self._tmp_dir = tmp_dir
         self._file: IO[bytes] | None = None
-        self._offsets = np.full(num_rows, -1, np.int64)  # by place; -1 where no row waits
-        self._lengths = np.zeros(num_rows, np.int32)  # negative for an error row
+        self._offsets = array("q", [-1]) * num_rows  # by place; -1 where no row waits
+        self._lengths = array("i", [0]) * num_rows  # negative for an error row
         self._unflushed: dict[int, bytes] = {}  # by place
         self._buffer: list[bytes] = []
         self._num_flushed = 0  # bytes of the file
@@ -105,8 +102,7 @@ class Spool:
     @property
     def places(self) -> list[int]:
         """The places of the waiting rows, in order."""
-        found: list[int] = np.flatnonzero(self._offsets >= 0).tolist()
-        return found
+        return [place for place, offset in enumerate(self._offsets) if offset >= 0]
 
     def add(self, line: PlacedLine, row: Row) -> None:
         """Add the row of a line; raises OutputLost when the disk takes no more."""
@@ -122,7 +118,7 @@ class Spool:
 
     def pop(self, place: int) -> Row:
         """Remove a row from the index and return it."""
-        offset, length = int(self._offsets[place]), int(self._lengths[place])
+        offset, length = self._offsets[place], self._lengths[place]
         data = self._unflushed.pop(place, None) or self._read(offset, abs(length))
         self._forget(place)
         return Row(data, length > 0)
@@ -181,7 +177,7 @@ class Spool:
         self.num_ok += is_success
 
     def _forget(self, place: int) -> None:
-        length = int(self._lengths[place])
+        length = self._lengths[place]
         self._offsets[place] = -1
         self._live_bytes -= abs(length)
         self.num_waiting -= 1
@@ -224,7 +220,7 @@ class Spool:
     def _compact(self) -> None:
         """Copy the waiting rows to a new file; the old one stays where the disk has no room."""
         self.flush()
-        old, offsets = self._opened(), self._offsets.copy()
+        old, offsets = self._opened(), self._offsets[:]
         with suppress(OSError):
             if self._path is None:
                 new = self._temporary()
@@ -232,7 +228,7 @@ class Spool:
                 new = self._path.with_name(self._path.name + _NEW).open("w+b", buffering=0)
             end = 0
             for place in self.places:
-                offset, length = int(offsets[place]), abs(int(self._lengths[place]))
+                offset, length = offsets[place], abs(self._lengths[place])
                 # The number of the line stands before its row.
                 start = max(0, offset - _MAX_DIGITS - 1)
                 data = os.pread(old.fileno(), offset - start + length, start)
@@ -268,13 +264,14 @@ class _Records:
                 if data.endswith(b"\n"):
                     self._add(data)
                     self.num_bytes += len(data)
-        self._order = np.argsort(np.asarray(self._numbers), kind="stable")
+        in_order = sorted(range(len(self._numbers)), key=self._numbers.__getitem__)
+        self._order = array("q", in_order)
         self._next = 0
 
     def of(self, raw: RawLine) -> Iterator[_Record]:
         """Yield the records of a line as it is now, oldest first."""
         while self._next < len(self._order):
-            index = int(self._order[self._next])
+            index = self._order[self._next]
             if self._numbers[index] > raw.number:
                 return
             self._next += 1
@@ -310,9 +307,3 @@ def _created_of(head: RowHead) -> int:
 
 
 _ID_CHARS: Final = len(row_id_of(RawLine(1, b"").digest))
-
-
-def spool_path(output: Path) -> Path:
-    """Return the path of an output's spool."""
-    target = Path(os.path.realpath(output))
-    return target.with_name(target.name + SUFFIX)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -13,6 +13,7 @@ from ..arguments.recipe_flags import path_beside_table, recipe_of
 from ..console.errors import Refused
 from ..extras import require_extras
 from .paths import is_path
+from .s3_object import is_s3
 
 if TYPE_CHECKING:
     from tidemill.batch.table.recipe import Recipe, TableFormat
@@ -29,8 +30,21 @@ FORMATS_BY_SUFFIX: Final = {
     ".feather": "arrow",
     ".ipc": "arrow",
 }
-
-
+_UNWRITABLE: Final = {
+    ".xlsx": "an Excel workbook",
+    ".xlsm": "an Excel workbook",
+    ".xlsb": "an Excel workbook",
+    ".xls": "an Excel workbook",
+    ".ods": "an OpenDocument spreadsheet",
+    ".json": "one JSON document",
+    ".xml": "an XML document",
+    ".html": "an HTML document",
+    ".orc": "an ORC table",
+    ".avro": "an Avro file",
+    ".sqlite": "a database",
+    ".db": "a database",
+}
+_COMPRESSED: Final = frozenset({".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z"})
 _HIDDEN = (".", "_")
 
 
@@ -49,9 +63,16 @@ class TableOptions:
 
 
 def table_options(
-    arguments: argparse.Namespace, file: str, output_file: str | None, *, is_written: bool = True
+    arguments: argparse.Namespace,
+    file: str,
+    output_file: str | None,
+    *,
+    is_written: bool = True,
+    more_extras: Sequence[str] = (),
 ) -> TableOptions | None:
     """Return the options of a table; None where nothing gives a recipe for the file.
+
+    `more_extras` are those that the command needs in addition to the table's.
 
     Raises Refused for a recipe that cannot work, or an output that is no file if one `is_written`;
     CliError where an extra is missing.
@@ -63,7 +84,9 @@ def table_options(
             raise Refused(f"{file} is a table: say by --prompt, or --recipe FILE, what to ask")
         return None
     recipe, keys = found
-    _require_reader(file, dataset)
+    _require_reader(file, dataset, more_extras)
+    if output_file is not None and is_written:
+        check_table_name(output_file, arguments.output_format)
     by_name = None if output_file is None else format_of(output_file)
     form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
     has_name = dataset is not None or is_path(file)
@@ -74,14 +97,62 @@ def table_options(
     return TableOptions(recipe, keys, Path(output_file), form, dataset)
 
 
-def _require_reader(file: str, dataset: DatasetId | None) -> None:
-    """Raise CliError when an extra is missing that reads a table of this kind."""
+def _require_reader(file: str, dataset: DatasetId | None, more: Sequence[str]) -> None:
+    """Raise CliError when `more` extras are missing, or one that reads a table of this kind."""
     if dataset is not None:
-        require_extras("a dataset of Hugging Face", "tables", "datasets")
+        require_extras("a dataset of Hugging Face", "tables", "datasets", *more)
     elif (kind := lake_of(Path(file))) is not None:
-        require_extras(f"a table of {kind}", "tables", kind.lower())
+        require_extras(f"a table of {kind}", "tables", kind.lower(), *more)
     else:
-        require_extras("a table", "tables")
+        require_extras("a table", "tables", *more)
+
+
+def check_table_name(name: str, requested: str | None = None) -> None:
+    """Raise Refused for a table's output that is a directory, or has the name of something else.
+
+    Its format is by its name, unless one is `requested` by a flag.
+    """
+    if is_path(name) and Path(name).is_dir():
+        raise Refused(f"the output {name} is a directory: name a file in it")
+    _refuse_compressed(name)
+    unwritable = _UNWRITABLE.get(_suffix(name))
+    if unwritable is not None and requested is None:
+        raise Refused(
+            f"the output {name} has the name of {unwritable}, which cannot be written: use "
+            ".csv, .tsv, .parquet, .arrow or .jsonl (one JSON object per row)"
+        )
+
+
+def check_rows_names(*names: str | None, input_file: str = "") -> None:
+    """Raise Refused for an output of JSONL rows whose name is that of something else.
+
+    An input with the name of a table is left to its reader: it lacks a recipe.
+    """
+    if format_of(input_file) not in {None, "jsonl"}:
+        return
+    for name in filter(None, names):
+        _refuse_compressed(name)
+        suffix = _suffix(name)
+        is_jsonl = FORMATS_BY_SUFFIX.get(suffix, "jsonl") == "jsonl"
+        if not is_jsonl or (suffix in _UNWRITABLE and suffix != ".json"):
+            raise Refused(
+                f"the rows of {name} are JSONL, and its name says otherwise: use "
+                f"{name.removesuffix(Path(name).suffix)}.jsonl"
+            )
+
+
+def _refuse_compressed(name: str) -> None:
+    suffix = _suffix(name)
+    if suffix in _COMPRESSED:
+        plain = name.removesuffix(Path(name).suffix)
+        raise Refused(
+            f"the output {name} has the name of a compressed file, and outputs are not "
+            f"compressed: use {plain}"
+        )
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower() if is_path(name) or is_s3(name) else ""
 
 
 def format_of(name: str) -> Any:

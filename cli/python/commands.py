@@ -17,7 +17,7 @@ from tidemill.engine.child_command import module_command
 
 from ..commands.run import options_from
 from ..console.errors import OVER_LIMIT, ROWS_FAILED, STACKS, CliError
-from ..files.paths import card_paths, is_path
+from ..files.paths import card_path, is_path
 from ..main import parse
 from ..run.progress import PROGRESS_FD
 from .errors import TidemillError
@@ -76,7 +76,7 @@ def run(
     if status not in _ENDED:
         raise TidemillError(words or f"the run ended with status {status}")
     try:
-        card = json.loads(card_paths(target)[1].read_text(encoding="utf-8"))
+        card = json.loads(card_path(target).read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise TidemillError(f"the run ended, and its card cannot be read: {exc}") from exc
     rows = card["rows"]

@@ -119,6 +119,7 @@ def _run_job(
         if options.enable_metrics:
             stack.enter_context(serve_metrics(metrics, options.host, options.port))
         requests = open_input(options, stack, retry_delays)
+        tally.unit = requests.form.unit
         is_planned = requests.is_seekable and not options.no_plan
         config = _with_plan(config, options, is_planned=is_planned)
         index = stack.enter_context(closing(LineIndex(options.output_tmp_dir)))
@@ -281,9 +282,12 @@ def _exit_status(tally: Tally, options: RunOptions) -> int:
 def _nothing_to_run(tally: Tally) -> str:
     if not tally.num_rows:
         what = "the input" if tally.shard is None else str(tally.shard)
-        return f"{what} has no lines: nothing to run"
+        return f"{what} has no {tally.unit}s: nothing to run"
     how = "by reuse" if tally.reused else "already"
-    words = f"{tally.label}every line has its row {how} ({tally.num_rows:,}): nothing to run"
+    result = "its result" if tally.unit == "row" else "its row"
+    words = (
+        f"{tally.label}every {tally.unit} has {result} {how} ({tally.num_rows:,}): nothing to run"
+    )
     return "\n".join((words, *truncated_words(tally)))
 
 
@@ -308,4 +312,4 @@ def _refuse_or_warn(report: InputReport, options: RunOptions) -> None:
     warn_of_unknown_parameters(report, is_strict=options.strict_parameters)
     warn_of_failing(report)
     warn_of_defaults(report)
-    warn_of_duplicates(report.duplicates)
+    warn_of_duplicates(report.duplicates, report.unit)

@@ -13,6 +13,7 @@ from ..console.terminal import amount, log
 from ..extras import require_extras
 from ..files.kept_rows import KeptRows, find_kept_rows, is_success, is_whole_success
 from ..files.output import LocalFile, Output, open_output
+from ..files.paths import spool_path
 from ..files.retry import RetryWriter, finish_retry, is_retry_started, retry_files
 from ..files.reused_rows import ReusedRows
 from ..files.row_settings import RowSettings
@@ -20,7 +21,7 @@ from ..files.row_writer import AppendWriter, OutputFiles, ResumableWriter
 from ..files.s3_object import S3Object, is_s3
 from ..files.shard import ShardLines
 from ..files.shard_mark import mark_finished, mark_path
-from ..files.spool import Spool, spool_path
+from ..files.spool import Spool
 from .run_options import RunOptions
 from .tally import Tally
 

@@ -193,7 +193,7 @@ def summary(tally: Tally) -> str:
         ways = ((tally.kept - tally.reused, "kept from before"), (tally.reused, "reused"))
         kept = " and ".join(f"{amount(num, 'row')} {how}" for num, how in ways if num)
         words += f"; with {kept}: {all_ok:,} ok, {tally.rows_failed:,} failed"
-    return "\n".join((words, *tally.failures.sentences(), *truncated_words(tally)))
+    return "\n".join((words, *tally.failures.sentences(tally.unit), *truncated_words(tally)))
 
 
 def truncated_words(tally: Tally) -> list[str]:

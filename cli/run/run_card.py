@@ -1,4 +1,4 @@
-"""Run card: what a run did, beside its output, as Markdown and as JSON."""
+"""Run card: a record of a run next to its output, as JSON, and as Markdown on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidemill.protocol.contract import EngineError, EngineInfo
 from ..console.errors import failure_of
 from ..console.terminal import amount, duration, log
 from ..files.output import LocalFile
-from ..files.paths import card_paths
+from ..files.paths import card_path
 from ..files.row_settings import SettingsUse, use_lines
 from ..files.row_writer import OutputFiles
 from .run import Run
@@ -25,6 +25,7 @@ _NOT_SETTINGS = frozenset(
     {
         *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
         *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
+        "card_markdown",
         *("resume", "retry_failed", "retry_truncated", "allow_other_settings", "force"),
     }
 )
@@ -52,15 +53,19 @@ def _write_card(run: Run, files: OutputFiles, tally: Tally) -> bool:
         return False
     target = files.output.path if options.table is None else options.table.output
     has_run = not options.resume or tally.answered or tally.reused or run.record.is_pending
-    if not has_run and card_paths(target)[1].exists():
+    path = card_path(target)
+    if not has_run and path.exists():
         return True
     info = None
     if run.metrics.served is not None:
         with suppress(EngineError):
             info = run.metrics.served.info()
     card = card_of(run, tally, info, str(target))
-    for path, text in zip(card_paths(target), (as_markdown(card), as_json(card)), strict=True):
-        path.write_text(text, encoding="utf-8")
+    path.write_text(as_json(card), encoding="utf-8")
+    markdown = path.with_suffix(".md")
+    if options.card_markdown:
+        markdown.write_text(as_markdown(card), encoding="utf-8")
+    log(f"the run card is {path}" + (f" and {markdown}" if options.card_markdown else ""))
     return True
 
 

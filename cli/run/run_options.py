@@ -47,6 +47,7 @@ class RunOptions(EngineOptions):
     table: TableOptions | None = None
     data_parallel_size: DataParallelSize = None
     no_card: bool = False
+    card_markdown: bool = False
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000

@@ -19,7 +19,7 @@ from tidemill.protocol.contract import EngineInfo
 from ..console.errors import BadInput, Refused
 from ..console.terminal import log
 from ..files.output import LocalFile
-from ..files.paths import card_paths
+from ..files.paths import card_path
 from ..files.retry import is_retry_started
 from ..files.row_settings import (
     Differences,
@@ -230,7 +230,7 @@ def card_settings(options: RunOptions) -> RowSettings | None:
     """Return the settings in the run card of an output; None without a card that has them."""
     target = _output_of(options)
     try:
-        card: Any = json.loads(card_paths(target)[1].read_bytes())
+        card: Any = json.loads(card_path(target).read_bytes())
         shard = None if options.shard is None else str(options.shard)
         # Shards of a table share the name of the card.
         if (Path(card["output"]).name, card["shard"]) != (target.name, shard):

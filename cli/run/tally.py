@@ -37,12 +37,14 @@ class LengthCounts:
 class Tally:
     """Counts of one run; `kept` rows were there before it: of a resumed output, or `reused`.
 
+    `unit` is that of the input: `line`, `row` or `element`.
     `truncated` rows of the whole output have an answer that was cut off at its token limit. `usage`
     is that of answered requests, `computed_output_tokens` without those of repeats; `started` is on
     the monotonic clock.
     """
 
     shard: Shard | None = None
+    unit: str = "line"
     num_rows: int = 0
     kept: int = 0
     kept_ok: int = 0

@@ -49,6 +49,7 @@ class FakeApi:
         self.url = ""
         self.models = [MODEL]
         self.files: dict[str, bytes] = {}
+        self.filenames: list[str] = []
         self.uploads: dict[str, dict[str, Any]] = {}
         self.batches: dict[str, dict[str, Any]] = {}
         self.lines: dict[str, list[Any]] = {}
@@ -282,6 +283,7 @@ class _Handler(BaseHTTPRequestHandler):
         end = body.index(b"\r\n--", start)
         file_id = f"file-{len(self.api.files) + 1}"
         self.api.files[file_id] = body[start:end]
+        self.api.filenames.append(content.get_filename())  # type: ignore[union-attr,arg-type]
         return {"id": file_id, "bytes": end - start, "filename": content.get_filename()}  # type: ignore[union-attr]
 
     def _shown(self, upload_id: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import random
 import tarfile
 import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,11 +62,24 @@ def tar_of(data: bytes) -> bytes:
     return packed.getvalue()
 
 
+def zip_of(*names: str) -> bytes:
+    """Return a zip archive with entries of these names."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    return packed.getvalue()
+
+
 @pytest.mark.parametrize(
     ("head", "word"),
     [
         (b"PK\x03\x04\x14\x00", "zip archive"),
         (b"PK\x05\x06" + bytes(18), "zip archive"),
+        (zip_of("[Content_Types].xml", "xl/workbook.xml"), "Excel workbook: save it as CSV UTF-8"),
+        (zip_of("docProps/app.xml", "xl/worksheets/sheet1.xml"), "save it as CSV UTF-8"),
+        (zip_of("[Content_Types].xml", "word/document.xml"), "Word document: save its text"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "Excel workbook"),
         (tar_of(GOOD), "tar archive"),
         (gzip.compress(tar_of(GOOD)), "tar archive"),
         (gzip.compress(gzip.compress(GOOD)), "gzip twice"),

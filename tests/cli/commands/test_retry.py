@@ -53,6 +53,32 @@ def test_lines_that_failed_make_a_new_batch(shell: Shell) -> None:
     assert asked["completion_window"] == "3h"
 
 
+def test_invalid_requests_are_retried_only_on_request(shell: Shell) -> None:
+    """A request that failed with status 400 would fail again, also in a batch without all rows."""
+    old = ended(shell, *LINES)
+    batch = shell.api.batches[old]
+    invalid = {"status_code": 400, "request_id": "r", "body": {"error": {"message": "`n` is 4"}}}
+    row = json.dumps({"custom_id": "d", "response": invalid, "error": None}).encode() + b"\n"
+    shell.api.files[batch["error_file_id"]] = row_of(LINES[1]) + row
+    said = shell.type("retry", old)
+    assert f"note: 1 request of {old} would fail again and is left out" in said.err
+    assert content(shell, said.out.strip()) == [LINES[1]]
+    assert content(shell, shell.type("retry", old, "--include-invalid").out.strip()) == [
+        LINES[1],
+        LINES[3],
+    ]
+    batch["status"], batch["request_counts"]["completed"] = "cancelled", 1
+    shell.api.files[batch["error_file_id"]] = row
+    assert content(shell, shell.type("retry", old).out.strip()) == [LINES[1]]
+    batch["status"], batch["request_counts"] = (
+        "completed",
+        {"total": 4, "completed": 3, "failed": 1},
+    )
+    said = shell.type("retry", old)
+    assert (said.status, said.out) == (3, "")
+    assert f"no line of {old} is left to retry" in said.err
+
+
 def test_lines_that_were_not_run_are_retried_too(shell: Shell) -> None:
     """Of a batch that was cancelled not every line has a row: what has a good one is left out."""
     old = ended(shell, *LINES, line("e"))

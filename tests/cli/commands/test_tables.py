@@ -53,9 +53,10 @@ def test_a_file_of_requests_is_checked_as_by_submit(shell: Shell) -> None:
 
 
 def test_waiting_ends_with_the_table(shell: Shell) -> None:
-    """The rows that it was made of are gone."""
+    """The rows that it was made of are gone, and the server lists the table by its name."""
     table = write("t.csv", "id,text\na,x\nb,y\n")
     assert shell.type("submit", table, *PROMPT, "--wait").status == 0
+    assert shell.api.filenames == ["t.csv.jsonl"]
     with Path("t.output.csv").open() as file:
         rows = [*csv.DictReader(file)]
     assert [(row["id"], row["text"]) for row in rows] == [("a", "x"), ("b", "y")]

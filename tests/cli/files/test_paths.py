@@ -70,9 +70,24 @@ def test_an_output_must_be_a_file_that_can_be_made(
     below = source / "out.jsonl"
     assert "folder that does not exist" in refusal(run, "-i", source, *other, flag, below)
     # Nobody makes files there, root included.
-    words = refusal(run, "-i", source, *other, flag, "/proc/self/out.jsonl")
-    assert "may not be written" in words or "another run" in words
+    assert "may not be written" in refusal(run, "-i", source, *other, flag, "/proc/self/out.jsonl")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("rows.csv", "the rows of rows.csv are JSONL, and its name says otherwise: use rows.jsonl"),
+        ("rows.xlsx", "use rows.jsonl"),
+        ("rows.jsonl.gz", "outputs are not compressed: use rows.jsonl"),
+    ],
+)
+def test_the_name_of_an_output_is_that_of_its_format(
+    run: Any, source: Path, tmp_path: Path, name: str, error: str
+) -> None:
+    """A file of requests gives JSONL, whatever the name of its output promises."""
+    assert error in refusal(run, "-i", source, "-o", name)
+    assert error in refusal(run, "-i", source, "-o", tmp_path / "rows", "-e", name)
 
 
 def test_an_input_must_be_there(run: Any, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tidemill.batch.file.rows import row_id_of
 from tidemill.cli.console.errors import BadInput, OutputLost
 from tidemill.cli.files import spool as spool_module
 from tidemill.cli.files.input_file import PlacedLine
-from tidemill.cli.files.spool import Row, Spool, spool_path
+from tidemill.cli.files.paths import spool_path
+from tidemill.cli.files.spool import Row, Spool
 
 
 def lines(*texts: str) -> list[RawLine]:

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from tests.cli.given import line, rows
-from tidemill.cli.files.spool import spool_path
+from tidemill.cli.files.paths import spool_path
 from tidemill.cli.main import main
 from tidemill.engine.loop.runner import Runner
 from tidemill.engine.scheduling.step_plan import StepPlan

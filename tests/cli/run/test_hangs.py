@@ -22,7 +22,7 @@ from tests.long_parameters import with_long
 from tidemill import demo
 from tidemill.cli.console.errors import STACKS, EngineLost
 from tidemill.cli.engine import watched_engine
-from tidemill.cli.files.spool import spool_path
+from tidemill.cli.files.paths import spool_path
 from tidemill.cli.main import main
 from tidemill.cli.run import data_parallel
 from tidemill.engine.loop.runner import Runner

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.cli.given import line, rows
-from tidemill.cli.files.spool import spool_path
+from tidemill.cli.files.paths import spool_path
 from tidemill.cli.main import main
 
 Spawn = Callable[..., Any]

@@ -289,7 +289,8 @@ def test_real_samples_and_tables_are_reused(
             capsys.readouterr()
             assert main(["run", *given, "-o", str(out), *kept]) == 0
         said = capsys.readouterr().err
-        assert f"every line has its row by reuse ({num_rows}): nothing to run" in said
+        shown = "line has its row" if suffix == "jsonl" else "row has its result"
+        assert f"every {shown} by reuse ({num_rows}): nothing to run" in said
         assert "loading" not in said
         assert outs[0].read_bytes() == outs[1].read_bytes()
     samples = [row["response"]["body"]["choices"][0] for row in rows(tmp_path / "0.jsonl")[:6]]

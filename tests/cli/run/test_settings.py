@@ -18,6 +18,7 @@ from tests.cli.run.test_tables import write_recipe, write_table
 from tests.cli.scripted import ScriptedEngine
 from tidemill.cli.console.errors import BadInput, Refused
 from tidemill.cli.main import main
+from tidemill.cli.run.run_card import as_markdown
 from tidemill.demo import MODEL_PATH
 from tidemill.protocol.contract import EngineInfo
 
@@ -115,7 +116,7 @@ def test_settings_of_speed_may_change(run: Any, source: Path, out: Path, tmp_pat
     speed += ["--kv-cache-memory", "1M", "--no-speculative-decoding", "--device", "cpu"]
     assert run("-i", source, "-o", out, "--resume", *speed) == 0
     left = {path.name for path in tmp_path.iterdir()}
-    cards = {"rows.card.md", "rows.card.json"} if run.has_card else set()
+    cards = {"rows.card.json"} if run.has_card else set()
     assert left == {"in.jsonl", "rows.jsonl"} | cards
 
 
@@ -143,7 +144,7 @@ def test_other_settings_can_be_allowed(run: Any, source: Path, out: Path) -> Non
             (3, 0.0),
             (3, 1.0),
         ]
-        text = out.with_name("rows.card.md").read_text()
+        text = as_markdown(card_of(out))
         assert "- 3 rows: --temperature 0.0\n- 3 rows: --temperature 1.0\n" in text
 
 
@@ -351,7 +352,7 @@ def test_rows_of_unknown_settings_are_kept_with_a_note(
     if run.has_card:
         first, second = card_of(out)["made_with"]
         assert (first, second["rows"]) == ({"rows": 3, "settings": None}, 3)
-        assert "- 3 rows: unknown settings\n" in out.with_name("rows.card.md").read_text()
+        assert "- 3 rows: unknown settings\n" in as_markdown(card_of(out))
 
 
 def test_a_file_of_settings_that_is_damaged_is_named(run: Any, source: Path, out: Path) -> None:

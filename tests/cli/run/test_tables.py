@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -116,14 +117,39 @@ def test_flags_go_before_the_recipe(run: Any, tmp_path: Path) -> None:
     assert rows(tmp_path / "y.csv")[0]["id"] == "a"
 
 
-def test_a_row_that_fails_says_why_and_can_run_again(run: Any, tmp_path: Path) -> None:
-    """Its cells stay; the rows of a run with failed ones are kept for that."""
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("x.xlsx", "the name of an Excel workbook, which cannot be written: use .csv, .tsv"),
+        ("x.json", "the name of one JSON document"),
+        ("x.csv.gz", "outputs are not compressed: use x.csv"),
+        (".", "is a directory"),
+        ("/", "is a directory"),
+    ],
+)
+def test_an_output_that_cannot_be_a_table_is_refused_by_its_name(
+    run: Any, tmp_path: Path, name: str, error: str
+) -> None:
+    """The suffix of a name is the format of its bytes, or a flag says another."""
+    source = write_table(tmp_path / "table.parquet")
+    write_recipe(tmp_path)
+    with pytest.raises(Refused, match=re.escape(error)):
+        run(source, "-o", name)
+
+
+def test_a_row_that_fails_says_why_and_can_run_again(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cells stay, its number is that of a row; rows of a run with failed ones are kept."""
     cells = pa.table({"id": ["a", "b"], "text": ["x", None]})
     source = write_table(tmp_path / "table.parquet", cells)
     write_recipe(tmp_path)
     with pytest.raises(BadInput, match="row 2: column `text` is null"):
         run(source)
     assert run(source, "--on-invalid-line", "skip") == 0
+    assert "column `text` is null" in (shown := capsys.readouterr().err)
+    assert "(row 2)" in shown
+    assert "line" not in shown
     out = tmp_path / "table.output.parquet"
     good, bad = pq.read_table(out).to_pylist()
     assert (good["output_text"], good["error"]) == ("hi", None)

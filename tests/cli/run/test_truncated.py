@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Runner
 from tests.cli.given import line
 from tidemill.cli.run.metrics import RunMetrics
+from tidemill.cli.run.run_card import as_markdown
 from tidemill.cli.run.tally import Tally
 from tidemill.demo import MODEL_PATH
 
@@ -44,10 +45,15 @@ LINES = [
 ]
 
 
+def card_of(folder: Path) -> dict[str, Any]:
+    """Return the run card of `rows.jsonl`."""
+    card: dict[str, Any] = json.loads((folder / "rows.card.json").read_text(encoding="utf-8"))
+    return card
+
+
 def truncated_of(folder: Path) -> int:
     """Return the count of the run card of `rows.jsonl`."""
-    card = json.loads((folder / "rows.card.json").read_text(encoding="utf-8"))
-    return int(card["rows"]["truncated"])
+    return int(card_of(folder)["rows"]["truncated"])
 
 
 def test_a_summary_and_a_card_count_truncated_answers(
@@ -60,7 +66,7 @@ def test_a_summary_and_a_card_count_truncated_answers(
     assert "5 ok, 1 failed" in said
     assert "  2 answers were cut off at the token limit (finish reason `length`)" in said
     assert truncated_of(tmp_path) == 2
-    shown = (tmp_path / "rows.card.md").read_text(encoding="utf-8")
+    shown = as_markdown(card_of(tmp_path))
     assert "| rows | 6 rows: 5 ok (2 truncated), 1 failed |" in shown
 
 
@@ -70,7 +76,7 @@ def test_a_run_of_complete_answers_does_not_mention_them(
     """Neither the summary nor the Markdown of the card has a zero."""
     assert run("-i", write_input(LINES[0]), "-o", tmp_path / "rows.jsonl") == 0
     assert "cut off" not in capsys.readouterr().err
-    assert "truncated" not in (tmp_path / "rows.card.md").read_text(encoding="utf-8")
+    assert "truncated" not in as_markdown(card_of(tmp_path))
     assert truncated_of(tmp_path) == 0
 
 
