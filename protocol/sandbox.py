@@ -3,35 +3,49 @@
 Jinja's own sandbox keeps a template from the interpreter, but lets it nest loops, call macros of
 macros and double a text without limit. Here each iteration of a loop and each call is a step, and
 so is each kibibyte of text; a rendering has a limited number of steps. Steps, not seconds: a line
-renders alike on any machine, or fails alike.
+renders alike on any machine, or fails alike. Results whose length follows from the arguments are
+measured before they are made (`template_sizes`).
 """
-
-# ruff: noqa: N802 - a visitor's methods are named after Jinja's nodes
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import wraps
+from itertools import islice
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
+from jinja2.filters import make_attrgetter
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+
+from .sandbox_code import (
+    CHARS_PER_STEP,
+    COMPARED,
+    COPIED,
+    MADE,
+    READ,
+    TURN,
+    CountingCode,
+    Generation,
+)
+from .template_sizes import FILTERS, METHODS, Size, field_size, formatted, weight_of
 
 MAX_STEPS = 250_000
 MAX_TEXT_CHARS = 64 * 2**20
 
-_CHARS_PER_STEP = 1024
 _CHARS_READ_PER_STEP = 2**14
+_ITEMS_PER_STEP = 64
+_MAX_ITEMS = 2**21
 _MAX_POWER_BITS = 4096
+_MAX_PRODUCT_BITS = 2**16
+# Filters whose results may be of any length, and that no template of a model needs.
+_REMOVED = ("pprint", "urlize", "xmlattr")
 
 
 class TemplateEndless(TemplateError):
@@ -53,10 +67,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            extensions=[Generation, "jinja2.ext.loopcontrols"],
         )
         self.code_generator_class = CountingCode
         self.filters["tojson"] = _to_json
+        for name in _REMOVED:
+            del self.filters[name]
+        for name, size in FILTERS.items():
+            self.filters[name] = _measured(self.filters[name], size)
+        self.filters["format"] = self._format
+        self.filters["join"] = self._join
+        self.filters["list"] = _list
+        self.filters |= {
+            TURN: self.spend,
+            READ: self.charge_operand,
+            COMPARED: self.charge_whole,
+            MADE: self.charge_result,
+            COPIED: self.charge_copy,
+        }
         self.globals["raise_exception"] = _raise_exception
         del self.globals["lipsum"]  # makes any amount of text in one step
         # Jinja's own give a template a class, and names that Python keeps to itself.
@@ -79,23 +107,66 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return render
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Say whether a template may read an attribute; a text's `translate` has no bound."""
+        return attr != "translate" and super().is_safe_attribute(obj, attr, value)
+
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
         """Call a function for a template; costs a step, and the size of its arguments."""
-        self.spend(1)
+        self.spend(1 + len(args) // _ITEMS_PER_STEP)
         owner = getattr(callee, "__self__", None)
-        for value in (owner, *args, *names.values()):
-            self.charge_operand(value, is_size=isinstance(owner, (str, bytes, int, list, tuple)))
+        if isinstance(owner, (str, bytes, int, list, tuple)):
+            self.charge_operand(owner)
+            if (size := METHODS.get(getattr(callee, "__name__", ""))) is not None:
+                _check_size(size(owner, *args, **_given(names)))
+        for value in (*args, *_given(names).values()):
+            self.charge_whole(value)
         return self.charge_result(super().call(context, callee, *args, **names))
+
+    def call_filter(
+        self, name: str, value: Any, args: Sequence[Any] | None = None, *more: Any, **names: Any
+    ) -> Any:
+        """Apply a filter of `map` to an item; costs a step, and the size of the result."""
+        self.spend(1)
+        return self.charge_result(super().call_filter(name, value, args, *more, **names))
+
+    def call_test(
+        self, name: str, value: Any, args: Sequence[Any] | None = None, *more: Any, **names: Any
+    ) -> bool:
+        """Apply a test of `select` to an item; costs a step, and the size of what it reads."""
+        self.spend(1)
+        if args:
+            self.charge_operand(value)
+            for argument in args:
+                self.charge_operand(argument)
+        return bool(super().call_test(name, value, args, *more, **names))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator unless its result would be too large."""
         if operator == "*":
             for many, times in ((left, right), (right, left)):
-                if isinstance(many, (str, list, tuple)) and isinstance(times, int):
+                if isinstance(many, (str, bytes)) and isinstance(times, int):
                     _check_size(len(many) * times)
-        if operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check_size(0 if left.bit_length() * right <= _MAX_POWER_BITS else None)
+                elif isinstance(many, (list, tuple)) and isinstance(times, int):
+                    _check_items(len(many) * times)
+            if isinstance(left, int) and isinstance(right, int):
+                bits = left.bit_length() + right.bit_length()
+                _check_size(0 if bits <= _MAX_PRODUCT_BITS else None)
+        if operator == "**" and isinstance(right, int) and not isinstance(left, float):
+            bits = left.bit_length() if isinstance(left, int) else 1
+            _check_size(0 if bits * abs(right) <= _MAX_POWER_BITS else None)
+        if operator == "%" and isinstance(left, str):
+            _check_size(formatted(left, right, MAX_TEXT_CHARS))
         return self.charge_result(super().call_binop(context, operator, left, right))
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return a method `format` whose fields are measured; None for another value."""
+        if super().wrap_str_format(value) is None:
+            return None
+        text, form = value.__self__, _Formatter(self)
+        if value.__name__ == "format":
+            return lambda *args, **names: form.vformat(text, args, names)
+        return lambda names: form.vformat(text, (), names)
 
     def spend(self, steps: int) -> None:
         """Subtract steps from those that the rendering has left."""
@@ -104,73 +175,67 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if left.steps < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
 
-    def charge_operand(self, value: Any, *, is_size: bool = True) -> Any:
-        """Return an argument of a filter or a call: text costs steps, sizes are limited."""
-        if isinstance(value, (str, list, tuple, dict)):
+    def charge_operand(self, value: Any) -> Any:
+        """Return an argument of a filter, once the steps to read it are spent."""
+        if isinstance(value, (str, bytes)):
             self.spend(len(value) // _CHARS_READ_PER_STEP)
-        elif is_size and isinstance(value, int):
-            _check_size(abs(value))
+        elif isinstance(value, (list, tuple, dict, range)):
+            self.spend(len(value) // _ITEMS_PER_STEP)
+        return value
+
+    def charge_whole(self, value: Any) -> Any:
+        """Return a value, once the steps to read it with all that is in it are spent."""
+        if isinstance(value, (list, tuple, dict)):
+            weight = weight_of(value, MAX_TEXT_CHARS)
+            _check_size(weight)
+            self.spend(int(weight) // _CHARS_READ_PER_STEP)
+        return self.charge_operand(value)
+
+    def charge_copy(self, value: Any) -> Any:
+        """Return a part of a value, once the steps to copy it are spent."""
+        if isinstance(value, (str, bytes)):
+            _check_size(len(value))
+            self.spend(len(value) // CHARS_PER_STEP)
+        elif isinstance(value, (list, tuple)):
+            _check_items(len(value))
+            self.spend(len(value) // _ITEMS_PER_STEP)
         return value
 
     def charge_result(self, value: Any) -> Any:
-        """Return a template's value, once its size is charged."""
-        if isinstance(value, (str, list, tuple)):
-            _check_size(len(value))
-            self.spend(len(value) // _CHARS_PER_STEP)
-        return value
+        """Return a template's value, once its size is charged, with all that is in it."""
+        if isinstance(value, (list, tuple, dict)):
+            self.charge_whole(value)
+        return self.charge_copy(value)
+
+    def _format(self, text: Any, /, *args: Any, **names: Any) -> str:
+        """Return `text % args`, as Jinja's filter `format` does."""
+        if args and names:
+            raise TemplateError("`format` takes arguments with names, or without, not both")
+        values = names or args
+        _check_size(formatted(str(text), values, MAX_TEXT_CHARS))
+        return str(text) % values
+
+    def _join(self, value: Any, d: Any = "", attribute: str | int | None = None) -> str:
+        """Return the texts of a list with a text between them, as Jinja's filter `join` does."""
+        separator, size, texts = str(d), 0, []
+        read = None if attribute is None else make_attrgetter(self, attribute)
+        for number, item in enumerate(value):
+            texts.append(str(item if read is None else read(item)))
+            size += len(texts[-1]) + len(separator) * (number > 0)
+            _check_size(size)
+            _check_items(number)
+        return separator.join(texts)
 
 
-class CountingCode(CodeGenerator):
-    """Compiles a template with the counting put in."""
+class _Formatter(SandboxedFormatter):
+    """Formats the fields of a text, each once its size is charged."""
 
-    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
-        """Write the code of a template."""
-        super().visit_Template(_Counting().visit(node), frame)
+    _env: Sandbox
 
-
-class _Counting(NodeTransformer):
-    """Puts a call into each loop, and around each expression that may make a text larger."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self.generic_visit(node)
-        turn = nodes.Call(nodes.EnvironmentAttribute("spend"), [nodes.Const(0)], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(turn).set_lineno(node.lineno))
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return _weighed(node)
-
-    def visit_Filter(self, node: nodes.Filter) -> nodes.Node:
-        self.generic_visit(node)
-        if node.node is not None:
-            is_no_size = nodes.Keyword("is_size", nodes.Const(False))  # noqa: FBT003 - a template's
-            node.node = _asked_of("charge_operand", node.node, is_no_size)
-        node.args = [_asked_of("charge_operand", value) for value in node.args]
-        for pair in node.kwargs:
-            pair.value = _asked_of("charge_operand", pair.value)
-        return _weighed(node)
-
-    def visit_FilterBlock(self, node: nodes.FilterBlock) -> nodes.Node:
-        return self._visit_all_but_filter(node)
-
-    def visit_AssignBlock(self, node: nodes.AssignBlock) -> list[nodes.Node]:
-        target = node.target
-        value: nodes.Expr
-        if isinstance(target, nodes.NSRef):
-            value = nodes.Getattr(nodes.Name(target.name, "load"), target.attr, "load")
-        else:
-            assert isinstance(target, nodes.Name)
-            value = nodes.Name(target.name, "load")
-        paid = nodes.ExprStmt(_weighed(value)).set_lineno(node.lineno)
-        return [self._visit_all_but_filter(node), paid]
-
-    def _visit_all_but_filter(self, node: nodes.FilterBlock | nodes.AssignBlock) -> nodes.Node:
-        """Visit a block without its filter, which has no value; the result is charged later."""
-        kept, node.filter = node.filter, None
-        self.generic_visit(node)
-        node.filter = kept
-        return node
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """Return the text of a field."""
+        _check_size(field_size(format_spec))
+        return self._env.charge_result(super().format_field(value, format_spec))
 
 
 class _Names(Namespace):
@@ -182,21 +247,13 @@ class _Names(Namespace):
             _check_name(name)
         Namespace.__init__(self, taken)
 
+    def __repr__(self) -> str:
+        """Return no values: one that is in many namespaces would be printed many times."""
+        return "<Namespace>"
+
     def __setitem__(self, name: str, value: Any) -> None:
         _check_name(name)
         super().__setitem__(name, value)
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks an assistant's text for training; here it renders its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Return the block's body in a scope of its own."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
 
 
 def strftime_at(created: int) -> Callable[[str], str]:
@@ -205,17 +262,38 @@ def strftime_at(created: int) -> Callable[[str], str]:
     return now.strftime
 
 
-def _weighed(value: nodes.Expr) -> nodes.Call:
-    return _asked_of("charge_result", value)
+def _measured(function: Callable[..., Any], size: Size) -> Callable[..., Any]:
+    """Return a filter that refuses arguments which give a result that is too long."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @wraps(function)
+    def apply(*args: Any, **names: Any) -> Any:
+        _check_size(size(*args[first:], **names))
+        return function(*args, **names)
+
+    return apply
 
 
-def _asked_of(name: str, value: nodes.Expr, *named: nodes.Keyword) -> nodes.Call:
-    return nodes.Call(nodes.EnvironmentAttribute(name), [value], list(named), None, None)
+def _list(value: Any) -> list[Any]:
+    """Return the items of a value, as Jinja's filter `list` does."""
+    items = list(islice(value, _MAX_ITEMS + 1))
+    _check_items(len(items))
+    return items
 
 
-def _check_size(size: int | None) -> None:
+def _given(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that a template gives by name; Jinja adds names of its own."""
+    return {name: value for name, value in names.items() if name[:1] != "_"}
+
+
+def _check_size(size: float | None) -> None:
     if size is None or size > MAX_TEXT_CHARS:
         raise TemplateEndless(f"it makes a value of more than {MAX_TEXT_CHARS:,} characters")
+
+
+def _check_items(number: int) -> None:
+    if number > _MAX_ITEMS:
+        raise TemplateEndless(f"it makes a list of more than {_MAX_ITEMS:,} items")
 
 
 def _check_name(name: object) -> None:

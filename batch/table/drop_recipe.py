@@ -36,5 +36,5 @@ def _value(name: str, text: str) -> Any:
         return [item.strip() for item in text.split(",") if item.strip()]
     try:
         return json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise RecipeError(f"`recipe-{name}` must be JSON") from exc

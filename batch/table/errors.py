@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from tidemill.protocol.errors import ProtocolError
+
+_MAX_REASON_CHARS = 300
 
 
 class RecipeError(ProtocolError):
@@ -26,3 +31,31 @@ class CellError(ProtocolError):
         super().__init__(message)
         self.message = message
         self.column = column
+
+
+RAISED_BY_INPUT = (
+    *(ArithmeticError, LookupError, MemoryError, NotImplementedError, RecursionError),
+    *(SyntaxError, SystemError, TypeError, ValueError),
+)
+"""Exceptions of Python that a hostile table, recipe or template can raise."""
+
+
+def reason_of(exc: BaseException) -> str:
+    """Return the reason that an exception gives, in words that follow a colon."""
+    if isinstance(exc, (RecursionError, IndentationError)) or "nested blocks" in str(exc):
+        return "it is nested too deeply"
+    if isinstance(exc, MemoryError):
+        return "it takes more memory than there is"
+    if isinstance(exc, UnicodeDecodeError):
+        return "it is not UTF-8"
+    first_line = str(exc).strip().split("\n", 1)[0]
+    return first_line[:_MAX_REASON_CHARS].rstrip(".") or type(exc).__name__
+
+
+@contextmanager
+def in_words(make: Callable[[str], ProtocolError]) -> Iterator[None]:
+    """Raise the error that `make` returns for the reason, where hostile input makes Python fail."""
+    try:
+        yield
+    except RAISED_BY_INPUT as exc:
+        raise make(reason_of(exc)) from exc

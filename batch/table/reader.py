@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -13,9 +14,11 @@ from pyarrow import compute, ipc
 from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
 from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
-from .errors import TableError
+from .errors import RAISED_BY_INPUT, TableError, reason_of
+from .parquet_sizes import MAX_PAGES_BYTES, MAX_ROW_VALUES, check_chunk
 from .recipe import TableFormat
 from .request_template import RequestTemplate
+from .row_slices import row_slices
 from .text_reader import CsvTable, JsonTable
 
 _BATCH_BYTES = 2**24
@@ -25,6 +28,7 @@ _BUFFER_BYTES = 2**22
 _MAX_BATCH_ROWS = 2**13
 _PROBED_ROWS = 16
 _MAX_NAMED = 5
+_MAX_NAME_CHARS = 100
 
 
 class Table(Protocol):
@@ -42,6 +46,11 @@ class Table(Protocol):
 
 def open_table(file: BinaryFile) -> Table:
     """Return the table in an open file, by its first bytes; raises TableError for none."""
+    with _sentences("table"):
+        return _open_table(file)
+
+
+def _open_table(file: BinaryFile) -> Table:
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if not head:
@@ -67,6 +76,7 @@ class ParquetTable:
     format: TableFormat = "parquet"
 
     def __init__(self, file: BinaryFile) -> None:
+        self._bytes = file
         with _sentences("Parquet"):
             self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self.schema = self._file.schema_arrow
@@ -101,18 +111,43 @@ class ParquetTable:
         number, names = 1, list(columns)
         with _sentences("Parquet", lambda: number):
             for group in range(first_group, self._file.num_row_groups):
-                num_rows = self._probed_rows(group, columns)
+                self._check_group(group, names)
+                num_rows = self._probed_rows(group, columns, number)
                 for batch in self._file.iter_batches(num_rows, [group], columns=names):
-                    yield batch.select(names)
-                    number += batch.num_rows
+                    for part in row_slices(batch.select(names), number):
+                        yield part
+                        number += part.num_rows
 
-    def _probed_rows(self, group: int, columns: Sequence[str]) -> int:
+    def _few_rows(self, group: int) -> int:
+        """Return a number of rows whose lists have no more values than is bounded, on average."""
+        metadata = self._file.metadata.row_group(group)
+        chunks = map(metadata.column, range(metadata.num_columns))
+        most = max((chunk.num_values for chunk in chunks), default=0)
+        return max(1, min(_PROBED_ROWS, MAX_ROW_VALUES * metadata.num_rows // max(1, most)))
+
+    def _check_group(self, group: int, columns: Sequence[str]) -> None:
+        """Raise TableError for a row group whose columns take far more memory than bytes."""
+        metadata, asked, size = self._file.metadata.row_group(group), set(columns), 0
+        for place in range(metadata.num_columns):
+            chunk, leaf = metadata.column(place), self._file.schema.column(place)
+            if chunk.path_in_schema.split(".", 1)[0] in asked or chunk.path_in_schema in asked:
+                is_repeated = leaf.max_repetition_level > 0
+                size += check_chunk(self._bytes, chunk, metadata.num_rows, is_repeated=is_repeated)
+        if size > MAX_PAGES_BYTES:
+            raise TableError(
+                f"The columns of row group {group + 1} have pages of {size:,} bytes together, more "
+                f"than {MAX_PAGES_BYTES:,}: write the table with smaller pages."
+            )
+
+    def _probed_rows(self, group: int, columns: Sequence[str], first_row: int) -> int:
         """Return how many rows make a batch of a good size, and none of more than a bounded one."""
         num_rows, names = _MAX_BATCH_ROWS, list(columns)
-        for batch in self._dictionaries.iter_batches(_PROBED_ROWS, [group], columns=names):
-            num_rows = _bounded_rows(batch)
+        num_probed = self._few_rows(group)
+        for batch in self._dictionaries.iter_batches(num_probed, [group], columns=names):
+            parts = [part.num_rows for part in row_slices(batch, first_row)]
+            num_rows = min([_bounded_rows(batch), *parts])
             break
-        for batch in self._file.iter_batches(min(num_rows, _PROBED_ROWS), [group], columns=names):
+        for batch in self._file.iter_batches(min(num_rows, num_probed), [group], columns=names):
             size: int = batch.nbytes // max(1, batch.num_rows)
             return max(1, min(num_rows, _BATCH_BYTES // max(1, size)))
         return num_rows
@@ -136,10 +171,9 @@ class ArrowTable:
             for whole in self._read(self._open()):
                 batch = whole.select(list(columns))
                 batch.validate(full=True)
-                num_rows = _bounded_rows(batch)
-                for start in range(0, batch.num_rows, num_rows):
-                    yield batch.slice(start, num_rows)
-                number += batch.num_rows
+                for part in row_slices(batch, number):
+                    yield part
+                    number += part.num_rows
 
     def _read(self, reader: Any) -> Iterator[pa.RecordBatch]:
         if self._is_stream:
@@ -195,7 +229,8 @@ def rendered(
     """Yield the number of rows of each batch, and their lines, which are numbered on and on."""
     first_number = 1
     for batch in batches:
-        cells = {name: cells_of(batch.column(name)) for name in template.columns}
+        with _sentences("table", lambda number=first_number: number):
+            cells = {name: cells_of(batch.column(name)) for name in template.columns}
         yield batch.num_rows, template.lines(cells, batch.num_rows, first_number)
         first_number += batch.num_rows
 
@@ -232,9 +267,9 @@ def _storage_of(column: pa.Array) -> pa.Array:
 
 def check_names(names: Sequence[str]) -> None:
     """Raise TableError where two columns have the same name."""
-    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        named = ", ".join(f"`{name}`" for name in repeated[:_MAX_NAMED])
+        named = ", ".join(f"`{name[:_MAX_NAME_CHARS]}`" for name in repeated[:_MAX_NAMED])
         raise TableError(f"The table has more than one column named {named}: rename them.")
 
 
@@ -242,13 +277,16 @@ def check_names(names: Sequence[str]) -> None:
 def _sentences(
     kind: str, row: Callable[[], int] | None = None, *, files_are_its_own: bool = False
 ) -> Iterator[None]:
-    """Raise Arrow's errors as TableError, with the first row that was not read."""
+    """Raise what a damaged or hostile table raises as TableError, with the first row unread."""
     try:
         yield
-    except (pa.ArrowException, OSError) as exc:
-        is_of_disk = not isinstance(exc, pa.ArrowException) and exc.errno is not None
+    except (pa.ArrowException, OSError, *RAISED_BY_INPUT) as exc:
+        is_of_disk = not isinstance(exc, pa.ArrowException) and getattr(exc, "errno", None)
         if is_of_disk and not files_are_its_own:
             raise  # of the disk, or the input was changed
-        reason = str(exc).split("\n", 1)[0].rstrip(".")
+        reason = reason_of(exc)
         where = "" if row is None else f", at row {row():,} or after it"
-        raise TableError(f"The {kind} table is damaged or cut off{where}: {reason}.") from exc
+        form = "The table" if kind == "table" else f"The {kind} table"
+        if isinstance(exc, MemoryError):
+            raise TableError(f"{form} takes more memory than there is{where}.") from exc
+        raise TableError(f"{form} is damaged or cut off{where}: {reason}.") from exc

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, time
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any, Final, Literal, get_args
 
 from tidemill.protocol.requests import PROMPT_FIELDS
@@ -19,7 +22,7 @@ from tidemill.protocol.routes import (
     find_route,
 )
 
-from .errors import RecipeError
+from .errors import RecipeError, in_words
 
 TableFormat = Literal["parquet", "csv", "tsv", "jsonl", "arrow"]
 """Formats of tables, in and out."""
@@ -32,6 +35,21 @@ RECIPE_KEYS: Final = (
     *(name for name in PROMPT_FIELDS if name != "prompt"),
 )
 """Keys of a recipe: its own, and the fields of bodies that hold templates."""
+
+MAX_DEPTH: Final = 64
+"""Depth of a recipe's values: a JSON schema takes two or three levels for each of its own."""
+
+_MAX_SUGGESTED: Final = 1_000
+_MAX_NAME_CHARS: Final = 100
+_MARK: Final = re.compile(r'"""|\'\'\'|["\'#.=,\[\]{}\n]')
+_ENDS: Final = {
+    '"""': re.compile(r'(?:\\.|[^\\])*?"""(?:"{0,2})', re.DOTALL),
+    "'''": re.compile(r"(?:[^'].*?|)'''(?:'{0,2})", re.DOTALL),
+    '"': re.compile(r'(?:\\.|[^"\\\n])*"'),
+    "'": re.compile(r"[^'\n]*'"),
+    "#": re.compile(r"[^\n]*"),
+}
+"""Ends of a document's texts and comments, by their beginnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +101,7 @@ class Recipe:
 
 def parse_recipe(given: Mapping[str, Any]) -> Recipe:
     """Return the recipe of a TOML document's keys; raises RecipeError for one that cannot work."""
+    _check_values(given)
     _check_keys(given)
     url = _text(given, "url") or CHAT_COMPLETIONS.name
     route = find_route(url)
@@ -104,10 +123,12 @@ def parse_recipe(given: Mapping[str, Any]) -> Recipe:
 
 def load_recipe(text: str) -> dict[str, Any]:
     """Return the keys of a recipe file; raises RecipeError where it is no TOML."""
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exc:
-        raise RecipeError(f"it is no TOML: {exc}") from exc
+    _check_dots(text)
+    with in_words(RecipeError):
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as exc:
+            raise RecipeError(f"it is no TOML: {exc}") from exc
 
 
 def print_recipe(keys: Mapping[str, Any]) -> str:
@@ -126,9 +147,51 @@ def _toml(value: Any) -> str:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return `: did you mean …?` for a name that is not among those known."""
+    """Return `: did you mean …?` for a name that is not among those known.
+
+    Of very many, or of a very long one, none is compared: that would take minutes.
+    """
+    if len(known) > _MAX_SUGGESTED or len(name) > _MAX_NAME_CHARS:
+        return ""
+    known = [each for each in known if len(each) <= _MAX_NAME_CHARS]
     close = get_close_matches(name, known, n=1)
     return f": did you mean `{close[0]}`?" if close else ""
+
+
+def _check_dots(text: str) -> None:
+    """Raise RecipeError for a dotted key of many parts, whose dictionaries would take gigabytes."""
+    place = dots = 0
+    while (found := _MARK.search(text, place)) is not None:
+        mark, place = found[0], found.end()
+        if mark in _ENDS:
+            end = _ENDS[mark].match(text, place)
+            if end is None:
+                return  # no TOML, which its parser says
+            place = end.end()
+        else:
+            dots = dots + 1 if mark == "." else 0
+        if dots > MAX_DEPTH:
+            raise _too_deep()
+
+
+def _check_values(given: Mapping[str, Any]) -> None:
+    """Raise RecipeError for values that are nested too deeply, or that JSON does not have."""
+    left: list[tuple[Any, int]] = [(given, 0)]
+    while left:
+        value, depth = left.pop()
+        if isinstance(value, (Mapping, list)):
+            if depth > MAX_DEPTH:
+                raise _too_deep()
+            inner = value.values() if isinstance(value, Mapping) else value
+            left += [(item, depth + 1) for item in inner]
+        elif isinstance(value, (date, time)):
+            raise RecipeError("dates and times have no place in it: write them as text")
+        elif isinstance(value, float) and not isfinite(value):
+            raise RecipeError(f"it contains {value}, which is not a number of JSON")
+
+
+def _too_deep() -> RecipeError:
+    return RecipeError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from ..file.lines import ROW_ERROR
 from ..file.rows import escape_separators
-from .errors import CellError, RecipeError
+from .errors import RAISED_BY_INPUT, CellError, RecipeError, in_words, reason_of
 from .recipe import Recipe, suggestion
 from .template_names import (
     cells_of_row,
@@ -39,6 +39,7 @@ from .template_values import (
 )
 
 _MAX_NAMED = 20
+_MAX_NAME_CHARS = 100
 _MAX_REASON_CHARS = 300
 
 _Render = Callable[[Mapping[str, Any]], Any]
@@ -55,7 +56,7 @@ class RequestTemplate:
         self._id = recipe.id
         self._params = recipe.body_params
         self._used: set[str] = set()
-        self._all = tuple(columns)
+        self._all = dict.fromkeys(columns)
         self._sandbox = TextSandbox()
         for name in (recipe.id, *(recipe.keep or ())):
             if name is not None:
@@ -79,7 +80,7 @@ class RequestTemplate:
                 body = {name: render(row) for name, render in self._fields}
                 line = {"custom_id": custom_id, "url": self._url, "body": body | self._params}
                 yield _print_line(line)
-            except (CellError, PydanticSerializationError) as exc:
+            except (CellError, *RAISED_BY_INPUT) as exc:
                 yield _error_line(custom_id, exc)
 
     def _custom_id(self, row: Mapping[str, Any], number: int) -> str:
@@ -95,8 +96,9 @@ class RequestTemplate:
 
     def _check_column(self, name: str, where: str) -> None:
         if name not in self._all:
-            named = ", ".join(self._all[:_MAX_NAMED]) + (", …" * (len(self._all) > _MAX_NAMED))
-            hint = suggestion(name, self._all) or f": it has {named}"
+            known = [*self._all]
+            named = ", ".join(each[:_MAX_NAME_CHARS] for each in known[:_MAX_NAMED])
+            hint = suggestion(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
             raise RecipeError(f"{where} names `{name}`, which is no column of the table{hint}")
 
     def _compile(self, value: Any, path: str) -> _Render:
@@ -114,11 +116,14 @@ class RequestTemplate:
     def _compile_text(self, source: str, path: str) -> _Render:
         where = f"the template of `{path}`"
         try:
-            return self._compile_template(source, where)
+            with in_words(lambda reason: RecipeError(f"{where} cannot be compiled: {reason}")):
+                return self._compile_template(source, where)
         except TemplateSyntaxError as exc:
             hint = syntax_hint(self._sandbox, source, self._all)
             message = f"{where} is no Jinja: line {exc.lineno}: {exc.message}{hint}"
             raise RecipeError(message) from exc
+        except TemplateError as exc:
+            raise RecipeError(f"{where} cannot be compiled: {exc.message}") from exc
 
     def _compile_template(self, source: str, where: str) -> _Render:
         tree = self._sandbox.parse(source)
@@ -168,7 +173,7 @@ class RequestTemplate:
                 error = exc.error
                 message = error.message if error.column else f"{where} fails: {error.message}"
                 raise CellError(message, error.column) from exc
-            except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as exc:
+            except Exception as exc:  # a template may fail in any way that Python code may
                 raise _failed(exc, cells, where) from exc
 
         return rendered
@@ -219,6 +224,8 @@ def _value(value: Any, column: str) -> Any:
 def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
     """Return the error of a template that failed; Python's own name the type of a null."""
     reason = str(exc)[:_MAX_REASON_CHARS]
+    if isinstance(exc, (RecursionError, MemoryError)):
+        reason = reason_of(exc)
     nulls = [name for name, cell in cells.items() if isinstance(cell, Null)]
     if nulls and not isinstance(exc, TemplateError) and Null.__name__ in reason:
         if len(nulls) == 1:
@@ -228,9 +235,12 @@ def _failed(exc: Exception, cells: Mapping[str, Any], where: str) -> CellError:
     return CellError(f"{where} cannot be rendered: {reason}", None)
 
 
-def _error_line(custom_id: str | None, exc: CellError | PydanticSerializationError) -> bytes:
-    column = exc.column if isinstance(exc, CellError) else None
-    message = exc.message if isinstance(exc, CellError) else "a cell has text that is no Unicode"
+def _error_line(custom_id: str | None, exc: Exception) -> bytes:
+    column, message = None, "a cell has text that is no Unicode"
+    if isinstance(exc, CellError):
+        column, message = exc.column, exc.message
+    elif not isinstance(exc, PydanticSerializationError):
+        message = f"the row cannot be a request: {reason_of(exc)}"
     return _print_line({"custom_id": custom_id, ROW_ERROR: {"message": message, "column": column}})
 
 

@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.meta import TrackingCodeGenerator
 
 from .errors import RecipeError
 from .template_values import ROW, spelling_of
@@ -80,7 +81,9 @@ def names_in(tree: nodes.Template, columns: Collection[str]) -> dict[str, None]:
     """Return the names that a template does not define itself; columns first."""
     # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
     own = {name.name for name in tree.find_all(nodes.Name) if name.name in columns}
-    return dict.fromkeys(sorted(meta.find_undeclared_variables(tree) | own))
+    names = _UndeclaredNames(tree.environment)
+    names.visit(tree)
+    return dict.fromkeys(sorted(names.undeclared_identifiers | own))
 
 
 def cells_of_row(tree: nodes.Template) -> Sequence[str] | None:
@@ -97,6 +100,17 @@ def cells_of_row(tree: nodes.Template) -> Sequence[str] | None:
             names.append(key)
     uses = sum(name.name == ROW for name in tree.find_all(nodes.Name))
     return names if len(names) == uses else None
+
+
+class _UndeclaredNames(TrackingCodeGenerator):
+    """Collects names; it computes no constant, as Jinja's own does without any limit."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.optimizer = None
+
+    def _output_child_to_const(self, *_: Any) -> str:
+        raise nodes.Impossible
 
 
 def _check_loops(tree: nodes.Template, columns: Collection[str], where: str) -> None:

@@ -16,7 +16,8 @@ from jinja2 import StrictUndefined, nodes
 from jinja2.compiler import Frame
 from jinja2.exceptions import TemplateRuntimeError
 
-from tidemill.protocol.sandbox import CountingCode, Sandbox
+from tidemill.protocol.sandbox import Sandbox
+from tidemill.protocol.sandbox_code import CountingCode
 
 from .cells import NoText
 from .errors import CellError
@@ -164,12 +165,16 @@ class Method:
     def __self__(self) -> object:
         return self._function.__self__
 
+    @property
+    def __name__(self) -> str:
+        return self._function.__name__
+
     def __call__(self, *args: Any, **names: Any) -> Any:
         """Call the method."""
         return self._function(*args, **names)
 
     def __str__(self) -> str:
-        name = self._function.__name__
+        name = self.__name__
         raise CellFailed(CellError(f"`{name}` is a method: write {name}() to call it", None))
 
 

@@ -6,9 +6,8 @@ Cells of CSV are texts; empty ones are null.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -17,11 +16,15 @@ from tidemill.protocol.json_bodies import load_json
 from ..file.formats import BinaryFile
 from ..file.lines import BOM, MAX_LINE_BYTES, read_lines
 from .detection import delimiter_of
-from .errors import TableError
+from .errors import TableError, reason_of
 from .recipe import TableFormat
 
 _BATCH_ROWS = 1024
+_BATCH_BYTES = 2**24
+_MAX_JSON_COLUMNS = 10_000
 _MAX_NAMED_CHARS = 40
+
+_Row = TypeVar("_Row")
 
 Unpack = Callable[[BinaryFile], BinaryFile]
 """Returns a file from its start on, unpacked."""
@@ -43,19 +46,19 @@ class CsvTable:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read all rows; raises TableError for one with more or fewer cells than the header."""
-        names = self.schema.names
-        places = [names.index(name) for name in columns]
+        place_of = {name: place for place, name in enumerate(self.schema.names)}
+        places = [place_of[name] for name in columns]
         schema = pa.schema([self.schema.field(place) for place in places])
         records, number = self._records(), 0
         next(records, None)
-        while some := list(islice(records, _BATCH_ROWS)):
+        for some in _by_size(records, lambda _: self._num_bytes):
             for line, cells in some:
                 number += 1
-                if len(cells) != len(names):
+                if len(cells) != len(place_of):
                     raise TableError(
                         f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, and "
-                        f"its header {len(names):,}: a cell with a `{self._delimiter}`, a quote or "
-                        "a newline in it stands in quotes."
+                        f"its header {len(place_of):,}: a cell with a `{self._delimiter}`, a quote "
+                        "or a newline in it stands in quotes."
                     )
             arrays = [
                 pa.array([cells[place] or None for _, cells in some], pa.string())
@@ -69,10 +72,12 @@ class CsvTable:
         A blank line is a row with an empty cell in a table of one column, and no row in others.
         """
         csv.field_size_limit(MAX_LINE_BYTES)
+        self._num_bytes = self._num_unread = 0
         reader = csv.reader(self._lines(), delimiter=self._delimiter, strict=True)
         started, width = 1, 0
         try:
             for cells in reader:
+                self._num_bytes, self._num_unread = self._num_unread, 0
                 if cells or width == 1:
                     width = width or len(cells)
                     yield reader.line_num, cells or [""]
@@ -87,6 +92,12 @@ class CsvTable:
         stream, number = self._unpack(self._file), 0
         while data := stream.readline(MAX_LINE_BYTES):
             number += 1
+            self._num_unread += len(data)
+            if self._num_unread > MAX_LINE_BYTES:
+                raise TableError(
+                    f"The row of the CSV that ends behind line {number:,} is longer than "
+                    f"{MAX_LINE_BYTES:,} bytes: a quote may be missing."
+                )
             if number == 1:
                 data = data.removeprefix(BOM)
             try:
@@ -113,6 +124,11 @@ class JsonTable:
         for rows, first in self._rows():
             for row in rows:
                 self._names |= dict.fromkeys(row)
+            if len(self._names) > _MAX_JSON_COLUMNS:
+                raise TableError(
+                    f"The rows of the table have more than {_MAX_JSON_COLUMNS:,} different keys: "
+                    "write those that differ from row to row as one object in a column."
+                )
             found = [pa.field(name, _array(rows, name, first).type) for name in self._names]
             self.schema = _unified(self.schema, pa.schema(found), first)
 
@@ -126,7 +142,7 @@ class JsonTable:
     def _rows(self) -> Iterator[tuple[list[dict[str, Any]], int]]:
         """Yield some rows at a time, and the number of the first of them."""
         lines, first = read_lines(self._unpack(self._file)), 1
-        while some := list(islice(lines, _BATCH_ROWS)):
+        for some in _by_size(lines, lambda raw: len(raw.data)):
             rows = []
             for raw in some:
                 what = f"Line {raw.number:,} of the table"
@@ -134,13 +150,27 @@ class JsonTable:
                     raise TableError(f"{what} is too long: {raw.overlong.num_bytes:,} bytes.")
                 try:
                     row = load_json(raw.data, cache_strings="keys")
-                except ValueError as exc:
-                    raise TableError(f"{what} is no JSON: {exc}.") from exc
+                except (ValueError, RecursionError) as exc:
+                    raise TableError(f"{what} is no JSON: {reason_of(exc)}.") from exc
                 if not isinstance(row, dict):
                     raise TableError(f"{what} is no JSON object: write one object a row.")
                 rows.append(row)
             yield rows, first
             first += len(rows)
+
+
+def _by_size(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:
+    """Yield rows in lists of a bounded number and size, which a single row may exceed."""
+    some: list[_Row] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += size_of(row)
+        if len(some) == _BATCH_ROWS or size > _BATCH_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _array(

@@ -38,7 +38,6 @@ def find_recipe(
         return None
     # Late imports: most files are no tables.
     from tidemill.batch.table.drop_recipe import MAX_BYTES, recipe_of_file, recipe_of_metadata
-    from tidemill.batch.table.errors import RecipeError
     from tidemill.batch.table.recipe import parse_recipe
 
     key = recipe_key(batch.source.key)
@@ -51,7 +50,4 @@ def find_recipe(
     else:
         return None
     recipe = parse_recipe(keys)
-    try:
-        return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
-    except TypeError as exc:
-        raise RecipeError("dates and times have no place in it: write them as text") from exc
+    return TableRecipe(json.dumps(keys, ensure_ascii=False), recipe.output or form)
