@@ -1,7 +1,7 @@
 """Backpressure: limits on what is in flight, for coroutines and for threads.
 
-A request that exceeds what is left waits, in order of arrival. A single request above the whole
-limit is admitted alone, so that it can run at all.
+A request that exceeds what is left waits. A single request above the whole limit is admitted alone,
+so that it can run at all.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from threading import Condition, Lock
 
+_ADMISSIONS_PER_OLDEST = 8
+
 
 class InFlightLimiter:
     """A semaphore over bytes, and over items if `max_items` is given; for one event loop.
 
     An item may be released before its bytes: a completed line makes room for the next one while
-    its row waits to be written.
+    its row waits to be written. Items wait in order of arrival or, with `shortest_first`, in order
+    of size, except that every eighth admission is the oldest: no item waits forever.
     """
 
-    def __init__(self, max_bytes: int, max_items: float = math.inf) -> None:
+    def __init__(
+        self, max_bytes: int, max_items: float = math.inf, *, shortest_first: bool = False
+    ) -> None:
         self._max_bytes = max_bytes
         self._items_left = max_items
+        self._shortest_first = shortest_first
+        self._num_admitted = 0
         self._num_bytes = 0
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
@@ -42,6 +49,8 @@ class InFlightLimiter:
             return
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((num_bytes, admitted))
+        if self._shortest_first:
+            self._admit_waiters()
         try:
             await admitted
         except asyncio.CancelledError:
@@ -72,12 +81,19 @@ class InFlightLimiter:
 
     def _admit_waiters(self) -> None:
         while self._waiters:
-            num_bytes, admitted = self._waiters[0]
+            waiter = num_bytes, admitted = self._next_waiter()
             if not admitted.cancelled():
                 if not self.try_acquire(num_bytes):
                     return
+                self._num_admitted += 1
                 admitted.set_result(None)
-            self._waiters.popleft()
+            self._waiters.remove(waiter)
+
+    def _next_waiter(self) -> tuple[int, asyncio.Future[None]]:
+        is_oldest_due = not (self._num_admitted + 1) % _ADMISSIONS_PER_OLDEST
+        if not self._shortest_first or is_oldest_due:
+            return self._waiters[0]
+        return min(self._waiters, key=lambda waiter: waiter[0])
 
 
 class MemoryBudget:

@@ -20,6 +20,8 @@ SHORT_BYTES = 20_000
 
 MAX_BYTES_AT_ONCE = 2 * 2**20
 
+_LANE_SHARE = 8
+
 # Values of a body that are counted: about as long as a short body may take.
 _MOST_LOOKED_AT = 20_000
 
@@ -57,10 +59,12 @@ def body_size(body: dict[str, Any], most: int = MAX_BYTES_AT_ONCE) -> int:
 
 
 class BoundedExecutor:
-    """Calls functions in the order of arrival, within a limit of bytes; one above it runs alone.
+    """Calls functions within a limit of bytes; one above it runs alone.
 
-    A function on no more than `short_bytes` is called inline; if they `alternate`, with a round of
-    the event loop between two, so that many at once block nobody.
+    A function on no more than `short_bytes` is called inline, longer ones in threads, in order of
+    arrival. If the work is `interactive`, there is a round of the event loop between two that run
+    inline, and in threads the shortest runs first. Work on up to an eighth of the limit then has a
+    limit of its own, so that it never waits for the longest.
     """
 
     def __init__(
@@ -68,12 +72,14 @@ class BoundedExecutor:
         max_bytes: int = MAX_BYTES_AT_ONCE,
         *,
         short_bytes: int = SHORT_BYTES,
-        alternate: bool = False,
+        interactive: bool = False,
         num_threads: int | None = None,
     ) -> None:
         self._threads = None if num_threads is None else ThreadPoolExecutor(num_threads)
-        self._alternating = asyncio.Lock() if alternate else None
-        self._in_flight = InFlightLimiter(max_bytes)
+        self._alternating = asyncio.Lock() if interactive else None
+        self._in_flight = InFlightLimiter(max_bytes, shortest_first=interactive)
+        self._lane_bytes = max_bytes // _LANE_SHARE if interactive else 0
+        self._lane = InFlightLimiter(self._lane_bytes, shortest_first=interactive)
         self._short_bytes = short_bytes
 
     async def run(
@@ -87,14 +93,15 @@ class BoundedExecutor:
                 value = function(*arguments)
                 await asyncio.sleep(0)
                 return value
-        await self._in_flight.acquire(num_bytes)
+        in_flight = self._lane if num_bytes <= self._lane_bytes else self._in_flight
+        await in_flight.acquire(num_bytes)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         except BaseException:  # such as that there can be no more threads
-            self._in_flight.release(num_bytes)
+            in_flight.release(num_bytes)
             raise
         # A thread cannot be cancelled: its bytes are released when it ends.
-        work.add_done_callback(lambda _: self._end(num_bytes))
+        work.add_done_callback(lambda _: _end(in_flight, num_bytes))
         try:
             return await asyncio.shield(work)
         finally:
@@ -102,6 +109,7 @@ class BoundedExecutor:
             # keep a refused body until garbage collection.
             del work
 
-    def _end(self, num_bytes: int) -> None:
-        self._in_flight.release(num_bytes)
-        schedule_trim()
+
+def _end(in_flight: InFlightLimiter, num_bytes: int) -> None:
+    in_flight.release(num_bytes)
+    schedule_trim()

@@ -96,12 +96,12 @@ class Dispatcher:
         num_threads = max(1, (os.cpu_count() or 1) // 2)
         self._preparing = (
             BoundedExecutor(short_bytes=_SHORT_LINE_BYTES, num_threads=num_threads),
-            BoundedExecutor(alternate=True),
+            BoundedExecutor(interactive=True),
         )
         self._compiling = (_compile_executor(), _compile_executor())
         self._finishing = (
             BoundedExecutor(short_bytes=_SHORT_VALUES),
-            BoundedExecutor(short_bytes=_SHORT_VALUES, alternate=True),
+            BoundedExecutor(short_bytes=_SHORT_VALUES, interactive=True),
         )
         self._preparing_fetched = BoundedExecutor(_MAX_FETCHED_BYTES, short_bytes=-1)
         self._decoding = asyncio.Semaphore(_MAX_DECODING)
@@ -162,7 +162,7 @@ class Dispatcher:
         async with AsyncExitStack() as stack:
             prepared = await self._prepare(endpoint, body, metadata, stack)
             results = await self._engine.generate(prepared.requests)
-            size = sum(result.num_values for result in results)
+            size = prepared.num_values + sum(result.num_values for result in results)
             executor = self._finishing[metadata.priority]
             reply = await executor.run(size, endpoint.finish, prepared, results)
             return replace(reply, is_long=size > _SHORT_VALUES)

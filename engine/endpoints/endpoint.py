@@ -59,13 +59,15 @@ class RequestMetadata:
 class Prepared(Generic[RequestT, ContextT]):
     """A body as requests to the engine; `context` is what its endpoint keeps for the answer.
 
-    `num_bytes` is the size of media that its requests hold, such as samples.
+    `num_bytes` is the size of media that its requests hold, such as samples. `num_values` is the
+    size of an answer that no request brings.
     """
 
     requests: Sequence[RequestT]
     context: ContextT
     metadata: RequestMetadata
     num_bytes: int = 0
+    num_values: int = 0
 
 
 FetchStep = Callable[[dict[str, Any]], AbstractAsyncContextManager[dict[str, Any]] | None]

@@ -16,11 +16,10 @@ from ..structured_output.token_constraints import AllowedTokens, BadWords, all_o
 from ..text.stop_patterns import StopPattern
 from ..text.stop_strings import StopStrings
 from ..text.text_model import TextModel
-from ..text.truncation import TruncatingTokenizer, Truncation
+from ..text.truncation import Truncation
 from .endpoint import RequestMetadata
+from .prompt_tokens import PromptTokenizer
 
-# Up to this a text is tokenized unchecked: it takes a few milliseconds at most.
-_LONG_TEXT_CHARS = 20_000
 # Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
 _MIN_TEMPERATURE = 1e-5
 _MAX_TEMPERATURE = 1e4
@@ -58,11 +57,7 @@ class SequenceRequestBuilder:
     def __init__(self, model: TextModel, *, seed: int) -> None:
         self._model = model
         self._seed = seed
-        # Token ids of a tokenizer without a fast backend are truncated, special tokens included.
-        has_backend = model.tokenizer.vocabulary.backend is not None
-        self._reader = (
-            TruncatingTokenizer(model.tokenizer, model.max_model_len) if has_backend else None
-        )
+        self._tokenizer = PromptTokenizer(model)
 
     def tokenize_prompt(
         self,
@@ -77,18 +72,19 @@ class SequenceRequestBuilder:
         Raises `RequestError` when the context cannot hold it; a prompt that must be too long by its
         number of bytes is not tokenized.
         """
-        tokenizer, param = self._model.tokenizer, options.prompt_param
         limit = self._truncation_limit(request, options)
-        if limit is not None and self._reader is not None:
-            cut = Truncation(limit, side=_truncation_side(request))
-            return self._reader.encode([text], cut, add_special_tokens=add_special_tokens)[0]
-        if limit is None and len(text) > _LONG_TEXT_CHARS:
-            least = tokenizer.least_tokens(text)
-            self._check_prompt(least, param, words=f"at least {least} tokens")
-        ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         if limit is None:
-            self._check_prompt(len(ids), param, words=f"{len(ids)} tokens")
-        return ids
+            param = options.prompt_param
+            ids = self._tokenizer.encode(text, param, add_special_tokens=add_special_tokens)
+            self._tokenizer.check_length(len(ids), param)
+            return ids
+        cut = Truncation(limit, side=_truncation_side(request))
+        truncated = self._tokenizer.encode_truncated(
+            text, cut, add_special_tokens=add_special_tokens
+        )
+        if truncated is not None:
+            return truncated
+        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def build(
         self,
@@ -278,9 +274,7 @@ class SequenceRequestBuilder:
         """Return how many tokens may be generated after a prompt that must fit the context."""
         rest = self._model.max_model_len - num_prompt_tokens
         least = 0 if options.max_tokens == 0 else 1
-        self._check_prompt(
-            num_prompt_tokens + least, options.prompt_param, words=f"{num_prompt_tokens} tokens"
-        )
+        self._tokenizer.check_length(num_prompt_tokens, options.prompt_param, num_to_come=least)
         if options.max_tokens is None:
             return (
                 rest
@@ -288,28 +282,14 @@ class SequenceRequestBuilder:
                 else min(rest, options.default_max_tokens)
             )
         if options.max_tokens > rest:
+            num_tokens = num_prompt_tokens + options.max_tokens
             raise RequestError(
-                f"{self._limit}you asked for {num_prompt_tokens + options.max_tokens} tokens:"
+                f"{self._tokenizer.limit}you asked for {num_tokens} tokens:"
                 f" {num_prompt_tokens} in the prompt and {options.max_tokens} to generate.",
                 param=options.max_tokens_param,
                 code="context_length_exceeded",
             )
         return options.max_tokens
-
-    @property
-    def _limit(self) -> str:
-        return (
-            f"This model's maximum context length is {self._model.max_model_len} tokens. However, "
-        )
-
-    def _check_prompt(self, num_tokens: int, param: str, *, words: str) -> None:
-        """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
-        if num_tokens > self._model.max_model_len:
-            raise RequestError(
-                f"{self._limit}the prompt has {words}, which leaves none to generate.",
-                param=param,
-                code="context_length_exceeded",
-            )
 
     def _check_tokens(
         self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions

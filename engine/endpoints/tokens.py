@@ -19,6 +19,7 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..text.text_model import TextModel
 from .chat_preprocessor import ChatPreprocessor
 from .endpoint import Prepared, RequestMetadata
+from .prompt_tokens import PromptTokenizer
 
 _Prepared = Prepared[SequenceRequest, dict[str, Any]]
 
@@ -31,19 +32,25 @@ class Tokenize:
     def __init__(self, model: TextModel, *, parsers: ParserSet) -> None:
         self._model = model
         self._preprocessor = ChatPreprocessor(model, parsers)
+        self._tokenizer = PromptTokenizer(model)
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
-        """Return the answer; nothing has to run."""
+        """Return the answer; nothing has to run.
+
+        A long text is counted up to the model's context, and refused above it.
+        """
         request: TokenizeTextRequest | TokenizeChatRequest
         if "messages" in body:
             request = asked = read_body(TokenizeChatRequest, body)
-            text = self._preprocessor.preprocess(asked, metadata).prompt
+            text, param = self._preprocessor.preprocess(asked, metadata).prompt, "messages"
             adds = bool(asked.add_special_tokens)
         else:
             request = read_body(TokenizeTextRequest, body)
-            text, adds = request.prompt, request.add_special_tokens is not False
-        ids = self._model.tokenizer.encode(text, add_special_tokens=adds)
-        return Prepared([], self._answer(ids, with_texts=bool(request.return_token_strs)), metadata)
+            text, param = request.prompt, "prompt"
+            adds = request.add_special_tokens is not False
+        ids = self._tokenizer.encode(text, param, add_special_tokens=adds)
+        answer = self._answer(ids, with_texts=bool(request.return_token_strs))
+        return Prepared([], answer, metadata, num_values=2 * len(ids))
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answer."""
@@ -52,12 +59,13 @@ class Tokenize:
 
     def _answer(self, ids: list[int], *, with_texts: bool) -> dict[str, Any]:
         piece = self._model.tokenizer.piece
-        texts = [piece(token_id).decode("utf-8", "replace") for token_id in ids]
         return {
             "count": len(ids),
             "max_model_len": self._model.max_model_len,
             "tokens": ids,
-            "token_strs": texts if with_texts else None,
+            "token_strs": [piece(token_id).decode("utf-8", "replace") for token_id in ids]
+            if with_texts
+            else None,
         }
 
 
@@ -79,7 +87,7 @@ class Detokenize:
                 param="tokens",
             )
         text = self._model.tokenizer.text(ids, skip_special_tokens=False)
-        return Prepared([], {"prompt": text}, metadata)
+        return Prepared([], {"prompt": text}, metadata, num_values=len(ids))
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:
         """Return the answer."""

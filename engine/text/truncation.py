@@ -21,8 +21,9 @@ from .tokenizer import Tokenizer
 
 # Up to this a text is tokenized whole: it takes a few milliseconds at most.
 _LONG_CHARS = 20_000
-# Words have four or five letters a token; texts with more a token are tokenized whole.
-_CHARS_OF_TOKEN = 32
+# Characters per token of the first part of a long text that is tokenized, and of the last: a text
+# with more characters per token is tokenized whole. English has four or five.
+_CHARS_OF_TOKEN, _MAX_CHARS_OF_TOKEN = 8, 32
 
 
 class TokenPair(NamedTuple):
@@ -63,6 +64,7 @@ class TruncatingTokenizer:
             backend.normalizer = NormalizerSequence(steps)
         self._backend = backend
         self._max_tokens = max_tokens
+        self._most_chars = max(_LONG_CHARS, max_tokens * _MAX_CHARS_OF_TOKEN)
         self.max_chars = max(_LONG_CHARS, max_tokens * _CHARS_OF_TOKEN)
         """Of a longer text perhaps only the beginning, or the end, is tokenized."""
         self._num_special = int(backend.num_special_tokens_to_add(is_pair=False))
@@ -118,20 +120,37 @@ class TruncatingTokenizer:
         [encoding] = self._read([text], add_special_tokens=False)
         return len(encoding)
 
+    def least_tokens_of_longer(self, text: str) -> int | None:
+        """Return a number of tokens above the limit that a text has at least, None if it is short.
+
+        Of a long text no more is tokenized than shows that it is too long.
+        """
+        found = self._too_long_part(text, "right")
+        return None if found is None else found[1]
+
     def _enough_of(self, text: str, side: Side) -> str:
-        """Return a text, or whole words at one end of a long one that are too many tokens already.
+        """Return a text, or words at one end of a long one that are too many tokens already."""
+        found = self._too_long_part(text, side)
+        return text if found is None else found[0]
+
+    def _too_long_part(self, text: str, side: Side) -> tuple[str, int] | None:
+        """Return whole words at one end of a long text that are too many tokens, and how many.
 
         A tokenizer takes about 160 bytes for one of text. It splits a text between words anyway, so
-        that the tokens of a part are those of the whole there.
+        that the tokens of a part are those of the whole there. Parts of twice the length are tried
+        one after the other, so that little more is tokenized than is needed.
         """
-        if len(text) <= self.max_chars:
-            return text
-        part = text[: self.max_chars] if side == "right" else text[-self.max_chars :]
-        words = part.rsplit(None, 1) if side == "right" else part.split(None, 1)
-        if len(words) < 2:
-            return text
-        part = words[0] if side == "right" else words[1]
-        return part if self.count_tokens(part) > self._max_tokens else text
+        num_chars = self.max_chars
+        while num_chars < len(text) and num_chars <= self._most_chars:
+            part = text[:num_chars] if side == "right" else text[-num_chars:]
+            words = part.rsplit(None, 1) if side == "right" else part.split(None, 1)
+            if len(words) < 2:
+                return None
+            part = words[0] if side == "right" else words[1]
+            if (num_tokens := self.count_tokens(part)) > self._max_tokens:
+                return part, num_tokens
+            num_chars *= 2
+        return None
 
     def _read(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[Any]:
         # The batch form releases the GIL, and computes no offsets.

@@ -45,6 +45,37 @@ async def test_one_that_is_called_off_as_its_turn_comes_gives_its_place_on() -> 
     await asyncio.wait_for(room.acquire(100), SECONDS)
 
 
+async def test_the_shortest_enters_first_and_every_eighth_time_the_oldest() -> None:
+    """A long item is overtaken seven times at most, and a short one waits for one long item."""
+    room, order = InFlightLimiter(100, shortest_first=True), list[int]()
+
+    async def enter(num_bytes: int) -> None:
+        async with room.reserve(num_bytes):
+            order.append(num_bytes)
+
+    async with room.reserve(100):
+        sizes = [99, 98, *range(60, 75)]
+        waiting = [asyncio.create_task(enter(size)) for size in sizes]
+        await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(*waiting), SECONDS)
+    assert order == [*range(60, 67), 99, *range(67, 74), 98, 74]
+
+
+async def test_an_item_that_fits_passes_one_that_does_not_if_the_shortest_is_first() -> None:
+    """In order of arrival it waits."""
+    for shortest_first in (True, False):
+        room = InFlightLimiter(100, shortest_first=shortest_first)
+        await room.acquire(60)
+        sizes = (90, 40)
+        _, short = waiting = [asyncio.create_task(room.acquire(size)) for size in sizes]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert short.done() is shortest_first
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
 def test_threads_wait_for_memory_in_the_order_of_asking() -> None:
     """One above the bound comes alone, and those behind it do not pass it."""
     budget, order = MemoryBudget(100), list[int]()

@@ -18,8 +18,10 @@ from tidemill.engine.endpoints.backpressure import BoundedExecutor, body_size
 class Desk:
     """Where texts are worked on once it is let; notes how many bytes it had in hand at most."""
 
-    def __init__(self, max_bytes: int = 100, *, is_open: bool = False) -> None:
-        self.turns = BoundedExecutor(max_bytes, short_bytes=10)
+    def __init__(
+        self, max_bytes: int = 100, *, is_open: bool = False, interactive: bool = False
+    ) -> None:
+        self.turns = BoundedExecutor(max_bytes, short_bytes=10, interactive=interactive)
         self.go_on = threading.Event()
         self.now = self.most = 0
         self.order: list[str] = []
@@ -85,6 +87,16 @@ async def test_one_above_the_bound_has_its_turn_alone() -> None:
     texts = ["a" * 60, "b" * 1_000, "c" * 60]
     assert await asyncio.gather(*desk.start(*texts)) == texts
     assert (desk.most, desk.order) == (1_000, texts)
+
+
+async def test_interactive_work_on_little_waits_for_no_work_on_much() -> None:
+    """A body of an eighth of the room runs next to one that fills it, before those that wait."""
+    desk = Desk(interactive=True)
+    tasks = desk.start("a" * 90, *("b" * 90 for _ in range(5)), "c" * 12)
+    await settle(lambda: len(desk.order) == 2)
+    assert desk.order == ["a" * 90, "c" * 12]
+    desk.go_on.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_one_that_is_called_off_keeps_its_room_until_its_thread_is_done() -> None:
@@ -205,7 +217,7 @@ def test_what_is_above_the_bound_is_not_counted_to_its_end(body: dict[str, Any],
 
 async def test_those_that_alternate_let_others_come_between() -> None:
     """However many ask at once, between two of them the loop gets round."""
-    turns, order = BoundedExecutor(alternate=True), list[str]()
+    turns, order = BoundedExecutor(interactive=True), list[str]()
 
     async def ticking() -> None:
         for _ in range(3):

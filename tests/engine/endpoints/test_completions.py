@@ -196,7 +196,7 @@ def test_a_text_that_is_too_long_by_its_bytes_is_not_tokenized(
     body = {"prompt": text, "messages": [{"role": "user", "content": text}]}
     error = scene.fault(getattr(scene, endpoint), body)
     assert error.code == "context_length_exceeded"
-    assert re.search(r"the prompt has at least \d+ tokens, which leaves none", error.message)
+    assert re.search(r"the prompt has at least \d+ tokens\.", error.message)
 
 
 def test_of_many_prompts_the_first_that_is_too_long_ends_the_work() -> None:

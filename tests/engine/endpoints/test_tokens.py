@@ -19,6 +19,7 @@ from tests.engine.scripted_model import (
 from tidemill.engine.endpoints import token_endpoints
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.protocol.contract import Reply
+from tidemill.protocol.errors import RequestError
 from tidemill.protocol.prompts import MAX_TEXT_CHARS
 
 SCENE = Scene()
@@ -90,6 +91,44 @@ async def test_the_tokenizer_is_described() -> None:
     reply = await base.answer("/tokenizer_info", {}, "req_1", 0)
     assert isinstance(reply, Reply)
     assert reply.body["chat_template"] is None
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+async def test_a_long_text_is_counted_up_to_the_context(
+    field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four million characters the tokenizer reads no more than a context may have."""
+    scene, num_chars = Scene(), list[int]()
+    backend = scene.tokenizer.vocabulary.backend
+
+    class CountingBackend:
+        """A backend that notes how many characters it reads."""
+
+        def encode_batch_fast(self, texts: list[str], **options: bool) -> Any:
+            num_chars.append(sum(map(len, texts)))
+            return backend.encode_batch_fast(texts, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(backend, name)
+
+    monkeypatch.setattr(scene.tokenizer, "least_tokens", lambda _: 0)
+    counting = replace(scene.tokenizer.vocabulary, backend=CountingBackend())
+    monkeypatch.setattr(scene.tokenizer, "vocabulary", counting)
+    monkeypatch.setattr(scene.tokenizer, "_backend", CountingBackend())
+    endpoint = token_endpoints(scene.model)[0]
+    text = "of the " * (MAX_TEXT_CHARS // 7)
+    value = text if field == "prompt" else [{"role": "user", "content": text}]
+    with pytest.raises(RequestError, match=r"the prompt has at least \d+ tokens\.$") as refused:
+        endpoint.prepare({field: value}, METADATA)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", field)
+    assert sum(num_chars) <= 20_000
+
+
+async def test_many_tokens_are_printed_in_a_thread() -> None:
+    """A million tokens are megabytes of an answer."""
+    body = {"tokens": [7] * 2_000}
+    replies = [await asked("/detokenize", body), await asked("/detokenize", {"tokens": [7]})]
+    assert [reply.is_long for reply in replies] == [True, False]
 
 
 async def test_tokens_are_told_as_text() -> None:

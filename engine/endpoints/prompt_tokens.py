@@ -1,0 +1,62 @@
+"""Prompt tokenization: a text that the context cannot hold is refused before its end is read."""
+
+from __future__ import annotations
+
+from tidemill.protocol.errors import RequestError
+
+from ..text.text_model import TextModel
+from ..text.truncation import TruncatingTokenizer, Truncation
+
+# Up to this a text is tokenized unchecked: it takes a few milliseconds at most.
+_LONG_TEXT_CHARS = 20_000
+
+
+class PromptTokenizer:
+    """Tokenizes prompts of one model and refuses prompts that are longer than its context."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._model = model
+        # Token ids of a tokenizer without a fast backend are truncated, special tokens included.
+        has_backend = model.tokenizer.vocabulary.backend is not None
+        self._reader = (
+            TruncatingTokenizer(model.tokenizer, model.max_model_len) if has_backend else None
+        )
+
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the token ids of a text; raises `RequestError` for a long text above the context.
+
+        Of such a text no more is tokenized than shows that it is too long.
+        """
+        if len(text) > _LONG_TEXT_CHARS:
+            self._check_least(self._model.tokenizer.least_tokens(text), param)
+            if self._reader is not None:
+                self._check_least(self._reader.least_tokens_of_longer(text) or 0, param)
+        return self._model.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def encode_truncated(
+        self, text: str, cut: Truncation, *, add_special_tokens: bool
+    ) -> list[int] | None:
+        """Return the token ids of a truncated text; None where the tokenizer cannot truncate."""
+        if self._reader is None:
+            return None
+        return self._reader.encode([text], cut, add_special_tokens=add_special_tokens)[0]
+
+    def check_length(self, num_tokens: int, param: str, *, num_to_come: int = 0) -> None:
+        """Refuse a prompt whose tokens, and those that must follow, the context cannot hold."""
+        if num_tokens + num_to_come > self._model.max_model_len:
+            words = f"the prompt has {num_tokens} tokens, which leaves none to generate."
+            raise self._too_long(words, param)
+
+    @property
+    def limit(self) -> str:
+        """Return the beginning of each message about the context."""
+        return (
+            f"This model's maximum context length is {self._model.max_model_len} tokens. However, "
+        )
+
+    def _check_least(self, least: int, param: str) -> None:
+        if least > self._model.max_model_len:
+            raise self._too_long(f"the prompt has at least {least} tokens.", param)
+
+    def _too_long(self, words: str, param: str) -> RequestError:
+        return RequestError(f"{self.limit}{words}", param=param, code="context_length_exceeded")
