@@ -94,13 +94,14 @@ class Worker:
 class EndKind(StrEnum):
     """Reason of a worker's end: idle or asked to; by itself; its machine; or no capacity.
 
-    Of a start that was not made for a reason that nobody knows: `NOT_STARTED`.
+    Of a start: `REFUSED` until something of ours is fixed, or `NOT_STARTED` for an unknown reason.
     """
 
     CLEAN = "good"
     CRASHED = "bad"
     INTERRUPTED = "taken"
     NO_CAPACITY = "no_capacity"
+    REFUSED = "refused"
     NOT_STARTED = "not_started"
 
 

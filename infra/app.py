@@ -19,7 +19,7 @@ from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
-from infra.pip_target import ROOT
+from infra.pip_target import LAMBDA_PYTHON, ROOT, python_version
 from infra.worker_policies import WorkerPolicies
 
 
@@ -89,7 +89,10 @@ def main() -> int:
         return 1
     is_local = app.node.try_get_context("local") == "true"
     bundle = make_bundle(
-        host_processor() if is_local else "arm64", has_oidc=config.oidc is not None
+        host_processor() if is_local else "arm64",
+        # The emulator runs functions on a Python of this machine.
+        python=python_version() if is_local else LAMBDA_PYTHON,
+        has_oidc=config.oidc is not None,
     )
     try:
         add_stacks(app, config, bundle, None if is_local else ROOT)

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 
 from aws_cdk import aws_lambda as lambda_
 
-from infra.pip_target import BUNDLES, ROOT, Processor, install, locked, python_version
+from infra.pip_target import BUNDLES, LAMBDA_PYTHON, ROOT, Processor, find_python, install, locked
 from infra.tables_layer import build_tables_layer
 from tidemill.handler.aws.calls import SERVICES
 from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
@@ -44,19 +44,17 @@ class Bundle:
     architecture: lambda_.Architecture
 
 
-def make_bundle(processor: Processor, *, has_oidc: bool = False) -> Bundle:
-    """Return the bundle for a kind of processor, built unless it is there.
+def make_bundle(
+    processor: Processor, *, python: str = LAMBDA_PYTHON, has_oidc: bool = False
+) -> Bundle:
+    """Return the bundle for a processor and a version of Python, built unless it exists.
 
-    What verifies tokens makes it larger by half and is in it for `[oidc]` alone. It runs on the
-    Python that runs this: its byte code is in the bundle, as Lambda would compile
-    every module again at each cold start.
+    What verifies tokens makes it larger by half and is in it for `[oidc]` alone.
     """
     return Bundle(
-        lambda_.Code.from_asset(str(build(processor, has_oidc=has_oidc))),
-        lambda_.Code.from_asset(str(build_tables_layer(processor))),
-        lambda_.Runtime(
-            f"python{python_version()}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True
-        ),
+        lambda_.Code.from_asset(str(build(processor, python=python, has_oidc=has_oidc))),
+        lambda_.Code.from_asset(str(build_tables_layer(processor, python))),
+        lambda_.Runtime(f"python{python}", lambda_.RuntimeFamily.PYTHON, supports_inline_code=True),
         lambda_.Architecture.ARM_64 if processor == "arm64" else lambda_.Architecture.X86_64,
     )
 
@@ -66,13 +64,23 @@ def host_processor() -> Processor:
     return "arm64" if platform.machine() in {"arm64", "aarch64"} else "x86_64"
 
 
-def build(processor: Processor, bundles: Path = BUNDLES, *, has_oidc: bool = False) -> Path:
+def build(
+    processor: Processor,
+    bundles: Path = BUNDLES,
+    *,
+    python: str = LAMBDA_PYTHON,
+    has_oidc: bool = False,
+) -> Path:
     """Return the folder of the bundle; raises CalledProcessError when pip cannot fill it.
+
+    It contains byte code, since Lambda would compile every module at each cold start: by a Python
+    of the bundle's version, if this machine has one.
 
     A folder that is there is whole: it grows elsewhere. One builds at a time, and who comes
     meanwhile waits and finds what it wants.
     """
-    folder = bundles / f"{processor}-{_digest(processor, has_oidc=has_oidc)}"
+    compiler = find_python(python)
+    folder = bundles / f"{processor}-{_digest(processor, python, compiler, has_oidc=has_oidc)}"
     if folder.exists():
         return folder
     bundles.mkdir(parents=True, exist_ok=True)
@@ -80,13 +88,14 @@ def build(processor: Processor, bundles: Path = BUNDLES, *, has_oidc: bool = Fal
         if not folder.exists():
             with TemporaryDirectory(prefix="growing-", dir=bundles) as place:
                 growing = Path(place) / folder.name
-                _fill(growing, processor, requirements(has_oidc=has_oidc))
+                _fill(growing, processor, python, requirements(has_oidc=has_oidc))
+                _compile(growing, python, compiler)
                 growing.rename(folder)
     return folder
 
 
-def _fill(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
-    install(folder, processor, wanted)
+def _fill(folder: Path, processor: Processor, python: str, wanted: Sequence[str]) -> None:
+    install(folder, processor, python, wanted)
     _prune(folder)
     for name in _OWN_PACKAGES:
         source, target = ROOT / name, folder / name
@@ -96,9 +105,18 @@ def _fill(folder: Path, processor: Processor, wanted: Sequence[str]) -> None:
         else:
             shutil.copy(source, target)
     _copy_vendor(folder / "tidemill" / "handler" / "dashboard" / "vendor")
+
+
+def _compile(folder: Path, python: str, compiler: str | None) -> None:
+    if compiler is None:
+        sys.stderr.write(
+            f"Python {python} was not found, so the functions have no byte code and start more "
+            f"slowly: install python{python}, then deploy again.\n"
+        )
+        return
     compile_all = ["-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash"]
     subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, *compile_all, "-s", str(folder), str(folder)], check=True
+        [compiler, *compile_all, "-s", str(folder), str(folder)], check=True
     )
 
 
@@ -125,8 +143,10 @@ def _prune(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def _digest(processor: Processor, *, has_oidc: bool = False) -> str:
-    digest = sha256(f"{processor} {python_version()} {has_oidc}".encode())
+def _digest(
+    processor: Processor, python: str, compiler: str | None, *, has_oidc: bool = False
+) -> str:
+    digest = sha256(f"{processor} {python} {compiler is not None} {has_oidc}".encode())
     for path in sorted(_sources()):
         digest.update(f"{path.relative_to(ROOT)}\n".encode())
         digest.update(path.read_bytes())

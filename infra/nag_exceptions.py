@@ -80,7 +80,7 @@ ACKNOWLEDGED: Final = (
     Acknowledgement(
         "AwsSolutions-L1",
         "Api/*/Function",
-        "Functions run on the version of Python that made their bundle: its byte code is in it.",
+        "Functions run on one version of Python, for which every library of theirs has wheels.",
     ),
     Acknowledgement(
         "AwsSolutions-APIG4",

@@ -93,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parsed = parser.parse_args(arguments)
     try:
-        written = write_templates(read_config(parsed.config), make_bundle("arm64"), parsed.output)
+        config = read_config(parsed.config)
+        bundle = make_bundle("arm64", has_oidc=config.oidc is not None)
+        written = write_templates(config, bundle, parsed.output)
     except ConfigRefused as exc:
         sys.stderr.write(f"{parsed.config}: {exc}\n" if exc.args[0] == _NO_IMAGE else f"{exc}\n")
         return 1

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.bundle import build, host_processor
+from infra.pip_target import python_version
 
 _HANDLERS = ("control", "reaper", "dead_letters", "api")
 _PEER = "import boto3; boto3.client('dynamodb', region_name='us-east-1')"
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=9)
     runs = parser.parse_args(arguments).runs
-    bundle = build(host_processor())
+    bundle = build(host_processor(), python=python_version())
     size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
     print(f"bundle: {size / 2**20:.1f} MiB")
     with tempfile.TemporaryDirectory() as folder:

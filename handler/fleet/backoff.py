@@ -1,4 +1,4 @@
-"""Exponential backoff of starts that AWS has no machine for, and the reason. No I/O."""
+"""Exponential backoff of starts that came to nothing, and the reason. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_SECONDS = 15 * 60
 
 
 def back_off(state: FleetState, end: WorkerEnd) -> FleetState:
-    """Return the state after a worker got no machine: starts pause, twice as long each time.
+    """Return the state after a worker did not start: starts pause, twice as long each time.
 
     Starts that were requested together are refused together, so a refusal during a pause does not
     lengthen it.
@@ -23,11 +23,13 @@ def back_off(state: FleetState, end: WorkerEnd) -> FleetState:
     state = replace(state, launches=launches)
     if end.at < state.not_before:
         return state
-    earlier = [each for each in state.ends if not _is_refusal(each)]
+    earlier = [each for each in state.ends if each.kind is not end.kind]
     refusals = [
         each
         for each in state.ends
-        if _is_refusal(each) and each.worker != end.worker and each.at > end.at - _MEMORY_SECONDS
+        if each.kind is end.kind
+        and each.worker != end.worker
+        and each.at > end.at - _MEMORY_SECONDS
     ]
     pause = min(_MAX_SECONDS, _FIRST_SECONDS * 2 ** min(len(refusals), 10))
     return replace(
@@ -58,7 +60,3 @@ def reset_backoff(state: FleetState, workers: Iterable[Worker]) -> FleetState:
 def is_failed_start(end: WorkerEnd) -> bool:
     """Say whether this is a failed start rather than the end of a worker."""
     return end.kind in {EndKind.NO_CAPACITY, EndKind.NOT_STARTED}
-
-
-def _is_refusal(end: WorkerEnd) -> bool:
-    return end.kind is EndKind.NO_CAPACITY

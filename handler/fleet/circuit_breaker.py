@@ -61,7 +61,10 @@ _START_ADVICE: Final = (
         r"AccessDenied|not authorized",
         "See that the role of the Lambdas may start workers and pass them their roles",
     ),
-    (r"EMPTY CAPACITY PROVIDER", "Choose a GPU whose machines are large enough for a worker"),
+    (
+        r"EMPTY CAPACITY PROVIDER|RESOURCE:",
+        "Choose a GPU whose machines are large enough for a worker",
+    ),
     (r"Blocked", "Ask AWS why the account is blocked"),
     (r"forbidden: User", "See that the launcher's Role may create Jobs in its namespace"),
     (r"^kubernetes ", "Mend what Kubernetes names"),
@@ -81,7 +84,9 @@ def count_end(
     is_known = any(each.worker == end.worker for each in state.ends)
     if is_known or end.release != plan.release or end.at <= now - _MEMORY_SECONDS:
         return state
-    if end.kind is EndKind.NO_CAPACITY:
+    if end.kind is EndKind.REFUSED:
+        return open_on_refusal(state, plan, end.reason, now)
+    if is_failed_start(end):
         return back_off(state, end)
     if end.kind is not EndKind.CRASHED:
         return state

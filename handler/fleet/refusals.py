@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
+
+from tidemill.batch.fleet import Worker, WorkerStatus
 
 from .launcher import NoCapacity, NotStarted, StartRefused
 
@@ -31,6 +34,9 @@ _OUR_CODES: Final = frozenset(
 )
 # The same, even where the message mentions capacity.
 _RIGHTS_CODES: Final = frozenset({"AccessDenied", "AccessDeniedException", "BlockedException"})
+# CPU, MEMORY or GPU that no machine of the provider has left.
+_RESOURCE: Final = "RESOURCE:"
+_ON_MACHINE: Final = frozenset({WorkerStatus.RUNNING, WorkerStatus.HUNG, WorkerStatus.STOPPING})
 # The first: no instance type of the provider is large enough for the task.
 _OUR_WORDS = re.compile(r"\b(EMPTY CAPACITY PROVIDER|ATTRIBUTE|INACTIVE|MISSING)\b")
 
@@ -38,6 +44,15 @@ _OUR_WORDS = re.compile(r"\b(EMPTY CAPACITY PROVIDER|ATTRIBUTE|INACTIVE|MISSING)
 def is_shortage(words: str) -> bool:
     """Say whether a message reports a shortage, which passes with time."""
     return bool(_SHORTAGE.search(words))
+
+
+def exceeds_machines(words: str, workers: Iterable[Worker]) -> bool:
+    """Say whether a start failed because a worker is larger than a machine of its provider.
+
+    ECS says `RESOURCE:…` where a machine has no room. If no other worker of the fleet uses one, the
+    machine is empty, and another of its kind has no more.
+    """
+    return _RESOURCE in words and not any(worker.status in _ON_MACHINE for worker in workers)
 
 
 def classify_refusal(words: str, code: str = "") -> NotStarted | None:

@@ -30,6 +30,7 @@ from .demand import Demand, estimate_demand
 from .launcher import Launcher, NoCapacity, NotStarted, StartRefused
 from .launchers import launcher_for
 from .reconcile import is_breaker_open, is_recent, is_start_blocked, reconcile, unlisted
+from .refusals import exceeds_machines
 from .stop import stop_hung_workers
 
 # Three runs of the reaper: workers stay again soon after a budget was raised.
@@ -154,7 +155,7 @@ def scale(
     yield from fleets.change(plan.model, reserve)
     if reserved:
         logger.info("workers wanted", model=plan.model, count=aim.count, why=aim.why)
-        yield from _start(deployment, launcher, plan, reserved, now)
+        yield from _start(deployment, launcher, plan, reserved, now, workers=workers)
     for worker in stops:
         logger.info("worker of an old release stopped", model=plan.model, worker=worker.id)
         yield from launcher.stop(plan, worker)
@@ -173,6 +174,8 @@ def _start(
     plan: FleetPlan,
     numbers: Sequence[int],
     now: int,
+    *,
+    workers: Sequence[Worker],
 ) -> Operation[None]:
     """Start workers under reserved numbers, and record the outcome of each."""
     names: dict[str, str] = {}
@@ -182,7 +185,7 @@ def _start(
         try:
             names[_placeholder_id(number)] = yield from launcher.start(plan, number)
         except NotStarted as exc:
-            refusal = exc
+            refusal = StartRefused(str(exc)) if exceeds_machines(str(exc), workers) else exc
             break
         except AwsError as exc:
             refusal = exc

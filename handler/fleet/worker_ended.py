@@ -15,6 +15,7 @@ from ..observability import logger
 from .circuit_breaker import count_end, may_have_rows
 from .draining import drain_machine
 from .last_error import read_last_error
+from .refusals import exceeds_machines
 from .stop import list_workers
 from .worker_events import parse_worker_end
 
@@ -54,6 +55,10 @@ def count_worker_end(
         last_words=end.last_words,
     )
     rate = yield from deployment.fleets.get_rate(end.model)
+    if end.kind is EndKind.NO_CAPACITY and exceeds_machines(end.reason, ()):
+        workers = yield from list_workers(deployment, plan)
+        if exceeds_machines(end.reason, workers):
+            end = replace(end, kind=EndKind.REFUSED)
     if end.kind is EndKind.CRASHED:
         workers = yield from list_workers(deployment, plan)
         if not may_have_rows(workers, plan.release):

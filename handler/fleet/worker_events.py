@@ -15,13 +15,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tidemill.batch.fleet import EndKind, FleetPlan, WorkerEnd
 
 from .ecs import HUNG, EcsConfig, family_of, started_by
-from .refusals import is_shortage
+from .launcher import StartRefused
+from .refusals import classify_refusal, is_shortage
 from .sagemaker import jobs_prefix, release_of
 
 # A stopped or idle worker exits with 0; one stopped before its signal handler is set, with 143.
 _GOOD_EXITS: Final = frozenset({0, 143})
 # SIGKILL, as shells report it; for a container that is mostly the out-of-memory killer.
 _KILLED: Final = 137
+# ECS's stop code of a task none of whose containers ran.
+_NEVER_STARTED: Final = "TaskFailedToStart"
+# Errors of ECS's agent that an image, a role or a setting of the worker causes.
+_BROKEN_START = re.compile(
+    r"CannotPull|CannotCreate|CannotStart|CannotInspect|ContainerRuntime|ResourceInitialization"
+)
 _TIME_IS_UP: Final = "MaxRuntimeExceeded"
 # Spot interruption or machine failure: not the worker's fault.
 _INTERRUPTED = re.compile(
@@ -185,7 +192,10 @@ _READERS: Final = {
 
 
 def classify_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
-    """Return the kind of an end; one without a known harmless cause is a crash."""
+    """Return the kind of an end; one without a known harmless cause is a crash.
+
+    A task that never started, for an unknown reason, has crashed nothing.
+    """
     if _INTERRUPTED.search(f"{stop_code} {words}"):
         return EndKind.INTERRUPTED
     if HUNG in words:
@@ -194,6 +204,9 @@ def classify_end(stop_code: str, exit_code: int | None, words: str) -> EndKind:
         return EndKind.CLEAN
     if exit_code is None and is_shortage(f"{stop_code} {words}"):
         return EndKind.NO_CAPACITY
+    if stop_code == _NEVER_STARTED and exit_code is None and not _BROKEN_START.search(words):
+        is_ours = isinstance(classify_refusal(words), StartRefused)
+        return EndKind.REFUSED if is_ours else EndKind.NOT_STARTED
     return EndKind.CRASHED
 
 

@@ -25,7 +25,7 @@ STOP_SECONDS = 120
 # Of the image: container/Dockerfile.
 _USER = "10001:10001"
 _SHARED_MEMORY_MIB = 1024
-_CACHE, _SCRATCH = "/var/cache/tidemill", "/tmp"  # noqa: S108 - a volume of the task's own
+_CACHE, _SCRATCH, _SHARED = "/var/cache/tidemill", "/tmp", "/dev/shm"  # noqa: S108 - task volumes
 _HEALTH_FILE = f"{_SCRATCH}/tidemill-health"
 _LOG_PREFIX = "worker"
 
@@ -81,6 +81,7 @@ class WorkerTask(Construct):
     def _add_task(self, image: WorkerImage, compatibility: ecs.Compatibility) -> ecs.TaskDefinition:
         model, config = self._model, self._data.config
         gpu, count = GPUS[model.gpu], model.gpus_per_worker
+        is_managed = compatibility is ecs.Compatibility.MANAGED_INSTANCES
         task = ecs.TaskDefinition(
             self,
             "Task",
@@ -110,7 +111,9 @@ class WorkerTask(Construct):
             gpu_count=count,
             user=_USER,
             readonly_root_filesystem=True,
-            linux_parameters=self._linux(count),
+            linux_parameters=self._linux(
+                shared_memory_mib=None if count == 1 or is_managed else _SHARED_MEMORY_MIB
+            ),
             stop_timeout=Duration.seconds(STOP_SECONDS),
             health_check=ecs.HealthCheck(
                 command=["CMD", "python", "-m", "tidemill.cli.health"],
@@ -121,20 +124,26 @@ class WorkerTask(Construct):
             ),
             logging=ecs.LogDrivers.aws_logs(stream_prefix=_LOG_PREFIX, log_group=self.logs),
         )
-        for name, path in (("cache", _CACHE), ("scratch", _SCRATCH)):
+        mounts = [("cache", _CACHE), ("scratch", _SCRATCH)]
+        for name, _ in mounts:
             task.add_volume(name=name)
+        if count > 1 and is_managed:
+            # ECS refuses `sharedMemorySize` and tmpfs there. The owner and mode of a volume come
+            # from a VOLUME of the image: a volume of its own would be root's, with mode 0755.
+            mounts.append(("scratch", _SHARED))
+        for name, path in mounts:
             container.add_mount_points(
                 ecs.MountPoint(container_path=path, read_only=False, source_volume=name)
             )
         return task
 
-    def _linux(self, num_gpus: int) -> ecs.LinuxParameters:
+    def _linux(self, *, shared_memory_mib: int | None) -> ecs.LinuxParameters:
+        """Return the parameters; NCCL needs more shared memory than Docker's 64 MiB."""
         linux = ecs.LinuxParameters(
             self,
             "Linux",
             init_process_enabled=True,
-            # Where GPUs talk through the host's memory, NCCL wants more than Docker gives.
-            shared_memory_size=_SHARED_MEMORY_MIB if num_gpus > 1 else None,
+            shared_memory_size=shared_memory_mib,
         )
         linux.drop_capabilities(ecs.Capability.ALL)
         return linux

@@ -42,7 +42,7 @@ def stub_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Bundle
         return Bundle(
             lambda_.Code.from_asset(str(folder)),
             lambda_.Code.from_asset(str(folder)),
-            lambda_.Runtime.PYTHON_3_11,
+            lambda_.Runtime.PYTHON_3_13,
             lambda_.Architecture.ARM_64,
         )
 

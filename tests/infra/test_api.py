@@ -89,7 +89,7 @@ def test_a_function_runs_what_the_bundle_is_for(
 ) -> None:
     """All have the code, the Python and the processor of the one bundle."""
     function = functions[name]
-    assert function["Runtime"] == "python3.11"
+    assert function["Runtime"] == "python3.13"
     assert function["Architectures"] == ["arm64"]
     assert function["Code"] == functions["Control"]["Code"]
     assert function["Role"] == f"{name}Role.Arn"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -17,8 +18,9 @@ import pytest
 from aws_cdk import aws_lambda as lambda_
 
 from infra import bundle as bundles
+from infra import pip_target
 from infra.bundle import build, host_processor, make_bundle, requirements
-from infra.pip_target import ROOT, Processor
+from infra.pip_target import LAMBDA_PYTHON, ROOT, Processor, find_python, python_version
 from infra.tables_layer import build_tables_layer
 from tidemill.handler.dashboard.assets import INSTALLED, LICENCES, VENDOR
 
@@ -54,6 +56,8 @@ PACKAGES = {
     "typing_inspection",
     "urllib3",
 }
+# "Lambda runtimes" in AWS's developer guide: Amazon Linux 2 has glibc 2.26, Amazon Linux 2023 2.34.
+GLIBC_OF_RUNTIMES = {"3.11": (2, 26), "3.12": (2, 34), "3.13": (2, 34), "3.14": (2, 34)}
 MACHINES: dict[Processor, int] = {"arm64": 183, "x86_64": 62}  # as ELF numbers them
 
 # What a run of the bundle's own Python needs of this machine: its path and nothing else.
@@ -92,12 +96,21 @@ def folder(machine: Processor) -> Path:
 @pytest.fixture(scope="session")
 def native() -> Path:
     """Return the bundle that this machine can run."""
-    return build(host_processor())
+    return build(host_processor(), python=python_version())
+
+
+@pytest.fixture(scope="session")
+def layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the content of the layer of tables that this machine can run."""
+    unpacked = tmp_path_factory.mktemp("layer")
+    with zipfile.ZipFile(build_tables_layer(host_processor(), python_version())) as archive:
+        archive.extractall(unpacked)
+    return unpacked
 
 
 @pytest.fixture
 def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pip install one package, at once."""
+    """Have pip install one package, at once, and this Python compile it."""
 
     def install(folder: Path, *_: object) -> None:
         for name in ("botocore/data/s3", "botocore/data/ec2", "bin"):
@@ -105,6 +118,7 @@ def few_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "botocore/__init__.py").write_text("number = 1\n", encoding="utf-8")
 
     monkeypatch.setattr(bundles, "install", install)
+    monkeypatch.setattr(bundles, "find_python", lambda _: sys.executable)
 
 
 def files(folder: Path) -> Iterator[Path]:
@@ -197,9 +211,9 @@ def test_the_bundle_has_all_that_the_dashboard_loads(folder: Path) -> None:
     assert {*VENDOR, "app.js"} < set(run(read, folder).split())
 
 
-def test_every_module_is_compiled(folder: Path) -> None:
+def test_every_module_is_compiled(native: Path) -> None:
     """Lambda's disk cannot be written: each module has its byte code, which nobody checks again."""
-    sources = [path for path in files(folder) if path.suffix == ".py"]
+    sources = [path for path in files(native) if path.suffix == ".py"]
     assert len(sources) > 500
     for source in sources:
         code = source.parent / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
@@ -207,9 +221,9 @@ def test_every_module_is_compiled(folder: Path) -> None:
         assert flags == 1, source  # by the source's hash, which is not looked at
 
 
-def test_byte_code_names_no_folder_of_this_machine(folder: Path) -> None:
+def test_byte_code_names_no_folder_of_this_machine(native: Path) -> None:
     """Where a bundle was built does not stand in it, so that it is the same everywhere."""
-    compiled = [path for path in files(folder) if path.suffix == ".pyc"]
+    compiled = [path for path in files(native) if path.suffix == ".pyc"]
     here = str(ROOT / "out").encode()
     assert [path for path in compiled if here in path.read_bytes()] == []
 
@@ -227,12 +241,23 @@ def test_libraries_are_for_the_processor(folder: Path, machine: Processor) -> No
 def test_functions_run_where_their_bundle_can(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: Processor
 ) -> None:
-    """Processor and Python of the functions are those that the bundle was made for."""
-    monkeypatch.setattr(bundles, "build", lambda *_, **__: tmp_path)
+    """The functions have the processor and Python of the bundle, whichever Python builds it."""
+    for name in ("build", "build_tables_layer"):
+        monkeypatch.setattr(bundles, name, lambda *_, **__: tmp_path)
     made = make_bundle(machine)
     assert made.architecture.name == machine
-    assert made.runtime.name == f"python3.{sys.version_info.minor}"
+    assert made.runtime.name == "python3.13"
     assert made.runtime.family is lambda_.RuntimeFamily.PYTHON
+    assert make_bundle(machine, python="3.12").runtime.name == "python3.12"
+
+
+def test_wheels_run_on_the_glibc_of_the_runtime(native: Path, layer: Path) -> None:
+    """No wheel of a function needs a newer glibc than AWS's runtime has."""
+    wheels = [*native.glob("*.dist-info/WHEEL"), *layer.glob("python/*.dist-info/WHEEL")]
+    tags = re.findall(r"manylinux_(\d+)_(\d+)_", "".join(path.read_text() for path in wheels))
+    assert tags
+    newest = max((int(major), int(minor)) for major, minor in tags)
+    assert newest <= GLIBC_OF_RUNTIMES[LAMBDA_PYTHON]
 
 
 # How it runs
@@ -247,18 +272,16 @@ def test_a_handler_imports_from_the_bundle_alone(native: Path, name: str) -> Non
     assert run(code, native).strip() == "True"
 
 
-def test_every_module_of_ours_can_be_imported(native: Path, tmp_path: Path) -> None:
+def test_every_module_of_ours_can_be_imported(native: Path, layer: Path) -> None:
     """Nothing lies in the bundle that only works elsewhere; what is of tables has its layer."""
-    with zipfile.ZipFile(build_tables_layer(host_processor())) as layer:
-        layer.extractall(tmp_path)
     modules = [
         ".".join(path.relative_to(native).with_suffix("").parts).removesuffix(".__init__")
         for path in (native / "tidemill").rglob("*.py")
     ]
     assert len(modules) > 40
     code = f"{LOADED}sys.path.append(sys.argv[2])\nfor name in sys.argv[3:]: __import__(name)"
-    run(code, native, str(tmp_path / "python"), *modules)
-    assert sum(path.stat().st_size for path in files(tmp_path)) < MAX_LAYER_BYTES
+    run(code, native, str(layer / "python"), *modules)
+    assert sum(path.stat().st_size for path in files(layer)) < MAX_LAYER_BYTES
 
 
 @pytest.mark.parametrize("name", HANDLERS)
@@ -273,7 +296,7 @@ def test_a_cold_import_does_little(native: Path, name: str) -> None:
 @pytest.mark.long  # has pip make all of it once more
 def test_a_bundle_is_the_same_whenever_it_is_built(native: Path, tmp_path: Path) -> None:
     """A deployment without a change uploads nothing and changes no function."""
-    again = build(host_processor(), tmp_path)
+    again = build(host_processor(), tmp_path, python=python_version())
     assert again.name == native.name
     assert contents(again) == contents(native)
 
@@ -289,21 +312,23 @@ def test_a_bundle_that_is_there_is_not_built_again(
 
 
 @pytest.mark.usefixtures("few_packages")
-def test_another_source_or_processor_makes_another_bundle(
+def test_another_source_processor_or_python_makes_another_bundle(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What goes into a bundle stands in its name."""
+    """The name of a bundle depends on everything that goes into it."""
     folders = {build("arm64", tmp_path), build("x86_64", tmp_path)}
     folders.add(build("arm64", tmp_path, has_oidc=True))
+    folders.add(build("arm64", tmp_path, python="3.12"))
+    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', None)}")
     changed = tmp_path / "changed.py"
     changed.touch()
     sources = list(bundles._sources())
     monkeypatch.setattr(bundles, "ROOT", Path("/"))
     monkeypatch.setattr(bundles, "_sources", lambda: [*sources, changed])
-    folders.add(tmp_path / f"arm64-{bundles._digest('arm64')}")
+    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}")
     changed.write_text("number = 2\n", encoding="utf-8")
-    folders.add(tmp_path / f"arm64-{bundles._digest('arm64')}")
-    assert len(folders) == 5
+    folders.add(tmp_path / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}")
+    assert len(folders) == 7
 
 
 def test_tokens_bring_what_verifies_them() -> None:
@@ -316,10 +341,39 @@ def test_tokens_bring_what_verifies_them() -> None:
 def test_what_was_left_half_done_does_no_harm(tmp_path: Path) -> None:
     """A build that was killed leaves a folder that no other build takes for its own."""
     left = tmp_path / "growing-left"
-    (left / f"arm64-{bundles._digest('arm64')}" / "tidemill/handler").mkdir(parents=True)
+    (left / f"arm64-{bundles._digest('arm64', '3.13', sys.executable)}" / "tidemill/handler").mkdir(
+        parents=True
+    )
     made = build("arm64", tmp_path)
     assert (made / "tidemill/handler/__init__.py").exists()
     assert {path.name for path in tmp_path.iterdir()} == {left.name, made.name}
+
+
+@pytest.mark.usefixtures("few_packages")
+def test_without_the_functions_python_a_build_has_no_byte_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Byte code of another Python would be useless; a note names the version to install."""
+    monkeypatch.setattr(bundles, "find_python", lambda _: None)
+    made = build("arm64", tmp_path)
+    assert (made / "tidemill/handler/__init__.py").exists()
+    assert not list(made.rglob("__pycache__"))
+    assert "install python3.13, then deploy again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reported", ["3.13", "3.12", None])
+def test_a_python_is_found_by_the_version_that_it_reports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reported: str | None
+) -> None:
+    """A python3.13 on the PATH counts only if it starts and reports 3.13."""
+    shim = tmp_path / "python3.13"
+    shim.write_text(f"#!/bin/sh\n{f'echo {reported}' if reported else 'exit 127'}\n")
+    shim.chmod(0o755)
+    monkeypatch.setattr(pip_target, "python_version", lambda: "3.11")
+    monkeypatch.setattr(pip_target.shutil, "which", {"python3.13": str(shim)}.get)
+    monkeypatch.setattr(pip_target.Path, "glob", lambda *_: iter(()))
+    assert find_python("3.13") == (str(shim) if reported == "3.13" else None)
+    assert find_python("3.11") == sys.executable
 
 
 def test_a_build_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

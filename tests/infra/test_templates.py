@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -14,7 +15,7 @@ from zipfile import ZipFile
 import pytest
 from cfnlint import api as cfn_lint
 
-from infra import templates
+from infra import bundle, templates
 from infra.bundle import Bundle
 from infra.config import ConfigRefused, make_config
 from infra.templates import write_templates
@@ -77,6 +78,37 @@ def test_the_code_of_each_lambda_is_among_the_assets(written: Path) -> None:
             assert archive.infolist()[0].external_attr >> 16 == 0o100644
 
 
+@pytest.mark.parametrize("has_oidc", [False, True])
+def test_the_code_verifies_tokens_where_the_configuration_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    has_oidc: bool,  # noqa: FBT001
+) -> None:
+    """The functions have the packages of `[oidc]` if the configuration has that table."""
+
+    def install(folder: Path, _processor: str, _python: str, wanted: Sequence[str]) -> None:
+        (folder / "botocore" / "data").mkdir(parents=True)
+        for requirement in wanted:
+            name = requirement.partition(">")[0]
+            (folder / f"{name}.py").touch()
+
+    monkeypatch.setattr(bundle, "install", install)
+    monkeypatch.setattr(bundle, "find_python", lambda _: None)
+    monkeypatch.setattr(bundle, "build", partial(bundle.build, bundles=tmp_path / "bundles"))
+    (layer := tmp_path / "layer").mkdir()
+    monkeypatch.setattr(bundle, "build_tables_layer", lambda *_: layer)
+    table = '[oidc]\nissuer = "https://login.example.com"\naudience = "tidemill"\n'
+    table += 'tenant_claim = "department"\n'
+    (config := tmp_path / "config.toml").write_text(
+        f'image = "{IMAGE}"\n{table if has_oidc else ""}[[models]]\nname = "m"\ngpu = "l4"\n'
+    )
+    output = tmp_path / "out"
+    assert templates.main(["--config", str(config), "--output", str(output)]) == 0
+    names = {name for path in output.glob("assets/*.zip") for name in ZipFile(path).namelist()}
+    assert "boto3.py" in names
+    assert ({"pyjwt.py", "cryptography.py"} <= names) is has_oidc
+
+
 def test_an_image_that_is_to_be_built_is_refused(
     default_config: dict[str, Any], stub_bundle: Callable[[], Bundle], tmp_path: Path
 ) -> None:
@@ -91,7 +123,7 @@ def test_the_command_says_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the words of the configuration, with its path."""
-    monkeypatch.setattr(templates, "make_bundle", lambda _: None)
+    monkeypatch.setattr(templates, "make_bundle", lambda *_, **__: None)
     path = tmp_path / "config.toml"
     for text, words in (
         ("name = 1\n", "name must be"),

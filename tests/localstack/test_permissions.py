@@ -161,7 +161,7 @@ def worker_policy(config: Config) -> dict[str, Any]:
 
     app = App()
     code = lambda_.Code.from_asset(str(ROOT / "examples"))
-    bundle = Bundle(code, code, lambda_.Runtime.PYTHON_3_11, lambda_.Architecture.ARM_64)
+    bundle = Bundle(code, code, lambda_.Runtime.PYTHON_3_13, lambda_.Architecture.ARM_64)
     add_stacks(app, config, bundle, ROOT)
     compute = app.node.find_child("Compute")
     resources = Template.from_stack(compute).to_json()["Resources"]

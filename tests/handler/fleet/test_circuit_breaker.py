@@ -116,6 +116,30 @@ def test_a_row_forgives_only_what_was_before_it() -> None:
     assert state.breaker is not None
 
 
+def test_tasks_that_never_started_pause_starts_and_open_no_breaker() -> None:
+    """Three of them, each for a reason that is on no list, double the pause of starts."""
+    ends = [
+        end_of(f"w{n}", NOW + 200 * n, EndKind.NOT_STARTED, reason="Words of tomorrow")
+        for n in range(CRASHES_TO_TRIP)
+    ]
+    state = after(*ends)
+    assert state.breaker is None
+    assert state.not_before == ends[-1].at + 240
+    waiting = describe_waiting(state, ends[-1].at)
+    assert waiting is not None
+    assert waiting.code == "not_started"
+    assert "Words of tomorrow" in waiting.message
+
+
+def test_an_end_that_only_we_can_fix_is_a_refused_start() -> None:
+    """The breaker has the code of a refusal, with advice about the size of machines."""
+    breaker = after(end_of("w1", NOW, EndKind.REFUSED, reason="RESOURCE:MEMORY")).breaker
+    assert breaker is not None
+    assert breaker.code == "start_refused"
+    assert "RESOURCE:MEMORY" in breaker.reason
+    assert "Choose a GPU whose machines are large enough" in breaker.advice
+
+
 @pytest.mark.parametrize("kind", [EndKind.CLEAN, EndKind.INTERRUPTED, EndKind.NO_CAPACITY])
 def test_only_bad_ends_count(kind: EndKind) -> None:
     """Idle, asked to end, without its machine: no such end is the release's fault."""

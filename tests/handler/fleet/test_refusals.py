@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tidemill.batch.fleet import Worker, WorkerStatus
 from tidemill.handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
-from tidemill.handler.fleet.refusals import classify_refusal
+from tidemill.handler.fleet.refusals import classify_refusal, exceeds_machines
 
 DENIED = "User is not authorized to perform: iam:PassRole"
 
@@ -38,3 +39,23 @@ def test_a_refusal_is_known_by_its_code_and_words(
 ) -> None:
     """A shortage first: it may come under the code of a mistake."""
     assert type(classify_refusal(f"ECS runs no task: {words}", code)) is kind
+
+
+@pytest.mark.parametrize(
+    ("words", "statuses", "is_too_large"),
+    [
+        ("TaskFailedToStart: RESOURCE:MEMORY", [], True),
+        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.STARTING], True),
+        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.RUNNING], False),
+        ("ECS runs no task: RESOURCE:GPU", [WorkerStatus.STOPPING], False),
+        ("ECS runs no task: AGENT", [], False),
+    ],
+)
+def test_a_worker_is_too_large_if_an_empty_machine_has_no_room(
+    words: str,
+    statuses: list[WorkerStatus],
+    is_too_large: bool,  # noqa: FBT001
+) -> None:
+    """AWS's document explains `RESOURCE:` by a task larger than the instances of the provider."""
+    workers = [Worker(f"w{n}", "r1", status) for n, status in enumerate(statuses)]
+    assert exceeds_machines(words, workers) is is_too_large

@@ -211,7 +211,8 @@ def test_work_under_a_brake_is_told_of(
     ("refusal", "code", "starts_in_an_hour"),
     [
         (StartRefused("RunTask: AccessDeniedException"), "start_refused", 4),
-        (NoCapacity("RESOURCE:GPU"), "no_capacity", 7),
+        (NoCapacity("RESOURCE:GPU"), "start_refused", 4),
+        (NoCapacity("NO ACTIVE INSTANCES"), "no_capacity", 7),
         (NotStarted("ECS runs no task: SOMETHING NEW"), "not_started", 60),
     ],
 )

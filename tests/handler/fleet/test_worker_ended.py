@@ -127,6 +127,19 @@ def test_rows_of_the_release_before_forgive_nothing(fleet: Cloud) -> None:
     assert tell(fleet, 2 * CRASHES_TO_TRIP).breaker is not None
 
 
+def test_a_task_too_large_for_an_empty_machine_is_a_refused_start(fleet: Cloud) -> None:
+    """The same words while another worker runs mean that its machine is full."""
+    deployment, launcher = fleet.deployment, ProcessLauncher(fleet.deployment.processes)
+    name = fleet.run(launcher.start(LOCAL, 1))
+    fleet.run(deployment.processes.tell("local", name, "running", 1))
+    words = {"stopCode": "TaskFailedToStart", "stoppedReason": "RESOURCE:GPU", "exitCode": None}
+    assert tell(fleet, 7, **words).breaker is None
+    fleet.run(deployment.processes.forget("local", name))
+    breaker = tell(fleet, 8, **words).breaker
+    assert breaker is not None
+    assert breaker.code == "start_refused"
+
+
 def test_events_of_no_worker_change_nothing(fleet: Cloud) -> None:
     """What is not ours, and workers that ended well, leave the fleet as it was."""
     assert tell(fleet, 1, model="another") == FleetState()

@@ -96,6 +96,39 @@ def test_a_task_of_an_older_revision() -> None:
             EndKind.CRASHED,
         ),
         (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "TaskFailedToStart: EMPTY CAPACITY PROVIDER",
+                "containers": [{}],
+            },
+            EndKind.REFUSED,
+        ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "Unexpected EC2 error while attempting to Create Network "
+                "Interface in subnet 'subnet-1': InsufficientFreeAddressesInSubnet",
+                "containers": [{}],
+            },
+            EndKind.NOT_STARTED,
+        ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "MemberOf placement constraint unsatisfied.",
+                "containers": [],
+            },
+            EndKind.NOT_STARTED,
+        ),
+        (
+            {
+                "stopCode": "TaskFailedToStart",
+                "stoppedReason": "Words of tomorrow",
+                "containers": [{"exitCode": 1}],
+            },
+            EndKind.CRASHED,
+        ),
+        (
             {"stoppedReason": "Task failed container health checks", "containers": []},
             EndKind.CRASHED,
         ),
