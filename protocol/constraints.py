@@ -210,7 +210,6 @@ def _from_response_format(said: ResponseFormat | None) -> Iterator[OutputConstra
 def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputConstraint]:
     if said is None:
         return
-    rules = SchemaRules(closes_objects=bool(said.disable_additional_properties))
     whitespace = "" if said.disable_any_whitespace else said.whitespace_pattern or JSON_WHITESPACE
     any_object = {"type": "object"} if said.json_object else None
     for kind, source, name in (
@@ -221,7 +220,7 @@ def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputC
         ("json_schema", any_object, "json_object"),
         ("structural_tag", said.structural_tag, "structural_tag"),
     ):
-        for constraint in _parse_field(kind, source, f"structured_outputs.{name}", rules):  # type: ignore[arg-type]
+        for constraint in _parse_field(kind, source, f"structured_outputs.{name}"):  # type: ignore[arg-type]
             yield replace(constraint, whitespace=whitespace)
 
 
