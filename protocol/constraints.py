@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -23,6 +24,7 @@ from .validation import has_open_escape
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000
+_MAX_CACHED_CHARS = 32_768
 
 # Whitespace allowed between the tokens of a JSON text: enough for any printer's layout, and
 # bounded, so that a model cannot write whitespace without end.
@@ -231,7 +233,7 @@ def _parse_field(
     if source is None:
         return
     if kind == "json_schema":
-        text = _json(served_schema(_value(source, param), param, rules or SchemaRules()), param)
+        text = _schema_text(source, param, rules or SchemaRules())
     elif kind == "structural_tag":
         text = _json(served_tag(_value(source, param), param), param)
     elif kind == "choice":
@@ -251,6 +253,22 @@ def _parse_field(
                 f"`{param}`: {exc}.", param=param, code="invalid_constraint"
             ) from None
     yield OutputConstraint(kind, text, param, sent=source)
+
+
+def _schema_text(source: object, param: str, rules: SchemaRules) -> str:
+    """Return the enforced schema as JSON; the schema that rows of a file share is parsed once."""
+    try:
+        text = source if isinstance(source, str) else json.dumps(source)
+    except (TypeError, ValueError, RecursionError):
+        text = None
+    if text is None or len(text) > _MAX_CACHED_CHARS:
+        return _json(served_schema(_value(source, param), param, rules), param)
+    return _cached_schema_text(text, param, rules)
+
+
+@lru_cache(maxsize=128)
+def _cached_schema_text(text: str, param: str, rules: SchemaRules) -> str:
+    return _json(served_schema(_value(text, param), param, rules), param)
 
 
 def _check_size(text: str, param: str) -> None:

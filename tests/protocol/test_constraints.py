@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +20,7 @@ from tidemill.protocol.constraints import (
 from tidemill.protocol.errors import RequestError
 from tidemill.protocol.fields import GenerationRequest
 from tidemill.protocol.requests import read_body
+from tidemill.protocol.schemas import served_schema
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TEXT = json.dumps({**SCHEMA, "additionalProperties": False}, separators=(",", ":"))
@@ -241,6 +243,14 @@ def test_strict_takes_no_unknown_keyword() -> None:
         of({"maxlength": 3}, strict=True)
     closed = asked(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
     assert closed == asked(structured_outputs={"json": SCHEMA})
+
+
+def test_a_schema_that_rows_share_is_parsed_once() -> None:
+    """Rows of a file have equal schemas, as objects or as texts."""
+    schema = {**SCHEMA, "required": ["parsed once"]}
+    with patch("tidemill.protocol.constraints.served_schema", wraps=served_schema) as parse:
+        assert asked(guided_json=schema) == asked(guided_json=json.dumps(schema))
+    assert parse.call_count == 1
 
 
 def test_every_field_of_a_constraint_is_known_to_be_compiled() -> None:
