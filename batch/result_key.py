@@ -18,7 +18,7 @@ from tidemill.protocol.fetched_urls import fetched_urls
 from tidemill.protocol.names import name_of_model
 from tidemill.protocol.prompt_key import is_determined
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of keys and records; a change of either makes earlier results unfindable."""
 
 KEY_BYTES: Final = 16

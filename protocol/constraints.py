@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
@@ -24,6 +25,7 @@ from .validation import has_open_escape, short_repr
 
 MAX_SOURCE_CHARS = 2**20
 MAX_CHOICES = 10_000
+_MAX_CACHED_CHARS = 32_768
 
 # Whitespace allowed between the tokens of a JSON text: enough for any printer's layout, and
 # bounded, so that a model cannot write whitespace without end.
@@ -211,7 +213,6 @@ def _from_response_format(said: ResponseFormat | None) -> Iterator[OutputConstra
 def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputConstraint]:
     if said is None:
         return
-    rules = SchemaRules(closes_objects=bool(said.disable_additional_properties))
     whitespace = "" if said.disable_any_whitespace else said.whitespace_pattern or JSON_WHITESPACE
     any_object = {"type": "object"} if said.json_object else None
     for kind, source, name in (
@@ -222,7 +223,7 @@ def _from_structured_outputs(said: StructuredOutputs | None) -> Iterator[OutputC
         ("json_schema", any_object, "json_object"),
         ("structural_tag", said.structural_tag, "structural_tag"),
     ):
-        for constraint in _parse_field(kind, source, f"structured_outputs.{name}", rules):  # type: ignore[arg-type]
+        for constraint in _parse_field(kind, source, f"structured_outputs.{name}"):  # type: ignore[arg-type]
             yield replace(constraint, whitespace=whitespace)
 
 
@@ -233,7 +234,7 @@ def _parse_field(
     if source is None:
         return
     if kind == "json_schema":
-        text = _json(served_schema(_value(source, param), param, rules or SchemaRules()), param)
+        text = _schema_text(source, param, rules or SchemaRules())
     elif kind == "structural_tag":
         text = _json(served_tag(_value(source, param), param), param)
     elif kind == "choice":
@@ -266,6 +267,22 @@ def _check_regex(pattern: str, param: str) -> None:
         raise RequestError(
             f"`{param}` is {short_repr(pattern)}: {exc}.", param=param, code="invalid_constraint"
         ) from None
+
+
+def _schema_text(source: object, param: str, rules: SchemaRules) -> str:
+    """Return the enforced schema as JSON; the schema that rows of a file share is parsed once."""
+    try:
+        text = source if isinstance(source, str) else json.dumps(source)
+    except (TypeError, ValueError, RecursionError):
+        text = None
+    if text is None or len(text) > _MAX_CACHED_CHARS:
+        return _json(served_schema(_value(source, param), param, rules), param)
+    return _cached_schema_text(text, param, rules)
+
+
+@lru_cache(maxsize=128)
+def _cached_schema_text(text: str, param: str, rules: SchemaRules) -> str:
+    return _json(served_schema(_value(text, param), param, rules), param)
 
 
 def _check_size(text: str, param: str) -> None:

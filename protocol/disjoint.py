@@ -69,17 +69,14 @@ class Disjointness:
             for way, names in zip(found, absent, strict=True)
         ]
 
-    def fill(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Fill in the narrowed copies, after all other changes; return originals with copies."""
-        filled = []
+    def fill(self) -> None:
+        """Fill in the narrowed copies."""
         for (_, required, absent), (model, copy) in self._copies.items():
             copy.update((key, value) for key, value in model.items() if key not in _OF_PLACES)
             if required:
                 copy["required"] = [*dict.fromkeys([*model.get("required", ()), *required])]
             if absent:
                 copy["properties"] = model.get("properties", {}) | dict.fromkeys(absent, False)
-            filled.append((model, copy))
-        return filled
 
     def _narrowed(
         self, way: Schema, required: tuple[str | int, ...], absent: tuple[str | int, ...]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .automata import MULTIPLYING, check_schema
+from .closing import Unclosable, close_objects
 from .disjoint import Disjointness, Overlap
 from .errors import RequestError
 from .formats import FORMATS, NARROWER, OTHER_FORMATS
@@ -24,12 +25,14 @@ MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
 MAX_LOOK_AHEADS = 32
 _TYPES = frozenset("null boolean object array number string integer".split())
-_ONE_SCHEMA = frozenset(["items", "additionalProperties", "additionalItems"])
+_ONE_SCHEMA = frozenset(
+    ["items", "additionalProperties", "additionalItems", "unevaluatedProperties"]
+)
 _SCHEMAS = frozenset(["allOf", "anyOf", "oneOf", "prefixItems"])
 _NAMED_SCHEMAS = frozenset(["properties", "patternProperties", "$defs", "definitions"])
 _REFUSED = frozenset(
     "not if then else dependentSchemas dependentRequired dependencies contains minContains"
-    " maxContains propertyNames unevaluatedItems unevaluatedProperties uniqueItems $dynamicRef"
+    " maxContains propertyNames unevaluatedItems uniqueItems $dynamicRef"
     " $recursiveRef disallow extends divisibleBy".split()
 )
 _REMARKS = frozenset(
@@ -41,18 +44,13 @@ _REMARKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """Schema rules: `is_strict` as OpenAI's strict mode, which refuses unknown keywords.
-
-    With `closes_objects`, which strict mode implies, `additionalProperties` defaults to false in an
-    object that lists its properties.
-    """
+    """Schema rules: `is_strict` as OpenAI's strict mode, which refuses unknown keywords."""
 
     is_strict: bool = False
-    closes_objects: bool = False
 
 
 def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, Any]:
-    """Return the schema to enforce: all of it except annotations.
+    """Return the schema to enforce: all of it except annotations, its objects closed.
 
     Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
     enforced or is invalid.
@@ -64,9 +62,7 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
             raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
         return {}
     reading.check_choices(served)
-    if (rules.is_strict or rules.closes_objects) and not reading.joins:
-        for listing in reading.listings:
-            listing.setdefault("additionalProperties", False)
+    reading.close_objects(served)
     if not reading.multiplies:
         return served
     try:
@@ -79,8 +75,7 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
 class _Reading:
     """Parser of one schema; `place` is the JSON pointer of a part.
 
-    `listings` are objects that list their properties; if the schema `joins` some by `allOf`, they
-    cannot be closed one by one. A schema that `multiplies` may be too large to compile.
+    A schema that `multiplies` may be too large to compile.
     """
 
     def __init__(self, param: str, rules: SchemaRules) -> None:
@@ -90,8 +85,7 @@ class _Reading:
         self._choices: list[tuple[str, dict[str, Any]]] = []
         self._has_bases = False
         self._look_aheads: set[str] = set()
-        self.listings: list[dict[str, Any]] = []
-        self.joins = False
+        self._rests: dict[int, str] = {}  # places of `unevaluatedProperties`, by their schemas
         self.multiplies = False
 
     def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
@@ -105,9 +99,7 @@ class _Reading:
         served: dict[str, Any] = {}
         for keyword, value in schema.items():
             served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
-        if "properties" in served:
-            self.listings.append(served)
-        self.joins |= "allOf" in served
+        self._settle_rest(served, place)
         self.multiplies |= not MULTIPLYING.isdisjoint(served)
         # Names that no schema lists may repeat, so that counting them is not enough.
         least = served.get("minProperties", 0)
@@ -129,7 +121,6 @@ class _Reading:
         References are not resolved if parts of the schema have an `$id` of their own.
         """
         disjointness = Disjointness(root, resolves=not self._has_bases)
-        listings = set(map(id, self.listings))
         found = []
         for place, schema in self._choices:
             try:
@@ -145,8 +136,28 @@ class _Reading:
                 raise self.error(f"{place}/oneOf", f"{words} {helps}") from None
         for schema, ways in found:
             schema["oneOf"] = ways
-        copies = disjointness.fill()
-        self.listings += [copy for model, copy in copies if id(model) in listings]
+        disjointness.fill()
+
+    def close_objects(self, root: dict[str, Any]) -> None:
+        """Close the objects, which does not help to tell the schemas of a `oneOf` apart."""
+        try:
+            close_objects(root, resolves=not self._has_bases, places=self._rests)
+        except Unclosable as exc:
+            raise self.error(
+                exc.place, "cannot be held to with several choices, or known values, next to it"
+            ) from None
+
+    def _settle_rest(self, served: dict[str, Any], place: str) -> None:
+        """Drop an `unevaluatedProperties` that adds nothing; keep the place of any other."""
+        rest = served.get("unevaluatedProperties")
+        if rest is None:
+            return
+        if rest in (True, {}):
+            served.setdefault("additionalProperties", True)
+        if "additionalProperties" in served:
+            del served["unevaluatedProperties"]
+        else:
+            self._rests[id(served)] = f"{place}/unevaluatedProperties"
 
     def _hold_look_ahead(self, served: dict[str, Any], place: str) -> None:
         """Write a pattern with look-ahead as plain patterns, all of which must match."""

@@ -80,6 +80,8 @@ class Tool(BaseModel):
             schema = served_schema(said, "tools", rules)
         except RequestError:
             schema = {}
+        if schema.get("properties") == {} and schema.keys() <= {"$schema", "type", "properties"}:
+            schema["additionalProperties"] = False  # a function without parameters
         return {**schema, "type": "object"}
 
     def as_template_reads(self) -> dict[str, Any]:
