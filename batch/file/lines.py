@@ -228,7 +228,8 @@ def _parse_object(raw: RawLine) -> dict[str, Any]:
             line=raw.number,
         )
     try:
-        value = load_json(raw.data, cache_strings="keys")
+        # Files with such marks may have been joined.
+        value = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
     except TooManyValues as exc:
         raise LineError(f"too large: it {exc}; split the request", line=raw.number) from exc
     except ValueError as exc:
@@ -278,6 +279,13 @@ def _why_not_json(data: bytes, reason: str) -> str:
             f"a broken \\u escape before byte {column}: it needs four hex digits, and a "
             "surrogate (d800 to dfff) its other half beside it"
         )
+    if "trailing characters" in reason and (place := data.find(BOM, 1)) > 0:
+        return (
+            f"a byte order mark at byte {place + 1}, where files were joined: "
+            "put a line break before it"
+        )
+    if "trailing characters" in reason and data.rstrip(JSON_WHITE_SPACE).endswith(b","):
+        return f"a comma after the object, at byte {column}: remove it"
     return f"not JSON: {reason} at byte {column}"
 
 

@@ -45,11 +45,21 @@ def test_blank_lines_have_numbers_but_are_not_lines() -> None:
     assert numbered(b"\n \t\r\na\n\n\nb\n\n") == [(3, b"a"), (6, b"b")]
 
 
-def test_a_byte_order_mark_is_dropped_at_the_start_only() -> None:
-    """The mark of line 1 goes; one in line 2 stays and is an error."""
-    lines = numbered(b"\xef\xbb\xbf" + GOOD + b"\n\xef\xbb\xbf" + GOOD)
-    assert lines[0] == (1, GOOD)
-    assert "not JSON" in error_of(lines[1][1]).message
+def test_a_byte_order_mark_is_dropped_at_the_start_of_every_line() -> None:
+    """Files that begin with the mark may be joined; without a line break the place is named."""
+    mark = b"\xef\xbb\xbf"
+    lines = [*read_lines(io.BytesIO(mark + GOOD + b"\n" + mark + GOOD))]
+    assert lines[0].data == GOOD
+    assert [parse_line(line).custom_id for line in lines] == ["a", "a"]
+    message = error_of(GOOD + mark + GOOD).message
+    assert f"a byte order mark at byte {len(GOOD) + 1}, where files were joined" in message
+
+
+def test_a_comma_after_an_object_is_named() -> None:
+    """Lines of an array that was taken apart end in one."""
+    assert error_of(GOOD + b", ").message == (
+        f"a comma after the object, at byte {len(GOOD) + 1}: remove it"
+    )
 
 
 def test_a_file_of_a_byte_order_mark_has_no_lines() -> None:
