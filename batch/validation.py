@@ -19,7 +19,7 @@ from tidemill.protocol.validation import printable
 from .batch_object import MAX_LISTED_ERRORS
 from .file.duplicate_ids import Duplicates
 from .file.expected_tokens import NO_TOKENS, ExpectedTokens, expected_tokens
-from .file.lines import Line, LineError, RawLine, parse_line
+from .file.lines import INVALID_METHOD, METHOD, Line, LineError, RawLine, parse_line
 from .file.unknown_parameters import UnknownParameters
 from .model import BatchError, OnInvalidLine
 
@@ -83,6 +83,9 @@ class LineChecker:
             custom_id: str | None = line.custom_id
             self._findings.expected += expected_tokens(line.body, len(raw.data))
             self._findings.unknown.add(line.url, line.body, line.number)
+            if line.method != METHOD:
+                message = f'`method` must be "{METHOD}", not {line.method[:40]!r}'
+                raise _wrong(line, INVALID_METHOD, "method", message)
             self._check_url(line)
             self._check_model(line)
             if is_stream(line.body):

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from .errors import RequestError
-from .fields import Text
+from .fields import Text, encodable
 from .schemas import SchemaRules, served_schema
 
 _MAX_NAME_CHARS = 128
@@ -183,25 +183,30 @@ class ToolFields(BaseModel):
         return self.tool_choice not in (None, "auto", "none")
 
 
-def _object_of(arguments: object) -> dict[str, Any]:
-    """Return the arguments of an earlier call; an empty text stands for none."""
+def _object_of(arguments: object) -> object:
+    """Return the arguments of an earlier call as an object; an empty text stands for none.
+
+    Models write texts that are not JSON objects, such as those cut off by a token limit: such a
+    text stays as it is.
+    """
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as exc:
-            raise ValueError("must be a JSON text") from exc
+            value = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            return encodable(arguments)
+        return value if isinstance(value, dict) else encodable(arguments)
     if not isinstance(arguments, dict):
-        raise ValueError("must be a JSON text of an object")  # noqa: TRY004 - pydantic reads these
+        raise ValueError("must be a string or an object")  # noqa: TRY004 - pydantic reads these
     return arguments
 
 
 class CalledFunction(BaseModel):
-    """A function call and its arguments: a JSON text of an object, or the object."""
+    """A function call; its arguments are an object, or a text that is not one of an object."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Annotated[Text, Field(min_length=1)]
-    arguments: Annotated[dict[str, Any], BeforeValidator(_object_of)]
+    arguments: Annotated[dict[str, Any] | str, BeforeValidator(_object_of)]
 
 
 class ToolCall(BaseModel):

@@ -8,6 +8,7 @@ in a file: pieces of bytes go in, pieces of bytes come out.
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -147,15 +148,45 @@ def _refuse_signatures(head: bytes) -> None:
 def _detect_text_format(head: bytes) -> FileFormat:
     _refuse_signatures(head)
     text = head.removeprefix(BOM).strip(JSON_WHITE_SPACE)
-    if text.startswith(b"[") and text[1:].lstrip(JSON_WHITE_SPACE)[:1] in {b"{", b"]", b""}:
+    if is_array_of_objects(text):
         return FileFormat(is_array=True)
     return FileFormat(suspicion=_suspicion(text))
+
+
+def is_array_of_objects(text: bytes) -> bool:
+    """Say whether a text, without white space before it, is one JSON array of objects."""
+    return text.startswith(b"[") and text[1:].lstrip(JSON_WHITE_SPACE)[:1] in {b"{", b"]", b""}
+
+
+def mistake_of_lines(first_line: bytes) -> str | None:
+    """Return what is wrong with lines that are JSON, but not objects, with what to do."""
+    if first_line.startswith(b"{") and first_line.endswith(b","):
+        if isinstance(_json_of(first_line[:-1]), dict):
+            return "A comma follows each line: remove the commas, or put the lines in `[` and `]`."
+    elif first_line.startswith(b'"') and isinstance(text := _json_of(first_line), str):
+        if isinstance(_json_of(text), dict):
+            return (
+                "Each line is a JSON string that contains an object: write the object itself, "
+                "without the quotes and backslashes around it."
+            )
+    elif first_line.startswith(b"[") and isinstance(_json_of(first_line), list):
+        return "This looks like JSON arrays: write one JSON object a line, or one array of objects."
+    return None
+
+
+def _json_of(text: str | bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _suspicion(text: bytes) -> str | None:
     first_line = text.split(b"\n", 1)[0].strip(JSON_WHITE_SPACE)
     if b"\0" in text:
         return "The file has NUL bytes, so it is no text: write plain JSONL."
+    if (mistake := mistake_of_lines(first_line)) is not None:
+        return mistake
     if first_line in {b"{", b'{"'} or (text.startswith(b"{") and first_line.endswith((b"{", b","))):
         return "This looks like JSON over several lines: write each object on one line."
     if text.startswith(b"["):
@@ -196,8 +227,16 @@ def open_lines(form: FileFormat, file: BinaryFile) -> BinaryFile:
     file.seek(0)
     if form.is_plain:
         return file
-    pieces = iter(lambda: file.read(_READ_BYTES), b"")
-    return io.BufferedReader(_Stream(as_lines(form, pieces)), _READ_BYTES)
+    return io.BufferedReader(_Stream(as_lines(form, _pieces(file))), _READ_BYTES)
+
+
+def array_lines(file: BinaryFile) -> BinaryFile:
+    """Return the elements of a JSON array, from a file that is at its start, as lines."""
+    return io.BufferedReader(_Stream(elements_as_lines(_pieces(file))), _READ_BYTES)
+
+
+def _pieces(file: BinaryFile) -> Iterator[bytes]:
+    return iter(lambda: file.read(_READ_BYTES), b"")
 
 
 class _Stream(io.RawIOBase):

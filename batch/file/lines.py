@@ -19,6 +19,7 @@ MAX_LINE_BYTES = 36 * 2**20
 # A line above it is no request, and whoever skips one has to come to its end.
 MAX_SKIPPED_BYTES = 2**30
 METHOD = "POST"
+INVALID_METHOD = "invalid_method"
 EXAMPLE_LINE = (
     '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", '
     '"body": {"messages": [{"role": "user", "content": "Hello"}]}}'
@@ -132,13 +133,17 @@ class RawLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request of a file. `digest` is `RawLine.digest`: ids of rows and replies come from it."""
+    """One request of a file. `digest` is `RawLine.digest`: ids of rows and replies come from it.
+
+    A run takes any `method`, as vLLM's does; a batch only POST, as OpenAI's does.
+    """
 
     number: int
     custom_id: str
     url: str
     body: dict[str, Any]
     digest: str
+    method: str = METHOD
 
     @property
     def request_id(self) -> str:
@@ -209,15 +214,16 @@ def parse_line(raw: RawLine) -> Line:
     for name, kind in (("custom_id", str), ("url", str), ("body", dict)):
         if not isinstance(fields.get(name), kind):
             raise _bad_field(raw.number, fields, name, _JSON_TYPES[kind], known_id)
-    if (method := fields.get("method", METHOD)) != METHOD:
+    method = fields.get("method", METHOD)
+    if not isinstance(method, str):
         raise LineError(
-            f'`method` must be "{METHOD}", not {str(method)[:40]!r}',
+            f"`method` must be a string, not {_name_of(method)}",
             line=raw.number,
-            code="invalid_method",
+            code=INVALID_METHOD,
             param="method",
             custom_id=known_id,
         )
-    return Line(raw.number, str(custom_id), fields["url"], fields["body"], raw.digest)
+    return Line(raw.number, str(custom_id), fields["url"], fields["body"], raw.digest, method)
 
 
 def _parse_object(raw: RawLine) -> dict[str, Any]:
@@ -228,7 +234,8 @@ def _parse_object(raw: RawLine) -> dict[str, Any]:
             line=raw.number,
         )
     try:
-        value = load_json(raw.data, cache_strings="keys")
+        # Files with such marks may have been joined.
+        value = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
     except TooManyValues as exc:
         raise LineError(f"too large: it {exc}; split the request", line=raw.number) from exc
     except ValueError as exc:
@@ -278,6 +285,13 @@ def _why_not_json(data: bytes, reason: str) -> str:
             f"a broken \\u escape before byte {column}: it needs four hex digits, and a "
             "surrogate (d800 to dfff) its other half beside it"
         )
+    if "trailing characters" in reason and (place := data.find(BOM, 1)) > 0:
+        return (
+            f"a byte order mark at byte {place + 1}, where files were joined: "
+            "put a line break before it"
+        )
+    if "trailing characters" in reason and data.rstrip(JSON_WHITE_SPACE).endswith(b","):
+        return f"a comma after the object, at byte {column}: remove it"
     return f"not JSON: {reason} at byte {column}"
 
 

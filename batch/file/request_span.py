@@ -14,7 +14,7 @@ from tidemill.net.tracing import Attributes, Value, WorkSpan
 from tidemill.protocol.contract import Usage
 from tidemill.protocol.json_bodies import load_json
 
-from .lines import RawLine
+from .lines import BOM, RawLine
 
 # Parsing more would hold the event loop up; such a request has its tokens alone.
 _MAX_BYTES: Final = 2**18
@@ -192,7 +192,7 @@ def _parsed(data: bytes) -> Body:
     if len(data) > _MAX_BYTES:
         return {}
     with suppress(ValueError):
-        return _object(load_json(data, cache_strings="keys"))
+        return _object(load_json(data.removeprefix(BOM), cache_strings="keys"))
     return {}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from ..file.formats import detect_compression
+from ..file.formats import detect_compression, is_array_of_objects, mistake_of_lines
+from ..file.json_array import elements_as_lines
 from ..file.lines import BOM, JSON_WHITE_SPACE, FormatError
 
 if TYPE_CHECKING:
@@ -28,8 +30,12 @@ def detect_table(head: bytes) -> TableFormat | None:
         text = detect_compression(head)[1].removeprefix(BOM).lstrip(JSON_WHITE_SPACE)
     except FormatError:
         return None
+    if is_array_of_objects(text):
+        with suppress(FormatError):
+            text = next(elements_as_lines((text,)))
     first_line = text.split(b"\n", 1)[0]
-    if not first_line or first_line.startswith(b"[") or b"\0" in first_line:
+    is_empty = not first_line or b"\0" in first_line
+    if is_empty or first_line.startswith(b"[") or mistake_of_lines(first_line.rstrip()):
         return None
     if first_line.startswith(b"{"):
         return None if any(name in first_line for name in _REQUEST_NAMES) else "jsonl"

@@ -11,7 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute, ipc
 
-from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
+from ..file.formats import (
+    HEAD_BYTES,
+    BinaryFile,
+    array_lines,
+    detect_compression,
+    is_array_of_objects,
+    mistake_of_lines,
+)
+from ..file.lines import BOM, JSON_WHITE_SPACE
 from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import RAISED_BY_INPUT, TableError, reason_of
@@ -60,11 +68,19 @@ def _open_table(file: BinaryFile) -> Table:
     elif head.startswith((ARROW_FILE, ARROW_STREAM)):
         table = ArrowTable(file, is_stream=head.startswith(ARROW_STREAM))
     else:
-        unpacked, text = detect_compression(head)
-        is_json = text.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{")
-        table = JsonTable(file, unpacked) if is_json else CsvTable(file, unpacked, text)
+        table = _text_table(file, head)
     check_names(table.schema.names)
     return table
+
+
+def _text_table(file: BinaryFile, head: bytes) -> Table:
+    unpack, head = detect_compression(head)
+    text = head.removeprefix(BOM).lstrip(JSON_WHITE_SPACE)
+    if is_array_of_objects(text):
+        return JsonTable(file, lambda each: array_lines(unpack(each)), unit="element")
+    if (mistake := mistake_of_lines(text.split(b"\n", 1)[0].rstrip())) is not None:
+        raise TableError(mistake)
+    return JsonTable(file, unpack) if text.startswith(b"{") else CsvTable(file, unpack, head)
 
 
 class ParquetTable:

@@ -112,13 +112,14 @@ class CsvTable:
 
 
 class JsonTable:
-    """JSON lines, an object each; the types of columns are found by reading all of them."""
+    """JSON objects, each a `unit` of a file; the types of columns are found by reading them all."""
 
     format: TableFormat = "jsonl"
 
-    def __init__(self, file: BinaryFile, unpack: Unpack) -> None:
+    def __init__(self, file: BinaryFile, unpack: Unpack, *, unit: str = "line") -> None:
         self._file = file
         self._unpack = unpack
+        self._unit = unit.capitalize()
         self._names: dict[str, None] = {}
         self.schema = pa.schema([])
         for rows, first in self._rows():
@@ -145,11 +146,11 @@ class JsonTable:
         for some in _by_size(lines, lambda raw: len(raw.data)):
             rows = []
             for raw in some:
-                what = f"Line {raw.number:,} of the table"
+                what = f"{self._unit} {raw.number:,} of the table"
                 if raw.overlong is not None:
                     raise TableError(f"{what} is too long: {raw.overlong.num_bytes:,} bytes.")
                 try:
-                    row = load_json(raw.data, cache_strings="keys")
+                    row = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
                 except (ValueError, RecursionError) as exc:
                     raise TableError(f"{what} is no JSON: {reason_of(exc)}.") from exc
                 if not isinstance(row, dict):

@@ -132,7 +132,7 @@ class RowFile:
         return StoredRow.from_fields(fields)
 
     def _parse_json(self, number: int, data: bytes) -> object:
-        data = data.removeprefix(BOM) if number == 1 else data
+        data = data.removeprefix(BOM)
         try:
             parsed: object = from_json(data)
         except ValueError:

@@ -88,7 +88,9 @@ def table_options(
     if output_file is not None and is_written:
         check_table_name(output_file, arguments.output_format)
     by_name = None if output_file is None else format_of(output_file)
-    form: Any = arguments.output_format or by_name or recipe.output or format_of(file) or "parquet"
+    form: Any = (
+        arguments.output_format or by_name or recipe.output or _input_format(file) or "parquet"
+    )
     has_name = dataset is not None or is_path(file)
     if is_written and not (has_name if output_file is None else is_path(output_file)):
         raise Refused("a table is written to a file: name one with -o")
@@ -163,6 +165,12 @@ def format_of(name: str) -> Any:
     if path.is_dir():
         return next((format_of(each.name) for each in table_files(path)), None)
     return FORMATS_BY_SUFFIX.get(Path(path.name.removesuffix(".gz")).suffix.lower())
+
+
+def _input_format(name: str) -> Any:
+    """Return the output format for an input by its name; for a JSON array that is JSON lines."""
+    is_array = Path(name.removesuffix(".gz")).suffix.lower() == ".json"
+    return "jsonl" if is_array else format_of(name)
 
 
 def lake_of(folder: Path) -> Literal["Delta", "Iceberg"] | None:

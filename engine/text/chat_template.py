@@ -146,8 +146,8 @@ class ChatTemplate:
     def _as_call(self, call: ToolCall) -> dict[str, Any]:
         said = call.function
         arguments: object = said.arguments
-        if self._takes_argument_texts:
-            arguments = json.dumps(said.arguments, ensure_ascii=False)
+        if self._takes_argument_texts and isinstance(arguments, dict):
+            arguments = json.dumps(arguments, ensure_ascii=False)
         read = {"type": call.type, "function": {"name": said.name, "arguments": arguments}}
         return read if call.id is None else {"id": self._call_id(call.id), **read}
 

@@ -152,10 +152,9 @@ def test_what_is_too_long_is_told_in_its_own_unit() -> None:
         ({"role": "assistant", "tool_calls": [{}]}, "messages.1.tool_calls.0.function"),
         ({"role": "assistant", "tool_calls": []}, "messages.1.content"),
         ({"role": "user", "content": "", "tool_calls": [CALL]}, "messages.1.tool_calls"),
-        ({"role": "assistant", "tool_calls": [CALL, call("{")]}, f"{CALLS}.1.function.arguments"),
-        ({"role": "assistant", "tool_calls": [call("[1]")]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [CALL, call([1])]}, f"{CALLS}.1.function.arguments"),
         ({"role": "assistant", "tool_calls": [call(5)]}, f"{CALLS}.0.function.arguments"),
-        ({"role": "assistant", "tool_calls": [call("[" * 9**6)]}, f"{CALLS}.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [call("\udfff{")]}, f"{CALLS}.0.function.arguments"),
         ({"role": "assistant", "tool_calls": [{**CALL, "type": "web"}]}, f"{CALLS}.0.type"),
         ({"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}, f"{CALLS}.0.id"),
         (
@@ -329,4 +328,11 @@ def test_arguments_of_calls_are_objects_however_they_were_sent() -> None:
     [_, turn] = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": calls}]).messages
     arguments = [made.function.arguments for made in turn.tool_calls or []]
     assert arguments == [{"a": 1}, {"a": 1}, {}, {}]
+
+
+@pytest.mark.parametrize("text", ['{"a": "Par', "[1]", "5", "[" * 9**6], ids=range(4))
+def test_arguments_that_are_no_object_stay_the_text_that_a_model_wrote(text: str) -> None:
+    """An answer that was cut off is sent back as it is."""
+    turn = chat(messages=[*MESSAGES, {"role": "assistant", "tool_calls": [call(text)]}]).messages[1]
+    assert [made.function.arguments for made in turn.tool_calls or []] == [text]
     assert turn.texts() == []

@@ -108,6 +108,9 @@ def test_what_cannot_be_taken_is_named(head: bytes, word: str) -> None:
         (b"\0" * 100, "NUL"),
         (b'["custom_id", "body"]\n["a", {}]\n', "JSON arrays"),
         (b"[1]\n" + GOOD, "JSON arrays"),
+        (GOOD + b",\n" + GOOD + b",\n", "A comma follows each line"),
+        (json.dumps(GOOD.decode()).encode() + b"\n", "a JSON string that contains an object"),
+        (b'"a, b","c"\n', "CSV"),
     ],
 )
 def test_what_looks_like_no_request_is_a_suspicion(head: bytes, word: str) -> None:

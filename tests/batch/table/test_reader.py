@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import gzip
 import io
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyarrow import ipc
 from tests.long_parameters import with_long
 from tidemill.batch.file.formats import FormatError
 from tidemill.batch.table.cells import NoText, cells_of
+from tidemill.batch.table.detection import detect_table
 from tidemill.batch.table.errors import TableError
 from tidemill.batch.table.reader import open_table
 
@@ -67,6 +69,20 @@ def test_typed_tables_are_read_as_they_are(data: bytes) -> None:
 def test_csv_has_texts_and_nulls(data: bytes) -> None:
     """Whatever its delimiter; blank lines are no rows."""
     assert rows_of(data) == [{"id": "1", "text": "a"}, {"id": "2", "text": None}]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_json_array_of_objects_is_a_table(
+    indent: int | None, pack: Callable[[bytes], bytes]
+) -> None:
+    """The array may be packed and stand over many lines; an array of requests is not a table."""
+    rows = [{"id": 1, "text": "a"}, {"id": 2, "text": None}]
+    data = pack(json.dumps(rows, indent=indent).encode())
+    assert rows_of(data) == rows
+    assert detect_table(data) == "jsonl"
+    requests = [{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}]
+    assert detect_table(pack(json.dumps(requests, indent=indent).encode())) is None
 
 
 @pytest.mark.parametrize("data", [b"text\na\n\nb\n\n", b'text\r\na\r\n\r\nb\r\n""\r\n'])
@@ -154,6 +170,11 @@ WRONG = [
     (b'{"a": 1}\n[]\n', "Line 2 of the table is no JSON object"),
     (b'{"a": 1}\n{"a"\n', "Line 2 of the table is no JSON"),
     (b'{"a": 123456789012345678901234567890}\n', "in column `a`"),
+    (b'[{"a": 1}, 2]', "Element 2 of the table is no JSON object"),
+    (b'[{"a": 1}', "the array's `]` is missing"),
+    (b'["a", "b"]\n["c", "d"]\n', "This looks like JSON arrays"),
+    (b'{"a": 1},\n{"a": 2},\n', "A comma follows each line"),
+    (b'"{\\"a\\": 1}"\n', "a JSON string that contains an object"),
     (b"PAR1 and no more", "The Parquet table is damaged or cut off"),
     (parquet()[:-9], "The Parquet table is damaged or cut off"),
     (parquet()[:4] + bytes(60) + parquet()[64:], "damaged or cut off, at row 1 or after it"),

@@ -282,12 +282,16 @@ def test_tools_that_the_model_is_not_shown_are_refused() -> None:
     assert "--tool-call-parser" in fault.message
 
 
-def test_arguments_are_a_text_where_a_template_joins_them() -> None:
+@pytest.mark.parametrize("arguments", [PARIS, PARIS[:-3]])
+def test_arguments_are_a_text_where_a_template_joins_them(arguments: str) -> None:
     """DeepSeek's own template does; one that prints an object would show Python's quotes."""
-    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": PARIS}}
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     turns = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
     prompt = ToolScene("x", DEEPSEEK).prompt(messages=turns, tools=[WEATHER])
-    assert f"weather\n```json\n{PARIS}\n```" in prompt
+    assert f"weather\n```json\n{arguments}\n```" in prompt
+    if arguments != PARIS:
+        prompt = ToolScene("x", HERMES).prompt(messages=turns, tools=[WEATHER])
+        assert f'"arguments": {json.dumps(arguments)}}}' in prompt
 
 
 @pytest.mark.parametrize(
