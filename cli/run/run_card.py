@@ -25,7 +25,14 @@ _NOT_SETTINGS = frozenset(
     {
         *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
         *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
-        *("resume", "retry_failed", "retry_truncated", "allow_other_settings", "force"),
+        *(
+            "typed_flags",
+            "resume",
+            "retry_failed",
+            "retry_truncated",
+            "allow_other_settings",
+            "force",
+        ),
     }
 )
 _BAR_CHARS = 30
@@ -105,6 +112,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         ),
         "cost": cost,
         "model": None if info is None else _model_fields(info),
+        "flags": [*options.typed_flags],
         "settings": _settings(options),
         "made_with": run.record.rows.as_list(),
         "recipe": None if options.table is None else asdict(options.table.recipe),
