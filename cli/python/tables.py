@@ -18,6 +18,7 @@ from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import checked_template
 
 from ..console.errors import CliError
+from ..files.constant_prompt import warn_of_constant_prompt
 from ..files.dataset_table import arrow_table_of
 from ..files.table_input import TableInput
 from .engine_process import AnsweredRow, EngineProcess
@@ -34,6 +35,7 @@ def answer_table(
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
     asked, template, keep = compile_recipe(recipe, given.schema)
+    warn_of_constant_prompt(template, asked, given.schema.names, "the table")
     # With all columns: a batch without any has no number of rows.
     asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
     lines = (line for _, some in rendered(template, asked_batches) for line in some)

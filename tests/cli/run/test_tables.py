@@ -341,6 +341,26 @@ def test_tables_in_a_folder_have_the_same_columns(
         run(folder, *flags)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("x {stars} {other}", "write {{ stars }} instead of {stars} (columns: id, text, stars)"),
+        ('{"a": "b"}', "a column is read by {{ id }} (columns: id, text, stars)"),
+        ("x {{ stars }}", ""),
+        ('{{ row["stars"] }}', ""),
+    ],
+)
+def test_a_prompt_that_reads_no_column_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, words: str
+) -> None:
+    """A column in single braces is text; the column of ids is not one of the prompt."""
+    source = write_table(tmp_path / "table.csv")
+    assert main(["check", str(source), "--prompt", prompt, "--id", "id"]) == 0
+    said = capsys.readouterr().err
+    assert ("the same request" in said) is bool(words)
+    assert words in said
+
+
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:
     """As do files of other kinds that hold no requests."""
     for suffix in ("parquet", "csv", "arrow"):
