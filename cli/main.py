@@ -99,6 +99,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     typed = serve.add_environment_flags(expand_positional_model(retry.expand_rows(arguments)))
     parsed, unknown = parser.parse_known_args(typed)
     parsed.files = sort_unknown(parser, typed, unknown)
+    parsed.typed = typed
     return parsed
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from .cli.python.engine import Engine
     from .cli.python.errors import EngineDied, RequestFailed, TidemillError
 
+    __version__: str
+
 __all__ = ["Engine", "EngineDied", "RequestFailed", "RunResult", "TidemillError", "run", "submit"]
 
 _MODULES = {
@@ -24,7 +26,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a name of the Python API."""
+    """Import a name of the Python API, or look up the installed version."""
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("tidemill")
+        except metadata.PackageNotFoundError:
+            return "(not installed)"
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".cli.python.{_MODULES[name]}", __name__), name)

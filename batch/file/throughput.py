@@ -33,13 +33,14 @@ class Rates(NamedTuple):
 
 
 class RateWindow:
-    """Rates over the last minute, or since it was made: they fall while nothing comes.
+    """Rates over the last minute, or `window`, or since it was made: they fall while nothing comes.
 
     A shard may last for seconds: the next one goes on from it, or its batch would seem to stand.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], window: float = WINDOW_SECONDS) -> None:
         self._clock = clock
+        self._window = window
         self._since = clock()
         self._gains: deque[_Gain] = deque()
 
@@ -57,9 +58,9 @@ class RateWindow:
     def rates(self) -> Rates:
         """Return the rates as they are now."""
         now = self._clock()
-        while self._gains and self._gains[0].at < now - WINDOW_SECONDS:
+        while self._gains and self._gains[0].at < now - self._window:
             self._gains.popleft()
-        seconds = max(_MIN_SECONDS, min(WINDOW_SECONDS, now - self._since))
+        seconds = max(_MIN_SECONDS, min(self._window, now - self._since))
         rows = sum(gain.num_rows for gain in self._gains)
         usage = sum((gain.usage for gain in self._gains), start=Usage())
         gained = (rows, usage.completion_tokens, usage.prompt_tokens, usage.audio_seconds)

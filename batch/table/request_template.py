@@ -48,7 +48,8 @@ _Render = Callable[[Mapping[str, Any]], Any]
 class RequestTemplate:
     """A recipe made ready for a table of these columns; raises RecipeError for one of another.
 
-    `columns` are those that it reads.
+    `columns` are those that it reads, the column of ids among them; without `has_prompt_column` all
+    requests are the same.
     """
 
     def __init__(self, recipe: Recipe, columns: Sequence[str]) -> None:
@@ -61,9 +62,10 @@ class RequestTemplate:
         for name in (recipe.id, *(recipe.keep or ())):
             if name is not None:
                 self._check_column(name, "the recipe")
+        self._fields = [(name, self._compile(value, name)) for name, value in recipe.fields.items()]
+        self.has_prompt_column = bool(self._used)
         if recipe.id is not None:
             self._used.add(recipe.id)
-        self._fields = [(name, self._compile(value, name)) for name, value in recipe.fields.items()]
         self.columns = tuple(name for name in columns if name in self._used)
 
     def lines(

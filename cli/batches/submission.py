@@ -28,14 +28,22 @@ from .wait import Targets, wait_and_fetch
 
 
 def dry_run(
-    server: Server | None, source: Source, fields: Mapping[str, Any], *, as_json: bool
+    server: Server | None,
+    source: Source,
+    fields: Mapping[str, Any],
+    *,
+    as_json: bool,
+    is_for_run: bool = False,
 ) -> FileReport:
-    """Print what is in a file, and return its report; raise BadInput if it is not valid."""
+    """Print what is in a file, and return its report; raise BadInput if it is not valid.
+
+    A file `is_for_run` may be empty, which a deployment refuses.
+    """
     models = None
     if server is not None:
         with Client(server) as client:
             models = client.models()
-    report = check_source(source, models, fields, as_json=as_json)
+    report = check_source(source, models, fields, as_json=as_json, is_for_run=is_for_run)
     if as_json:
         print_json(_fields_of(report))
     else:
@@ -84,6 +92,7 @@ def check_source(
     fields: Mapping[str, Any],
     *,
     as_json: bool,
+    is_for_run: bool = False,
 ) -> FileReport:
     """Return the report on a file; raises BadInput that names the bad lines, up to a hundred.
 
@@ -100,10 +109,16 @@ def check_source(
             show=show,
         )
     wrong = _wrong_with(report)
-    if wrong:
+    if is_for_run and any(error.code == "empty_file" for error in report.verdict.errors):
+        log(
+            f"note: {source.name} has no {report.form.unit}s: `tidemill run` writes an output "
+            "without rows, and a deployment refuses the file"
+        )
+    elif wrong:
         if as_json:
             print_json(_fields_of(report))
-        message = (f"{source.name} cannot be a batch; nothing was uploaded:", *wrong)
+        outcome = "cannot be run" if is_for_run else "cannot be a batch; nothing was uploaded"
+        message = (f"{source.name} {outcome}:", *wrong)
         raise BadInput("\n".join(message))
     if unknown := sentences(report.unknown, report.form.unit):
         log("\n".join(("warning: unknown parameters have no effect:", *unknown)))

@@ -73,7 +73,7 @@ def command(arguments: argparse.Namespace) -> int:
     with StopSignals(), open_batch_input(file, table, arguments.output_tmp_dir) as (source, rows):
         if table is None and (status := _check_output(source, arguments)) is not None:
             return status
-        report = dry_run(None, source, fields, as_json=arguments.json)
+        report = dry_run(None, source, fields, as_json=arguments.json, is_for_run=True)
         if rows is not None and not arguments.json:
             print_first_requests(rows)
         return int(report.failing.count > 0)

@@ -1,8 +1,9 @@
-"""`tidemill diff`: compares two outputs of rows."""
+"""`tidemill diff`: compares two outputs of rows, files or tables."""
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ..arguments.argument_types import positive_int
@@ -15,6 +16,7 @@ _EPILOG = """\
 examples:
   tidemill diff before.jsonl after.jsonl
   tidemill diff a.jsonl b.jsonl --exit-code > report.txt
+  tidemill diff first.output.csv second.output.csv --id review_id
 
 exit status:
   0  the files were compared; with --exit-code: and nothing differs
@@ -27,15 +29,20 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `diff` to the command line."""
     parser = commands.add_parser(
         "diff",
-        help="compare two outputs of rows",
+        help="compare two outputs of rows, or two tables of results",
         description="Compares the rows of two outputs by custom_id, in any order: which are\n"
-        "there, whether answers are identical, how long they are, how they end, what failed.",
+        "there, whether answers are identical, how long they are, how they end, what failed.\n"
+        "An output may also be a table of results.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("a", metavar="A", help="a path, - or an http(s) URL of rows, of ours or of OpenAI's")
+    add(
+        "a",
+        metavar="A",
+        help="a path, - or an http(s) URL of rows, of ours or of OpenAI's; or a table",
+    )
     add("b", metavar="B", help="the same")
     add(
         "-n",
@@ -44,6 +51,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         default=5,
         metavar="N",
         help="rows that differ, and custom_ids of one kind, to show (default: 5)",
+    )
+    add(
+        "--id",
+        metavar="COLUMN",
+        help="column of custom ids of tables (default: custom_id, id, else the row's number)",
     )
     add("--json", action="store_true", help="print one JSON object")
     add("--exit-code", action="store_true", help="end with 1 if something differs")
@@ -58,20 +70,20 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the comparison and return the exit status."""
-    from ..files.row_file import open_rows
     from ..rows.comparison import compare
     from ..rows.report import json_of, lines_of
+    from ..rows.table_outputs import open_outputs
     from ..transfer.progress_bar import byte_progress
 
     if arguments.a == arguments.b == STANDARD_STREAM:
         raise Refused("standard input can be one of the two files only")
     for name in (arguments.a, arguments.b):
         check_input_path(name)
-    tmp_dir = arguments.output_tmp_dir
+    opened = partial(open_outputs, id_column=arguments.id, tmp_dir=arguments.output_tmp_dir)
     with (
         StopSignals(),
-        open_rows(arguments.a, tmp_dir=tmp_dir) as a,
-        open_rows(arguments.b, tmp_dir=tmp_dir) as b,
+        opened(arguments.a) as a,
+        opened(arguments.b) as b,
         byte_progress("comparing", a.num_bytes + b.num_bytes) as show,
     ):
         found = compare(a, b, arguments.num_shown, show)

@@ -15,24 +15,25 @@ from ..console.errors import ROWS_FAILED, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..files.paths import STANDARD_STREAM, check_input_path
+from ..files.recorded_run import RecordedRun
 
 _DESCRIPTION = """\
 Runs what failed or was not run once more.
 
   tidemill retry ID                       a new batch of such lines of an ended batch, without
                                           invalid requests, which would fail again
-  tidemill retry ROWS [-i FILE]           on this machine, with the flags of `tidemill run`; the new
-                                          rows take the places of the failed ones in ROWS
+  tidemill retry ROWS [-i FILE]           on this machine, with the flags in the run card of ROWS
+                                          and more flags of `tidemill run`; the new rows take the
+                                          places of the failed ones in ROWS, which may be a table
   tidemill retry ROWS -i FILE -o FAILED   only writes such requests to FAILED, to submit or to edit
 """
 _EPILOG = f"""\
 The new batch has the window and the metadata of the old one, with its id as `retry_of`; its id is
-printed on standard output, alone. ROWS has to follow `retry`. FILE is found by itself where ROWS is
-x.output.jsonl beside x.jsonl.
+printed on standard output, alone. ROWS has to follow `retry`. FILE and the flags are in the run
+card next to ROWS; without a card FILE is found where ROWS is x.output.jsonl next to x.jsonl.
 
 {EXIT_STATUSES}"""
 _ROW_ENDINGS = (".jsonl", ".ndjson", ".json", ".gz")
-_INPUT_ENDINGS = (".jsonl", ".ndjson", ".json", ".jsonl.gz", ".ndjson.gz", ".json.gz")
 _OUTPUT = ".output.jsonl"
 
 
@@ -80,11 +81,13 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
             check_input_path(rows)
             if rows.endswith(".gz"):
                 raise Refused(f"{rows} is compressed: unpack it, or write its requests with -o")
-            named = [] if _has(rest, "-i", "--input-file") else ["-i", _requests_beside(rows)]
+            recorded = RecordedRun.find(rows)
+            has_input = _has(rest, "-i", "--input-file")
             errors = rows.removesuffix(_OUTPUT) + ".errors.jsonl"
             if rows.endswith(_OUTPUT) and Path(errors).exists():
-                named += [] if _has(rest, "-e", "--error-file") else ["-e", errors]
-            run = ["run", *named, "-o", rows, "--resume", "--retry-failed", *rest]
+                words = (*recorded.flags, *rest)
+                rest = [*([] if _has(words, "-e", "--error-file") else ["-e", errors]), *rest]
+            run = recorded.command(rest, None if has_input else recorded.find_input())
             log(f"this is `{shlex.join(['tidemill', *run])}`")
             return run
     return typed
@@ -139,7 +142,13 @@ def _write_failed(arguments: argparse.Namespace) -> int:
     if output is None:
         raise Refused(f"name the rows first: `tidemill retry {rows_name} -i FILE`")
     check_input_path(rows_name)
-    name = arguments.input_file or _requests_beside(rows_name)
+    recorded = RecordedRun.find(rows_name)
+    if recorded.is_table:
+        raise Refused(
+            f"{rows_name} is of a table: `tidemill retry {rows_name}` runs its failed rows again. "
+            "-o is for rows of a file of requests"
+        )
+    name = arguments.input_file or recorded.find_input()
     check_new_file(output, [rows_name, name], force=arguments.force)
     with StopSignals(), open_rows(rows_name, tmp_dir=tmp_dir) as rows:
         index = RowIndex.from_rows(rows)
@@ -170,15 +179,3 @@ def _has(words: Sequence[str], *flags: str) -> bool:
         for flag in flags
         if not (word.startswith("--") and not flag.startswith("--"))
     )
-
-
-def _requests_beside(rows: str) -> str:
-    """Return the file whose rows these are by their name; raises Refused for none, or several."""
-    stem, is_named, _ = rows.removesuffix(".gz").rpartition(_OUTPUT)
-    names = [stem + ending for ending in _INPUT_ENDINGS] if is_named else []
-    found = [name for name in names if Path(name).is_file()]
-    if not found:
-        raise Refused(f"the requests of {rows} are not beside it: name their file with -i")
-    if len(found) > 1:
-        raise Refused(f"{' and '.join(found)} may be the requests of {rows}: name one with -i")
-    return found[0]

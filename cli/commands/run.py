@@ -16,6 +16,7 @@ from ..arguments.argument_types import (
 from ..arguments.dataset_id import add_dataset_flags
 from ..arguments.default_flags import add_default_flags, defaults_of
 from ..arguments.recipe_flags import add_recipe_flags
+from ..arguments.typed_flags import repeated_flags
 from ..console.errors import OVER_LIMIT, ROWS_FAILED
 from ..console.terminal import log
 from ..engine.data_parallel import add_data_parallel_flag
@@ -70,7 +71,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     add_default_flags(parser.add_argument_group("defaults for lines that do not set them"))
     add_engine_flags(parser)
     _add_metrics_flags(parser.add_argument_group("metrics"))
-    parser.set_defaults(command=command, files=())
+    parser.set_defaults(command=command, files=(), typed=())
 
 
 def _add_file_flags(group: argparse._ArgumentGroup) -> None:
@@ -216,6 +217,7 @@ def options_from(arguments: argparse.Namespace) -> RunOptions:
                 arguments.shard, *names, arguments.error_file
             )
     arguments.defaults = defaults_of(arguments)
+    arguments.typed_flags = repeated_flags(arguments.typed, arguments.files)
     given = {field.name: getattr(arguments, field.name) for field in fields(RunOptions)}
     return RunOptions(**given | engine_fields(arguments))
 

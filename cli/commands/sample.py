@@ -1,4 +1,4 @@
-"""`tidemill sample`: a random sample of the requests of a batch file."""
+"""`tidemill sample`: a random sample of a batch file's requests, or of a table's rows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from ..arguments.argument_types import positive_int, seed_number
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
+from ..extras import require_extras
 from ..files.paths import STANDARD_STREAM
 
 _EPILOG = """\
 examples:
   tidemill sample requests.jsonl -n 50 -o fifty.jsonl
   tidemill sample requests.jsonl.gz -n 50 --seed 1 | tidemill run - > rows.jsonl
+  tidemill sample reviews.csv -n 50 -o fifty.csv
 
 exit status:
   0  the sample is written
@@ -26,9 +28,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `sample` to the command line."""
     parser = commands.add_parser(
         "sample",
-        help="pick random requests of a batch file",
+        help="pick random requests of a batch file, or random rows of a table",
         description="Picks lines of a batch file at random, each as likely as any other, and\n"
-        "writes them as they are, in the order of the file.",
+        "writes them as they are, in the order of the file. Of a table (CSV, TSV, Parquet,\n"
+        "Arrow) it picks rows, and writes a table of the same columns.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -41,7 +44,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         type=positive_int,
         default=50,
         metavar="N",
-        help="lines to pick; a shorter file is taken whole (default: 50)",
+        help="lines or rows to pick; a shorter file is taken whole (default: 50)",
     )
     add(
         "--seed",
@@ -70,17 +73,31 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def command(arguments: argparse.Namespace) -> int:
     """Write the sample and return the exit status."""
     from ..files.new_file import check_new_file, open_new_file
-    from ..files.request_lines import choose_sample, copy_lines, count_lines, detect_source
+    from ..files.request_lines import (
+        choose_sample,
+        copy_lines,
+        count_lines,
+        detect_source,
+        is_table,
+    )
     from ..files.source import open_source
 
     name, output = arguments.file, arguments.output_file
     check_new_file(output, [name], force=arguments.force)
     with StopSignals(), open_source(name, tmp_dir=arguments.output_tmp_dir) as source:
-        form = detect_source(source)
-        num_lines = count_lines(source, form)
-        places = choose_sample(num_lines, arguments.num_lines, arguments.seed)
-        with open_new_file(output) as out:
-            copy_lines(source, form, frozenset(places), out)
+        if is_table(source):
+            require_extras("a sample of a table", "tables")
+            from ..files.table_sample import sample_table
+
+            num_picked, num_all = sample_table(source, arguments.num_lines, arguments.seed, output)
+            unit = "row"
+        else:
+            form = detect_source(source)
+            num_all, unit = count_lines(source, form), form.unit
+            places = choose_sample(num_all, arguments.num_lines, arguments.seed)
+            num_picked = len(places)
+            with open_new_file(output) as out:
+                copy_lines(source, form, frozenset(places), out)
     if output != STANDARD_STREAM:
-        log(f"{len(places):,} of {amount(num_lines, form.unit)} in {output}")
+        log(f"{num_picked:,} of {amount(num_all, unit)} in {output}")
     return 0

@@ -56,24 +56,33 @@ def is_whole_success(head: RowHead) -> bool:
 
 
 def find_kept_rows(
-    lines: Iterable[RawLine], paths: list[Path], *, is_ok: Callable[[RowHead], bool] = is_success
+    lines: Iterable[RawLine],
+    paths: list[Path],
+    *,
+    is_ok: Callable[[RowHead], bool] = is_success,
+    replaces_others: bool = False,
 ) -> KeptRows:
     """Match the rows in the files with the input lines.
 
     Together the files must hold the rows of the first lines, each file in order; a torn last row is
     ignored. One of two files may be ahead by one write, and is cut back. Raises BadInput for rows
-    that do not match these lines.
+    that do not match these lines. A retry, which `replaces_others`, takes a row that is not ok for
+    the line in its place, which may have been corrected since.
     """
     with ExitStack() as stack:
         readers = []
         for path in paths:
             file = path.open("rb", buffering=_BUFFER_BYTES) if path.exists() else io.BytesIO()
             readers.append(RowReader(path, stack.enter_context(file)))
-        return _compare(lines, readers, is_ok)
+        return _compare(lines, readers, is_ok, replaces_others=replaces_others)
 
 
 def _compare(
-    lines: Iterable[RawLine], readers: list[RowReader], is_ok: Callable[[RowHead], bool]
+    lines: Iterable[RawLine],
+    readers: list[RowReader],
+    is_ok: Callable[[RowHead], bool],
+    *,
+    replaces_others: bool,
 ) -> KeptRows:
     ok = bytearray()
     num_ahead = num_truncated = 0
@@ -85,6 +94,8 @@ def _compare(
             break
         row_id = row_id_of(raw.digest)
         index = index_of(row_id, readers)
+        if index is None and replaces_others and missing is None:
+            index = _index_of_other(readers, is_ok)
         if index is None:
             missing = missing or raw
             if len(readers) == 1:
@@ -106,6 +117,14 @@ def index_of(row_id: str, readers: list[RowReader]) -> int | None:
     """Return which of the readers has this row next, None if none has."""
     for index, reader in enumerate(readers):
         if reader.head is not None and reader.head.row_id == row_id:
+            return index
+    return None
+
+
+def _index_of_other(readers: list[RowReader], is_ok: Callable[[RowHead], bool]) -> int | None:
+    """Return which of the readers has a row next that is not ok, None if none has."""
+    for index, reader in enumerate(readers):
+        if reader.head is not None and not is_ok(reader.head):
             return index
     return None
 

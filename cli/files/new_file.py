@@ -35,6 +35,12 @@ class NewFile:
         self._file = file
         self._name = name
 
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """Yield the file for a library that writes to it; raises OutputLost as `write` does."""
+        with _write_errors(self._name):
+            yield self._file
+
     def write(self, data: bytes) -> None:
         """Write all bytes."""
         with _write_errors(self._name):

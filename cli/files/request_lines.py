@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
+from tidemill.batch.file.formats import (
+    HEAD_BYTES,
+    FileFormat,
+    detect_compression,
+    detect_file,
+    open_lines,
+)
 from tidemill.batch.file.lines import (
     BOM,
     JSON_WHITE_SPACE,
@@ -22,10 +28,12 @@ from tidemill.batch.file.lines import (
     parse_line,
     read_lines,
 )
+from tidemill.batch.table.detection import DELIMITERS, detect_table
 
 from ..console.errors import BadInput
 from .new_file import NewFile
 from .source import Source
+from .table_options import format_of
 
 _PIECE_BYTES = 2**20
 
@@ -45,6 +53,20 @@ def detect_source(source: Source) -> FileFormat:
         return detect_file(source.file)
     except FormatError as exc:
         raise unreadable(source, exc) from exc
+
+
+def is_table(source: Source) -> bool:
+    """Say whether a file has rows instead of lines: Parquet, Arrow, or CSV or TSV with columns.
+
+    A row of CSV may have several lines. A line of JSON is a row, and plain text has lines alone.
+    """
+    source.file.seek(0)
+    head = source.file.read(HEAD_BYTES)
+    form = detect_table(head)
+    if form in {"csv", "tsv"} and format_of(source.name) != form:
+        first_line = detect_compression(head)[1].split(b"\n", 1)[0]
+        return any(mark.encode() in first_line for mark in DELIMITERS)
+    return form is not None and form != "jsonl"
 
 
 def unreadable(source: Source, exc: FormatError) -> BadInput:

@@ -17,6 +17,7 @@ from tidemill.batch.table.table_check import checked_template
 from ..arguments.dataset_id import DatasetId
 from ..console.errors import BadInput
 from ..console.terminal import amount, log
+from .constant_prompt import warn_of_constant_prompt
 from .dataset_table import open_dataset
 from .http_transfer import RETRY_DELAYS_SECONDS
 from .input_file import InputFile
@@ -63,6 +64,7 @@ def _render(
         template = checked_template(table.recipe, table.schema, output_format, table.batches)
     except RecipeError as exc:
         raise BadInput(f"{table.name} cannot be run by its recipe: {exc}") from exc
+    warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
     stack.callback(copy.close)
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD

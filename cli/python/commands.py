@@ -61,6 +61,11 @@ def run(
         done = run("questions.csv", prompt="{{ question }}", max_tokens=20)
         print(done.output, done.num_ok, done.num_failed)
     """
+    if not isinstance(input_file, (str, os.PathLike)):
+        raise TidemillError(
+            f"`run` takes the path of a file, not a {type(input_file).__name__}: save it as a "
+            "table, or give it to `Engine().answer_table`"
+        )
     typed = ["run", str(input_file), *_flags_of(flags)]
     if output_file is not None:
         typed += ["-o", str(output_file)]

@@ -88,6 +88,20 @@ class Engine:
         """
         return await asyncio.wrap_future(self.process.send(url, body).future)
 
+    def answer_one(self, body: Mapping[str, Any], *, url: str = CHAT) -> dict[str, Any]:
+        """Wait for the body of the response, as `answer` returns it to a program with `await`.
+
+        >>> ask = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        >>> answer = engine.answer_one({**ask, "temperature": 0})
+        >>> answer["choices"][0]["message"]["content"]
+        'Paris'
+        """
+        future = self.process.send(url, body).future
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
     def answer_many(
         self,
         requests: Iterable[Request] | AsyncIterable[Request],
@@ -137,9 +151,10 @@ class Engine:
     def answer_table(self, table: Any, *, progress: bool = True, **recipe: Any) -> pa.Table:
         """Return a table with the answers to its rows beside its columns, as `tidemill run` does.
 
-        `table` is a `pyarrow.Table`, a data frame, a `datasets.Dataset` or whatever Arrow can read;
-        `recipe` has the keys of a recipe (`prompt="Label: {{ text }}"`). Raises TidemillError for
-        one that cannot work; a row that fails says so in column `error`.
+        `table` is a `pyarrow.Table`, a data frame, a `datasets.Dataset`, a list of dicts, the path
+        of a table or whatever Arrow can read; `recipe` has the keys of a recipe
+        (`prompt="Label: {{ text }}"`). Raises TidemillError for one that cannot work; a row that
+        fails says so in column `error`.
 
         >>> cities = {"country": ["France", "Italy"]}
         >>> prompt = "What is the capital of {{ country }}?"

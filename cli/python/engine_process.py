@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -30,6 +31,10 @@ _CLOSE_SECONDS = 20.0
 _INFLIGHT_PER_SEQUENCE = 4
 _POLL_SECONDS = 0.05
 _CLOSED = "the engine is closed"
+_OF_ANOTHER_PROCESS = (
+    "the engine was started in another process, and a fork cannot use it: start the processes with "
+    '`multiprocessing.get_context("spawn")`, and an Engine in each of them that asks'
+)
 
 _Result = TypeVar("_Result")
 
@@ -89,6 +94,7 @@ class EngineProcess:
 
     def info(self) -> EngineInfo:
         """Wait for the model; raises EngineDied."""
+        self._check_process()
         return self._started.result()
 
     def pid(self) -> int:
@@ -118,11 +124,35 @@ class EngineProcess:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=_CLOSE_SECONDS)
 
+    def _check_process(self) -> None:
+        """Raise EngineDied in a fork, which has neither the thread nor the pipes."""
+        if os.getpid() != self._pid:
+            raise EngineDied(_OF_ANOTHER_PROCESS)
+
     def _in_loop(self, running: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        if os.getpid() != self._pid:
+            running.close()
+            self._check_process()
         if self._is_closed or not self._thread.is_alive():
             running.close()
             raise EngineDied(_CLOSED)
-        return asyncio.run_coroutine_threadsafe(running, self._loop)
+        future = Future[_Result]()
+        self._loop.call_soon_threadsafe(self._begin, running, future)
+        return future
+
+    def _begin(self, running: Coroutine[Any, Any, _Result], future: Future[_Result]) -> None:
+        """Start a task whose outcome the future gets; a cancelled future cancels the task.
+
+        `asyncio.run_coroutine_threadsafe` would log the error of a task whose future is cancelled.
+        """
+        task = self._loop.create_task(running)
+        task.add_done_callback(partial(_set_outcome, future))
+        future.add_done_callback(partial(self._cancel, task))
+
+    def _cancel(self, task: asyncio.Task[Any], future: Future[Any]) -> None:
+        if future.cancelled():
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(task.cancel)
 
     async def _start(self) -> EngineInfo:
         try:
@@ -171,3 +201,17 @@ class EngineProcess:
         while not self._started.done():  # its process is about to be made
             await asyncio.sleep(_POLL_SECONDS)
             await self._client.close()
+
+
+def _set_outcome(future: Future[_Result], task: asyncio.Task[_Result]) -> None:
+    """Set the outcome of a task, unless its future is cancelled."""
+    if task.cancelled():
+        future.cancel()
+        return
+    error = task.exception()
+    if not future.set_running_or_notify_cancel():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())

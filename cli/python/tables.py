@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +17,10 @@ from tidemill.batch.table.request_template import RequestTemplate
 from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
 from tidemill.batch.table.table_check import checked_template
 
+from ..console.errors import CliError
+from ..files.constant_prompt import warn_of_constant_prompt
 from ..files.dataset_table import arrow_table_of
+from ..files.table_input import TableInput
 from .engine_process import AnsweredRow, EngineProcess
 from .errors import TidemillError
 from .in_flight import answers_to
@@ -30,6 +35,7 @@ def answer_table(
     """Return a table with columns of results; see `Engine.answer_table`."""
     given = _arrow_table(table)
     asked, template, keep = compile_recipe(recipe, given.schema)
+    warn_of_constant_prompt(template, asked, given.schema.names, "the table")
     # With all columns: a batch without any has no number of rows.
     asked_batches = given.to_batches(max_chunksize=_BATCH_ROWS)
     lines = (line for _, some in rendered(template, asked_batches) for line in some)
@@ -66,19 +72,53 @@ def compile_recipe(
 
 
 def _arrow_table(table: Any) -> pa.Table:
-    """Return what Arrow can read as a table; a `datasets.Dataset` stays in its files."""
+    """Return a table, a path of one, or anything that Arrow can read as a table.
+
+    A `datasets.Dataset` stays in its files. Raises TidemillError for anything else.
+    """
     if isinstance(table, pa.Table):
         return table
+    if isinstance(table, (str, os.PathLike)):
+        return _read_table(os.fspath(table))
     if datasets := sys.modules.get("datasets"):
         if isinstance(table, datasets.Dataset):
             return arrow_table_of(table)
         if isinstance(table, datasets.DatasetDict):
             raise TidemillError(f"the dataset has splits ({', '.join(table)}): give one of them")
     try:
-        return pa.table(table)
+        if isinstance(table, list) and all(isinstance(row, Mapping) for row in table):
+            return pa.Table.from_pylist(table)
+        return pa.table(_as_frame(table))
     except (pa.ArrowException, TypeError, ValueError) as exc:
         reason = str(exc).split("\n", 1)[0].rstrip(".")
-        raise TidemillError(f"the table cannot be read by Arrow: {reason}") from exc
+        raise TidemillError(
+            f"the table cannot be read by Arrow: {reason}. Give a data frame, a list of dicts, a "
+            'dict of columns such as {"text": texts}, or the path of a table'
+        ) from exc
+
+
+def _read_table(name: str) -> pa.Table:
+    """Return a table in a file or a folder."""
+    try:
+        with ExitStack() as stack:
+            found = TableInput.open(name, Recipe(), tmp_dir=None, delays=(), stack=stack)
+            return pa.Table.from_batches(found.batches(found.schema.names), found.schema)
+    except CliError as exc:
+        raise TidemillError(str(exc)) from exc
+
+
+def _as_frame(table: Any) -> Any:
+    """Return a Series of pandas or polars, or a LazyFrame, as a data frame."""
+    kind = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
+    if kind == "polars.LazyFrame":
+        return table.collect()
+    if kind not in {"pandas.Series", "polars.Series"}:
+        return table
+    if not table.name:
+        raise TidemillError(
+            "the Series has no name, which its column needs: give `to_frame('text')`"
+        )
+    return table.to_frame()
 
 
 def _rows(

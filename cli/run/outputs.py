@@ -75,11 +75,17 @@ def make_writer(
         return AppendWriter(files, nothing, spool, stale=stale, reused=reused)
     is_ok = is_whole_success if options.retry_truncated else is_success
     retries = options.retry_failed or options.retry_truncated
-    kept = find_kept_rows(lines(), [path for path in paths if path is not None], is_ok=is_ok)
+    is_started = is_retry_started(paths[0])
+    kept = find_kept_rows(
+        lines(),
+        [path for path in paths if path is not None],
+        is_ok=is_ok,
+        replaces_others=retries or is_started,
+    )
     spool = Spool(spool_path(paths[0]), num_rows, tmp_dir=options.output_tmp_dir)
     stack.callback(spool.close)
     num_failed = kept.num_rows - kept.num_ok
-    if is_retry_started(paths[0]):
+    if is_started:
         log("a retry of failed rows was cut off: it goes on")
     elif not (retries and num_failed):
         spool.load(lines(), kept.num_rows, only_successes=retries, is_ok=is_ok)

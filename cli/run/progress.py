@@ -150,9 +150,22 @@ def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> 
     return ", ".join([count, *_words(tally, rates, forecast)])
 
 
+def bounded_by_rows(forecast: float | None, tally: Tally, recent: Rates) -> float | None:
+    """Return a forecast that is not above the time of the remaining rows at their recent rate.
+
+    Answers may be much shorter than expected. Rows with long answers come slowly at the end, and
+    the forecast then is the lower of the two.
+    """
+    if forecast is None or not recent.rows_per_second:
+        return forecast
+    return min(forecast, (tally.num_rows - tally.rows_done) / recent.rows_per_second)
+
+
 def _words(tally: Tally, rates: Rates, forecast: float | None) -> list[str]:
     words = [*_failed(tally), rows_rate(rates), rates.main_rate]
     num_rows, left = max(1, tally.num_rows - tally.kept), forecast
+    if tally.rows_done >= tally.num_rows:
+        return words
     if left is None:
         share = tally.answered / num_rows
         left = seconds_left(share, tally.seconds, rates.rows_per_second / num_rows)

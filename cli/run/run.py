@@ -37,7 +37,7 @@ from ..files.row_writer import ResumableWriter
 from ..files.spool import Row
 from .feed import Feed, InFlightLimits, RunLine, line_runner
 from .metrics import RunMetrics
-from .progress import Reporter, make_reporter
+from .progress import Reporter, bounded_by_rows, make_reporter
 from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
@@ -48,6 +48,7 @@ from .tally import Tally
 _INFLIGHT_PER_SEQUENCE = 4
 _MIN_MEASURED_SECONDS = 0.1
 _FORECAST_SECONDS = 2.0
+_RECENT_SECONDS = 10.0
 _MIN_INTERVAL_SECONDS = 0.1
 _OVER_LIMIT = NotRun(
     "batch_expired",
@@ -210,6 +211,7 @@ async def _report(
 ) -> None:
     """Show progress with the row and token rates of the last minute, and the time left."""
     pace, left = RateWindow(time.monotonic), None
+    recent = RateWindow(time.monotonic, _RECENT_SECONDS)
     num_rows, seen = 0, Usage()
     while True:
         await asyncio.sleep(reporter.seconds)
@@ -219,12 +221,13 @@ async def _report(
             completion_tokens=stats.output_tokens,
             audio_seconds=tally.usage.audio_seconds,
         )
-        pace.add(tally.answered - num_rows, now - seen)
+        for window in (pace, recent):
+            window.add(tally.answered - num_rows, now - seen)
         num_rows, seen = tally.answered, now
         if tally.seconds - forecast.num_seconds >= _FORECAST_SECONDS:
             forecast.update(tally.seconds, _done(tally, stats, forecast.plan))
             left = None if tally.usage.audio_seconds else forecast.seconds_left()
-        reporter.show(tally, pace.rates, left)
+        reporter.show(tally, pace.rates, bounded_by_rows(left, tally, recent.rates))
 
 
 def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:

@@ -25,8 +25,8 @@ _NOT_SETTINGS = frozenset(
     {
         *("input_file", "output_file", "error_file", "output_tmp_dir", "weights_cache", "table"),
         *("model", "enable_metrics", "host", "port", "price_per_hour", "no_card", "shard"),
-        "card_markdown",
-        *("resume", "retry_failed", "retry_truncated", "allow_other_settings", "force"),
+        *("card_markdown", "typed_flags", "force"),
+        *("resume", "retry_failed", "retry_truncated", "allow_other_settings"),
     }
 )
 _BAR_CHARS = 30
@@ -110,6 +110,7 @@ def card_of(run: Run, tally: Tally, info: EngineInfo | None, output: str) -> dic
         ),
         "cost": cost,
         "model": None if info is None else _model_fields(info),
+        "flags": [*options.typed_flags],
         "settings": _settings(options),
         "made_with": run.record.rows.as_list(),
         "recipe": None if options.table is None else asdict(options.table.recipe),

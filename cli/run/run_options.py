@@ -18,7 +18,10 @@ from .reuse_flags import check_reuse
 
 @dataclass(frozen=True, slots=True)
 class RunOptions(EngineOptions):
-    """Options of a run and its engine. Sizes are bytes; None means the default."""
+    """Options of a run and its engine. Sizes are bytes; None means the default.
+
+    `typed_flags` are the words that a retry repeats.
+    """
 
     input_file: str
     output_file: str
@@ -51,6 +54,7 @@ class RunOptions(EngineOptions):
     enable_metrics: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
+    typed_flags: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         """Refuse flags of `--reuse` without it."""

@@ -17,9 +17,10 @@ from tidemill.engine.config import EngineConfig
 from tidemill.protocol.contract import EngineInfo
 
 from ..console.errors import BadInput, Refused
-from ..console.terminal import log
+from ..console.terminal import amount, log
 from ..files.output import LocalFile
 from ..files.paths import card_path
+from ..files.recorded_run import num_failed_by_card
 from ..files.retry import is_retry_started
 from ..files.row_settings import (
     Differences,
@@ -70,6 +71,9 @@ class SettingsRecord:
         found = differences(before, self._settings)
         if self.options.retry_truncated:
             found = without_raised_limits(found)
+        if self.options.retry_failed:
+            # Its requests decide: those of the rows that remain have to be the same.
+            found = {name: pair for name, pair in found.items() if not is_of_recipe(name)}
         if found:
             raise Refused(_refusal(self.options, found))
 
@@ -193,7 +197,14 @@ def check_complete(options: RunOptions, config: EngineConfig, template: str | No
     # A late import: pyarrow takes a while.
     from .table_run import rows_path
 
-    rows = replace(options, output_file=str(rows_path(_output_of(options))))
+    table = _output_of(options)
+    if options.retry_failed and (num_failed := num_failed_by_card(table)):
+        raise Refused(
+            f"{amount(num_failed, 'row')} of {table} failed, and the file of its rows "
+            f"({rows_path(table)}) was removed, so they cannot be run again: start over with "
+            "--force without --resume"
+        )
+    rows = replace(options, output_file=str(rows_path(table)))
     earlier = _earlier_settings(rows)
     SettingsRecord(options, settings_of(options, config, template), earlier, None).check()
 

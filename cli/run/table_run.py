@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from ..console.errors import Refused
 from ..console.terminal import log
 from ..files.paths import check_paths
+from ..files.recorded_run import ROWS_SUFFIX
 from ..files.table_input import TableInput
 from ..files.table_output import write_table
 from .run_options import RunOptions
-
-ROWS_SUFFIX: Final = ".rows.jsonl"
 
 
 def with_rows_file(options: RunOptions) -> RunOptions | None:
@@ -53,7 +52,9 @@ def finish_table(options: RunOptions, table: TableInput, *, has_failed: bool) ->
         return
     write_table(table, rows, options.table.output, options.table.output_format)
     if has_failed:
-        log(f"the rows are kept in {rows}: --resume --retry-failed runs the failed ones again")
+        again = shlex.join(["tidemill", "retry", str(options.table.output)])
+        way = "--resume --retry-failed" if options.no_card else f"`{again}`"
+        log(f"{way} runs the failed rows again, with the finished ones in {rows}")
     else:
         rows.unlink()
 

@@ -168,7 +168,7 @@ class EngineClient:
                 await self._writer.drain()
             return await answered
         except asyncio.CancelledError:
-            self._writer.write(encode_frame(Abort(ticket)))
+            self._abort(ticket)
             raise
         finally:
             del self._pending[ticket]
@@ -200,8 +200,13 @@ class EngineClient:
             raise
         finally:
             del self._exchanges[ticket]
-            if not is_over and self._death is None:
-                self._writer.write(encode_frame(Abort(ticket)))
+            if not is_over:
+                self._abort(ticket)
+
+    def _abort(self, ticket: int) -> None:
+        """Abort a request, unless the process has ended or is about to."""
+        if self._death is None and not self._writer.is_closing():
+            self._writer.write(encode_frame(Abort(ticket)))
 
     async def close(self) -> None:
         """End the process, by SIGKILL if it does not exit by itself. Idempotent."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tidemill.batch.file.formats import HEAD_BYTES
-from tidemill.batch.table.detection import ARROW_FILE, ARROW_STREAM, PARQUET
+from pydantic_core import from_json
 
-from ...console.errors import Refused
+from tidemill.batch.file.formats import open_lines
+from tidemill.batch.file.lines import FormatError, read_lines
+
+from ...console.errors import CliError, Refused
 from ...extras import require_extras
 from ...files.line_file import LineFile
+from ...files.request_lines import detect_source, is_table
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
 from .row_source import RequestFile, RowLines
@@ -20,6 +23,8 @@ from .search import RowPages
 
 if TYPE_CHECKING:
     from .table_rows import TableRows
+
+_PREFIX: Final = "output_"  # `batch.table.result_columns.PREFIX`, which takes pyarrow
 
 
 @contextmanager
@@ -46,14 +51,12 @@ def open_pages(
 
 
 def table_rows(source: Source, name: str, requests: str | None) -> TableRows | None:
-    """Return the rows of a table, which is one by its first bytes, or CSV by its name, else None.
+    """Return the rows of a table, of results if it is JSON; None for any other file.
 
     Raises Refused for a file of requests beside a table.
     """
-    source.file.seek(0)
-    head = source.file.read(HEAD_BYTES)
     is_csv = name.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
-    if not (is_csv or head.startswith((PARQUET, ARROW_FILE, ARROW_STREAM))):
+    if not (is_csv or is_table(source) or _has_json_results(source)):
         return None
     if requests is not None:
         raise Refused("a table has its requests in its own columns: leave out -i")
@@ -61,3 +64,17 @@ def table_rows(source: Source, name: str, requests: str | None) -> TableRows | N
     from .table_rows import TableRows
 
     return TableRows(source)
+
+
+def _has_json_results(source: Source) -> bool:
+    """Say whether the first line is a row of a table of results, and not one of an output."""
+    try:
+        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
+        fields = None if first is None else from_json(first.data)
+    except (CliError, FormatError, ValueError):
+        return False
+    finally:
+        source.file.seek(0)
+    if not isinstance(fields, dict) or "response" in fields:
+        return False
+    return all(name in fields or _PREFIX + name in fields for name in ("usage", "error"))

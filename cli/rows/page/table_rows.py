@@ -27,6 +27,7 @@ _RESULTS: Final = frozenset(
 )
 _NOT_SHOWN: Final = frozenset(("finish_reason", "usage", "logprobs"))
 _IDS: Final = ("custom_id", "id")
+
 _MAX_NUMBERS: Final = 4
 _MAX_JSON_CHARS: Final = 2**21
 
@@ -45,6 +46,17 @@ class TableRows:
     def has_results(self) -> bool:
         """Whether there are columns of results."""
         return bool(self._first_result)
+
+    @property
+    def kept_names(self) -> Sequence[str]:
+        """Names of the columns before those of results."""
+        return self._names[: self._first_result]
+
+    def cells(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """Yield the number of each row, its kept cells and its results, these by their own name."""
+        for number, cells in self._cells(1):
+            kept = {name: cells[name] for name in self.kept_names}
+            yield number, kept, self._results(cells)
 
     def rows(self, first_number: int, custom_id: str | None = None) -> Iterator[ViewedRow | None]:
         """Yield the rows; of Parquet whole row groups before the first are left out."""
@@ -92,8 +104,7 @@ class TableRows:
             raise BadInput(f"{self.name} cannot be read. {exc}") from exc
 
     def _row(self, number: int, cells: Mapping[str, Any]) -> ViewedRow:
-        kept, results = self._names[: self._first_result], self._names[self._first_result :]
-        by_name = {name.removeprefix(PREFIX): cells[name] for name in results}
+        kept, by_name = self.kept_names, self._results(cells)
         error = by_name.pop("error", None) if kept or "usage" in by_name else None
         found = by_name.get("finish_reason")
         reasons = tuple(map(str, found if isinstance(found, list) else [found] if found else []))
@@ -111,6 +122,10 @@ class TableRows:
             tuple(dict.fromkeys(reasons)),
             _lines({name: cells[name] for name in kept}),
         )
+
+    def _results(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        results = self._names[self._first_result :]
+        return {name.removeprefix(PREFIX): cells[name] for name in results}
 
 
 def first_result(names: Sequence[str]) -> int:

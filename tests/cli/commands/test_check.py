@@ -13,6 +13,7 @@ import pytest
 from pyarrow import csv
 
 from tests.cli.api_rig import Shell
+from tidemill.cli.main import main
 
 CUT_OFF = "were cut off at the token limit (finish reason `length`): raise max_tokens"
 USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
@@ -124,3 +125,16 @@ def test_a_request_whose_constraint_does_not_compile_fails_the_check(
     assert said.status == 0
     assert "checking the constraints of 1 line needs llguidance" in said.err
     assert "[engine]" in said.err
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.csv", "text\n"), ("a.jsonl", "")])
+def test_an_empty_file_is_checked_as_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str
+) -> None:
+    """Both end with 0, and the check says that a deployment refuses the file."""
+    source = tmp_path / name
+    source.write_text(content, encoding="utf-8")
+    recipe = ["--prompt", "{{ text }}"] if name.endswith(".csv") else []
+    for command in ("check", "run"):
+        assert main([command, str(source), *recipe]) == 0
+    assert "a deployment refuses the file" in capsys.readouterr().err

@@ -102,6 +102,71 @@ def test_rows_are_compared_by_custom_id_in_any_order(diff: Diff) -> None:
     assert found["first"][1] == changed | {"row_a": 3, "row_b": 2}
 
 
+TABLE = """\
+review_id,text,output_text,finish_reason,usage,error
+a,x,two,stop,"{""completion_tokens"":4}",
+b,"x
+y",1,length,"{""completion_tokens"":1}",The answer is cut off
+c,,,,,Row 3: column `text` is null
+"""
+
+
+def test_tables_of_results_are_compared_as_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table has the number of a row or a column as its id; a cut-off answer is one."""
+    monkeypatch.chdir(tmp_path)
+    table, lines = tmp_path / "a.csv", tmp_path / "b.ndjson"
+    table.write_text(TABLE, encoding="utf-8")
+    answered = [row("1", "two", 4), row("2", "one", 2), failed("3", "busy")]
+    files = "".join(f"{json.dumps(each)}\n" for each in answered)
+    (tmp_path / "rows.jsonl").write_text(files, encoding="utf-8")
+    assert main(["diff", str(table), "rows.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["both"], found["identical"], found["differing"]) == (3, 1, 1)
+    assert (found["failed_in_both"], found["a"]["mean_completion_tokens"]) == (1, 2.5)
+    assert found["first"][0] | {"custom_id": "2", "a": "1", "b": "one"} == found["first"][0]
+    names = ("review_id", "text", "finish_reason", "usage", "error")
+    cells = [("b", "1", "length", {"completion_tokens": 1}, "cut off"), ("z", None, None, None, "")]
+    rows = "".join(f"{json.dumps(dict(zip(names, each, strict=True)))}\n" for each in cells)
+    lines.write_text(rows, encoding="utf-8")
+    assert main(["diff", str(table), str(lines), "--json", "--id", "review_id"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["both"], found["identical"]) == (1, 1)
+    assert (found["a"]["only_here_ids"], found["b"]["only_here_ids"]) == (["a", "c"], ["z"])
+    assert main(["diff", str(table), str(lines), "--id", "number"]) == 2
+    assert "has no column `number` for --id: it has review_id, text" in capsys.readouterr().err
+    table.write_text("a,b\n1,2\n", encoding="utf-8")
+    assert main(["diff", str(table), str(lines)]) == 1
+    assert "has no columns of results" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "body"),
+    [
+        ("embedding", "[0.5, 1.0]", {"data": [{"index": 0, "embedding": [0.5, 1.0]}]}),
+        ("scores", "[0.5, 1.0]", {"data": [{"score": 0.5}, {"score": 1.0}]}),
+        (
+            "results",
+            '[{"index": 0, "relevance_score": 0.5}]',
+            {"results": [{"index": 0, "relevance_score": 0.5}]},
+        ),
+        ("text", "heard", {"text": "heard"}),
+    ],
+)
+def test_cells_of_other_endpoints_are_answers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, cell: str, body: dict[str, Any]
+) -> None:
+    """Vectors, scores, ranks and transcripts in CSV equal those in a file of rows."""
+    monkeypatch.chdir(tmp_path)
+    quoted = cell.replace('"', '""')
+    table = f'q,{name},usage,error\nx,"{quoted}","{{""total_tokens"":1}}",\n'
+    (tmp_path / "a.csv").write_text(table, encoding="utf-8")
+    other = row_of("1", {"status_code": 200, "request_id": "r", "body": body}, None)
+    (tmp_path / "rows.jsonl").write_text(json.dumps(other) + "\n", encoding="utf-8")
+    assert main(["diff", "a.csv", "rows.jsonl", "--exit-code"]) == 0
+
+
 def test_people_read_the_same(diff: Diff) -> None:
     """`-n` says how many rows are shown."""
     said = diff(A, B, "-n", "2")

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import row_of
+from tidemill.cli.arguments.typed_flags import repeated_flags
+from tidemill.cli.commands.retry import expand_rows
 from tidemill.cli.commands.run import options_from
 from tidemill.cli.console.errors import Refused
 from tidemill.cli.main import main, parse
@@ -169,6 +171,26 @@ def test_rows_in_a_file_are_a_run_that_resumes(
     Path("x.jsonl").touch()
     with pytest.raises(Refused, match=r"x\.jsonl and x\.jsonl\.gz may be the requests"):
         parse(["retry", "x.output.jsonl"])
+
+
+def test_the_flags_of_the_run_card_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input of the card, or a file next to the output, and the shard that the rows are of."""
+    monkeypatch.chdir(tmp_path)
+    typed = "run x.jsonl -q fp8 --retry-failed -ox --seed=1 -i a --input-file=a --shard 1/2 --force"
+    flags = repeated_flags(typed.split(), ["x.jsonl"])
+    assert flags == ("-q", "fp8", "--seed=1", "--shard", "1/2")
+    card = {"output": "rows.jsonl.1-of-2", "input": "gone/x.jsonl", "flags": flags}
+    Path("rows.jsonl.1-of-2.card.json").write_text(json.dumps(card), encoding="utf-8")
+    for name in ("x.jsonl", "rows.jsonl.1-of-2"):
+        Path(name).touch()
+    found = expand_rows(["retry", "rows.jsonl.1-of-2", "--seed", "2"])
+    again = "run -i x.jsonl -o rows.jsonl --resume --retry-failed -q fp8 --seed=1 --shard 1/2"
+    assert found == [*again.split(), "--seed", "2"]
+    assert repeated_flags("run --system a --prompt b a".split(), ["a"]) == tuple(
+        "--system a --prompt b".split()
+    )
 
 
 def test_requests_without_a_good_row_are_written(

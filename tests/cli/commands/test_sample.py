@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -93,6 +94,30 @@ def test_a_file_gets_its_name_when_the_sample_is_whole(tmp_path: Path, sample: T
     sample(source, "-o", out, "--force")
     assert out.read_bytes().count(b"\n") == 50
     sample(source, "-o", source, "--force", status=2)
+
+
+def test_a_sample_of_a_table_has_whole_rows_and_the_header(tmp_path: Path, sample: Type) -> None:
+    """A quoted newline does not cut a row; the name of the output decides its format."""
+    table, packed, out = (tmp_path / name for name in ("a.csv", "a", "b.parquet"))
+    pairs = [
+        (str(number), f'"a, {number}"\nb\U0001f389' if number % 2 else "") for number in range(40)
+    ]
+    written = io.StringIO()
+    csv.writer(written, delimiter=";").writerows([("id", "text"), *pairs])
+    table.write_text(f"\ufeff{written.getvalue()}", encoding="utf-8")
+    packed.write_bytes(gzip.compress(table.read_bytes()))
+    text = sample(table, "-n", 7)
+    header, *picked = map(tuple, csv.reader(io.StringIO(text.decode())))
+    assert header == ("id", "text")
+    assert len(picked) == 7
+    assert picked == [pair for pair in pairs if pair in picked]
+    assert sample(packed, "-n", 7) == text
+    sample(table, "-o", out)
+    assert sample(out, "-n", 7, "-o", tmp_path / "c.csv") == b""
+    assert (tmp_path / "c.csv").read_bytes() == text
+    sample(out, status=2)
+    table.write_text("a,b\n", encoding="utf-8")
+    assert sample(table) == b"a,b\n"
 
 
 def test_what_is_no_batch_file_is_refused_by_a_sentence(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.given import line
 from tidemill.batch.file.lines import RawLine
-from tidemill.batch.file.rows import print_not_run
+from tidemill.batch.file.rows import print_not_run, row_id_of
 from tidemill.cli.console.errors import BadInput
 from tidemill.cli.files.kept_rows import ROWS_PER_WRITE, KeptRows, find_kept_rows
 
@@ -175,6 +175,31 @@ def test_rows_in_the_middle_are_not_thrown_away_for_one_that_is_missing(
     out.write_bytes(b"".join(rows[:2] + rows[3:]))
     with pytest.raises(BadInput, match=r"row of line 3 .* is missing from .*out and .*errors"):
         find_kept_rows(raw, [out, errors])
+
+
+def test_a_retry_takes_a_corrected_line_in_the_place_of_a_failed_row(tmp_path: Path) -> None:
+    """In one file or two; a corrected line never takes the place of a good row."""
+    raw = [RawLine(number, b"%d" % number) for number in range(1, 5)]
+    good = (
+        b'{"id":"%s","custom_id":"x","response":{"status_code":200,"request_id":"r","body":{}}}\n'
+    )
+    rows = [good % row_id_of(line.digest).encode() for line in raw]
+    failed = print_not_run(raw[1].digest, None, code="c", message="m")
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    errors.write_bytes(failed)
+    corrected = [raw[0], RawLine(2, b"corrected"), *raw[2:]]
+    for data, paths in (
+        ((rows[0], failed, *rows[2:]), [out]),
+        ((rows[0], *rows[2:]), [out, errors]),
+    ):
+        out.write_bytes(b"".join(data))
+        kept = find_kept_rows(corrected, paths, replaces_others=True)
+        assert kept.ok == b"\1\0\1\1"
+        with pytest.raises(BadInput):
+            find_kept_rows([RawLine(1, b"new"), *corrected[1:]], paths, replaces_others=True)
+    out.write_bytes(b"".join((rows[0], failed, *rows[2:])))
+    with pytest.raises(BadInput):
+        find_kept_rows([raw[0], *corrected], [out], replaces_others=True)
 
 
 def test_an_output_with_errors_elsewhere_is_not_resumed_without_them(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import tidemill
 from tests.cli.hosting import accepting_host
 from tidemill import Engine, EngineDied, RequestFailed, TidemillError
 from tidemill.cli.integrations.batch_answers import BatchAnswers
@@ -150,11 +152,30 @@ def test_a_table_is_answered(engine: Engine) -> None:
     twice = pa.table([["x"], ["y"]], names=["q", "q"])
     with pytest.raises(TidemillError, match="more than one column named `q`: rename them"):
         engine.answer_table(twice, prompt="{{ q }}")
-    with pytest.raises(TidemillError, match="cannot be read by Arrow"):
+    with pytest.raises(TidemillError, match=r"cannot be read by Arrow.*Give a data frame"):
         engine.answer_table([1, 2], prompt="x")
     far = pa.array([1], pa.int64()).view(pa.timestamp("s", "Mars/Phobos"))
     with pytest.raises(TidemillError, match="column `q` is timestamp"):
         engine.answer_table(pa.table({"q": far}), prompt="{{ q }}")
+
+
+def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> None:
+    """A Series needs the name of its column, and a path that of a table."""
+    pd = pytest.importorskip("pandas")
+    path = tmp_path / "q.csv"
+    path.write_text("q\nFrance\n", encoding="utf-8")
+    recipe: dict[str, Any] = {"prompt": "The capital of {{ q }}?", "params": {"max_tokens": 8}}
+    rows = [{"q": "France"}]
+    for table in (path, str(path), rows, pd.Series(["France"], name="q")):
+        found = engine.answer_table(table, **recipe)
+        assert found.column("q").to_pylist() == ["France"]
+        assert len(found.column("text").to_pylist()) == 1
+    for table, words in ((pd.Series(["x"]), "has no name"), (tmp_path / "gone", "cannot be read")):
+        with pytest.raises(TidemillError, match=words):
+            engine.answer_table(table, **recipe)
+    with pytest.raises(TidemillError, match="takes the path of a file, not a DataFrame"):
+        tidemill.run(pd.DataFrame(rows), prompt="{{ q }}")  # type: ignore[arg-type]
+    assert tidemill.__version__ == metadata.version("tidemill")
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,36 @@ def test_the_last_words_of_a_process_whose_child_lives_on(tmp_path: Path) -> Non
         process.close()
     finally:
         (tmp_path / "alive").unlink()
+
+
+def test_the_error_of_a_cancelled_request_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Closing the engine cancels requests, and the last words are those of the program."""
+    process, begun = EngineProcess([sys.executable, "-c", DIES]), threading.Event()
+
+    async def fail_when_cancelled() -> None:
+        begun.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            raise EngineDied("the engine is closed") from None
+
+    future = process._in_loop(fail_when_cancelled())
+    begun.wait()
+    future.cancel()
+    process.close()
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_fork_cannot_use_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how to start processes."""
+    process = EngineProcess([sys.executable, "-c", DIES])
+    with monkeypatch.context() as other:
+        other.setattr(process, "_pid", -1)
+        for use in (process.info, lambda: process.send("/v1/x", {})):
+            with pytest.raises(EngineDied, match=r"in another process.*get_context\(.spawn.\)"):
+                use()
+    process.close()
 
 
 def test_an_engine_that_hangs_is_ended(capfd: pytest.CaptureFixture[str]) -> None:

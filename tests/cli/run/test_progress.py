@@ -10,6 +10,7 @@ import termios
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ import pytest
 
 from tests.cli.given import CHAT, line
 from tests.cli.scripted import ScriptedEngine
-from tidemill.batch.file.throughput import Rates
+from tidemill.batch.file.throughput import Rates, RateWindow
 from tidemill.cli.run import progress
 from tidemill.cli.run import run as run_module
-from tidemill.cli.run.progress import progress_line, summary
+from tidemill.cli.run.progress import bounded_by_rows, progress_line, summary
 from tidemill.cli.run.tally import Tally
 from tidemill.engine.plan.forecast import Forecast
 from tidemill.engine.plan.line_index import LineIndex
@@ -50,6 +51,43 @@ def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None
     assert progress_line(tally, Rates(40.0, 5_120.0)) == (
         "500 of 1,500 rows, 13 failed, 40.0 rows/s, 5,120 tokens/s, 25 s left"
     )
+
+
+async def test_the_time_left_is_bounded_by_the_recent_rate_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A forecast of long answers gives way to rows that come faster, and ends with the last."""
+    served, tally, forecasts = ScriptedEngine(), Tally(num_rows=100), []
+    tally.started -= 100
+    for _ in range(50):
+        tally.count()
+    done = asyncio.Event()
+
+    class Watching(progress.LineReporter):
+        seconds = 0.0
+
+        def show(self, tally: Tally, _: Rates, forecast: float | None = None) -> None:
+            assert tally.answered == 50
+            forecasts.append(forecast)
+            done.set()
+
+    monkeypatch.setattr(run_module, "RateWindow", partial(make_window, lambda: 0.0))
+    with closing(LineIndex()) as index:
+        forecast = Forecast(Plan(index, lambda _: False), 1)
+        monkeypatch.setattr(Forecast, "seconds_left", lambda _: 60.0)
+        reporting = asyncio.create_task(run_module._report(Watching(), tally, served, forecast))
+        await done.wait()
+        reporting.cancel()
+    assert forecasts[0] == 1.0  # 50 rows at 50 rows a second
+    assert bounded_by_rows(60.0, tally, Rates(0.1)) == 60.0
+    assert bounded_by_rows(60.0, tally, Rates()) == 60.0
+    tally.answered = 100
+    assert "left" not in progress_line(tally, Rates(50.0, 1.0), 60.0)
+
+
+def make_window(clock: Callable[[], float], *given: Any) -> RateWindow:
+    """Return a window whose clock is `clock`, in the place of the given one."""
+    return RateWindow(clock, *given[1:])
 
 
 def test_no_time_is_left_to_tell_before_the_first_row() -> None:

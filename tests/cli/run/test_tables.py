@@ -15,6 +15,7 @@ import pytest
 from pyarrow import csv, feather
 
 from tests.cli.given import rows, wait_for_rows
+from tidemill.cli.commands.retry import expand_rows
 from tidemill.cli.console.errors import BadInput, Refused
 from tidemill.cli.main import main
 
@@ -161,6 +162,51 @@ def test_a_row_that_fails_says_why_and_can_run_again(
     assert run(source, *flags) == 0
     assert pq.read_table(out).to_pylist() == [good, bad]
     assert (tmp_path / "table.output.parquet.rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_failed_rows_are_retried_by_the_name_of_the_table(
+    run: Any, tmp_path: Path, suffix: str
+) -> None:
+    """The card has the flags; a corrected cell or template is enough, and good rows stay."""
+    run.has_card = True
+    cells = pa.table({"id": ["a", "b", "c"], "text": ["x", None, None], "stars": [1, 2, 3]})
+    source = write_table(tmp_path / f"table.{suffix}", cells)
+    write_recipe(tmp_path)
+    out = tmp_path / f"table.output.{suffix}"
+    given = ["--on-invalid-line", "skip", "--id", "id", "--max-tokens", 5, "--force"]
+    assert run(*given, "--prompt", "Hi {{ text }}", source) == 0
+    write_table(source, cells.set_column(1, "text", pa.array(["x", "corrected", None])))
+    for rows_of in (out, f"{out}.rows.jsonl"):
+        words = expand_rows(["retry", str(rows_of)])
+        assert words[:5] == ["run", "-i", str(source), "-o", str(out)]
+        assert "--force" not in words
+    assert run(*words[1:]) == 0
+    assert run.engine.asked == 1
+    changed = ("--prompt", "Hi {{ text or '' }}")
+    other = expand_rows(["retry", str(out), "--prompt", "Hello {{ text or '' }}"])
+    with pytest.raises(BadInput, match=r"made with another recipe \(--prompt\)"):
+        run(*other[1:])
+    assert run(*expand_rows(["retry", str(out), *changed])[1:]) == 0
+    assert run.engine.asked == 1
+    assert out.read_text().count("hi") == 3
+    assert not Path(f"{out}.rows.jsonl").exists()
+    assert run(*expand_rows(["retry", str(out)])[1:]) == 0
+    with pytest.raises(Refused, match=r"To retry its failed rows: `tidemill retry .*output"):
+        expand_rows(["retry", str(source)])
+
+
+def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_path: Path) -> None:
+    """A retry of its failed rows says that they cannot be run again."""
+    run.has_card = True
+    source = write_table(tmp_path / "table.csv", pa.table({"id": ["a", "b"], "text": ["x", None]}))
+    write_recipe(tmp_path)
+    assert run(source, "--on-invalid-line", "skip") == 0
+    out = tmp_path / "table.output.csv"
+    Path(f"{out}.rows.jsonl").unlink()
+    with pytest.raises(Refused, match=r"1 row of .*table\.output\.csv failed, and the file of its"):
+        run(*expand_rows(["retry", str(out)])[1:])
+    assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
 
 
 def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
@@ -319,6 +365,26 @@ def test_tables_in_a_folder_have_the_same_columns(
     write_table(folder / "b.parquet", TABLE.select(["id"]))
     with pytest.raises(BadInput, match="only one of them has `text`, `stars`"):
         run(folder, *flags)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("x {stars} {other}", "write {{ stars }} instead of {stars} (columns: id, text, stars)"),
+        ('{"a": "b"}', "a column is read by {{ id }} (columns: id, text, stars)"),
+        ("x {{ stars }}", ""),
+        ('{{ row["stars"] }}', ""),
+    ],
+)
+def test_a_prompt_that_reads_no_column_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prompt: str, words: str
+) -> None:
+    """A column in single braces is text; the column of ids is not one of the prompt."""
+    source = write_table(tmp_path / "table.csv")
+    assert main(["check", str(source), "--prompt", prompt, "--id", "id"]) == 0
+    said = capsys.readouterr().err
+    assert ("the same request" in said) is bool(words)
+    assert words in said
 
 
 def test_a_table_without_a_recipe_says_how(run: Any, tmp_path: Path) -> None:

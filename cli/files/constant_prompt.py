@@ -1,0 +1,38 @@
+"""Constant prompt: the warning that a recipe asks the same of every row of a table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from tidemill.batch.table.recipe import Recipe
+from tidemill.batch.table.request_template import RequestTemplate
+
+from ..console.terminal import log
+
+_SINGLE_BRACES: Final = re.compile(r"(?<!\{)\{\s*([^{}]+?)\s*\}(?!\})")
+_MAX_NAMED: Final = 5
+
+
+def warn_of_constant_prompt(
+    template: RequestTemplate, recipe: Recipe, names: Sequence[str], table: str
+) -> None:
+    """Warn about a recipe that reads no column; one in single braces is shown in double ones."""
+    if template.has_prompt_column:
+        return
+    texts = json.dumps(dict(recipe.fields), ensure_ascii=False, default=str)
+    found = next((name for name in _SINGLE_BRACES.findall(texts) if name in names), None)
+    named = ", ".join(names[:_MAX_NAMED]) + (", …" if len(names) > _MAX_NAMED else "")
+    hint = f"a column is read by {_expression(found or names[0])}"
+    if found is not None:
+        hint = f"write {_expression(found)} instead of {{{found}}}"
+    log(
+        f"warning: the prompt reads no column of {table}, so all rows get the same request: {hint} "
+        f"(columns: {named})"
+    )
+
+
+def _expression(name: str) -> str:
+    return f"{{{{ {name} }}}}" if name.isidentifier() else f'{{{{ row["{name}"] }}}}'

@@ -1,0 +1,118 @@
+"""Recorded run: the run that wrote an output, by its run card, to run its failed rows again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from ..arguments.dataset_id import is_dataset
+from ..arguments.typed_flags import without_flag
+from ..console.errors import Refused
+from .paths import card_path, is_path
+from .table_options import FORMATS_BY_SUFFIX, format_of
+
+ROWS_SUFFIX: Final = ".rows.jsonl"
+"""Ending of the rows that a table of results is made of."""
+
+_SHARD: Final = re.compile(r"\.(\d+)-of-(\d+)$")
+_INPUT_ENDINGS: Final = (".jsonl", ".ndjson", ".json")
+_OUTPUT: Final = ".output."
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run as its card has it: input and flags, None and none where there is no such card.
+
+    `output` is the value of `-o`, and `shard` that of `--shard`.
+    """
+
+    output: str
+    input: str | None = None
+    flags: tuple[str, ...] = ()
+    shard: str | None = None
+    is_table: bool = False
+
+    @classmethod
+    def find(cls, rows: str) -> Self:
+        """Return the run of an output, of its shard, or of the rows of a table of results."""
+        shard = _SHARD.search(rows)
+        whole = rows if shard is None else rows[: shard.start()]
+        table = whole.removesuffix(ROWS_SUFFIX)
+        is_of_table = table != whole and format_of(table) is not None
+        output = table if is_of_table else whole
+        number = None if shard is None else f"{shard[1]}/{shard[2]}"
+        card = _card_of(Path(output if is_of_table else rows))
+        if card is None:
+            is_table = is_of_table or format_of(output) not in {None, "jsonl"}
+            return cls(output, shard=number, is_table=is_table)
+        flags = tuple(without_flag(card.get("flags") or [], "--shard"))
+        is_table = card.get("recipe") is not None
+        return cls(output, card["input"], flags, number, is_table)
+
+    def command(self, rest: Sequence[str], input_file: str | None) -> list[str]:
+        """Return the words of `run` that retry its failed rows, with more flags at their end."""
+        shard = [] if self.shard is None else ["--shard", self.shard]
+        named = [] if input_file is None else ["-i", input_file]
+        again = ["--resume", "--retry-failed"]
+        return ["run", *named, "-o", self.output, *again, *self.flags, *shard, *rest]
+
+    def find_input(self) -> str:
+        """Return the file of the requests; raises Refused for none, or several."""
+        if self.input is not None and (found := _existing(self.input, Path(self.output).parent)):
+            return found
+        return _input_beside(self.output)
+
+
+def num_failed_by_card(output: Path) -> int:
+    """Return the number of failed rows of an output; 0 where no card has it."""
+    card = _card_of(output)
+    return 0 if card is None else int(card["rows"]["failed"])
+
+
+def _card_of(output: Path) -> Mapping[str, Any] | None:
+    """Return the card of an output; None without one that can be read."""
+    try:
+        card: Any = json.loads(card_path(output).read_bytes())
+        is_of_output = Path(card["output"]).name == output.name and isinstance(card["input"], str)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return card if is_of_output else None
+
+
+def _existing(name: str, folder: Path) -> str | None:
+    """Return an input that is where the card says, or next to the output."""
+    if is_dataset(name) or not is_path(name):
+        return name
+    beside = folder / Path(name).name
+    return next((str(path) for path in (Path(name), beside) if path.exists()), None)
+
+
+def _input_beside(output: str) -> str:
+    """Return the file whose rows these are by their name; raises Refused for none, or several."""
+    stem, is_named, ending = output.removesuffix(".gz").rpartition(_OUTPUT)
+    is_jsonl = f".{ending}" in _INPUT_ENDINGS
+    endings = _INPUT_ENDINGS if is_jsonl else FORMATS_BY_SUFFIX
+    names = [f"{stem}{suffix}{gz}" for suffix in endings for gz in ("", ".gz")] if is_named else []
+    found = [name for name in names if Path(name).is_file()]
+    if not found:
+        hint = _output_beside(output)
+        more = "" if hint is None else f". To retry its failed rows: `tidemill retry {hint}`"
+        raise Refused(f"the requests of {output} are not beside it: name their file with -i{more}")
+    if len(found) > 1:
+        raise Refused(f"{' and '.join(found)} may be the requests of {output}: name one with -i")
+    return found[0]
+
+
+def _output_beside(name: str) -> str | None:
+    """Return the output of a file that is the input of a run; None where none is next to it."""
+    path = Path(name)
+    stem = path.name.removesuffix(".gz").removesuffix(path.suffix)
+    for output in sorted(path.parent.glob(f"{stem}.output.*")):
+        card = None if output.suffix == ".md" else _card_of(output)
+        if card is not None and Path(card["input"]).name == path.name:
+            return str(output)
+    return None

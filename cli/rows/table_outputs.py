@@ -1,0 +1,119 @@
+"""Tables of results as rows of an output, so that `diff` compares them as it compares files.
+
+The rows are written to a temporary file, because a table cannot be read at any row.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..console.errors import BadInput, Refused
+from ..files.row_file import RowFile, plain_copy
+from ..files.source import open_source
+from .page.open_pages import table_rows
+
+if TYPE_CHECKING:
+    from .page.table_rows import TableRows
+
+_BUFFER_BYTES: Final = 2**20
+_IDS: Final = ("custom_id", "id")
+
+
+@contextmanager
+def open_outputs(name: str, *, id_column: str | None, tmp_dir: Path | None) -> Iterator[RowFile]:
+    """Open an output, a file of rows or a table of results, as a file of rows.
+
+    `id_column` has the custom ids of a table. Raises BadInput for a table without results, and
+    Refused for a column that it does not have.
+    """
+    with ExitStack() as stack:
+        source = stack.enter_context(open_source(name, tmp_dir=tmp_dir))
+        table = table_rows(source, name, None)
+        if table is None:
+            yield RowFile(*stack.enter_context(plain_copy(source, tmp_dir)))
+            return
+        if not table.has_results:
+            raise BadInput(
+                f"{name} has no columns of results: name an output of `tidemill run`, such as "
+                "reviews.output.csv"
+            )
+        file = stack.enter_context(tempfile.TemporaryFile(dir=tmp_dir, buffering=_BUFFER_BYTES))
+        try:
+            file.writelines(_printed_rows(table, _id_column(table, id_column)))
+            file.flush()
+        except OSError as exc:
+            raise BadInput(
+                f"the rows of {name} cannot be copied to {tmp_dir or tempfile.gettempdir()} "
+                f"({exc.strerror}); --output-tmp-dir names another folder"
+            ) from exc
+        yield RowFile(file, source)
+
+
+def _id_column(table: TableRows, given: str | None) -> str | None:
+    """Return the column of custom ids; None where rows have their number as one."""
+    if given is not None and given not in table.kept_names:
+        raise Refused(
+            f"{table.name} has no column `{given}` for --id: it has {', '.join(table.kept_names)}"
+        )
+    return given or next((name for name in _IDS if name in table.kept_names), None)
+
+
+def _printed_rows(table: TableRows, id_column: str | None) -> Iterator[bytes]:
+    for number, kept, results in table.cells():
+        found = None if id_column is None else kept[id_column]
+        custom_id = str(number) if found is None else str(found)
+        row = {"custom_id": custom_id, **_outcome(results)}
+        yield json.dumps(row, default=str).encode() + b"\n"
+
+
+def _outcome(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response of a row, or its error where it has none."""
+    usage, error = _parsed(results.get("usage")), results.get("error")
+    if usage is None and error is not None:
+        return {"response": None, "error": {"code": None, "message": str(error)}}
+    body = {"usage": usage} | _answer(results)
+    return {"response": {"status_code": 200, "body": body}, "error": None}
+
+
+def _answer(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body that hold the answer, as its endpoint writes them."""
+    if "embedding" in results:
+        found = _parsed(results["embedding"]) or []
+        vectors = found if found and isinstance(found[0], list) else [found]
+        return {"data": [{"index": at, "embedding": each} for at, each in enumerate(vectors)]}
+    if "scores" in results:
+        scores = _parsed(results["scores"]) or []
+        return {"data": [{"index": at, "score": each} for at, each in enumerate(scores)]}
+    if "results" in results:
+        return {"results": _parsed(results["results"]) or []}
+    if "finish_reason" not in results:
+        return {"text": results.get("text") or ""}
+    reasons = _parsed(results["finish_reason"], only_lists=True)
+    texts = results.get("text")
+    if not isinstance(reasons, list):
+        reasons, texts = [reasons], [texts]
+    else:
+        texts = _parsed(texts) or []
+    calls = _parsed(results.get("tool_calls"))
+    first = {"tool_calls": calls} if isinstance(calls, list) else {}
+    return {
+        "choices": [
+            {"message": {"content": text, **first}, "finish_reason": reason}
+            for text, reason in zip(texts, reasons, strict=False)
+        ]
+    }
+
+
+def _parsed(cell: Any, *, only_lists: bool = False) -> Any:
+    """Return a cell of CSV that is JSON as its value, and any other cell as it is."""
+    if not isinstance(cell, str) or (only_lists and not cell.startswith("[")):
+        return cell
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
