@@ -96,14 +96,16 @@ def message_body(
 ) -> dict[str, Any]:
     """Return an assistant's message; `calls` are ids, names and arguments.
 
-    Content is null if there are only calls or reasoning. `reasoning` None leaves its fields out:
-    for a model that does not reason, or if the request excludes reasoning.
+    Content is null if there are only calls or reasoning. `reasoning` None is for a model that does
+    not reason, or if the request excludes reasoning: the field is then null, as vLLM's always is,
+    and its old name is left out.
     """
     is_silent = not content and bool(calls or reasoning)
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None if is_silent else content,
         "refusal": None,
+        "reasoning": None,
     }
     if reasoning is not None:
         message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)
