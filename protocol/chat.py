@@ -49,6 +49,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     thinking_token_budget: Annotated[Whole, Field(ge=-1)] | None = None
