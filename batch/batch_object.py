@@ -106,8 +106,9 @@ class TidemillObject(BaseModel):
     """Extra fields of a Batch, beyond OpenAI's.
 
     `seconds` are those since the batch runs, up to its end. Rates are of the last minute and of
-    shards that somebody runs, those of tokens of generated ones or of prompts; `eta_at` (Unix
-    seconds) is when they would be through. `audio_seconds` is how much was listened to.
+    shards that a worker runs, and the mean over `seconds` once the batch has ended; those of tokens
+    are of generated ones or of prompts. `eta_at` (Unix seconds) is the expected end.
+    `audio_seconds` is how much was listened to.
     `reused_rows` are completed ones that an earlier batch has computed: `usage` has none of their
     tokens. `truncated_rows` are completed ones whose answer was cut off at its token limit.
     `table_url` is where the table of an input's rows is that was one, and `table_file_id`
@@ -271,9 +272,10 @@ def _tidemill_object(
     is_running = batch.status is Status.IN_PROGRESS
     estimated = estimate_gpu_seconds(batch, done, rate or WorkerRate()) if is_running else None
     until = _end_of(batch) or now
+    seconds = max(0, int(until - (batch.in_progress_at or batch.created_at)))
     return TidemillObject(
-        seconds=max(0, int(until - (batch.in_progress_at or batch.created_at))),
-        **(done.rates if is_running else Rates())._asdict(),
+        seconds=seconds,
+        **(done.rates if is_running else _mean_rates(batch, done, seconds))._asdict(),
         audio_seconds=round(done.audio_seconds, 3),
         reused_rows=done.reused,
         truncated_rows=done.truncated,
@@ -296,6 +298,14 @@ def _tidemill_object(
         erasing_at=batch.erasing_at,
         erased_at=batch.erased_at,
     )
+
+
+def _mean_rates(batch: Batch, done: Progress, seconds: int) -> Rates:
+    """Return the means of an ended batch; zeros for one that has not ended, or has never run."""
+    if not batch.is_terminal or batch.in_progress_at is None:
+        return Rates()
+    counts = (done.num_rows, done.completion_tokens, done.prompt_tokens, done.audio_seconds)
+    return Rates(*(round(count / max(1, seconds), 3) for count in counts))
 
 
 def _table_url(batch: Batch) -> str | None:

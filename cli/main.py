@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from .arguments.parser import Parser
+from .arguments.parser import Parser, expand_help
 from .arguments.unknown_flags import expand_positional_model, sort_unknown
 from .commands import (
     cache,
@@ -96,7 +96,8 @@ def _without_a_command(_: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the parsed arguments, the files named without a flag in `files`; raises Refused."""
     parser = make_parser()
-    typed = serve.add_environment_flags(expand_positional_model(retry.expand_rows(arguments)))
+    typed = expand_positional_model(retry.expand_rows(expand_help(arguments)))
+    typed = serve.add_environment_flags(typed)
     parsed, unknown = parser.parse_known_args(typed)
     parsed.files = sort_unknown(parser, typed, unknown)
     parsed.typed = typed

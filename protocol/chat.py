@@ -49,6 +49,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: ReasoningEffort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None
     separate_reasoning: bool | None = None
     thinking_token_budget: Annotated[Whole, Field(ge=-1)] | None = None
@@ -103,14 +104,16 @@ def message_body(
 ) -> dict[str, Any]:
     """Return an assistant's message; `calls` are ids, names and arguments.
 
-    Content is null if there are only calls or reasoning. `reasoning` None leaves its fields out:
-    for a model that does not reason, or if the request excludes reasoning.
+    Content is null if there are only calls or reasoning. `reasoning` None is for a model that does
+    not reason, or if the request excludes reasoning: the field is then null, as vLLM's always is,
+    and its old name is left out.
     """
     is_silent = not content and bool(calls or reasoning)
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None if is_silent else content,
         "refusal": None,
+        "reasoning": None,
     }
     if reasoning is not None:
         message |= dict.fromkeys(REASONING_FIELDS, reasoning or None)

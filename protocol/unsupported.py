@@ -32,7 +32,6 @@ _DECODING: dict[str, tuple[object, ...]] = {
     "custom_logit_processor": (),
     "thinking_token_budget": (-1,),
     "watermarking": (False,),
-    "verbosity": ("medium",),
     "vllm_xargs": ({},),
 }
 

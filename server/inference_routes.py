@@ -15,6 +15,14 @@ from starlette.types import Receive, Scope, Send
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import Reply, StreamedReply
 from tidemill.protocol.prompts import num_sequences
+from tidemill.protocol.routes import (
+    CHAT_COMPLETIONS,
+    COMPLETIONS,
+    DETOKENIZE,
+    EMBEDDINGS,
+    GENERATIVE_SCORING,
+    TOKENIZE,
+)
 from tidemill.protocol.stream import is_stream
 
 from .context import ServerContext, new_request_id
@@ -25,22 +33,13 @@ from .sse import COMMENT, DONE, MEDIA_TYPE, format_event, sse_events, stream_res
 _ReplyCoroutine = Coroutine[Any, Any, Reply | StreamedReply]
 _ReplyTask = asyncio.Task[Reply | StreamedReply]
 
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/score",
-    "/v1/score",
-    "/rerank",
-    "/v1/rerank",
-    "/v2/rerank",
-    "/tokenize",
-    "/detokenize",
-    # As lines may have them, for clients that are given an address without `/v1`.
-    "/chat/completions",
-    "/completions",
-    "/embeddings",
-)
+_GENERATION = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING)
+_OTHERS = (EMBEDDINGS, TOKENIZE, DETOKENIZE)
+# Lines may have any URL that ends in `/score` or `/rerank`.
+_SCORES = ("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank")
+
+PATHS = (*(url for route in (*_GENERATION, *_OTHERS) for url in sorted(route.exact)), *_SCORES)
+"""URLs with JSON bodies, as lines have them; some clients use an address without `/v1`."""
 
 
 def routes(context: ServerContext) -> list[Route]:

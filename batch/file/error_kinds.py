@@ -45,9 +45,7 @@ class ErrorCounter(Generic[_Error]):
         self._max_first = max_first
         self._kinds: dict[Hashable, ErrorKind[_Error]] = {}
 
-    def add(
-        self, message: str, error: _Error, group: Hashable = None
-    ) -> ErrorKind[_Error] | None:
+    def add(self, message: str, error: _Error, group: Hashable = None) -> ErrorKind[_Error] | None:
         """Count an error and return its kind, None for one too many.
 
         Errors of different groups are never of one kind.

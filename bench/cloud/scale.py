@@ -69,7 +69,8 @@ def demands(scenario: Scenario, worker: WorkerConfig) -> list[Demand]:
     """Return what the run asks of each service, between the first row and the last."""
     shards, seconds = scenario.num_shards, scenario.shard_seconds
     shard_bytes = scenario.shard_lines * scenario.row_bytes
-    parts = ceil(max(seconds / worker.flush_seconds, shard_bytes / worker.flush_bytes))
+    flushes = seconds / worker.flush_seconds_for(shards)
+    parts = ceil(max(flushes, shard_bytes / worker.flush_bytes))
     segments = ceil(shard_bytes / SEGMENT_BYTES)
     ticks = seconds / worker.tick_seconds
     renewals = max(parts, seconds / (worker.lease_seconds / 3))

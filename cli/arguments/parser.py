@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -13,7 +14,14 @@ _REQUIRED = "the following arguments are required: "
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` that raises Refused instead of printing its usage and exiting."""
+    """An `ArgumentParser` that raises Refused instead of printing its usage and exiting.
+
+    A command that is destructive is never suggested in the place of another.
+    """
+
+    def __init__(self, *args: Any, is_destructive: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_destructive = is_destructive
 
     def error(self, message: str) -> NoReturn:
         """Raise Refused with the message and where to read more."""
@@ -31,5 +39,17 @@ class Parser(argparse.ArgumentParser):
         if not isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - it has no public name
             raise argparse.ArgumentError(action, f"{value!r} is none of {', '.join(choices)}")
         near = get_close_matches(value.lower(), choices, n=1, cutoff=_LIKENESS)
-        hint = f"did you mean `{self.prog} {near[0]}`?" if near else f"see `{self.prog} --help`"
+        hint = f"see `{self.prog} --help`"
+        if near and not getattr(action.choices[near[0]], "is_destructive", False):
+            hint = f"did you mean `{self.prog} {near[0]}`?"
         raise Refused(f"`{self.prog}` has no command {value!r}: {hint}")
+
+
+def expand_help(typed: Sequence[str]) -> Sequence[str]:
+    """Expand `help`, `help COMMAND` and `version`, which other programs have as commands."""
+    match typed:
+        case ["help", *words]:
+            return [*words, "--help"]
+        case ["version"]:
+            return ["--version"]
+    return typed

@@ -23,6 +23,7 @@ Show = Callable[["Batch"], object]
 
 _FIRST_SECONDS = 1.0
 _MOST_SECONDS = 10.0
+_MOVING_SECONDS = 2.0
 _GROWTH = 1.5
 _LINE_SECONDS = 30.0
 _WAITS_FOR = {
@@ -32,9 +33,9 @@ _WAITS_FOR = {
 }
 
 
-def poll_delays() -> Iterator[float]:
-    """Yield the seconds between two polls: from one up to ten."""
-    delay = _FIRST_SECONDS
+def poll_delays(first: float = _FIRST_SECONDS) -> Iterator[float]:
+    """Yield the seconds between two polls: from the first ones up to ten."""
+    delay = first
     while True:
         yield delay
         delay = min(delay * _GROWTH, _MOST_SECONDS)
@@ -43,7 +44,8 @@ def poll_delays() -> Iterator[float]:
 def follow(client: Client, batch: Batch, show: Show) -> Batch:
     """Poll until the batch has ended and return it; `show` gets each changed state.
 
-    Outages of the server are bridged for `LONG_SECONDS`.
+    Polls become rarer while neither the status nor a count of rows moves. Outages of the server
+    are bridged for `LONG_SECONDS`.
     """
     show(batch)
     delays = poll_delays()
@@ -52,7 +54,13 @@ def follow(client: Client, batch: Batch, show: Show) -> Batch:
         seen, batch = batch, client.batch(batch.id, retry_seconds=LONG_SECONDS)
         if batch != seen:
             show(batch)
+        if _counts_of(batch) != _counts_of(seen):
+            delays = poll_delays(_MOVING_SECONDS)
     return batch
+
+
+def _counts_of(batch: Batch) -> tuple[str, int, int]:
+    return batch.status, batch.completed, batch.failed
 
 
 def _next_delay(batch: Batch, delay: float) -> float:

@@ -27,7 +27,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     listing.set_defaults(command=command_list)
     stats = actions.add_parser("stats", help="count all of them", allow_abbrev=False)
     stats.set_defaults(command=command_stats)
-    remove = actions.add_parser("remove", help="remove them, all or some", allow_abbrev=False)
+    remove = actions.add_parser(
+        "remove", is_destructive=True, help="remove them, all or some", allow_abbrev=False
+    )
     remove.add_argument("--model", help="those of this model, as `cache list` shows it")
     remove.add_argument(
         "--older-than",

@@ -16,6 +16,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `cancel` to the command line."""
     parser = commands.add_parser(
         "cancel",
+        is_destructive=True,
         help="cancel a batch",
         description="Cancels a batch. The rows that are finished by then are kept: "
         "`tidemill results ID` fetches them.",

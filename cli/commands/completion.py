@@ -69,7 +69,9 @@ def _positions(
     flags = tuple(
         action for action in actions if action.option_strings and action.help != argparse.SUPPRESS
     )
-    values = [str(value) for action in actions for value in _values_of(action)]
+    # Of what is destroyed nothing is suggested.
+    is_destructive = getattr(commands.choices[name], "is_destructive", False)
+    values = [str(each) for action in actions if not is_destructive for each in _values_of(action)]
     inner = _names(below[0]) if below else {}
     yield _Position(here, inner, flags, tuple(values))
     for each in inner:

@@ -15,6 +15,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     """Add `erase` to the command line."""
     parser = commands.add_parser(
         "erase",
+        is_destructive=True,
         help="erase an ended batch with its input and its results, for good",
         description="Erases a batch that has ended: its input, its results, its rows and its "
         "options. What remains is its id with times and counts. A deployment must allow it "

@@ -40,7 +40,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     listing = actions.add_parser("list", help="list the keys, revoked ones too", allow_abbrev=False)
     listing.add_argument("--tenant", type=_name, help="this tenant's keys only")
     listing.set_defaults(command=command_list)
-    revoke = actions.add_parser("revoke", help="revoke a key", allow_abbrev=False)
+    revoke = actions.add_parser(
+        "revoke", is_destructive=True, help="revoke a key", allow_abbrev=False
+    )
     revoke.add_argument("key", help="its id, or the key itself")
     revoke.set_defaults(command=command_revoke)
     for action in (create, listing, revoke):

@@ -36,7 +36,9 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         allow_abbrev=False,
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    setting = actions.add_parser("set", help="change what is given", allow_abbrev=False)
+    setting = actions.add_parser(
+        "set", is_destructive=True, help="change what is given", allow_abbrev=False
+    )
     webhook = setting.add_mutually_exclusive_group()
     webhook.add_argument("--webhook-url", metavar="URL", help="is called when a batch ends")
     webhook.add_argument("--no-webhook", action="store_true", help="remove the webhook")

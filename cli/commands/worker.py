@@ -208,7 +208,7 @@ def _add_times(group: argparse._ArgumentGroup) -> None:
     for flag, words in (
         (
             "--flush-seconds",
-            "make finished rows durable at the latest after this time (default: 8)",
+            "make finished rows durable after this time (default: 2 to 8, by the size of a batch)",
         ),
         (
             "--lease-seconds",

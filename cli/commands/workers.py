@@ -54,7 +54,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     resume.set_defaults(command=command_resume)
     stop = actions.add_parser(
-        "stop", help="stop the workers of a model, and start no more", allow_abbrev=False
+        "stop",
+        is_destructive=True,
+        help="stop the workers of a model, and start no more",
+        allow_abbrev=False,
     )
     stop.set_defaults(command=command_stop)
     for action in (resume, stop):

@@ -134,6 +134,8 @@ def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
         variables.setdefault("reasoning_effort", request.reasoning_effort)
         if request.reasoning_effort == "none" and not variables.keys() & _SWITCHES.keys():
             variables |= _SWITCHES
+    if request.verbosity is not None:
+        variables.setdefault("verbosity", request.verbosity)
     return variables
 
 

@@ -55,6 +55,22 @@ def test_a_batch_that_has_ended_tells_all() -> None:
     assert parsed.metadata == {"team": "search"}
 
 
+def test_an_ended_batch_has_its_mean_rates() -> None:
+    """The rates of a running batch are recent; a batch that never ran has none."""
+    running = replace(NEW, status=Status.IN_PROGRESS, in_progress_at=100)
+    progress = replace(PROGRESS, rows_per_second=9.0, audio_seconds=40.0)
+    ended = replace(running, status=Status.COMPLETED, completed_at=120, final=progress)
+    never_ran = replace(NEW, status=Status.FAILED, failed_at=120)
+    names = ("rows", "tokens", "input_tokens", "audio_seconds")
+    for batch, rates in (
+        (running, [9.0, 0.0, 0.0, 0.0]),
+        (ended, [0.5, 1.05, 3.5, 2.0]),
+        (never_ran, [0.0] * 4),
+    ):
+        wire = batch_object(batch, progress, now=110).model_dump(mode="json")["tidemill"]
+        assert [wire[f"{name}_per_second"] for name in names] == rates
+
+
 def test_what_it_cost_is_told_beside_it() -> None:
     """Half an hour of a GPU at 4 an hour is 2; without a price there is no cost."""
     batch = replace(

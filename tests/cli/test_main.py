@@ -59,6 +59,10 @@ def test_it_runs_as_a_module() -> None:
         ("run-batch -i x", "`tidemill` has no command 'run-batch': did you mean `tidemill run`?"),
         ("walk", "`tidemill` has no command 'walk': see `tidemill --help`"),
         ("keys lst", "`tidemill keys` has no command 'lst': did you mean `tidemill keys list`?"),
+        # A command that destroys something is never suggested.
+        ("eras batch_1", "`tidemill` has no command 'eras': see `tidemill --help`"),
+        ("tenants list", "`tidemill tenants` has no command 'list': see `tidemill tenants --help`"),
+        ("help rnu", "`tidemill` has no command 'rnu': did you mean `tidemill run`?"),
         ("keys", "`tidemill keys` needs ACTION: see `tidemill keys --help`"),
         ("submit", "`tidemill submit` needs FILE: see `tidemill submit --help`"),
         ("run", "name the file to run before any flags: `tidemill run requests.jsonl`"),
@@ -80,6 +84,23 @@ def test_a_usage_error_is_one_sentence(
     """Exit status 2, without the usage of the command."""
     assert main(typed.split()) == 2
     assert capsys.readouterr().err == f"tidemill: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag"),
+    [("version", "--version"), ("help", "--help"), ("help keys create", "keys create --help")],
+)
+def test_version_and_help_are_commands_too(
+    typed: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They print the same as the flags."""
+    shown = []
+    for words in (typed, flag):
+        with pytest.raises(SystemExit) as ended:
+            main(words.split())
+        assert ended.value.code == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
 
 
 @pytest.mark.parametrize("typed", ["run a b", "run -i a b"])

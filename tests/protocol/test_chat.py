@@ -89,6 +89,7 @@ def test_unknown_and_harmless_fields_are_accepted() -> None:
         ("messages", None),
         ("messages", "Hi"),
         ("reasoning_effort", "enormous"),
+        ("verbosity", "loud"),
         ("documents", "text"),
         ("chat_template_kwargs", []),
         ("cache_salt", ""),

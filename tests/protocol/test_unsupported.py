@@ -45,7 +45,6 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("chat_template", "{{ messages }}"),
         ("prompt_embeds", "x"),
         ("lora_path", "x"),
-        ("verbosity", "low"),
         ("return_hidden_states", True),
     ],
 )

@@ -21,7 +21,10 @@ from tidemill.batch.weekly_hours import WeeklyHours, number_at
 
 _PREFIX = "TIDEMILL_"
 _INFLIGHT_PER_SEQUENCE = 4
-_MAX_TICK_SECONDS = 3.0
+_MAX_TICK_SECONDS = 2.0
+_MIN_FLUSH_SECONDS = 2.0
+_MAX_FLUSH_SECONDS = 8.0
+_FLUSH_SECONDS_PER_SHARD = 0.25
 
 
 def _checked(hours: str) -> str:
@@ -34,8 +37,9 @@ class WorkerConfig:
     """Settings of a worker's queue, leases, flushing and engine.
 
     A lease expires after `lease_seconds` without renewal. `visibility_seconds` is the visibility
-    timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old or
-    there are `flush_bytes` of them: with the time of the write, a kill loses at most ten seconds.
+    timeout of a message. Finished rows become durable when the oldest is `flush_seconds` old, by
+    default as `flush_seconds_for` says, or there are `flush_bytes` of them: with the time of the
+    write, a kill loses at most ten seconds.
     `max_held_bytes` bounds requests and unflushed rows (backpressure), `max_shards` how many are
     owned, lines in memory, so that they run in one order. With `reuse` results are kept for later
     batches of their tenant, `reuse_max_size` bytes of each; with `reuse_sampled` also those that
@@ -48,7 +52,7 @@ class WorkerConfig:
     lease_seconds: PositiveFloat = 30.0
     visibility_seconds: Annotated[int, Field(ge=3, le=43_200)] = 60
     wait_seconds: Annotated[int, Field(ge=1, le=20)] = 10
-    flush_seconds: PositiveFloat = 8.0
+    flush_seconds: PositiveFloat | None = None
     flush_bytes: PositiveInt = 8 * 2**20
     max_inflight: PositiveInt | None = None
     max_held_bytes: PositiveInt = 64 * 2**20
@@ -70,6 +74,17 @@ class WorkerConfig:
     def tick_seconds(self) -> float:
         """Return the interval of the heartbeat."""
         return min(_MAX_TICK_SECONDS, self.lease_seconds / 10, self.visibility_seconds / 10)
+
+    def flush_seconds_for(self, num_shards: int) -> float:
+        """Return after how long finished rows of a batch of this many shards become durable.
+
+        The counts of a small batch move every two seconds. Shards of a large one are written in
+        turn, which moves its counts as often: a worker writes at most four parts a second.
+        """
+        if self.flush_seconds is not None:
+            return self.flush_seconds
+        seconds = _FLUSH_SECONDS_PER_SHARD * num_shards
+        return min(max(_MIN_FLUSH_SECONDS, seconds), _MAX_FLUSH_SECONDS)
 
     def inflight_for(self, max_num_seqs: int) -> int:
         """Return the maximum number of requests in flight for an engine of this batch size."""

@@ -312,12 +312,13 @@ class ShardRun:
     async def _collect(self) -> None:
         """Flush finished rows until all are durable or the run ends early."""
         config = self._context.config
+        flush_seconds = config.flush_seconds_for(self.batch.num_shards)
         while not self._is_complete:
             self._changed.clear()
             is_last = self._ending is not None or self.pending.is_finished
             due_in = self._unflushed.due_in(
                 self._context.clock(),
-                flush_seconds=config.flush_seconds,
+                flush_seconds=flush_seconds,
                 flush_bytes=config.flush_bytes,
             )
             if due_in is not None and (is_last or due_in <= 0):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from tidemill.cli.api.objects import Batch
-from tidemill.cli.batches.follow import batch_progress, poll_delays
+from tidemill.cli.batches.follow import batch_progress, follow, poll_delays
 
 
 def test_looks_become_rarer() -> None:
@@ -15,6 +17,30 @@ def test_looks_become_rarer() -> None:
     assert found[0] == 1.0
     assert found == sorted(found)
     assert found[-1] == 10.0
+
+
+def test_a_batch_that_moves_is_polled_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls become rarer while its counts stay, although its seconds go on."""
+    counts = [0, 0, 1, 2, 2, 2, 3]
+    batches = [
+        Batch(
+            {
+                "id": "batch_1",
+                "status": "in_progress" if count < 3 else "completed",
+                "request_counts": {"total": 3, "completed": count, "failed": 0},
+                "tidemill": {"seconds": number},
+            }
+        )
+        for number, count in enumerate(counts)
+    ]
+    pauses: list[float] = []
+    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", pauses.append)
+    coming = iter(batches[1:])
+    client = SimpleNamespace(batch=lambda *_, **__: next(coming))
+    shown: list[Batch] = []
+    assert follow(client, batches[0], shown.append) == batches[-1]  # type: ignore[arg-type]
+    assert shown == batches
+    assert pauses == [1.0, 1.5, 2.0, 2.0, 3.0, 4.5]
 
 
 def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
         (["keys", ""], {"create", "list", "revoke", "-h", "--help"}),
         (["keys", "create", "--te"], {"--tenant"}),
         (["status", "@"], {"@last"}),
+        (["erase", "@"], set()),
         (["run", "-i", "some"], set()),
         (["completion", "z"], {"zsh"}),
     ],

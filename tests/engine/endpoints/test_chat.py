@@ -260,13 +260,16 @@ def test_echo_puts_the_message_before_its_continuation() -> None:
 
 
 def test_reasoning_effort_and_template_variables_reach_the_template() -> None:
-    """A template that knows the hint takes it, one that does not renders as without it."""
-    source = "{{ reasoning_effort }} {{ enable_thinking }} {{ messages[0].content }}"
+    """A template that knows the hints takes them, one that does not renders as without them."""
+    source = (
+        "{{ reasoning_effort }} {{ verbosity }} {{ enable_thinking }} {{ messages[0].content }}"
+    )
     scene = Scene(model=text_model(chat_template=source))
-    scene.chat(reasoning_effort="low", chat_template_kwargs={"enable_thinking": False})
-    assert scene.tokenizer.text(scene.last().prompt_ids) == "low False Hi"
+    hints = {"reasoning_effort": "low", "verbosity": "high"}
+    scene.chat(**hints, chat_template_kwargs={"enable_thinking": False})
+    assert scene.tokenizer.text(scene.last().prompt_ids) == "low high False Hi"
     plain = Scene()
-    with_hint, without = plain.chat(reasoning_effort="low"), plain.chat()
+    with_hint, without = plain.chat(**hints), plain.chat()
     assert with_hint == without
 
 

@@ -214,7 +214,7 @@ def test_thinking_that_is_not_ended_is_no_answer() -> None:
 def test_thinking_may_be_left_out_or_left_in() -> None:
     """`include_reasoning` false drops it; SGLang's `separate_reasoning` false leaves it there."""
     scene = ToolScene("Hm.</think>Yes.", R1)
-    answer = {"role": "assistant", "refusal": None}
+    answer = {"role": "assistant", "refusal": None, "reasoning": None}
     dropped = scene.choice(include_reasoning=False)["message"]
     assert dropped == {**answer, "content": "Yes."}
     whole = scene.choice(separate_reasoning=False)["message"]
@@ -257,6 +257,7 @@ def test_a_form_that_is_named_stands_above_the_template() -> None:
         "role": "assistant",
         "content": CALL.replace("<tool_call>", "").replace("</tool_call>", ""),
         "refusal": None,
+        "reasoning": None,
     }
     message = ToolScene(CALLS["pythonic"], tool_calls="pythonic").choice()["message"]
     assert message["tool_calls"][0]["function"]["arguments"] == PARIS

@@ -38,16 +38,28 @@ def test_what_cannot_be_is_refused(name: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     ("lease_seconds", "visibility_seconds", "tick_seconds"),
-    [(3, 60, 0.3), (30, 60, 3), (300, 600, 3), (30, 5, 0.5)],
+    [(3, 60, 0.3), (30, 60, 2), (300, 600, 2), (30, 5, 0.5)],
 )
 def test_a_lease_has_many_ticks(
     lease_seconds: float, visibility_seconds: int, tick_seconds: float
 ) -> None:
-    """So has a message; an end of a batch is seen within three seconds, however long they are."""
+    """So has a message; an end of a batch is seen within two seconds, however long they are."""
     config = WorkerConfig(
         queue="q", lease_seconds=lease_seconds, visibility_seconds=visibility_seconds
     )
     assert config.tick_seconds == tick_seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "num_shards", "seconds"),
+    [(None, 1, 2), (None, 8, 2), (None, 20, 5), (None, 10_000, 8), (0.5, 1, 0.5), (60, 1, 60)],
+)
+def test_rows_of_small_batches_become_durable_sooner(
+    given: float | None, num_shards: int, seconds: float
+) -> None:
+    """A worker never writes more than four parts a second, which bounds what they cost."""
+    config = WorkerConfig(queue="q", flush_seconds=given)
+    assert config.flush_seconds_for(num_shards) == seconds
 
 
 def test_an_engine_gets_more_than_it_can_run_at_once() -> None:
