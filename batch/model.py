@@ -187,19 +187,19 @@ class Batch:
     """One file being run. Changed by `moved` and by conditional writes only.
 
     Times are Unix seconds, except `created_ns`, which orders the batches of one second.
-    `outcome` is what `finalizing` ends in. `conversion` is how far a file
-    that is no plain JSONL is made plain; `failing_since` is when the first message died since
-    intake came further. `source` is the JSONL that shards are ranges
-    of: the input, or what was made of the input, which is then `original`. `predecessor` is the
-    batch of the same name that this one replaced: its output is published first. So many runs have
-    begun to make its table, `table_tries`. Deliveries to urls
-    are `delivered` or `failed`, after so many tries. `queued_lines` count against the tenant's
-    limit until the end, of which a webhook at `webhook_host` is told then: its next try is due at
-    `webhook_due`. `turn` is the Lambda run that has the batch, `turn_until` when the newest one had
-    ended or must have; `ended_at` is the end that was chosen. `seen` is what the reaper saw, and
-    `seen_at` since when that is so. From `expires` on the table forgets it, long after
-    `expires_at`; None means never, here and in what belongs to a batch. Clients see
-    its tombstone alone from `erasing_at` on, and at `erased_at` there is nothing else.
+    `outcome` is what `finalizing` ends in. `conversion` is how far a file that is no plain JSONL is
+    made plain; `failing_since` is when the first message died since intake came further, `failures`
+    how many of its runs raised an exception of their own. `source` is the JSONL that shards are
+    ranges of: the input, or what was made of the input, which is then `original`. `predecessor` is
+    the batch of the same name that this one replaced: its output is published first. So many runs
+    have begun to make its table, `table_tries`. Deliveries to urls are `delivered` or `failed`,
+    after so many tries. `queued_lines` count against the tenant's limit until the end, of which a
+    webhook at `webhook_host` is told then: its next try is due at `webhook_due`. `turn` is the
+    Lambda run that has the batch, `turn_until` when the newest one had ended or must have;
+    `ended_at` is the end that was chosen. `seen` is what the reaper saw, and `seen_at` since when
+    that is so. From `expires` on the table forgets it, long after `expires_at`; None means never,
+    here and in what belongs to a batch. Clients see its tombstone alone from `erasing_at` on, and
+    at `erased_at` there is nothing else.
     """
 
     id: str
@@ -233,6 +233,7 @@ class Batch:
     predecessor: str | None = None
     conversion: Conversion | None = None
     failing_since: int | None = None
+    failures: int = 0
     output_joining: str | None = None
     error_joining: str | None = None
     output_file_id: str | None = None

@@ -55,6 +55,10 @@ SELECT model, COUNT(*), SUM(size), MAX(used) FROM (
         MIN(MAX(IFNULL(CAST(used AS INTEGER), 0), 0), ?) AS used FROM results
 ) GROUP BY model ORDER BY MAX(used) DESC, model
 """
+_TABLE: Final = "results"
+_COLUMNS: Final = frozenset({"key"})
+"""Columns of the table in all versions."""
+
 _OLDER_COLUMNS: Final = "SELECT key, created, digest, checksum, body FROM results LIMIT 0"
 
 
@@ -166,6 +170,7 @@ def open_database(folder: Path) -> sqlite3.Connection:
         database.text_factory = partial(str, encoding="utf-8", errors="replace")
         version = _version(database)
         if 0 <= version <= VERSION:
+            _check_tables(database, path)
             for name, value in _PRAGMAS.items():
                 database.execute(f"PRAGMA {name} = {value}")
             if 0 < version < VERSION:
@@ -175,6 +180,20 @@ def open_database(folder: Path) -> sqlite3.Connection:
             stack.pop_all()
             return database
     raise CacheError(f"{path} is of another version of tidemill")
+
+
+def _check_tables(database: sqlite3.Connection, path: Path) -> None:
+    """Raise CacheError for another program's database, before anything is written to it."""
+    named = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    others = sorted({name for (name,) in named if not name.startswith("sqlite_")} - {_TABLE})
+    columns = {row[1] for row in database.execute(f"PRAGMA table_info({_TABLE})")}
+    if columns and not columns >= _COLUMNS:
+        others.append(_TABLE)
+    if others:
+        raise CacheError(
+            f"{path} is another program's database, with the table {others[0]!r}: name another "
+            "folder"
+        )
 
 
 def _version(database: sqlite3.Connection) -> int:

@@ -1,7 +1,7 @@
 """Public addresses: the only ones dialled on behalf of a client. No name is resolved here.
 
 `ipaddress.is_global` alone is not enough: it holds for the metadata address behind NAT64, for
-multicast and for site-local addresses.
+multicast, for site-local addresses and for 168.63.129.16, at which Azure's machines reach the host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _DENIED = tuple(
     ip_network(network)
     for network in (
         "0.0.0.0/8 10.0.0.0/8 100.64.0.0/10 127.0.0.0/8 169.254.0.0/16 172.16.0.0/12 192.0.0.0/24 "
-        "192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
+        "168.63.129.16/32 192.168.0.0/16 198.18.0.0/15 224.0.0.0/4 240.0.0.0/4 "
         # The unspecified address, loopback and IPv4 in IPv6 are all in ::/96 and ::ffff:0:0/96.
         "::/96 ::ffff:0:0/96 64:ff9b::/96 64:ff9b:1::/48 2002::/16 2001::/32 "
         "fc00::/7 fe80::/10 fec0::/10 ff00::/8"

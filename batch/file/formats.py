@@ -58,6 +58,7 @@ _SIGNATURES = (
     (b"\xfd7zXZ\0", _PACKED.format("xz")),
     (b"\x04\x22\x4d\x18", _PACKED.format("lz4")),
     (b"PAR1", _TABLE.format("a Parquet table")),
+    (b"PARE", "The file is an encrypted Parquet table: write it without encryption."),
     (b"ARROW1", _TABLE.format("an Arrow table")),
     (b"%PDF-", _DOCUMENT.format("a PDF document")),
     (b"\xff\xfe", _UTF_16),

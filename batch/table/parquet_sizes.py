@@ -1,16 +1,20 @@
-"""Sizes of Parquet's pages, read from their headers before a page is decompressed.
+"""Sizes of what a Parquet file unpacks to, from its footer and the headers of its pages.
 
 A page of some kilobytes may decompress to gigabytes, and a list of one row may have any number of
-values. A file's footer counts values; sizes of single pages are in their headers alone.
+values. Both are read here before Arrow reads them: Arrow has no limits, and ends the process where
+the metadata of an encrypted column is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from ..file.formats import BinaryFile
 from .errors import TableError
+from .thrift import ThriftReader
 
 MAX_PAGE_BYTES: Final = 2**26
 """Most bytes of a decompressed page; writers make longer ones than 1 MiB for long texts only."""
@@ -21,134 +25,108 @@ MAX_PAGES_BYTES: Final = 2**27
 MAX_ROW_VALUES: Final = 2**22
 """Most values that the lists of one row may have in one column, on average over a row group."""
 
+_MAX_FOOTER_BYTES = 2**22
+_LENGTH_BYTES, _MAGIC_BYTES = 4, 4
 _SMALL_BYTES = 2**22
 _LONG_BYTES = 2**23
 _MAX_RATIO = 100
 _HEADER_BYTES = 2**10
 _MAX_PAGES = 2**16
-# Types of Thrift's compact protocol.
-_BOOLEANS, _BYTE, _DOUBLE, _BINARY, _LISTS, _MAP, _STRUCT = (1, 2), 3, 7, 8, (9, 10), 11, 12
-_MAX_DEPTH = 16
 
 
-class _PageSize(NamedTuple):
-    """Sizes of a page: of its header, packed, and unpacked."""
+class Chunk(NamedTuple):
+    """A column in a row group: its path, and what the footer says of it."""
 
-    header: int
-    packed: int
+    path: tuple[str, ...]
+    num_values: int
     unpacked: int
+    packed: int
+    start: int
+    is_encrypted: bool
 
 
-def check_chunk(file: BinaryFile, chunk: Any, num_rows: int, *, is_repeated: bool) -> int:
-    """Return the bytes of a chunk's longest page, 0 where all are short.
+def read_chunks(file: Any) -> list[list[Chunk]]:
+    """Return the chunks of each row group; none for a footer that is too long, or damaged."""
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(0, end - _LENGTH_BYTES - _MAGIC_BYTES))
+    num_bytes = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if num_bytes > min(_MAX_FOOTER_BYTES, end):
+        return []
+    file.seek(end - _LENGTH_BYTES - _MAGIC_BYTES - num_bytes)
+    try:
+        footer = ThriftReader(file.read(num_bytes)).struct()
+        return [[_chunk(column) for column in group[1]] for group in footer.get(4, [])]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []  # Arrow says what is wrong with it
 
-    Raises TableError for a chunk of a column that takes far more memory than its bytes. Pages of a
-    large chunk are read only where its footer says that it is packed tightly.
+
+def check_chunks(
+    file: BinaryFile, chunks: Sequence[Chunk], num_rows: int, columns: Sequence[str]
+) -> None:
+    """Raise TableError for columns of a row group that take far more memory than their bytes.
+
+    Pages of a large chunk are read only where its footer says that it is packed tightly.
     """
-    name = chunk.path_in_schema
-    if is_repeated and chunk.num_values > MAX_ROW_VALUES * max(1, num_rows):
+    asked, size = set(columns), 0
+    for chunk in chunks:
+        if chunk.path[:1] and chunk.path[0] in asked:
+            size += _check_chunk(file, chunk, num_rows)
+    if size > MAX_PAGES_BYTES:
+        raise TableError(
+            f"Columns of the table have pages of {size:,} bytes together, more than "
+            f"{MAX_PAGES_BYTES:,}: write the table with smaller pages."
+        )
+
+
+def probe_rows(chunks: Sequence[Chunk], num_rows: int, most: int) -> int:
+    """Return a number of rows whose lists have a bounded number of values, on average."""
+    num_values = max((chunk.num_values for chunk in chunks), default=0)
+    return max(1, min(most, MAX_ROW_VALUES * num_rows // max(1, num_values)))
+
+
+def _chunk(column: dict[int, Any]) -> Chunk:
+    found = column.get(3, {})
+    path = tuple(part.decode("utf-8", "replace") for part in found.get(3, ()))
+    starts = [found[field] for field in (9, 11) if found.get(field, 0) > 0]
+    sizes = [found.get(field, 0) for field in (5, 6, 7)]
+    return Chunk(path, *sizes, min(starts, default=0), is_encrypted=8 in column)
+
+
+def _check_chunk(file: BinaryFile, chunk: Chunk, num_rows: int) -> int:
+    """Return the bytes of a chunk's longest page, 0 where all are short."""
+    name = ".".join(chunk.path)
+    if chunk.is_encrypted:
+        raise TableError(f"Column `{name}` is encrypted: write the table without encryption.")
+    if chunk.num_values > MAX_ROW_VALUES * max(1, num_rows):
         raise TableError(
             f"Column `{name}` has {chunk.num_values:,} values in {num_rows:,} rows: "
             "split its lists."
         )
-    packed, unpacked = chunk.total_compressed_size, chunk.total_uncompressed_size
-    longest = 0
-    if packed > _SMALL_BYTES and unpacked < _MAX_RATIO * packed:
-        return longest
-    for page in _pages(file, chunk):
-        longest = max(longest, page.unpacked)
-        if page.unpacked > MAX_PAGE_BYTES:
-            raise TableError(
-                f"Column `{name}` has a page of {page.unpacked:,} bytes, more than "
-                f"{MAX_PAGE_BYTES:,}: write the table with smaller pages, or its long texts to "
-                "files of their own."
-            )
+    if chunk.packed > _SMALL_BYTES and chunk.unpacked < _MAX_RATIO * chunk.packed:
+        return 0
+    longest = max(_page_sizes(file, chunk), default=0)
+    if longest > MAX_PAGE_BYTES:
+        raise TableError(
+            f"Column `{name}` has a page of {longest:,} bytes, more than {MAX_PAGE_BYTES:,}: write "
+            "the table with smaller pages, or its long texts to files of their own."
+        )
     return longest if longest > _LONG_BYTES else 0
 
 
-def _pages(file: BinaryFile, chunk: Any) -> Iterator[_PageSize]:
-    """Yield the sizes of a chunk's pages, as far as their headers can be read."""
-    start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset is not None:
-        start = min(start, chunk.dictionary_page_offset)
-    end = start + chunk.total_compressed_size
+def _page_sizes(file: BinaryFile, chunk: Chunk) -> Iterator[int]:
+    """Yield the unpacked bytes of a chunk's pages, as far as their headers can be read."""
+    start, end = chunk.start, chunk.start + chunk.packed
     for _ in range(_MAX_PAGES):
         if start >= end:
             return
         file.seek(start)
-        try:
-            page = _HeaderReader(file.read(_HEADER_BYTES)).page_size()
-        except (IndexError, KeyError):
-            return  # a header with long statistics, or one that Arrow refuses
-        yield page
-        start += page.header + max(0, page.packed)
-
-
-class _HeaderReader:
-    """Reader of a page's header in Thrift's compact protocol; raises IndexError at its end."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._place = 0
-
-    def page_size(self) -> _PageSize:
-        """Read a header."""
-        numbers = {}
-        for field, kind in self._fields():
-            if kind in {5, 6} and field in {2, 3}:
-                number = self._varint()
-                numbers[field] = (number >> 1) ^ -(number & 1)
-            else:
-                self._skip(kind, 0)
-        return _PageSize(self._place, numbers[3], numbers[2])
-
-    def _fields(self) -> Iterator[tuple[int, int]]:
-        """Yield the number and the type of each field of a struct."""
-        field = 0
-        while head := self._byte():
-            delta, kind = head >> 4, head & 15
-            if delta:
-                field += delta
-            else:
-                number = self._varint()
-                field = (number >> 1) ^ -(number & 1)
-            yield field, kind
-
-    def _skip(self, kind: int, depth: int) -> None:
-        if kind in _BOOLEANS or depth > _MAX_DEPTH:
+        reader = ThriftReader(file.read(_HEADER_BYTES))
+        header: dict[int, Any] = {}
+        with suppress(ValueError, LookupError):  # long statistics, which are behind the sizes
+            reader.struct(into=header)
+        if not (isinstance(header.get(2), int) and isinstance(header.get(3), int)):
             return
-        if kind == _BYTE:
-            self._place += 1
-        elif kind == _DOUBLE:
-            self._place += 8
-        elif kind == _BINARY:
-            self._place += self._varint()
-        elif kind in _LISTS:
-            self._skip_list(depth)
-        elif kind == _STRUCT:
-            for _, inner in self._fields():
-                self._skip(inner, depth + 1)
-        elif kind == _MAP:
-            raise KeyError(kind)  # no header has one
-        else:
-            self._varint()
-
-    def _skip_list(self, depth: int) -> None:
-        head = self._byte()
-        size, kind = head >> 4, head & 15
-        for _ in range(self._varint() if size == 15 else size):
-            self._skip(_BYTE if kind in _BOOLEANS else kind, depth + 1)
-
-    def _byte(self) -> int:
-        value = self._data[self._place]
-        self._place += 1
-        return value
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
+        yield header[2]
+        if not reader.is_complete:
+            return
+        start += reader.place + max(0, header[3])

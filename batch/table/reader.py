@@ -23,7 +23,7 @@ from ..file.lines import BOM, JSON_WHITE_SPACE
 from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import RAISED_BY_INPUT, TableError, reason_of
-from .parquet_sizes import MAX_PAGES_BYTES, MAX_ROW_VALUES, check_chunk
+from .parquet_sizes import Chunk, check_chunks, probe_rows, read_chunks
 from .recipe import TableFormat
 from .request_template import RequestTemplate
 from .row_slices import row_slices
@@ -94,6 +94,7 @@ class ParquetTable:
     def __init__(self, file: BinaryFile) -> None:
         self._bytes = file
         with _sentences("Parquet"):
+            self._chunks = read_chunks(file)
             self._file = pq.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER_BYTES)
             self.schema = self._file.schema_arrow
             leaves = map(self._file.schema.column, range(len(self._file.schema)))
@@ -134,31 +135,20 @@ class ParquetTable:
                         yield part
                         number += part.num_rows
 
-    def _few_rows(self, group: int) -> int:
-        """Return a number of rows whose lists have no more values than is bounded, on average."""
-        metadata = self._file.metadata.row_group(group)
-        chunks = map(metadata.column, range(metadata.num_columns))
-        most = max((chunk.num_values for chunk in chunks), default=0)
-        return max(1, min(_PROBED_ROWS, MAX_ROW_VALUES * metadata.num_rows // max(1, most)))
-
     def _check_group(self, group: int, columns: Sequence[str]) -> None:
         """Raise TableError for a row group whose columns take far more memory than bytes."""
-        metadata, asked, size = self._file.metadata.row_group(group), set(columns), 0
-        for place in range(metadata.num_columns):
-            chunk, leaf = metadata.column(place), self._file.schema.column(place)
-            if chunk.path_in_schema.split(".", 1)[0] in asked or chunk.path_in_schema in asked:
-                is_repeated = leaf.max_repetition_level > 0
-                size += check_chunk(self._bytes, chunk, metadata.num_rows, is_repeated=is_repeated)
-        if size > MAX_PAGES_BYTES:
-            raise TableError(
-                f"The columns of row group {group + 1} have pages of {size:,} bytes together, more "
-                f"than {MAX_PAGES_BYTES:,}: write the table with smaller pages."
-            )
+        num_rows = self._file.metadata.row_group(group).num_rows
+        check_chunks(self._bytes, self._chunks_of(group), num_rows, columns)
+
+    def _chunks_of(self, group: int) -> Sequence[Chunk]:
+        """Return the chunks of a row group, none where they are unknown."""
+        return self._chunks[group] if group < len(self._chunks) else ()
 
     def _probed_rows(self, group: int, columns: Sequence[str], first_row: int) -> int:
         """Return how many rows make a batch of a good size, and none of more than a bounded one."""
         num_rows, names = _MAX_BATCH_ROWS, list(columns)
-        num_probed = self._few_rows(group)
+        rows_of_group = self._file.metadata.row_group(group).num_rows
+        num_probed = probe_rows(self._chunks_of(group), rows_of_group, _PROBED_ROWS)
         for batch in self._dictionaries.iter_batches(num_probed, [group], columns=names):
             parts = [part.num_rows for part in row_slices(batch, first_row)]
             num_rows = min([_bounded_rows(batch), *parts])

@@ -139,7 +139,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help=f"require one of these keys (default: {_KEYS}, separated by spaces)",
+        help="require one of these keys; other users of the machine see them in its process list: "
+        f"{_KEYS}, separated by spaces, hides them (and is the default)",
     )
     add(
         "--allowed-origins",

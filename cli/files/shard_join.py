@@ -24,7 +24,7 @@ from .output import LocalFile
 from .paths import check_paths, is_path
 from .row_settings import RowSettings, joined_settings, settings_path
 from .shard_files import ShardFiles, check_same_settings, check_shards, find_shards, locked
-from .shard_mark import ShardMark
+from .shard_mark import ShardMark, new_digest
 
 _COPIED_BYTES: Final = 2**20
 _GROWING: Final = ".joining"
@@ -93,18 +93,21 @@ class _JoinedFile(LocalFile):
         self._whole = target
         self.num_rows = 0
 
-    def append(self, path: Path) -> None:
-        """Copy all rows of a file, which need not exist."""
+    def append(self, path: Path) -> str:
+        """Copy all rows of a file, which need not exist; return their digest."""
+        digest = new_digest()
         if not path.exists():
-            return
+            return digest.hexdigest()
         end = b"\n"
         with path.open("rb", buffering=0) as rows:
             while data := rows.read(_COPIED_BYTES):
                 self.write(data)
+                digest.update(data)
                 self.num_rows += data.count(b"\n")
                 end = data[-1:]
         if end != b"\n":
             raise BadInput(f"the last row of {path} is torn: run its shard with --resume")
+        return digest.hexdigest()
 
     def finish(self) -> None:
         """Write the rows to the disk (fsync)."""
@@ -235,12 +238,16 @@ def _append(files: Sequence[_JoinedFile], shard: ShardFiles, proof: ShardMark | 
         shard.check_ended()
         if isinstance(proof, LineCheck):
             proof.check(shard)
-        for file, path in zip(files, shard.paths, strict=True):
-            file.append(path)
+        digests = [file.append(path) for file, path in zip(files, shard.paths, strict=True)]
         num_rows = sum(file.num_rows for file in files) - num_before
         if isinstance(proof, ShardMark) and (proof, proof.num_rows) != (
             shard.load_mark(),
             num_rows,
         ):
             raise BadInput(f"{shard.output} was changed after its run ended")
+        if isinstance(proof, ShardMark) and proof.digests not in {None, tuple(digests)}:
+            raise BadInput(
+                f"{shard.output} was changed after its run ended, or copied with errors: copy it "
+                "again, or run its shard with --force"
+            )
         return num_rows

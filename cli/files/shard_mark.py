@@ -10,12 +10,15 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, Self
 
 from .shard import Boundary, Shard, ShardLines
 
 SUFFIX: Final = ".done"
+_DIGEST_BYTES: Final = 16
+_READ_BYTES: Final = 2**20
 
 
 def mark_path(output: Path) -> Path:
@@ -29,8 +32,9 @@ class ShardMark:
     """Mark of a shard whose lines all have a row.
 
     `num_errors` of them are errors. `error_bytes` is None where the run had no error file; else,
-    together with `output_bytes`, what both files held at its end. `made_with` are the settings of
-    the rows, as `RowSettings` lists them.
+    together with `output_bytes`, what both files held at its end. `digests` are the hashes of both
+    files, None in a mark of an older version. `made_with` are the settings of the rows, as
+    `RowSettings` lists them.
     """
 
     lines: ShardLines
@@ -39,6 +43,7 @@ class ShardMark:
     output_bytes: int
     error_bytes: int | None = None
     made_with: Sequence[Mapping[str, Any]] = ()
+    digests: Sequence[str] | None = None
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -46,6 +51,7 @@ class ShardMark:
         try:
             fields = json.loads(path.read_bytes())
             lines = fields.pop("lines")
+            digests = fields.pop("digests", None)
             return cls(
                 ShardLines(
                     Shard(**lines["shard"]),
@@ -54,6 +60,7 @@ class ShardMark:
                     Boundary(**lines["end"]),
                 ),
                 **fields,
+                digests=None if digests is None else tuple(digests),
             )
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"{path} is no mark of a shard") from exc
@@ -78,17 +85,26 @@ def mark_finished(
     made_with: Sequence[Mapping[str, Any]],
 ) -> None:
     """Leave the mark of a shard whose rows are all written, in this order."""
-    num_bytes = [0 if path is None else _sync(path) for path in (output, errors)]
+    paths = [output] if errors is None else [output, errors]
+    num_bytes, digests = zip(*map(_sync, paths), strict=True)
     error_bytes = None if errors is None else num_bytes[1]
-    mark = ShardMark(lines, num_rows, num_errors, num_bytes[0], error_bytes, made_with)
+    mark = ShardMark(lines, num_rows, num_errors, num_bytes[0], error_bytes, made_with, digests)
     mark.save(mark_path(output))
 
 
-def _sync(path: Path) -> int:
-    """Write a file to the disk and return its bytes, 0 where there is none."""
+def new_digest() -> blake2b:
+    """Return the hash of a file's bytes that is in its mark."""
+    return blake2b(digest_size=_DIGEST_BYTES)
+
+
+def _sync(path: Path) -> tuple[int, str]:
+    """Write a file to the disk and return its bytes and their digest; no bytes without a file."""
+    digest = new_digest()
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as file:
             os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
+            while data := file.read(_READ_BYTES):
+                digest.update(data)
+            return file.tell(), digest.hexdigest()
     except FileNotFoundError:
-        return 0
+        return 0, digest.hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import time
 from contextlib import ExitStack
@@ -10,13 +11,13 @@ from typing import IO
 
 from tidemill.batch.file.formats import FileFormat
 from tidemill.batch.table.errors import RecipeError
-from tidemill.batch.table.reader import rendered
+from tidemill.batch.table.reader import ParquetTable, rendered
 from tidemill.batch.table.recipe import Recipe, TableFormat
 from tidemill.batch.table.table_check import checked_template
 
 from ..arguments.dataset_id import DatasetId
 from ..console.errors import BadInput
-from ..console.terminal import amount, log
+from ..console.terminal import amount, log, size_words
 from .constant_prompt import warn_of_constant_prompt
 from .dataset_table import open_dataset
 from .http_transfer import RETRY_DELAYS_SECONDS
@@ -67,17 +68,19 @@ def _render(
     warn_of_constant_prompt(template, table.recipe, table.schema.names, table.name)
     copy: IO[bytes] = tempfile.TemporaryFile(dir=tmp_dir)  # noqa: SIM115 - until the end
     stack.callback(copy.close)
+    folder = str(tmp_dir or tempfile.gettempdir())
     num_rows, next_word = 0, time.monotonic() + _SECONDS_PER_WORD
     try:
         for count, lines in rendered(template, table.batches(template.columns)):
             copy.writelines(lines)
             num_rows += count
+            if num_rows == count:
+                _check_room(table, copy.tell() / max(1, count), folder)
             if time.monotonic() >= next_word:
                 log(f"rendering {table.name}: {amount(num_rows, 'row')}")
                 next_word = time.monotonic() + _SECONDS_PER_WORD
         copy.flush()
     except OSError as exc:
-        folder = tmp_dir or tempfile.gettempdir()
         raise BadInput(
             f"the requests of {table.name} cannot be written to {folder} ({exc.strerror}): "
             "--output-tmp-dir names another folder"
@@ -87,3 +90,15 @@ def _render(
     form = FileFormat(is_table=True)
     source = Source(copy, table.name, created, files, form)
     return InputFile(source, form, max_line_bytes, unpacked=copy, table=table)
+
+
+def _check_room(table: TableInput, bytes_per_row: float, folder: str) -> None:
+    """Raise BadInput for more rows than the disk has room for, by the footers' counts."""
+    num_rows = sum(each.num_rows for each in table.tables if isinstance(each, ParquetTable))
+    needed, free = int(num_rows * bytes_per_row), shutil.disk_usage(folder).free
+    if needed > free:
+        raise BadInput(
+            f"the requests of {table.name}, {amount(num_rows, 'row')}, take about "
+            f"{size_words(needed)}, and {folder} has {size_words(free)} free: "
+            "--output-tmp-dir names another folder"
+        )

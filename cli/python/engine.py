@@ -23,6 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from tidemill.protocol.contract import EngineInfo, EngineStats
+from tidemill.protocol.validation import short_repr
 
 from ..arguments.parser import Parser
 from ..console.errors import CliError, Refused
@@ -278,15 +279,26 @@ class Answers:
         return self._max_inflight or self._engine.process.max_inflight()
 
     def _send(self, request: Request) -> Sent[dict[str, Any]]:
-        url, body = request if isinstance(request, tuple) else (self._url, request)
         try:
-            return self._engine.process.send(url, body)
+            return self._engine.process.send(*self._pair_of(request))
         except TypeError as exc:
             failed: Future[dict[str, Any]] = Future()
             failed.set_exception(
                 RequestFailed(str(exc), status_code=400, code="invalid_json", param=None)
             )
             return Sent(failed, 0)
+
+    def _pair_of(self, request: Request) -> tuple[str, Mapping[str, Any]]:
+        """Return the url and the body of a request; raises TypeError for another value."""
+        match request:
+            case Mapping():
+                return self._url, request
+            case (str(url), Mapping() as body):
+                return url, body
+        raise TypeError(
+            f"the request must be a body, or a pair such as ('{CHAT}', body); it is "
+            f"{short_repr(request)}"
+        )
 
 
 def options_of(given: Mapping[str, Any]) -> EngineOptions:

@@ -34,6 +34,7 @@ from ..lifecycle.announce import announce
 from ..lifecycle.batch_lock import LOCK_SECONDS, BatchLock, LockLost, Requeue
 from ..observability import logger
 from .convert import abort_conversion, convert_to_jsonl
+from .failures import counting_failures
 from .new_batch import SHORT_BYTES
 from .phases import advance_phase
 from .recipes import TableRecipe, find_recipe
@@ -82,7 +83,8 @@ def ingest(
         return lock.batch
     delay_seconds: float | None = None
     try:
-        _ingest(lock, chunk_bytes, is_patient=is_patient)
+        with counting_failures(aws, deployment, batch, lock.now()):
+            _ingest(lock, chunk_bytes, is_patient=is_patient)
     except Requeue as exc:
         delay_seconds = exc.delay_seconds
     except LockLost as exc:

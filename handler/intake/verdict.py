@@ -26,6 +26,8 @@ from ..observability import logger
 from .scan import Scanner
 from .scan_summary import ScanSummary
 
+_MAX_MESSAGE_CHARS = 2_000
+
 
 class FileRefused(HandlerError):
     """Error of the whole file, which cannot be run whatever its other lines are."""
@@ -43,18 +45,26 @@ def refusing_bad_input() -> Iterator[None]:
     try:
         yield
     except NotThere as exc:
-        message = "The input was deleted before it was read."
-        raise FileRefused(refuse("input_gone", message)) from exc
+        raise _refused("input_gone", "The input was deleted before it was read.") from exc
     except ObjectChanged as exc:
-        message = "The input was changed while it was read."
-        raise FileRefused(refuse(ObjectChanged.code, message)) from exc
+        raise _refused(ObjectChanged.code, "The input was changed while it was read.") from exc
     except FormatError as exc:
-        raise FileRefused(refuse(NOT_JSON, exc.message)) from exc
+        raise _refused(NOT_JSON, exc.message) from exc
     except TableError as exc:
-        raise FileRefused(refuse(exc.code, str(exc))) from exc
+        raise _refused(exc.code, str(exc)) from exc
     except RecipeError as exc:
         message = f"The recipe cannot work with this table: {exc}."
-        raise FileRefused(refuse(exc.code, message)) from exc
+        raise _refused(exc.code, message) from exc
+
+
+def _refused(code: str, message: str) -> FileRefused:
+    """Return the error of a file, in text that a table's item and JSON can hold.
+
+    A message may quote a column's name, which may have any length and half of a character.
+    """
+    text = message.encode(errors="backslashreplace").decode()
+    shown = text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
+    return FileRefused(refuse(code, shown))
 
 
 def make_scanner(

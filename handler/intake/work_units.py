@@ -23,6 +23,7 @@ from ..observability import logger
 from .control_messages import IntakeStep
 from .convert import abort_conversion
 from .duplicate_search import search_duplicates
+from .failures import counting_failures
 from .intake import ingest
 from .phases import scans_of_unit
 from .scan_store import ScanStore
@@ -87,7 +88,8 @@ class _UnitRun:
             return not (reading.left and reading.is_rung)
         self._checked_at = self.now()
         try:
-            self._do(unit, reading)
+            if not self._counted(unit, reading):
+                return False
             if batch.failing_since is not None:
                 change = deployment.table.change_batch(batch.id, batch.status, failing_since=None)
                 self.aws.run(change)
@@ -106,6 +108,13 @@ class _UnitRun:
                 raise
             logger.info("intake stops", batch_id=batch.id, reason="the batch has ended")
             return False
+
+    def _counted(self, unit: WorkUnit, reading: IntakeProgress) -> bool:
+        """Do a unit, and say whether it came to its end; False once its failures end the batch."""
+        with counting_failures(self.aws, self.deployment, self.batch, self.now()):
+            self._do(unit, reading)
+            return True
+        return False  # it was the last failure
 
     def _do(self, unit: WorkUnit, reading: IntakeProgress) -> None:
         match unit.phase:

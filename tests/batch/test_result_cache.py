@@ -23,7 +23,7 @@ from tidemill.batch.result_cache import (
     remove_results,
     trim,
 )
-from tidemill.batch.result_key import CacheError, ResultKeys, Scope
+from tidemill.batch.result_key import VERSION, CacheError, ResultKeys, Scope
 
 CHAT, EMBEDDINGS = "/v1/chat/completions", "/v1/embeddings"
 GREEDY = {"messages": [], "temperature": 0}
@@ -151,6 +151,22 @@ def torn(path: Path) -> None:
 def unwritable(path: Path) -> None:
     """Put a folder in its place."""
     path.mkdir()
+
+
+@pytest.mark.parametrize("version", [0, VERSION])
+@pytest.mark.parametrize("name", ["runs", "results"])
+def test_a_database_of_another_program_stays_as_it_was(
+    tmp_path: Path, name: str, version: int
+) -> None:
+    """The cache adds no table to it, and no journal next to it."""
+    path = tmp_path / FILE_NAME
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE {name} (id INTEGER)")
+        database.execute(f"PRAGMA user_version = {version}")
+    before = path.read_bytes()
+    with pytest.raises(CacheError, match=f"another program's database, with the table '{name}'"):
+        ResultCache.open(tmp_path, SCOPE)
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (before, [path])
 
 
 @pytest.mark.parametrize("harm", [foreign, newer, torn, unwritable])

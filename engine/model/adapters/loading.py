@@ -6,6 +6,7 @@ what is of another shape, what is no number.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,9 @@ WRAPPED = "base_model.model."
 WEIGHT = ".weight"
 _HALF = re.compile(r"(.+)\.lora_([AB])\.weight")
 # Which products of a layer are adapted; those of experts are more than one matrix.
+LARGEST_PRODUCT = 1e4
+"""Most that one rank adds to a weight: those of trained models are below 1, or a few hundred."""
+
 ROLES = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
@@ -179,6 +183,7 @@ def _read(
         for module, halves in tensors.items():
             rank, site = said.rank_of(module), sites[module]
             _check_halves(where, module, halves, rank, site)
+            _check_product(where, module, halves, said.scale_of(module))
             modules[module] = Module(halves["A"], halves["B"], said.scale_of(module))
     except PatternRefused as exc:
         raise ModelRefused(f"{where}: {CONFIG} says {exc}.") from exc
@@ -319,3 +324,14 @@ def _check_halves(
                 f"for another model, or {CONFIG} is another's."
             )
         check_numbers(where, [(name, halves[half])])
+
+
+def _check_product(where: str, module: str, halves: Mapping[str, Tensor], scale: float) -> None:
+    """Refuse halves whose product is so large that the model's own weights are lost in it."""
+    largest = abs(scale) * math.prod(float(half.abs().max()) for half in halves.values())
+    if not largest <= LARGEST_PRODUCT:
+        raise ModelRefused(
+            f"{where}: {module} adds numbers up to {largest:.2g} to weights, and a trained adapter "
+            f"adds less than {LARGEST_PRODUCT:,.0f}: its files are damaged, or `lora_alpha` in "
+            f"{CONFIG} is wrong."
+        )

@@ -86,6 +86,7 @@ def zip_of(*names: str) -> bytes:
         (b"\x28\xb5\x2f\xfd\x04", "zstd"),
         (b"BZh91AY", "bzip2"),
         (b"PAR1\x15", "Parquet"),
+        (b"PARE" + bytes(100), "an encrypted Parquet table: write it without encryption"),
         (GOOD.decode().encode("utf-16"), "UTF-16"),
         (GOOD.decode().encode("utf-16-le"), "UTF-16"),
         (GOOD.decode().encode("utf-16-be"), "UTF-16"),

@@ -24,6 +24,7 @@ from tidemill import Engine, EngineDied, RequestFailed, TidemillError
 from tidemill.cli.integrations.batch_answers import BatchAnswers
 from tidemill.cli.integrations.hosted_engine import HostedEngine
 from tidemill.handler.worker.engine_process import frames
+from tidemill.protocol.validation import short_repr
 
 ROOT = Path(__file__).parents[3]
 FRANCE = {
@@ -72,6 +73,14 @@ def test_many_are_answered_in_order(engine: Engine) -> None:
     requests = [FRANCE, BAD, ("/v1/chat/completions", FRANCE)]
     assert [text_of(one) for one in engine.answer_many(requests)] == ["Paris", "messages", "Paris"]
     assert list(engine.answer_many([])) == []
+    malformed: list[Any] = [("/v1/x", FRANCE, 1), (FRANCE, "/v1/x"), "Hi", FRANCE]
+    *failed, good = engine.answer_many(malformed)
+    assert [one.message for one in failed] == [
+        "the request must be a body, or a pair such as ('/v1/chat/completions', body); it is "
+        + short_repr(one)
+        for one in malformed[:3]
+    ]
+    assert text_of(good) == "Paris"
 
 
 def test_many_are_answered_as_they_come(engine: Engine) -> None:

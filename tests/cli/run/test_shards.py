@@ -237,6 +237,22 @@ def test_rows_are_compared_with_the_input(
     }
 
 
+def test_a_shard_whose_bytes_changed_is_not_joined(
+    shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mark holds a digest: a damaged copy of the same length is refused; an old mark has none."""
+    shards()
+    out, second = tmp_path / "rows", tmp_path / "rows.2-of-3"
+    good = second.read_bytes()
+    second.write_bytes(good.replace(b"custom_id", b"custom-id", 1))
+    assert "2-of-3 was changed after its run ended, or copied with errors" in join(capsys, out)[1]
+    assert not out.exists()
+    second.write_bytes(good)
+    mark = tmp_path / "rows.2-of-3.done"
+    mark.write_text(json.dumps({**json.loads(mark.read_bytes()), "digests": None}))
+    assert join(capsys, out)[0] == 0
+
+
 def test_shards_of_different_runs_are_not_joined(
     shards: Any, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

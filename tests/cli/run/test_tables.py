@@ -438,3 +438,21 @@ def test_a_blank_line_of_a_one_column_csv_has_its_row(run: Any, tmp_path: Path) 
     write_recipe(tmp_path)
     assert run(source, "--prompt", "{{ text or 'none' }}", "-o", tmp_path / "out.jsonl") == 0
     assert [row["text"] for row in rows(tmp_path / "out.jsonl")] == ["a", None, "b"]
+
+
+def test_rows_without_room_on_the_disk_are_refused_by_their_count(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small Parquet may have billions of rows: its footer says so before the disk is full."""
+    from tidemill.cli.files import table_requests
+
+    num_rows = 300_000
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int8()), pa.array(["hi"]))
+    source = write_table(tmp_path / "table.parquet", pa.table({"text": column}))
+    written: list[int] = []
+    usage = table_requests.shutil.disk_usage(tmp_path)._replace(free=10_000_000)
+    monkeypatch.setattr(table_requests.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(table_requests, "log", lambda _: written.append(1))
+    write_recipe(tmp_path)
+    with pytest.raises(BadInput, match=r"300,000 rows, take about .* 10.* MB free: --output-tmp"):
+        run(source)

@@ -212,8 +212,12 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
             lambda t: t.update({f"{FIRST}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)}),
             "is stored as I8",
         ),
+        (
+            lambda t: t.update({f"{FIRST}.lora_A.weight": torch.full((4, 64), 1e6)}),
+            r"q_proj adds numbers up to .* and a trained adapter adds less than 10,000",
+        ),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_tensors_that_do_not_fit_are_refused(
     model: Path, tmp_path: Path, change: Callable[[dict[str, Tensor]], object], words: str

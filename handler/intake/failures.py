@@ -1,0 +1,60 @@
+"""Failures of intake: a batch whose runs raise again and again ends as `failed`, with the reason.
+
+An exception that AWS's services cause is not counted: an outage is not the file's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tidemill.batch.errors import HandlerError
+from tidemill.batch.model import Batch, BatchError
+from tidemill.batch.states import Status
+
+from ..aws.sync import Aws
+from ..deployment import Deployment
+from ..lifecycle.finish import end_batch
+from ..observability import logger
+
+MAX_FAILURES: Final = 3
+_MAX_REASON_CHARS = 300
+
+
+@contextmanager
+def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float) -> Iterator[None]:
+    """Count an exception of a run, which the message's next run repeats; the third ends the batch.
+
+    The third is logged and goes no further: its message is done.
+    """
+    try:
+        yield
+    except HandlerError:
+        raise
+    except Exception as exc:
+        if not _is_last(aws, deployment, batch):
+            raise
+        logger.exception("intake failed", batch_id=batch.id)
+        words = f"{type(exc).__name__}: {exc}".removesuffix(": ")[:_MAX_REASON_CHARS]
+        reason = words.encode(errors="backslashreplace").decode()
+        message = f"The file could not be read in {MAX_FAILURES} runs: {reason}"
+        end_batch(
+            aws,
+            deployment,
+            batch.id,
+            Status.FAILED,
+            int(now),
+            errors=(*batch.errors, BatchError("internal_error", message)),
+            num_errors=batch.num_errors + 1,
+        )
+
+
+def _is_last(aws: Aws, deployment: Deployment, batch: Batch) -> bool:
+    """Count a failure of a batch that is validating, and say whether it is the last one."""
+    latest = aws.run(deployment.table.get_batch(batch.id))
+    if latest is None or latest.status is not Status.VALIDATING:
+        return False
+    failures = latest.failures + 1
+    aws.run(deployment.table.change_batch(batch.id, Status.VALIDATING, failures=failures))
+    return failures >= MAX_FAILURES
