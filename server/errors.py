@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, Reply
 from tidemill.protocol.errors import RequestError
+from tidemill.protocol.json_printing import discard, print_json
 from tidemill.protocol.validation import printable
 
 
@@ -82,9 +82,20 @@ def error_response(error: RequestError) -> Response:
 
 
 async def reply_response(reply: Reply) -> Response:
-    """Return the response for an engine reply; a long one is serialised in a thread."""
-    printed = partial(json_response, reply.body, reply.status_code)
-    return await asyncio.to_thread(printed) if reply.is_long else printed()
+    """Return the response for an engine reply; a long one is printed in a thread, in parts.
+
+    Its body is empty afterwards: a client that reads slowly holds the printed bytes alone.
+    """
+    if not reply.is_long:
+        return json_response(reply.body, reply.status_code)
+    data = await asyncio.to_thread(_print_and_discard, reply.body)
+    return Response(data, reply.status_code, media_type="application/json")
+
+
+def _print_and_discard(body: dict[str, Any]) -> bytes:
+    data = print_json(body)
+    discard(body)
+    return data
 
 
 async def handle_request_error(_: Request, exc: Exception) -> Response:

@@ -11,12 +11,15 @@ from pydantic_core import to_json
 from starlette.types import Message, Receive, Send
 
 from tidemill.batch.file.rows import escape_separators
+from tidemill.protocol.json_printing import has_more_values, print_json
 
 from .disconnect import run_until_disconnect
 
 MEDIA_TYPE = b"text/event-stream; charset=utf-8"
 COMMENT = b": waiting\n\n"
 DONE = b"data: [DONE]\n\n"
+
+_SHORT_VALUES = 1_000
 
 
 async def stream_response(
@@ -95,11 +98,23 @@ async def sse_events(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGener
     """Yield each chunk as a server-sent event, then `[DONE]`."""
     async with aclosing(chunks):
         async for chunk in chunks:
-            is_long = any(choice.get("prompt_logprobs") for choice in chunk.get("choices", ()))
-            yield await asyncio.to_thread(format_event, chunk) if is_long else format_event(chunk)
+            yield (
+                await asyncio.to_thread(format_event, chunk, is_long=True)
+                if _is_long(chunk)
+                else format_event(chunk)
+            )
     yield DONE
 
 
-def format_event(chunk: object) -> bytes:
-    """Return a chunk as a server-sent event."""
-    return b"data: %b\n\n" % escape_separators(to_json(chunk))
+def format_event(chunk: object, *, is_long: bool = False) -> bytes:
+    """Return a chunk as a server-sent event; one that `is_long` is printed in parts."""
+    return b"data: %b\n\n" % escape_separators((print_json if is_long else to_json)(chunk))
+
+
+def _is_long(chunk: dict[str, Any]) -> bool:
+    """Say whether a chunk has more log-probabilities than are printed in a millisecond."""
+    return any(
+        (choice.get("logprobs") or choice.get("prompt_logprobs"))
+        and has_more_values(choice, _SHORT_VALUES)
+        for choice in chunk.get("choices", ())
+    )

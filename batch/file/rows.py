@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.protocol.errors import ProtocolError
+from tidemill.protocol.json_printing import print_json
 
 from .lines import INVALID_CELL, Line, LineError
 
@@ -73,11 +74,13 @@ def print_reply(
     *,
     dialect: Dialect = "openai",
     bare_message: bool = False,
+    is_long: bool = False,
 ) -> bytes:
     """Return the row of an answered line, newline included.
 
     `body` is `{"error": …}` unless the status is 200. With `bare_message` vLLM's dialect prints the
-    error's message alone. Raises RowError for a body that JSON cannot hold.
+    error's message alone. A row that `is_long` is printed in parts. Raises RowError for a body that
+    JSON cannot hold.
     """
     error: object = None
     shown: dict[str, Any] | None = body
@@ -85,7 +88,7 @@ def print_reply(
         error = body["error"]["message"] if bare_message else body
         shown = None
     response = {"status_code": status_code, "request_id": line.request_id, "body": shown}
-    return _print(line.digest, line.custom_id, response, error)
+    return _print(line.digest, line.custom_id, response, error, is_long=is_long)
 
 
 def print_cached(line: Line, body: bytes) -> bytes:
@@ -119,7 +122,9 @@ def print_malformed(digest: str, error: LineError) -> bytes:
     return _print(digest, error.custom_id, None, told)
 
 
-def _print(digest: str, custom_id: str | None, response: object, error: object) -> bytes:
+def _print(
+    digest: str, custom_id: str | None, response: object, error: object, *, is_long: bool = False
+) -> bytes:
     row = {
         "id": row_id_of(digest),
         "custom_id": custom_id,
@@ -127,7 +132,8 @@ def _print(digest: str, custom_id: str | None, response: object, error: object) 
         "error": error,
     }
     try:
-        return escape_separators(to_json(row, inf_nan_mode="null")) + b"\n"
+        data = (print_json if is_long else to_json)(row, inf_nan_mode="null")
+        return escape_separators(data) + b"\n"
     except (PydanticSerializationError, ValueError) as exc:
         raise RowError(f"the reply cannot be printed as JSON: {exc}") from exc
 

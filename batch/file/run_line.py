@@ -63,6 +63,7 @@ async def run_line(
             reply.body,
             dialect=dialect,
             bare_message=reply.bare_message,
+            is_long=reply.is_long,
         )
         row = await asyncio.to_thread(printed) if reply.is_long else printed()
         _check_length(row, max_row_bytes)

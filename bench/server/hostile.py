@@ -99,7 +99,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "text": (TOKENIZE, lambda: _repeated(b'{"prompt":"', b"word ", b'"}', 4_000_000)),
     "broken": (CHAT, lambda: _repeated(_CHAT, rb"\u00e9", b'"}]}') + b"x"),
     "logprobs": (CHAT, lambda: _logprobs(1_500, n=128, top_logprobs=20)),
-    "few logprobs": (CHAT, lambda: _logprobs(1_500, n=8, top_logprobs=20)),
+    "allowed logprobs": (CHAT, lambda: _logprobs(300, n=128, top_logprobs=20)),
 }
 
 

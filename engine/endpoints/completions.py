@@ -226,4 +226,5 @@ def _options(request: CompletionRequest, constraint: Constraint | None) -> Endpo
         logprobs=request.logprobs,
         prompt_logprobs=request.num_prompt_logprobs,
         constraint=constraint,
+        repeats_prompts=True,
     )

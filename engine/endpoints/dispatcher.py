@@ -20,6 +20,7 @@ from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Rep
 from tidemill.protocol.errors import InternalError, RequestError
 from tidemill.protocol.in_flight import InFlightLimiter
 from tidemill.protocol.names import name_of_model, own_names
+from tidemill.protocol.prompts import num_sequences
 from tidemill.protocol.routes import UNKNOWN_URL, not_served
 from tidemill.protocol.stream import (
     STREAM_NOT_SUPPORTED,
@@ -53,6 +54,8 @@ _MAX_FETCHED_BYTES = 64 * 2**20
 _MAX_HELD_BYTES = 512 * 2**20
 # A line of a file that is no longer is prepared sooner than a thread could be asked.
 _SHORT_LINE_BYTES = 500
+# Each sequence but the first takes as long to prepare as so many bytes.
+_SEQUENCE_BYTES = 100
 # Threads that compile constraints, for each priority, whatever a body's size.
 _MAX_COMPILING = 2
 # Of a result's values each becomes about 400 bytes of a body, and takes some microseconds.
@@ -204,7 +207,10 @@ class Dispatcher:
         self, response: ResponseStream, place: int, output: StepOutput[Any], result: Any
     ) -> list[dict[str, Any]]:
         """Return the chunks of an event; logprobs of a long prompt are printed in a thread."""
-        num_values = _VALUES_A_LOGPROB * (len(output.new_logprobs) + len(output.prompt_logprobs))
+        num_values = sum(
+            len(scores) * max(_VALUES_A_LOGPROB, 1 + scores.num_top)
+            for scores in (output.new_logprobs, output.prompt_logprobs)
+        )
         if num_values <= _SHORT_VALUES:
             return response.add(place, output, result)
         executor = self._finishing[_INTERACTIVE]
@@ -223,7 +229,10 @@ class Dispatcher:
             is_constrained = asks_for_automaton(body)
             executors = self._compiling if is_constrained else self._preparing
             executor = executors[metadata.priority]
-            prepared = await executor.run(body_size(body), endpoint.prepare, body, metadata)
+            size = body_size(body)
+            if metadata.priority or "n" in body:
+                size += _SEQUENCE_BYTES * (num_sequences(body) - 1)
+            prepared = await executor.run(size, endpoint.prepare, body, metadata)
         else:
             # Fetched and decoded media are bounded: few of either at a time.
             async with fetched as whole, self._decoding:

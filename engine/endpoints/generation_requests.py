@@ -17,6 +17,7 @@ from ..text.stop_patterns import StopPattern
 from ..text.stop_strings import StopStrings
 from ..text.text_model import TextModel
 from ..text.truncation import Truncation
+from .answer_size import open_max_tokens
 from .endpoint import RequestMetadata
 from .prompt_tokens import PromptTokenizer
 
@@ -37,7 +38,8 @@ class EndpointOptions:
     `max_tokens` is the request's value of its field `max_tokens_param`, `default_max_tokens` the
     default (None: the rest of the context). `logprobs`, of the field `logprobs_param`, and
     `prompt_logprobs` count alternatives; None asks for none, -1 for all. `markers` are special
-    tokens that stay in the text. Every choice is under the `constraint`.
+    tokens that stay in the text. Every choice is under the `constraint`. With `repeats_prompts` it
+    shows what the request asks for of its prompt.
     """
 
     prompt_param: str
@@ -49,6 +51,7 @@ class EndpointOptions:
     prompt_logprobs: int | None = None
     markers: frozenset[int] = frozenset()
     constraint: Constraint | None = None
+    repeats_prompts: bool = False
 
 
 class SequenceRequestBuilder:
@@ -108,6 +111,7 @@ class SequenceRequestBuilder:
             prompt_logprobs=self._num_logprobs(options.prompt_logprobs, "prompt_logprobs"),
         )
         self._check_tokens(prompts, request, options)
+        options = self._bounded(prompts, request, options)
         sampling, constraint = self._sampling(request, options), self._constraint(request, options)
         return [
             self._sequence(
@@ -122,6 +126,24 @@ class SequenceRequestBuilder:
             for number, ids in enumerate(prompts)
             for choice, seed in enumerate(self._seeds(request, number, metadata.request_id))
         ]
+
+    def _bounded(
+        self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
+    ) -> EndpointOptions:
+        """Return the options with the default `max_tokens` that the answer's size leaves."""
+        values_per_token = 0
+        if options.logprobs is not None:
+            values_per_token = 1 + (len(request.logprob_token_ids or ()) or options.logprobs)
+        default = options.default_max_tokens
+        limit = open_max_tokens(
+            default if options.max_tokens is None else options.max_tokens,
+            max_model_len=self._model.max_model_len,
+            num_sequences=len(prompts) * (request.n or 1),
+            values_per_token=values_per_token,
+            prompt_values=_prompt_values(prompts, request, options),
+            param=options.logprobs_param if values_per_token else "n",
+        )
+        return options if limit is None else replace(options, default_max_tokens=limit)
 
     def _seeds(self, request: GenerationRequest, prompt: int, request_id: str) -> list[int]:
         return [
@@ -335,6 +357,20 @@ def seed_of_choice(
 def _truncation_side(request: GenerationRequest) -> Side:
     """Return the end of a prompt that is cut off: the beginning by default, as in vLLM."""
     return request.truncation_side or "left"
+
+
+def _prompt_values(
+    prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
+) -> int:
+    """Return how many values an answer shows of its prompts, their own tokens not counted once."""
+    num_shown = (request.n or 1) if options.repeats_prompts else 1
+    num_values = 0
+    if options.prompt_logprobs is not None:
+        num_scored = sum(len(ids) - _logprob_start(request, len(ids)) for ids in prompts)
+        num_values += num_shown * num_scored * (1 + options.prompt_logprobs)
+    if request.echo or request.return_token_ids:
+        num_values += (num_shown - 1) * sum(map(len, prompts))
+    return num_values
 
 
 def _logprob_start(request: GenerationRequest, num_prompt_tokens: int) -> int:

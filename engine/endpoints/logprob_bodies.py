@@ -21,11 +21,14 @@ _TEXTS: WeakKeyDictionary[Tokenizer, dict[bool, _TokenTexts]] = WeakKeyDictionar
 
 
 class _TokenText(NamedTuple):
-    """A token as responses show it: its text, or escaped bytes if that is no whole text."""
+    """A token as responses show it: its text, or escaped bytes if that is no whole text.
+
+    Its `data` is a tuple, so that garbage collections pass over the million objects that show it.
+    """
 
     text: str
     is_whole: bool
-    data: list[int]
+    data: tuple[int, ...]
 
 
 class _TokenTexts(dict[int, _TokenText]):
@@ -42,14 +45,14 @@ class _TokenTexts(dict[int, _TokenText]):
     def __missing__(self, token_id: int) -> _TokenText:
         piece = self._tokenizer.piece(token_id)
         if self._as_ids:
-            token = _TokenText(f"token_id:{token_id}", is_whole=True, data=list(piece))
+            token = _TokenText(f"token_id:{token_id}", is_whole=True, data=tuple(piece))
             self[token_id] = token
             return token
         try:
-            token = _TokenText(piece.decode("utf-8"), is_whole=True, data=list(piece))
+            token = _TokenText(piece.decode("utf-8"), is_whole=True, data=tuple(piece))
         except UnicodeDecodeError:
             text = "".join(f"\\x{byte:02x}" for byte in piece)
-            token = _TokenText(text, is_whole=False, data=list(piece))
+            token = _TokenText(text, is_whole=False, data=tuple(piece))
         self[token_id] = token
         return token
 

@@ -21,6 +21,8 @@ from .chat_preprocessor import ChatPreprocessor
 from .endpoint import Prepared, RequestMetadata
 from .prompt_tokens import PromptTokenizer
 
+_MAX_DETOKENIZED_BYTES = 16 * 2**20
+
 _Prepared = Prepared[SequenceRequest, dict[str, Any]]
 
 
@@ -86,7 +88,13 @@ class Detokenize:
                 f"`tokens` names token {highest}; this model has tokens 0 to {size - 1}.",
                 param="tokens",
             )
-        text = self._model.tokenizer.text(ids, skip_special_tokens=False)
+        tokenizer = self._model.tokenizer
+        if sum(len(tokenizer.piece(token_id)) for token_id in ids) > _MAX_DETOKENIZED_BYTES:
+            raise RequestError(
+                f"The text of `tokens` has more than {_MAX_DETOKENIZED_BYTES:,} bytes: send fewer.",
+                param="tokens",
+            )
+        text = tokenizer.text(ids, skip_special_tokens=False)
         return Prepared([], {"prompt": text}, metadata, num_values=len(ids))
 
     def finish(self, prepared: _Prepared, results: Sequence[SequenceResult]) -> Reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import openai
@@ -375,22 +375,29 @@ async def test_an_engine_that_is_gone_takes_the_server_with_it() -> None:
         await asyncio.wait_for(asyncio.shield(place.serving), SECONDS)
 
 
-async def test_the_scores_of_a_prompt_are_printed_beside_the_loop(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+async def test_long_scores_are_printed_next_to_the_loop(
+    field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are megabytes where the prompt is long."""
-    threads: list[int] = []
+    """They are megabytes where a prompt is long or a token has all alternatives."""
+    printed: list[tuple[str, bool]] = []
 
-    def noted(chunk: object) -> bytes:
-        threads.append(threading.get_ident())
-        return to_json(chunk)
+    def noted(name: str) -> Callable[[object], bytes]:
+        def print_chunk(chunk: object) -> bytes:
+            printed.append((name, threading.get_ident() != loop_thread))
+            return to_json(chunk)
+
+        return print_chunk
 
     async def chunks() -> AsyncGenerator[dict[str, Any], None]:
-        for scores in ([], [None, {}]):
-            yield {"choices": [{"prompt_logprobs": scores}]}
+        for scores in ([], [None, {}], [{"a": -1.0}] * 1_000):
+            yield {"choices": [{field: scores}]}
         yield {"error": {}}
 
-    monkeypatch.setattr(module, "to_json", noted)
+    loop_thread = threading.get_ident()
+    for name in ("to_json", "print_json"):
+        monkeypatch.setattr(module, name, noted(name))
     pieces = [piece async for piece in module.sse_events(chunks())]
-    assert pieces[1] == b'data: {"choices":[{"prompt_logprobs":[null,{}]}]}\n\n'
-    assert [thread != threading.get_ident() for thread in threads] == [False, True, False]
+    assert pieces[1] == b'data: {"choices":[{"%b":[null,{}]}]}\n\n' % field.encode()
+    short, long = ("to_json", False), ("print_json", True)
+    assert printed == [short, short, long, short]

@@ -213,7 +213,7 @@ def test_half_a_character_at_the_limit_is_replaced() -> None:
     choice = scene.chat(max_tokens=1, logprobs=True)["choices"][0]
     assert choice["message"]["content"] == "\ufffd"
     [token] = choice["logprobs"]["content"]
-    assert (token["token"], token["bytes"]) == ("\\xc3", [0xC3])
+    assert (token["token"], [*token["bytes"]]) == ("\\xc3", [0xC3])
 
 
 def test_log_probabilities_go_with_the_tokens() -> None:

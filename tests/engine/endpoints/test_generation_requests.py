@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.scripted_model import (
     MAX_MODEL_LEN,
+    METADATA,
     TURN,
     TURN_END,
     Scene,
@@ -16,10 +17,13 @@ from tests.engine.scripted_model import (
     text_model,
     text_model_of,
 )
+from tidemill.engine.endpoints.answer_size import MAX_VALUES
 from tidemill.engine.endpoints.generation_requests import seed_of_choice
 from tidemill.engine.scheduling.repetition import Repetition
 from tidemill.engine.structured_output.constraint import GrammarConstraint
 from tidemill.engine.structured_output.token_constraints import AllOf, AllowedTokens, BadWords
+
+LONG = Scene(model=replace(text_model(), max_model_len=2**20))
 
 
 def seed(request_seed: int | None = None, **changes: object) -> int:
@@ -180,6 +184,38 @@ def test_alternatives_are_bounded_by_the_engine() -> None:
     assert (asked.sampling.logprobs, asked.prompt_logprobs) == (size, size)
     choice = free.complete(echo=True, logprobs=-1, max_tokens=0)["choices"][0]
     assert len(choice["logprobs"]["top_logprobs"][1]) == size
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 128, "logprobs": 20, "max_tokens": 1_500}, "logprobs"),
+        ({"n": 2, "logprobs": 0, "max_tokens": MAX_VALUES // 2 + 1}, "logprobs"),
+        ({"logprobs": 0, "logprob_token_ids": [1] * 7 + [2], "max_tokens": 2**17}, "logprobs"),
+        ({"prompt": [[1]] * 100, "n": 64, "max_tokens": 30, "logprobs": 5}, "logprobs"),
+        ({"prompt": [[1] * 600] * 100, "n": 20, "echo": True}, "n"),
+        ({"prompt": [[1] * 600] * 100, "n": 20, "return_token_ids": True}, "n"),
+        ({"prompt": [[1] * 600] * 100, "n": 3, "prompt_logprobs": 5}, "n"),
+    ],
+)
+def test_an_answer_of_too_many_values_is_refused(fields: dict[str, Any], param: str) -> None:
+    """Log-probabilities, repeated prompts and their choices count, whatever the body's size is."""
+    error = LONG.completion_fault(**fields)
+    assert (error.code, error.param) == ("invalid_request", param)
+    assert "at most 1,048,576 log-probabilities" in error.message
+
+
+def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> None:
+    """A chat may be as long as the context only where that many log-probabilities are served."""
+    body = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 19}
+    prepared = LONG.chats.prepare(body | {"n": 8}, METADATA)
+    assert {request.max_tokens for request in prepared.requests} == {MAX_VALUES // (8 * 20)}
+    for n, prompt_logprobs, max_tokens in ((128, 1, 400), (1, 20, 50_000)):
+        fields = {"n": n, "prompt_logprobs": prompt_logprobs, "max_tokens": max_tokens}
+        assert LONG.chats.prepare(body | fields, METADATA).requests[0].max_tokens == max_tokens
+    free = Scene(model=replace(LONG.model, max_logprobs=-1))
+    error = free.chat_fault(n=128, logprobs=True, top_logprobs=-1)
+    assert (error.param, "sets no maximum" in error.message) == ("top_logprobs", True)
 
 
 def test_a_prompt_is_scored_from_where_it_is_said() -> None:

@@ -16,7 +16,7 @@ from tests.engine.scripted_model import (
     sentencepiece_tokenizer,
     text_model_of,
 )
-from tidemill.engine.endpoints import token_endpoints
+from tidemill.engine.endpoints import token_endpoints, tokens
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.protocol.contract import Reply
 from tidemill.protocol.errors import RequestError
@@ -129,6 +129,16 @@ async def test_many_tokens_are_printed_in_a_thread() -> None:
     body = {"tokens": [7] * 2_000}
     replies = [await asked("/detokenize", body), await asked("/detokenize", {"tokens": [7]})]
     assert [reply.is_long for reply in replies] == [True, False]
+
+
+async def test_tokens_of_too_long_a_text_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of many bytes may be named a million times."""
+    monkeypatch.setattr(tokens, "_MAX_DETOKENIZED_BYTES", 8)
+    ids = SCENE.tokenizer.encode("The capital", add_special_tokens=False)
+    reply = await asked("/detokenize", {"tokens": ids})
+    assert (
+        reply.body["error"]["message"] == "The text of `tokens` has more than 8 bytes: send fewer."
+    )
 
 
 async def test_tokens_are_told_as_text() -> None:
