@@ -138,12 +138,13 @@ class ApiStack(Stack):
         reaper = self._add_function(
             "Reaper",
             "reaper",
-            memory_mib=512,
+            # A whole processor, as the control Lambda has: open batches are a list to get through.
+            memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
                 *self._finish_batch_statements(),
                 permissions.read_fleets(self.data),
-                permissions.table_items(self.data, "PutItem", "Query"),
+                permissions.table_items(self.data, "BatchGetItem", "PutItem", "Query"),
                 permissions.read_queue_depths(self.data),
                 permissions.read_tenants(self.data),
                 permissions.send_to_intake(self.data),

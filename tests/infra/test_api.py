@@ -100,7 +100,7 @@ def test_a_function_runs_what_the_bundle_is_for(
     [
         ("Control", 1769, LAMBDA_MAX_SECONDS, None),
         ("Intake", 1769, LAMBDA_MAX_SECONDS, 4096),
-        ("Reaper", 512, LAMBDA_MAX_SECONDS, None),
+        ("Reaper", 1769, LAMBDA_MAX_SECONDS, None),
         ("DeadLetters", 512, 60, None),
         ("Api", 512, GATEWAY_SECONDS - 1, None),
     ],
