@@ -34,7 +34,7 @@ _RESULTS = ("output/", "files/")
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
-# Lambda tries a scheduled run that fails three times in all.
+# In so many minutes, of runs that the next ones make up for.
 _FEW_ERRORS = 2
 
 
@@ -149,6 +149,11 @@ class ApiStack(Stack):
                 permissions.read_tenants(self.data),
                 permissions.send_to_intake(self.data),
             ],
+        )
+        # The scheduler invokes asynchronously: Lambda itself would try a failed run twice more, and
+        # hold a throttled one for hours, beside those of the next minutes.
+        reaper.function.configure_async_invoke(
+            max_event_age=Duration.minutes(_REAPER_MINUTES), retry_attempts=0
         )
         undeliverable = self.data.queues.undeliverable
         # What the construct would add to it is the right to call any version.

@@ -254,6 +254,17 @@ def test_the_reaper_is_called_every_minute(deployment: Deployment) -> None:
     }
 
 
+def test_no_run_of_the_reaper_is_made_up_for_later(deployment: Deployment) -> None:
+    """By default Lambda retries an asynchronous run twice and holds it for six hours."""
+    config = only(deployment.properties("AWS::Lambda::EventInvokeConfig"))
+    assert config == {
+        "FunctionName": "ReaperFunction",
+        "Qualifier": "$LATEST",
+        "MaximumEventAgeInSeconds": 60,
+        "MaximumRetryAttempts": 0,
+    }
+
+
 # The HTTP API
 
 
