@@ -15,7 +15,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra import permissions
-from infra.api.concurrency import MAX_RUNS
+from infra.api.concurrency import runs_of_queues
 from infra.api.environment import check_environment_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
@@ -46,6 +46,7 @@ class ApiStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.data, self._bundle = data, bundle
+        self._runs = runs_of_queues(data.config.lambda_concurrency)
         self.control = self._add_control()
         self.intake = self._add_intake()
         self.reaper = self._add_reaper()
@@ -90,8 +91,8 @@ class ApiStack(Stack):
                 ),
             ],
         )
-        self._add_event_source(control, data.queues.control, max_concurrency=MAX_RUNS["control"])
-        self._add_event_source(control, data.queues.drops, max_concurrency=MAX_RUNS["drops"])
+        self._add_event_source(control, data.queues.control, max_concurrency=self._runs["control"])
+        self._add_event_source(control, data.queues.drops, max_concurrency=self._runs["drops"])
         return control
 
     def _add_intake(self) -> Function:
@@ -119,7 +120,7 @@ class ApiStack(Stack):
                 permissions.tag_objects(data, "files/"),
             ],
         )
-        self._add_event_source(intake, data.queues.intake, max_concurrency=MAX_RUNS["intake"])
+        self._add_event_source(intake, data.queues.intake, max_concurrency=self._runs["intake"])
         return intake
 
     def _add_tables_layer(self) -> lambda_.LayerVersion:
@@ -211,7 +212,7 @@ class ApiStack(Stack):
         self._add_event_source(
             dead_letters,
             self.data.queues.dead_letters,
-            max_concurrency=MAX_RUNS["dead_letters"],
+            max_concurrency=self._runs["dead_letters"],
         )
         return dead_letters
 
