@@ -241,7 +241,9 @@ PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 
 # The region's zones, which templates cannot ask for; nothing is changed where they are not known.
 ZONES = zones=$$($(BIN)/python -m infra.ops.zones --config $(CONFIG))
-CONTEXT = -c config=$(CONFIG) -c zones="$$zones"
+# The runs of Lambda that the account has, which mappings of queues must fit into.
+CONCURRENCY = concurrency=$$($(BIN)/python -m infra.ops.concurrency)
+CONTEXT = -c config=$(CONFIG) -c zones="$$zones" -c lambda_concurrency="$$concurrency"
 
 # Once in an account and region.
 bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
@@ -253,11 +255,11 @@ bootstrap: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 YES ?=
 deploy: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG) --deploy
-	$(ZONES) && $(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
+	$(ZONES) && $(CONCURRENCY) && $(CDK) deploy --all $(CONTEXT) --require-approval $(if $(YES),never,broadening)
 
 diff: $(INSTALLED_LOCAL) $(INSTALLED_NODE)
 	$(PREFLIGHT) $(CONFIG)
-	$(ZONES) && $(CDK) diff $(CONTEXT)
+	$(ZONES) && $(CONCURRENCY) && $(CDK) diff $(CONTEXT)
 
 template: $(INSTALLED_LOCAL)
 	$(BIN)/python -m infra.templates --config $(CONFIG) --output $(OUT)/templates

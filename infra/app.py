@@ -15,7 +15,15 @@ from infra.api.stack import ApiStack
 from infra.bundle import Bundle, host_processor, make_bundle
 from infra.compute.sagemaker.stack import SageMakerStack
 from infra.compute.stack import ComputeStack
-from infra.config import DEFAULT_PATH, Config, ConfigRefused, read_config, with_aliases, with_zones
+from infra.config import (
+    DEFAULT_PATH,
+    Config,
+    ConfigRefused,
+    read_config,
+    with_aliases,
+    with_concurrency,
+    with_zones,
+)
 from infra.dashboard import Dashboard
 from infra.data.stack import DataStack
 from infra.nag_exceptions import add_checks
@@ -84,6 +92,7 @@ def main() -> int:
         config = with_aliases(config, more, "aliases")
         zones = (app.node.try_get_context("zones") or "").split(",")
         config = with_zones(config, [zone for zone in zones if zone], "zones")
+        config = with_concurrency(config, app.node.try_get_context("lambda_concurrency") or "")
     except ConfigRefused as exc:
         sys.stderr.write(f"{exc}\n")
         return 1

@@ -203,7 +203,7 @@ def launcher_statements(data: DataStack) -> list[iam.PolicyStatement]:
     """Return all that a launcher outside of the deployment may do: read, and keep its fleets."""
     fleets = allow(["dynamodb:PutItem", "dynamodb:UpdateItem"], [data.table.table_arn])
     fleets.add_condition("ForAllValues:StringLike", {"dynamodb:LeadingKeys": ["FLEET#*"]})
-    statements = [table_items(data, "GetItem", "Query"), fleets]
+    statements = [table_items(data, "BatchGetItem", "GetItem", "Query"), fleets]
     return [*statements, *use_key(data, statements)]
 
 

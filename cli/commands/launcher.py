@@ -127,7 +127,8 @@ def _check(deployment: Deployment, clouds: Aws, plans: Mapping[str, FleetPlan]) 
         except AwsError as exc:
             raise CliError(f"the Jobs of {model} cannot be listed: {exc}") from exc
     try:
-        clouds.run(deployment.table.page_of_active())
+        clouds.run(deployment.table.page_of_active(limit=1))
+        clouds.run(deployment.overview.get_batches(["batch_of_nobody"]))
     except AwsError as exc:
         raise CliError(f"the table {deployment.settings.table} cannot be read: {exc}") from exc
 

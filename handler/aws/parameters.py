@@ -1,9 +1,10 @@
-"""Parameters in which a deployment says what its fleets are: read anew, so that a release shows."""
+"""Parameters in which a deployment says what its fleets are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, Final
 
 from pydantic import TypeAdapter
 
@@ -12,19 +13,28 @@ from tidemill.batch.fleet import FleetPlan
 from .calls import Call, Operation
 
 _PLAN = TypeAdapter(FleetPlan)
+# SSM answers some 40 reads of a path a second, and files may come faster.
+RECENT_SECONDS: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
 class FleetPlans:
-    """Makes the operation on the parameters below one path, each the plan of one model's fleet."""
+    """Makes the operations on the parameters below one path, each the plan of one model's fleet."""
 
-    path: str
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._recent: tuple[float, Mapping[str, FleetPlan]] = (-math.inf, {})
+
+    def read_recent(self, now: float) -> Operation[Mapping[str, FleetPlan]]:
+        """Return the plans as this process has read them within the last RECENT_SECONDS."""
+        if now - self._recent[0] >= RECENT_SECONDS:
+            self._recent = now, (yield from self.read())
+        return self._recent[1]
 
     def read(self) -> Operation[dict[str, FleetPlan]]:
-        """Return the plans by model; none where the deployment starts no workers."""
-        if not self.path:
+        """Return the plans by model as they are now; none if the deployment starts no workers."""
+        if not self._path:
             return {}
-        arguments: dict[str, Any] = {"Path": self.path}
+        arguments: dict[str, Any] = {"Path": self._path}
         plans: dict[str, FleetPlan] = {}
         while True:
             response = yield Call("ssm", "get_parameters_by_path", arguments)

@@ -12,14 +12,17 @@ times: a message is sent when a try is due. One that is erased is in it until no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
 
 from tidemill.batch.batch_object import is_over_cost
 from tidemill.batch.fleet import OpenWork
-from tidemill.batch.model import Batch, BatchError, Shard
+from tidemill.batch.model import Batch, BatchError, Pause, Shard
 from tidemill.batch.progress import ShardProgress
 from tidemill.batch.states import Status
 
@@ -29,8 +32,8 @@ from ..aws.stores.table import active_name, erasing_name, id_of_active
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..errors import AwsError
-from ..fleet.demand import open_work
-from ..fleet.pause import update_pause
+from ..fleet.open_batches import OpenBatch, read_batches, work_of
+from ..fleet.pause import record_pause
 from ..fleet.scale import scale_fleets
 from ..intake.unit_messages import enqueue_again
 from ..lifecycle.announce import announce
@@ -48,6 +51,10 @@ WEBHOOK_OVERDUE_SECONDS = 30
 _MAX_RESENT, _MAX_RESENT_TO_EMPTY = 10, 5000
 _NOTE_SECONDS = 5 * 60
 _NUM_THREADS = 8
+# Runs begin every minute, and one ends before the next begins. Fleets are scaled after the reading.
+_READ_SECONDS, _RUN_SECONDS = 35, 50
+# Names of one read of the list, and batches repaired between two looks at the clock.
+_PAGE, _CHUNK = 1000, 64
 _LAST: Final = {
     Status.VALIDATING: Status.EXPIRED,
     Status.IN_PROGRESS: Status.EXPIRED,
@@ -56,88 +63,185 @@ _LAST: Final = {
 }
 
 
-def reap(aws: Aws, deployment: Deployment, now: int) -> None:
-    """Check every active batch, then scale the fleets of models that have work, or are kept ready.
+T = TypeVar("T")
 
-    A batch that cannot be repaired does not block the others.
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one run of the reaper reads once for all batches.
+
+    `pauses` has the reason why a tenant's batches wait, None while they may run, and `depths` the
+    number of messages in each model's queue. One that could not be read is in neither.
     """
 
-    def check(name: str) -> OpenWork | None:
-        try:
-            return aws.run(check_batch(deployment, name, now))
-        except Exception:  # noqa: BLE001 - an error with one must not stop the others
-            logger.exception("batch not looked at", batch_id=id_of_active(name))
-            return None
+    now: int
+    pauses: Mapping[str, Pause | None]
+    depths: Mapping[str, int]
 
-    found: list[OpenWork] = []
-    num_active, after = 0, None
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        while True:
-            names, after = aws.run(deployment.table.page_of_active(after))
-            num_active += len(names)
-            found += [work for work in pool.map(check, names) if work is not None]
-            if after is None:
-                break
+
+def reap(
+    aws: Aws, deployment: Deployment, now: int, *, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Read the active batches, scale the fleets of models that have work, then repair batches.
+
+    A batch that cannot be read or repaired does not block the others. A run that does not get
+    through in its time leaves a cursor, where the next one begins.
+    """
+    started = clock()
+    first = aws.run(deployment.overview.get_reaper_cursor())
+    pages = _read_pages(aws, deployment, first, now)
+    seen, after = [], first
+    for batches, after in pages:
+        seen += batches
+        if after is not None and clock() - started > _READ_SECONDS:
+            break
+    this = read_round(aws, deployment, seen, now)
     is_spent = aws.run(deployment.limits.is_budget_spent(now))
     if is_spent:
         emit({Metric.BUDGET_SPENT: 1}, model=None)
-    aws.run(_scale_workers(deployment, found, now, keeps_ready=not is_spent))
-    logger.info("reaped", num_active=num_active)
+    aws.run(
+        _scale_workers(deployment, open_work_of(deployment, seen, this), now, is_spent=is_spent)
+    )
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for start in range(0, len(seen), _CHUNK):
+            if start and clock() - started > _RUN_SECONDS:
+                after = seen[start - 1].name
+                break
+            list(pool.map(partial(_check, aws, deployment, this), seen[start : start + _CHUNK]))
+    if after != first:
+        aws.run(deployment.overview.put_reaper_cursor(after))
+    logger.info("reaped", num_active=len(seen), is_all=first is None and after is None)
+
+
+def _read_pages(
+    aws: Aws, deployment: Deployment, first: str | None, now: int
+) -> Iterator[tuple[list[OpenBatch], str | None]]:
+    """Yield the active batches in pages, with the name that the next one follows.
+
+    They begin behind the name `first` and end there, unless it is None. The last page has None.
+    """
+    after, has_wrapped = first, first is None
+    while True:
+        names, last = aws.run(deployment.table.page_of_active(after, limit=_PAGE))
+        if has_wrapped and first is not None and (last is None or last >= first):
+            names, last = [name for name in names if name <= first], None
+        elif last is None and not has_wrapped:
+            has_wrapped, after = True, None
+            yield read_batches(aws, deployment, names, now), names[-1] if names else first
+            continue
+        yield read_batches(aws, deployment, names, now), last
+        if last is None:
+            return
+        after = last
+
+
+def read_round(aws: Aws, deployment: Deployment, seen: Sequence[OpenBatch], now: int) -> Round:
+    """Read the pause of each tenant and the depth of each queue that these batches need."""
+    running = [each.batch for each in seen if each.batch is not None and each.shards is not None]
+    tenants = sorted({batch.tenant for batch in running})
+    models = sorted({_model_that_waits(each, now) for each in seen} & deployment.work.keys())
+    limits = deployment.limits
+    pauses = aws.run_all(_attempt("pause", limits.find_pause(each, now)) for each in tenants)
+    depths = aws.run_all(_attempt("depth", deployment.work[each].count()) for each in models)
+    return Round(
+        now,
+        {tenant: found[0] for tenant, found in zip(tenants, pauses, strict=True) if found},
+        {model: found[0] for model, found in zip(models, depths, strict=True) if found},
+    )
+
+
+def _model_that_waits(found: OpenBatch, now: int) -> str:
+    """Return the model of a batch that has shards which no worker holds, else an empty text."""
+    batch, shards = found.batch, found.shards
+    if batch is None or shards is None:
+        return ""
+    has_waiting = batch.shards_left - shards.num_done > len(shards.leased(now))
+    return (batch.model or "") if has_waiting else ""
+
+
+def _attempt(what: str, operation: Operation[T]) -> Operation[tuple[T] | None]:
+    """Return the result of an operation in a tuple; None for one that fails, which is logged."""
+    try:
+        return ((yield from operation),)
+    except Exception:  # noqa: BLE001 - an error with one must not stop the others
+        logger.exception("not read", what=what)
+        return None
+
+
+def open_work_of(deployment: Deployment, seen: Iterable[OpenBatch], this: Round) -> list[OpenWork]:
+    """Return the open work of those batches whose shards are not paused."""
+    found = (
+        work_of(deployment, each, this.pauses[each.batch.tenant], this.now)
+        for each in seen
+        if each.batch is not None and each.batch.tenant in this.pauses
+    )
+    return [work for work in found if work is not None]
 
 
 def _scale_workers(
-    deployment: Deployment, found: Sequence[OpenWork], now: int, *, keeps_ready: bool
+    deployment: Deployment, found: Sequence[OpenWork], now: int, *, is_spent: bool
 ) -> Operation[None]:
     try:
         plans = yield from deployment.fleet_plans.read()
     except Exception:  # noqa: BLE001 - the next run is in a minute
         logger.exception("plans of fleets not read")
         return
-    yield from scale_fleets(deployment, plans, found, now, keeps_ready=keeps_ready)
+    yield from scale_fleets(deployment, plans, found, now, keeps_ready=not is_spent)
 
 
-def check_batch(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
-    """Repair an active batch; return its open work."""
-    table, batch_id = deployment.table, id_of_active(name)
-    work = None
-    batch = yield from table.get_batch(batch_id)
+def _check(aws: Aws, deployment: Deployment, this: Round, found: OpenBatch) -> None:
+    try:
+        aws.run(check_batch(deployment, found, this))
+    except Exception:  # noqa: BLE001 - an error with one must not stop the others
+        logger.exception("batch not repaired", batch_id=id_of_active(found.name))
+
+
+def check_batch(deployment: Deployment, found: OpenBatch, this: Round) -> Operation[None]:
+    """Repair an active batch; a healthy one takes no call."""
+    table, batch, name = deployment.table, found.batch, found.name
     if batch is not None and not batch.is_terminal:
-        work = yield from _mend(deployment, batch, now)
-        batch = yield from table.get_batch(batch_id)
+        has_ended = yield from _mend(deployment, found, this)
+        is_announced = batch.announced is batch.status and name == active_name(batch)
+        if is_announced and not has_ended:
+            return
+    if batch is not None:  # by now it may have been announced, or have moved on
+        batch = yield from table.get_batch(batch.id)
     if batch is None:
         yield from table.forget_active(name)
-        return None
+        return
     if name == erasing_name(batch):
-        yield from _mend_erasure(deployment, batch, name, now)
-        return None
+        yield from _mend_erasure(deployment, batch, name, this.now)
+        return
     if name != active_name(batch):  # an earlier version's
         yield from table.rename_active(batch, name)
     yield from announce(deployment, batch)
     if batch.webhook_delivery == "pending" and batch.is_terminal:
         due = batch.webhook_due or batch.ended_at or 0
-        if now - due > WEBHOOK_OVERDUE_SECONDS:
+        if this.now - due > WEBHOOK_OVERDUE_SECONDS:
             yield from _send_advance(deployment, batch, "webhook")
-    return work
 
 
-def _mend(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
-    """Do the missing step; return the open work of a batch whose shards can be run."""
+def _mend(deployment: Deployment, found: OpenBatch, this: Round) -> Operation[bool]:
+    """Do the missing step, and say whether that may have ended the batch."""
+    batch, now = found.batch, this.now
+    assert batch is not None
     winds_up_since = batch.winds_up_since
     if now - max(batch.expires_at, winds_up_since or 0) > OVERDUE_SECONDS:
         yield from _give_up(deployment, batch, now)
-    elif winds_up_since is not None:
+        return True
+    if winds_up_since is not None:
         if now - max(batch.turn_until, winds_up_since) > SILENT_SECONDS:
             yield from _send_advance(deployment, batch, "winding up")
     elif batch.status is Status.VALIDATING:
         if batch.expires_at <= now:
             yield from end(deployment, batch.id, Status.EXPIRED, now)
-        else:
-            yield from _mend_intake(deployment, batch, now)
+            return True
+        yield from _mend_intake(deployment, batch, now)
     elif batch.expires_at <= now:
         yield from _send_advance(deployment, batch, "end of work")
-    else:
-        return (yield from _mend_running(deployment, batch, now))
-    return None
+    elif found.shards is not None:
+        yield from _mend_running(deployment, batch, found.shards, this)
+    return False
 
 
 def _mend_erasure(deployment: Deployment, batch: Batch, name: str, now: int) -> Operation[None]:
@@ -159,26 +263,23 @@ def _mend_intake(deployment: Deployment, batch: Batch, now: int) -> Operation[No
         yield from enqueue_again(deployment, batch, reading, None if is_empty else _MAX_RESENT)
 
 
-def _mend_running(deployment: Deployment, batch: Batch, now: int) -> Operation[OpenWork | None]:
-    """Check the shards of a batch; return its open work, None while it is paused."""
-    standing = yield from deployment.table.get_shard_progress(batch)
-    progress, price = standing.progress(now), deployment.settings.gpu_hour_price(batch.model)
-    if standing.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
+def _mend_running(
+    deployment: Deployment, batch: Batch, standing: ShardProgress, this: Round
+) -> Operation[None]:
+    """Check the shards of a batch, and record whether it is paused."""
+    now, price = this.now, deployment.settings.gpu_hour_price(batch.model)
+    if standing.num_done >= batch.shards_left or is_over_cost(batch, standing.progress(now), price):
         yield from _send_advance(deployment, batch, "end of work")
-        return None
-    pause = yield from update_pause(deployment, batch, now)
-    given_up: set[int] = set()
+        return
+    if batch.tenant not in this.pauses:
+        return
+    pause = yield from record_pause(deployment, batch, this.pauses[batch.tenant], now)
     if batch.shards_rung >= batch.num_shards:
         given_up = yield from _give_up_failing(deployment, batch, standing, now)
         if pause is None:
-            yield from _resend_lost(deployment, batch, standing, given_up, now)
+            yield from _resend_lost(deployment, batch, standing, given_up, this)
     elif (yield from _is_stuck(deployment, batch, f"rung to {batch.shards_rung}", now)):
         yield from _send_advance(deployment, batch, "ringing")
-    if pause is not None:
-        return None
-    num_shards = batch.shards_left - standing.num_done - len(given_up)
-    running = standing.leased(now)
-    return open_work(batch, progress, num_shards=num_shards, running=running)
 
 
 def _give_up_failing(
@@ -199,9 +300,10 @@ def _resend_lost(
     batch: Batch,
     standing: ShardProgress,
     given_up: AbstractSet[int],
-    now: int,
+    this: Round,
 ) -> Operation[None]:
     """Resend the messages of waiting shards where they seem to be lost."""
+    now = this.now
     others = {shard.number for shard in standing.leased(now)} | given_up
     num_left = batch.shards_left - standing.num_done
     num_claims = sum(shard.fence for shard in standing.live)
@@ -215,7 +317,7 @@ def _resend_lost(
     if queue is None:
         logger.error("no queue for the model", batch_id=batch.id, model=batch.model)
         return
-    is_empty = (yield from queue.count()) == 0
+    is_empty = this.depths.get(batch.model or "") == 0
     if not (is_empty or is_stuck):
         return
     # Behind a long queue a batch looks stuck for hours: few are sent, or copies pile up.

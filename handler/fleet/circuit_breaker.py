@@ -156,7 +156,7 @@ def describe_waiting(state: FleetState, now: float) -> WaitingReason | None:
         return None
     since = next(each.at for each in starts if each.kind is starts[-1].kind)
     if starts[-1].kind is EndKind.NOT_STARTED:
-        message = f"Another worker did not start, and it is not known why: {state.refusal}"
+        message = f"Another worker did not start: {state.refusal}"
         return WaitingReason("not_started", f"{_sentence(message)} It is tried again.", since)
     message = (
         f"No machine can be had for another worker: {_sentence(state.refusal)} "

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 from tidemill.batch.batch_object import is_over_cost
 from tidemill.batch.fleet import OpenWork
+from tidemill.batch.model import Batch, Pause
+from tidemill.batch.progress import ShardProgress
 from tidemill.batch.states import Status
 
 from ..aws.calls import Operation
+from ..aws.items import load
 from ..aws.stores.table import id_of_active
 from ..aws.sync import Aws
 from ..deployment import Deployment
 from ..observability import logger
 from .demand import open_work
+
+_BATCHES_OF_CALL = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OpenBatch:
+    """An entry of the list of active batches: its name, its batch (None: there is none).
+
+    `shards` is the progress of a batch whose shards can be run.
+    """
+
+    name: str
+    batch: Batch | None
+    shards: ShardProgress | None = None
 
 
 def read_open_work(aws: Aws, deployment: Deployment, now: int) -> list[OpenWork]:
@@ -23,30 +43,76 @@ def read_open_work(aws: Aws, deployment: Deployment, now: int) -> list[OpenWork]
     after = None
     while True:
         names, after = aws.run(deployment.table.page_of_active(after))
-        found += aws.run_all(_open_work_of(deployment, name, now) for name in names)
+        found += [
+            work_of(deployment, each, each.batch.pause_at(now), now)
+            for each in read_batches(aws, deployment, names, now)
+            if each.batch is not None
+        ]
         if after is None:
             return [work for work in found if work is not None]
 
 
-def _open_work_of(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
-    batch_id = id_of_active(name)
+def read_batches(
+    aws: Aws, deployment: Deployment, names: Sequence[str], now: int
+) -> list[OpenBatch]:
+    """Read batches by their names on the list, in its order; a call for a hundred of them.
+
+    Those that run take one more each. One that cannot be read is logged and left out.
+    """
+    calls = (
+        _read_some(deployment, names[first : first + _BATCHES_OF_CALL])
+        for first in range(0, len(names), _BATCHES_OF_CALL)
+    )
+    read = [each for some in aws.run_all(calls) for each in some]
+    with_shards = aws.run_all(_with_shards(deployment, each, now) for each in read)
+    return [each for each in with_shards if each is not None]
+
+
+def work_of(
+    deployment: Deployment, found: OpenBatch, pause: Pause | None, now: int
+) -> OpenWork | None:
+    """Return the open work of a batch whose shards can be run; None while it is paused."""
+    batch, shards = found.batch, found.shards
+    if batch is None or shards is None or pause is not None:
+        return None
+    progress, price = shards.progress(now), deployment.settings.gpu_hour_price(batch.model)
+    if shards.num_done >= batch.shards_left or is_over_cost(batch, progress, price):
+        return None
+    failing = shards.failing(now, deployment.settings.max_attempts)
+    num_shards = batch.shards_left - shards.num_done - len(failing)
+    return open_work(batch, progress, num_shards=num_shards, running=shards.leased(now))
+
+
+def _read_some(deployment: Deployment, names: Sequence[str]) -> Operation[list[OpenBatch]]:
     try:
-        return (yield from _read(deployment, batch_id, now))
+        fields = yield from deployment.overview.get_batches(map(id_of_active, names))
+    except Exception:  # noqa: BLE001 - an error with some must not stop the others
+        logger.exception("batches not looked at", first=id_of_active(names[0]), number=len(names))
+        return []
+    return list(_loaded(names, fields))
+
+
+def _loaded(names: Sequence[str], fields: dict[str, dict[str, object]]) -> Iterator[OpenBatch]:
+    for name in names:
+        own = fields.get(batch_id := id_of_active(name))
+        try:
+            yield OpenBatch(name, load(Batch, own) if own else None)
+        except Exception:  # noqa: BLE001 - an error with one must not stop the others
+            logger.exception("batch not looked at", batch_id=batch_id)
+
+
+def _with_shards(deployment: Deployment, found: OpenBatch, now: int) -> Operation[OpenBatch | None]:
+    batch = found.batch
+    if batch is None or not _runs(batch, now):
+        return found
+    try:
+        shards = yield from deployment.table.get_shard_progress(batch)
     except Exception:  # noqa: BLE001 - an error with one must not stop the others
-        logger.exception("batch not looked at", batch_id=batch_id)
+        logger.exception("batch not looked at", batch_id=batch.id)
         return None
+    return OpenBatch(found.name, batch, shards)
 
 
-def _read(deployment: Deployment, batch_id: str, now: int) -> Operation[OpenWork | None]:
-    batch = yield from deployment.table.get_batch(batch_id)
-    if batch is None or batch.status is not Status.IN_PROGRESS:
-        return None
-    if batch.winds_up_since is not None or batch.expires_at <= now or batch.pause_at(now):
-        return None
-    standing = yield from deployment.table.get_shard_progress(batch)
-    progress, price = standing.progress(now), deployment.settings.gpu_hour_price(batch.model)
-    if is_over_cost(batch, progress, price):
-        return None
-    failing = standing.failing(now, deployment.settings.max_attempts)
-    num_shards = batch.shards_left - standing.num_done - len(failing)
-    return open_work(batch, progress, num_shards=num_shards, running=standing.leased(now))
+def _runs(batch: Batch, now: int) -> bool:
+    is_running = batch.status is Status.IN_PROGRESS and batch.winds_up_since is None
+    return is_running and batch.expires_at > now

@@ -19,8 +19,15 @@ from ..observability import logger
 
 def update_pause(deployment: Deployment, batch: Batch, now: int) -> Operation[Pause | None]:
     """Record whether a running batch is paused, and return the reason, None while it is not."""
-    known = batch.pause_at(now)
     pause = yield from deployment.limits.find_pause(batch.tenant, now)
+    return (yield from record_pause(deployment, batch, pause, now))
+
+
+def record_pause(
+    deployment: Deployment, batch: Batch, pause: Pause | None, now: int
+) -> Operation[Pause | None]:
+    """Record the pause of a batch's tenant if it is new, and return it with its beginning."""
+    known = batch.pause_at(now)
     if pause is not None and known is not None and known.code == pause.code:
         pause = replace(pause, since=known.since)
     if pause != known:

@@ -16,9 +16,11 @@ _SHORTAGE = re.compile(
     r"network interface (provision|attach|creat)|limit for network interfaces",
     re.IGNORECASE,
 )
-# A used-up quota, or throttling.
-_SHORTAGE_CODES: Final = frozenset(
-    {"LimitExceededException", "ResourceLimitExceeded", "ThrottlingException", "Throttling"}
+# A used-up quota.
+_SHORTAGE_CODES: Final = frozenset({"LimitExceededException", "ResourceLimitExceeded"})
+# Too many requests: nothing was started, and it says nothing of machines.
+_THROTTLED_CODES: Final = frozenset(
+    {"ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException"}
 )
 # Caused by a permission, a parameter or the account; permanent until that is fixed.
 _OUR_CODES: Final = frozenset(
@@ -57,6 +59,8 @@ def exceeds_machines(words: str, workers: Iterable[Worker]) -> bool:
 
 def classify_refusal(words: str, code: str = "") -> NotStarted | None:
     """Return the error that an answer of AWS to a start means; None where unknown."""
+    if code in _THROTTLED_CODES:
+        return NotStarted(words)
     if code in _SHORTAGE_CODES or (is_shortage(words) and code not in _RIGHTS_CODES):
         return NoCapacity(words)
     if code in _OUR_CODES | _RIGHTS_CODES or _OUR_WORDS.search(words):

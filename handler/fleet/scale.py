@@ -33,6 +33,8 @@ from .reconcile import is_breaker_open, is_recent, is_start_blocked, reconcile, 
 from .refusals import exceeds_machines
 from .stop import stop_hung_workers
 
+# ECS answers some 20 lists and descriptions a second, for all that look at its fleets.
+_LOOK_SECONDS = 10
 # Three runs of the reaper: workers stay again soon after a budget was raised.
 _BLOCKED_SECONDS = 3 * 60
 
@@ -89,11 +91,16 @@ def scale_all(
 
 
 def scale_for_batch(deployment: Deployment, work: OpenWork, now: int) -> Operation[None]:
-    """Scale for one batch alone; a failure is only logged."""
+    """Scale for one batch alone, unless that was done for its model moments ago.
+
+    Its work is then counted by the reaper, within a minute. A failure is only logged.
+    """
     try:
-        plans = yield from deployment.fleet_plans.read()
-        if work.model in plans:
-            yield from scale(deployment, plans[work.model], [work], now)
+        plans = yield from deployment.fleet_plans.read_recent(now)
+        if (plan := plans.get(work.model)) is None:
+            return
+        if (yield from deployment.fleets.note_look(plan.model, now=now, seconds=_LOOK_SECONDS)):
+            yield from scale(deployment, plan, [work], now)
     except Exception:  # noqa: BLE001 - the reaper retries within a minute
         logger.exception("no worker started", model=work.model)
 

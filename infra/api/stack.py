@@ -15,7 +15,7 @@ from aws_cdk import aws_sqs as sqs
 from constructs import Construct
 
 from infra import permissions
-from infra.api.concurrency import MAX_RUNS
+from infra.api.concurrency import runs_of_queues
 from infra.api.environment import check_environment_size
 from infra.api.functions import Function
 from infra.api.http_api import HttpApi
@@ -34,7 +34,7 @@ _RESULTS = ("output/", "files/")
 _DEAD_LETTER_SECONDS = 60
 _REAPER_MINUTES = 1
 _ERROR_MINUTES = 15
-# Lambda tries a scheduled run that fails three times in all.
+# In so many minutes, of runs that the next ones make up for.
 _FEW_ERRORS = 2
 
 
@@ -46,6 +46,7 @@ class ApiStack(Stack):
     ) -> None:
         super().__init__(scope, construct_id, **stack)
         self.data, self._bundle = data, bundle
+        self._runs = runs_of_queues(data.config.lambda_concurrency)
         self.control = self._add_control()
         self.intake = self._add_intake()
         self.reaper = self._add_reaper()
@@ -90,8 +91,8 @@ class ApiStack(Stack):
                 ),
             ],
         )
-        self._add_event_source(control, data.queues.control, max_concurrency=MAX_RUNS["control"])
-        self._add_event_source(control, data.queues.drops, max_concurrency=MAX_RUNS["drops"])
+        self._add_event_source(control, data.queues.control, max_concurrency=self._runs["control"])
+        self._add_event_source(control, data.queues.drops, max_concurrency=self._runs["drops"])
         return control
 
     def _add_intake(self) -> Function:
@@ -119,7 +120,7 @@ class ApiStack(Stack):
                 permissions.tag_objects(data, "files/"),
             ],
         )
-        self._add_event_source(intake, data.queues.intake, max_concurrency=MAX_RUNS["intake"])
+        self._add_event_source(intake, data.queues.intake, max_concurrency=self._runs["intake"])
         return intake
 
     def _add_tables_layer(self) -> lambda_.LayerVersion:
@@ -138,16 +139,22 @@ class ApiStack(Stack):
         reaper = self._add_function(
             "Reaper",
             "reaper",
-            memory_mib=512,
+            # A whole processor, as the control Lambda has: open batches are a list to get through.
+            memory_mib=1769,
             timeout=Duration.seconds(LAMBDA_SECONDS),
             statements=[
                 *self._finish_batch_statements(),
                 permissions.read_fleets(self.data),
-                permissions.table_items(self.data, "PutItem", "Query"),
+                permissions.table_items(self.data, "BatchGetItem", "PutItem", "Query"),
                 permissions.read_queue_depths(self.data),
                 permissions.read_tenants(self.data),
                 permissions.send_to_intake(self.data),
             ],
+        )
+        # The scheduler invokes asynchronously: Lambda itself would try a failed run twice more, and
+        # hold a throttled one for hours, beside those of the next minutes.
+        reaper.function.configure_async_invoke(
+            max_event_age=Duration.minutes(_REAPER_MINUTES), retry_attempts=0
         )
         undeliverable = self.data.queues.undeliverable
         # What the construct would add to it is the right to call any version.
@@ -205,7 +212,7 @@ class ApiStack(Stack):
         self._add_event_source(
             dead_letters,
             self.data.queues.dead_letters,
-            max_concurrency=MAX_RUNS["dead_letters"],
+            max_concurrency=self._runs["dead_letters"],
         )
         return dead_letters
 

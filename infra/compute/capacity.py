@@ -140,7 +140,9 @@ class CapacityProviders(Construct):
                     spot_allocation_strategy=autoscaling.SpotAllocationStrategy.PRICE_CAPACITY_OPTIMIZED,
                 ),
             ),
-            capacity_rebalance=is_spot,
+            # A recommendation to rebalance is not an interruption: a new machine for each would
+            # cost a start. The notice of an interruption costs seconds of work.
+            capacity_rebalance=False,
         )
         if capacity in _RESERVATIONS:
             _reserve(group, capacity, model.reservation_group)

@@ -14,6 +14,7 @@ from infra.config.read import (
     make_config,
     read_config,
     with_aliases,
+    with_concurrency,
     with_zones,
 )
 
@@ -32,5 +33,6 @@ __all__ = (
     "make_config",
     "read_config",
     "with_aliases",
+    "with_concurrency",
     "with_zones",
 )

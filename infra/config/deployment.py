@@ -49,6 +49,8 @@ class Config(Table):
     alarm_messages: Literal["text", "chat"] = "text"
     kms_key: KmsKey = ""
     tracing: bool = False
+    # Of the account, for functions without a reservation; 0: as `make deploy` finds it.
+    lambda_concurrency: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     permissions_boundary: Boundary = ""
     role_path: RolePath = "/"
     # On every resource; machines and jobs that start later get theirs from infra/compute.

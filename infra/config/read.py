@@ -63,6 +63,13 @@ def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
     return make_config(config.model_dump() | {"network": named}, where)
 
 
+def with_concurrency(config: Config, found: str) -> Config:
+    """Return the configuration with the account's limit of Lambda, unless it names one."""
+    if config.lambda_concurrency or not found.isdecimal():
+        return config
+    return config.model_copy(update={"lambda_concurrency": int(found)})
+
+
 _MESSAGES = {
     "extra_forbidden": "is no key that Tidemill knows",
     "missing": "must be given",

@@ -13,10 +13,10 @@ from aws_cdk import App
 from aws_cdk.assertions import Template
 
 from infra import app as infra_app
-from infra.api.concurrency import MAX_RUNS
+from infra.api.concurrency import MAX_RUNS, runs_of_queues
 from infra.app import add_stacks
 from infra.bundle import Bundle
-from infra.config import make_config
+from infra.config import make_config, with_concurrency
 from localstack.event_source_mapping import LocalLambdaContext
 from tests.infra.conftest import Synth
 from tests.infra.reading import Deployment
@@ -100,7 +100,7 @@ def test_a_function_runs_what_the_bundle_is_for(
     [
         ("Control", 1769, LAMBDA_MAX_SECONDS, None),
         ("Intake", 1769, LAMBDA_MAX_SECONDS, 4096),
-        ("Reaper", 512, LAMBDA_MAX_SECONDS, None),
+        ("Reaper", 1769, LAMBDA_MAX_SECONDS, None),
         ("DeadLetters", 512, 60, None),
         ("Api", 512, GATEWAY_SECONDS - 1, None),
     ],
@@ -218,11 +218,26 @@ def test_a_queue_calls_a_function_with_one_message(
     assert "MaximumBatchingWindowInSeconds" not in mapping
 
 
-def test_the_preflight_knows_what_all_queues_may_ask_for(deployment: Deployment) -> None:
-    """It says what an account's limit means for them."""
-    mappings = deployment.properties("AWS::Lambda::EventSourceMapping").values()
-    runs = [mapping["ScalingConfig"]["MaximumConcurrency"] for mapping in mappings]
-    assert sorted(runs) == sorted(MAX_RUNS.values())
+@pytest.mark.parametrize("limit", [10, 11, 50, 100, 193, 194, 1000])
+def test_queues_leave_room_in_an_account_for_the_api_and_the_reaper(limit: int) -> None:
+    """AWS takes 2 to 1,000 runs for a mapping, and throttles above the account's limit."""
+    runs = runs_of_queues(limit)
+    assert all(2 <= number <= 1000 for number in runs.values())
+    assert sum(runs.values()) <= limit - 2
+    assert (runs == MAX_RUNS) is (limit >= 194)
+
+
+def test_mappings_follow_the_limit_of_the_account(synth: Synth) -> None:
+    """The limit comes from the configuration or, if that has none, from who calls the CDK."""
+    unknown = make_config({"models": [{"name": "m", "gpu": "l4"}]}, "")
+    config = with_concurrency(unknown, "10")
+    assert config.lambda_concurrency == 10
+    assert with_concurrency(config, "1000") == config
+    assert with_concurrency(unknown, "") == unknown
+    assert runs_of_queues(unknown.lambda_concurrency) == MAX_RUNS
+    found = Deployment(synth({"lambda_concurrency": 10}))
+    mappings = found.properties("AWS::Lambda::EventSourceMapping").values()
+    assert [each["ScalingConfig"]["MaximumConcurrency"] for each in mappings] == [2] * 4
 
 
 def test_a_message_is_hidden_while_its_function_may_run(
@@ -251,6 +266,17 @@ def test_the_reaper_is_called_every_minute(deployment: Deployment) -> None:
         "RoleArn": "ScheduleRole.Arn",
         "DeadLetterConfig": {"Arn": "DoorbellsUndeliverable.Arn"},
         "RetryPolicy": {"MaximumEventAgeInSeconds": 60, "MaximumRetryAttempts": 2},
+    }
+
+
+def test_no_run_of_the_reaper_is_made_up_for_later(deployment: Deployment) -> None:
+    """By default Lambda retries an asynchronous run twice and holds it for six hours."""
+    config = only(deployment.properties("AWS::Lambda::EventInvokeConfig"))
+    assert config == {
+        "FunctionName": "ReaperFunction",
+        "Qualifier": "$LATEST",
+        "MaximumEventAgeInSeconds": 60,
+        "MaximumRetryAttempts": 0,
     }
 
 

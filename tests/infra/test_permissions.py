@@ -67,7 +67,7 @@ ROLES = {
     | {
         INTAKE: "sqs:SendMessage GetQueueAttributes",
         FLEETS: "ssm:GetParametersByPath",
-        TABLE: "dynamodb:GetItem PutItem UpdateItem DeleteItem Query",
+        TABLE: "dynamodb:BatchGetItem GetItem PutItem UpdateItem DeleteItem Query",
         WORK: "sqs:SendMessage GetQueueAttributes",
     },
     "DeadLettersRole": TO_END_BATCHES

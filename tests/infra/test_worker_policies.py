@@ -43,6 +43,7 @@ def test_a_launcher_changes_nothing_but_fleets(elsewhere: Deployment) -> None:
     reading = '{"ForAllValues:StringNotLike": {"dynamodb:LeadingKeys": ["KEY*", "TENANT#*"]}}'
     writing = '{"ForAllValues:StringLike": {"dynamodb:LeadingKeys": ["FLEET#*"]}}'
     assert {(it.action, it.condition) for it in elsewhere.granted(policy)} == {
+        ("dynamodb:BatchGetItem", reading),
         ("dynamodb:GetItem", reading),
         ("dynamodb:Query", reading),
         ("dynamodb:PutItem", writing),

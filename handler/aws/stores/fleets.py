@@ -52,6 +52,19 @@ class FleetStore(Store):
                 continue
             return changed
 
+    def note_look(self, model: str, *, now: int, seconds: int) -> Operation[bool]:
+        """Note a look at a fleet; False if another process has looked in the last `seconds`."""
+        try:
+            yield from self.update(
+                _look_key(model),
+                {"at": now},
+                "attribute_not_exists(pk) OR #at <= :before",
+                {":before": now - seconds},
+            )
+        except ConditionFailed:
+            return False
+        return True
+
     def get_rate(self, model: str) -> Operation[WorkerRate]:
         """Return what workers of the model have measured lately, which may be nothing yet."""
         fields = yield from self.get(_pace_key(model))
@@ -100,6 +113,10 @@ class FleetStore(Store):
 
 def _state_key(model: str) -> dict[str, object]:
     return {"pk": f"FLEET#{model}", "sk": "STATE"}
+
+
+def _look_key(model: str) -> dict[str, object]:
+    return {"pk": f"FLEET#{model}", "sk": "LOOK"}
 
 
 def _place_key(model: str, number: int) -> dict[str, object]:

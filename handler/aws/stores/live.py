@@ -4,8 +4,8 @@ One item a live shard holds what changes while it runs; what all came to that ar
 few others. Both are of one life of a batch: what is left of one of its name that has expired is
 nobody's.
 
-Whoever looks reads the live shards first and the counts after: a shard that is committed between
-them is found twice, never not at all. So the counts name the shards that were added last.
+One query from the end reads the live shards first and the counts after: a shard that is committed
+between them is found twice, never not at all. So the counts name the shards that were added last.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from pydantic_core import from_json, to_json
 from tidemill.batch.model import Batch, Progress, Shard, ShardStatus, sum_of
 from tidemill.batch.progress import LiveShard, ShardProgress
 
-from ..calls import Operation
-from ..items import dump, load
-from .store import Store, expression
+from ..calls import Call, Operation
+from ..items import dump, load, to_item
+from .store import Store, expression, present
 
 # Two commits at once on one item of counts: one of them has to come again.
 _NUM_COUNTS: Final = 8
 # Of each such item: more than are added during one read.
 _NUM_LAST: Final = 16
+# Sorts behind the numbers of all live shards.
+_LAST_LIVE: Final = "LIVE#:"
 # Of a progress: a later version may tell more.
 _NUM_FIELDS: Final = len(fields(Progress))
 
@@ -37,16 +39,27 @@ class LiveStore(Store):
     __slots__ = ()
 
     def get_shard_progress(self, batch: Batch) -> Operation[ShardProgress]:
-        """Return the progress of a batch's shards: two reads, and one more a megabyte of live ones.
+        """Return the progress of a batch's shards: a query, and one more a megabyte of live ones.
 
         Should a hundred be committed in that time, some may be counted twice in this answer.
         """
-        life, after = _life(batch), None
+        life, prefix = _life(batch), f"COUNT#{_life(batch)}#"
+        bounds = {":pk": f"BATCH#{batch.id}", ":first": prefix, ":last": _LAST_LIVE}
+        arguments: dict[str, Any] = {
+            "TableName": self.name,
+            "KeyConditionExpression": "pk = :pk AND sk BETWEEN :first AND :last",
+            "ExpressionAttributeValues": to_item(bounds),
+            # The history of the batch has its place between them.
+            "FilterExpression": "attribute_exists(#state) OR attribute_exists(num_shards)",
+            "ExpressionAttributeNames": {"#state": "state"},
+            "ScanIndexForward": False,
+            "ConsistentRead": True,
+        }
         live: list[LiveShard] = []
+        counts: list[dict[str, Any]] = []
         while True:
-            items, after = yield from self.query_page(
-                f"BATCH#{batch.id}", "LIVE#", ("state", "abandoned"), after=after
-            )
+            response = yield Call("dynamodb", "query", arguments)
+            items = [item for item in response["Items"] if "state" in item]
             # As one text: thousands of short ones take several times as long to read.
             states = from_json(f"[{','.join(item['state']['S'] for item in items)}]")
             live += [
@@ -54,14 +67,17 @@ class LiveStore(Store):
                 for state, item in zip(states, items, strict=True)
                 if state[0] == life
             ]
-            if after is None:
+            # Those of an earlier batch of this name may follow.
+            own = (item for item in response["Items"] if item["sk"]["S"].startswith(prefix))
+            counts += present(own)
+            if not (last := response.get("LastEvaluatedKey")):
                 break
-        counts = yield from self.query(f"BATCH#{batch.id}", f"COUNT#{life}#")
+            arguments["ExclusiveStartKey"] = last
         added = {item.get(f"last{slot}") for item in counts for slot in range(_NUM_LAST)}
         return ShardProgress(
             sum(item["num_shards"] for item in counts),
             sum_of(load(Progress, item) for item in counts),
-            tuple(shard for shard in live if shard.number not in added),
+            tuple(shard for shard in reversed(live) if shard.number not in added),
         )
 
     def count_left(self, batch: Batch) -> Operation[int]:

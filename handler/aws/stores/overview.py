@@ -1,6 +1,9 @@
-"""Active batches of one tenant."""
+"""Many batches at once: active ones of a tenant, some by id, and how far the reaper has come."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
 
 from tidemill.batch.creation_order import creation_key
 from tidemill.batch.model import Batch
@@ -8,8 +11,10 @@ from tidemill.batch.model import Batch
 from ..calls import Operation
 from ..items import load
 from .shards import batch_key
-from .store import Store
+from .store import META, Store
 from .table import ACTIVE, id_of_active
+
+_CURSOR: Final = {"pk": "REAPER", "sk": META}
 
 
 class Overview(Store):
@@ -27,3 +32,21 @@ class Overview(Store):
         there = yield from self.get_many(keys, is_consistent=is_consistent)
         found = [load(Batch, fields) for fields in there]
         return sorted((batch for batch in found if not batch.is_terminal), key=creation_key)
+
+    def get_batches(self, batch_ids: Iterable[str]) -> Operation[dict[str, dict[str, Any]]]:
+        """Return the fields of those batches that exist, as they are now, by id."""
+        keys = [batch_key(batch_id) for batch_id in batch_ids]
+        found = yield from self.get_many(keys, is_consistent=True)
+        return {str(fields["id"]): fields for fields in found}
+
+    def get_reaper_cursor(self) -> Operation[str | None]:
+        """Return the name of the active batch that the last run of the reaper ended with.
+
+        None where it came to the end of the list.
+        """
+        fields = yield from self.get(_CURSOR)
+        return str(fields["after"]) if fields and "after" in fields else None
+
+    def put_reaper_cursor(self, after: str | None) -> Operation[None]:
+        """Record where the next run of the reaper goes on."""
+        yield from self.update(_CURSOR, {"after": after})

@@ -367,11 +367,12 @@ class Table(ShardStore):
         return found[:limit], len(found) > limit
 
     def page_of_active(
-        self, after: Mapping[str, Any] | None = None
-    ) -> Operation[tuple[list[str], Mapping[str, Any] | None]]:
+        self, after: str | None = None, limit: int | None = None
+    ) -> Operation[tuple[list[str], str | None]]:
         """Return names of batches that are not terminal and announced yet, or not erased yet.
 
-        Beside them what the next page follows, None behind the last.
+        They follow the name `after`, which need not exist any more. The second value is the name
+        that the next page follows, None behind the last.
         """
         arguments = {
             "TableName": self.name,
@@ -379,11 +380,13 @@ class Table(ShardStore):
             "ExpressionAttributeValues": to_item({":pk": ACTIVE}),
             "ProjectionExpression": "sk",
             "ConsistentRead": True,
-            **({"ExclusiveStartKey": after} if after else {}),
+            **({"ExclusiveStartKey": to_item({"pk": ACTIVE, "sk": after})} if after else {}),
+            **({"Limit": limit} if limit else {}),
         }
         response = yield Call("dynamodb", "query", arguments)
         names = [str(item["sk"]["S"]) for item in response["Items"]]
-        return names, response.get("LastEvaluatedKey") or None
+        last = response.get("LastEvaluatedKey")
+        return names, str(last["sk"]["S"]) if last else None
 
     def forget_active(self, name: str) -> Operation[None]:
         """Take a batch off the list of active ones, where it has this name."""

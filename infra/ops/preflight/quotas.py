@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from infra.api.concurrency import MAX_RUNS
+from infra.api.concurrency import MAX_RUNS, runs_of_queues
 from infra.config import Config, Model
 from infra.gpus import GPUS, num_vcpus
+from infra.ops.concurrency import account_concurrency
 from infra.ops.preflight.account import NotReady
 
 # By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
@@ -76,14 +77,15 @@ def check_concurrency(lambda_: Any) -> Iterator[str]:
 
     It stops no deployment: messages wait, and come again.
     """
-    limit = lambda_.get_account_settings()["AccountLimit"]["ConcurrentExecutions"]
-    wanted = sum(MAX_RUNS.values())
-    if limit < wanted:
+    limit = account_concurrency(lambda_)
+    runs, wanted = sum(runs_of_queues(limit).values()), sum(MAX_RUNS.values())
+    if runs < wanted:
         link = quota_link(lambda_.meta.region_name, "lambda", _CONCURRENCY_CODE)
         yield (
-            f"Lambda runs {limit} functions at a time in this account, and queues of this "
-            f"deployment may ask for {wanted}: files are read and finished more slowly, and calls "
-            f"of the API that meet the limit get a 503. Ask for {_USUAL_CONCURRENCY}: {link}"
+            f"Lambda runs {limit} functions at a time in this account: the queues of this "
+            f"deployment get {runs} of them in place of {wanted}, so that files are read and "
+            "finished more slowly, and calls of the API that meet the limit get a 503. Ask for "
+            f"{_USUAL_CONCURRENCY}, and deploy again once you have them: {link}"
         )
 
 

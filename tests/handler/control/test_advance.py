@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 
 from tests.emulators import MODEL, active_ids
+from tests.handler.control.looking import look_at
 from tests.handler.intake.rig import Cloud, lines_of, plenty, time_for
 from tidemill.batch.fleet import OpenWork
 from tidemill.batch.model import Batch, Progress, Shard
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import advance_message, intake_message
-from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.control.advance import advance
-from tidemill.handler.control.reaper import check_batch
 from tidemill.handler.intake import intake, shards
 from tidemill.handler.intake.control_messages import IntakeStep
 from tidemill.handler.intake.work_units import run_unit
@@ -51,8 +50,7 @@ def spend(cloud: Cloud, shard: Shard, *, gpu_seconds: float) -> None:
 
 def check(cloud: Cloud, batch: Batch) -> OpenWork | None:
     """Look at a batch as the reaper does; return its open work."""
-    name = active_name(batch)
-    return cloud.run(check_batch(cloud.deployment, name, int(time.time())))
+    return look_at(cloud, batch, int(time.time()))
 
 
 def test_a_new_batch_is_taken_in_and_rung_for(files: Cloud) -> None:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from tests.emulators import Emulator
+from tests.handler.control.looking import look_at
 from tests.handler.emf import lines_in, totals
 from tests.handler.intake.rig import Cloud, lines_of, plenty
 from tidemill.batch.fleet import OpenWork
 from tidemill.batch.model import Batch
 from tidemill.handler.aws.calls import Operation
 from tidemill.handler.aws.queues import Queue
-from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.aws.stores.usage import DAY_SECONDS, EVERYBODY
 from tidemill.handler.control.advance import advance
-from tidemill.handler.control.reaper import check_batch, reap
+from tidemill.handler.control.reaper import reap
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.fleet.waiting_reason import get_waiting_reason
 from tidemill.handler.settings import Limits
@@ -40,7 +40,7 @@ def spend(cloud: Cloud, hours: float, tenant: str = "default", now: int = NOW) -
 
 def look(cloud: Cloud, batch: Batch, now: int = NOW) -> OpenWork | None:
     """Let the reaper look at a batch and return its open work."""
-    return cloud.run(check_batch(cloud.deployment, active_name(batch), now))
+    return look_at(cloud, batch, now)
 
 
 def code(cloud: Cloud, batch: Batch, now: int = NOW) -> str | None:

@@ -14,7 +14,7 @@ from tests.handler.fleet.services import Services
 from tidemill.batch.fleet import FleetPlan, Worker, WorkerStatus
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.errors import AwsError
-from tidemill.handler.fleet.launcher import NoCapacity, StartRefused
+from tidemill.handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
 from tidemill.handler.fleet.sagemaker import SageMakerLauncher, jobs_prefix, release_of
 
 L4, A10 = "ml.g6.xlarge", "ml.g5.xlarge"
@@ -170,7 +170,7 @@ def test_the_next_type_is_tried_where_a_quota_is_used_up() -> None:
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("ThrottlingException", NoCapacity), ("AccessDeniedException", StartRefused)],
+    [("ThrottlingException", NotStarted), ("AccessDeniedException", StartRefused)],
 )
 def test_what_is_refused_for_now_is_no_fault(code: str, kind: type[Exception]) -> None:
     """Too much at once passes by itself, a right that is missing does not."""

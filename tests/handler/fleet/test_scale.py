@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ from tidemill.handler.fleet.circuit_breaker import close_breaker as lifted
 from tidemill.handler.fleet.circuit_breaker import describe_waiting
 from tidemill.handler.fleet.launcher import NoCapacity, NotStarted, StartRefused
 from tidemill.handler.fleet.reconcile import LAUNCH_SECONDS
-from tidemill.handler.fleet.scale import scale, scale_all
+from tidemill.handler.fleet.scale import scale, scale_all, scale_for_batch
 from tidemill.handler.fleet.stop import list_workers, stop_workers
 
 NOW = 2_000_000_000
@@ -304,6 +305,30 @@ def test_the_reaper_starts_what_was_lost(local: Cloud) -> None:
     reap(local.aws, local.deployment, int(time.time()) + LAUNCH_SECONDS)
     [second] = asked(local)
     assert second != first
+
+
+def test_many_drops_look_at_a_fleet_once(
+    local: Cloud, launcher: ListLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ten seconds, in whichever process; the plans are read again after a minute."""
+    calls: Counter[str] = Counter()
+    monkeypatch.setattr(
+        launcher, "list_workers", lambda _: calls.update(["list"]) or nothing_listed()
+    )
+    local.aws.clients["ssm"].meta.events.register(
+        "before-call", lambda **_: calls.update(["plans"])
+    )
+    other = local.having()
+    for seconds in (0, 3, 9, 10, 59, 60):
+        for cloud in (local, other):
+            cloud.run(scale_for_batch(cloud.deployment, WORK, NOW + seconds))
+    assert calls == {"list": 3, "plans": 4}
+
+
+def nothing_listed() -> Operation[list[Worker]]:
+    """Return no worker, as a launcher does."""
+    yield from ()
+    return []
 
 
 def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:

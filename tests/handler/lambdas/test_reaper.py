@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +15,6 @@ from localstack.event_source_mapping import LocalLambdaContext
 from tests.emulators import MODEL, Emulator, active_ids
 from tests.handler.finalize.rig import Cloud, Drop, plenty
 from tidemill.batch.file.formats import FileFormat
-from tidemill.batch.fleet import OpenWork
 from tidemill.batch.intake_progress import Phase, WorkUnit, new_progress
 from tidemill.batch.model import BatchError
 from tidemill.batch.shard_cutter import ShardLimits
@@ -21,10 +22,11 @@ from tidemill.batch.states import Status
 from tidemill.handler.aws.bucket import Bucket
 from tidemill.handler.aws.calls import Operation
 from tidemill.handler.aws.queues import advance_message, shard_message
-from tidemill.handler.aws.stores.table import active_name, id_of_active
+from tidemill.handler.aws.stores.shards import batch_key
+from tidemill.handler.aws.stores.table import active_name
 from tidemill.handler.control import reaper as reaping
 from tidemill.handler.control.reaper import OVERDUE_SECONDS, SILENT_SECONDS, STUCK_SECONDS, reap
-from tidemill.handler.deployment import Deployment, deployment
+from tidemill.handler.deployment import deployment
 from tidemill.handler.finalize.close import close_abandoned
 from tidemill.handler.lambdas import reaper
 
@@ -285,20 +287,54 @@ def test_the_handler_reads_its_environment(mini: Cloud, monkeypatch: pytest.Monk
     assert mini.messages(wait_seconds=10) == advance(drop)
 
 
-def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(
+def test_a_batch_that_cannot_be_read_keeps_nobody_waiting(mini: Cloud) -> None:
+    """One item that this version does not understand: all others are looked at."""
+    drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(4)]
+    drops.sort(key=lambda drop: drop.id)
+    for drop in drops:
+        drop.run_shard(0)
+    table = mini.deployment.table
+    mini.run(table.update(batch_key(drops[0].id), {"status": "of another version"}))
+    assert sorted(str(rung["batch_id"]) for rung in look(mini)) == [drop.id for drop in drops[1:]]
+    assert drops[0].id in active(mini)
+
+
+def test_a_run_without_time_is_continued_by_the_next(
     mini: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One item that this version does not understand: all others are looked at."""
-    drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(12)]
-    looked_at = []
+    """Each run reads from where the last one ended, and fleets are scaled before any repair."""
+    drops = [mini.drop(4, key=f"input/{number}.jsonl").begin() for number in range(5)]
+    for drop in drops:
+        drop.run_shard(0)
+    monkeypatch.setattr(reaping, "_PAGE", 2)
+    monkeypatch.setattr(reaping, "_CHUNK", 1)
+    scaled: list[int] = []
 
-    def look_or_raise(deployment: Deployment, name: str, now: int) -> Operation[OpenWork | None]:
-        looked_at.append(batch_id := id_of_active(name))
-        if batch_id == min(drop.id for drop in drops):
-            raise ValueError("a status of another version")
-        return (yield from original(deployment, name, now))
+    def note(*_: object, **__: object) -> Operation[None]:
+        scaled.append(len(mini.messages()))
+        return
+        yield
 
-    original = reaping.check_batch
-    monkeypatch.setattr(reaping, "check_batch", look_or_raise)
+    monkeypatch.setattr(reaping, "scale_fleets", note)
+    seconds = count(0, reaping._READ_SECONDS + 1)
+    found: list[str] = []
+    for _ in range(5):
+        reap(mini.aws, mini.deployment, int(time.time()), clock=lambda: next(seconds))
+        found += [str(rung["batch_id"]) for rung in mini.messages()]
+    assert sorted(found) == sorted(drop.id for drop in drops)
+    assert scaled == [0] * 5
+
+
+def test_a_look_takes_few_calls_for_each_batch(mini: Cloud) -> None:
+    """Healthy batches take one query each, and the depth of their queue is asked for once."""
+    drops = [mini.drop(8, key=f"input/{number}.jsonl").begin() for number in range(10)]
+    for drop in drops:
+        for number in range(2):
+            mini.run(mini.deployment.work[MODEL].send(shard_message(drop.id, number), group=None))
     look(mini)
-    assert sorted(looked_at) == sorted(drop.id for drop in drops)
+    calls: Counter[str] = Counter()
+    for service in ("dynamodb", "sqs", "ssm", "events"):
+        events = mini.aws.clients[service].meta.events
+        events.register("before-call.*.*", lambda model, **_: calls.update([model.name]))
+    reap(mini.aws, mini.deployment, int(time.time()))
+    assert calls == {"GetItem": 1, "BatchGetItem": 1, "Query": 1 + 10, "GetQueueAttributes": 1}

@@ -141,6 +141,8 @@ def test_a_group_is_all_spot_or_not_at_all(
         assert shares["OnDemandPercentageAboveBaseCapacity"] == on_demand
         assert shares.get("OnDemandBaseCapacity", 0) == 0
         assert shares["SpotAllocationStrategy"] == "price-capacity-optimized"
+        # "Capacity Rebalancing" replaces a machine at a recommendation, which is no interruption.
+        assert group["CapacityRebalance"] is False
 
 
 def test_ecs_scales_a_group_by_its_tasks(compute: dict[str, Compute]) -> None:

@@ -450,6 +450,21 @@ def test_a_worker_may_do_its_models_work_and_nothing_else(made: Compute, slug: s
     }
 
 
+def test_the_page_names_every_folder_that_a_worker_reaches(synth: Synth) -> None:
+    """Tenants share workers, so the page says whose files these folders contain."""
+    page = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
+    paragraph = next(each for each in page.split("\n\n") if "a worker's role limits" in each)
+    found = Compute(synth({"models": [SMALL], "reuse": True})).grants("WorkersmallRole")
+    prefix = f"{BUCKET}/"
+    folders = {
+        grant.resource.removeprefix(prefix).partition("/")[0]
+        for grant in found
+        if grant.resource.startswith(prefix)
+    }
+    assert set(re.findall(r"`(\w+)/`", paragraph)) - {"output"} == folders
+    assert "the inputs of every tenant" in " ".join(paragraph.split())
+
+
 def test_no_worker_reaches_another_models_queue_or_weights(made: Compute) -> None:
     """Two models of one deployment may be of two parties."""
     for mine, other in (("orgbig", "small"), ("small", "orgbig")):

@@ -122,4 +122,4 @@ def test_make_stops_without_zones(tmp_path: Path, target: str, status: int) -> N
     assert made.exists() is (status == 0)
     if made.exists():
         assert made.read_text().startswith(target)
-        assert " -c zones=a,b" in made.read_text()
+        assert " -c zones=a,b -c lambda_concurrency=a,b" in made.read_text()

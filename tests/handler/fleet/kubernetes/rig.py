@@ -68,7 +68,8 @@ class Rig:
         """Note what the policy of a launcher does not allow (`infra.permissions`)."""
         key = params.get("Item") or params.get("Key") or {}
         is_fleet = key.get("pk", {}).get("S", "").startswith("FLEET#")
-        allowed = {"GetItem", "Query"} | ({"PutItem", "UpdateItem"} if is_fleet else set())
+        reading = {"BatchGetItem", "GetItem", "Query"}
+        allowed = reading | ({"PutItem", "UpdateItem"} if is_fleet else set())
         if model.service_model.service_name != "dynamodb" or model.name not in allowed:
             self.denied.append(f"{model.name} of {key}")
 
