@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from tests.handler.worker.fakes import QuickAws
 from tests.handler.worker.rig import Rig, Work, until, well
+from tests.handler.worker.scripted_engine import ScriptedEngine
 from tidemill.batch.file.throughput import Rates
 from tidemill.batch.model import Batch, Progress
 from tidemill.handler.worker import prefetch as prefetch_module
@@ -24,7 +25,7 @@ from tidemill.handler.worker.prefetch import FEW_SHARDS, Prefetch
 from tidemill.handler.worker.shard.claim import claim_shard
 from tidemill.handler.worker.shard.message import ShardMessage
 from tidemill.handler.worker.shard.shard_run import ShardRun
-from tidemill.protocol.contract import Usage
+from tidemill.protocol.contract import Reply, Usage
 
 GOOD: dict[str, Any] = {}
 
@@ -192,18 +193,27 @@ async def test_shards_are_prefetched_once_little_waits(context: WorkerContext, r
 async def test_a_worker_prefetches_and_loses_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows are in the order of the file."""
+    """Rows are in the order of the file; later ones wait until the worker has many shards."""
     monkeypatch.setattr(Prefetch, "is_due", lambda *_: True)
-    work = rig.batch(*[{"wait": 0.1}] * 48, shard_lines=4)
-    most = 0
+    monkeypatch.setattr(prefetch_module, "_MAX_SECONDS", 1e9)  # however long the claims take
+    first, rest = [GOOD] * 4, [{"gated": True}] * 44
+    work = rig.batch(*first, *rest, shard_lines=4)
+    has_many, respond = asyncio.Event(), ScriptedEngine.respond
+
+    async def respond_at_the_gate(engine: ScriptedEngine, url: str, body: Any, *args: Any) -> Reply:
+        if "gated" in body:
+            await has_many.wait()
+        return await respond(engine, url, body, *args)
+
+    monkeypatch.setattr(ScriptedEngine, "respond", respond_at_the_gate)
 
     def is_done() -> bool:
-        nonlocal most
         shards = [work.shard(number) for number in range(work.num_shards)]
-        most = max(most, sum(shard.owner is not None for shard in shards))
+        if sum(shard.owner is not None for shard in shards) > FEW_SHARDS:
+            has_many.set()
         return work.is_done
 
     async with rig.worker(max_inflight=2, tick_seconds=0.15):
         await until(is_done)
-    assert most > FEW_SHARDS
+    assert has_many.is_set()
     assert work.ids() == [f"c{number}" for number in range(1, 49)]
