@@ -125,7 +125,8 @@ class _WantedLines:
     ) -> None:
         self.num_invalid = 0
         self._include_invalid = include_invalid
-        self._failed_rows, self._failed, self._good = None, RowIndex(), RowIndex()
+        self._failed_rows: RowFile | None = None
+        self._failed, self._good = RowIndex(), RowIndex()
         has_all_rows = 0 < batch.total <= batch.completed + batch.failed
         self._is_whole = has_all_rows and batch.error_file_id is not None
         if batch.error_file_id is not None:
