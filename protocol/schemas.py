@@ -5,6 +5,7 @@ The dialect is JSON Schema 2020-12, with equivalent keywords of older drafts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,10 @@ from .closing import Unclosable, close_objects
 from .disjoint import Disjointness, Overlap
 from .errors import RequestError
 from .formats import FORMATS, NARROWER, OTHER_FORMATS
+from .idle_keywords import IdleKeywords
+from .listed_properties import KINDS
 from .ranges import BOUNDS, RangeError, held_range
+from .schema_facts import resolved
 from .sizes import TooLarge
 from .validation import has_open_escape, short_repr
 
@@ -22,6 +26,7 @@ MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
 MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
+_MAX_COPIED_CHARS = 2**18  # of schemas of values, one for each name
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(
     ["items", "additionalProperties", "additionalItems", "unevaluatedProperties"]
@@ -53,7 +58,7 @@ def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, A
     Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
     enforced or is invalid.
     """
-    reading = _Reading(param, rules)
+    reading = _Reading(schema, param, rules)
     served = reading.schema(schema, "", 0)
     if isinstance(served, bool):
         if not served:
@@ -76,12 +81,15 @@ class _Reading:
     A schema that `multiplies` may be too large to compile.
     """
 
-    def __init__(self, param: str, rules: SchemaRules) -> None:
+    def __init__(self, root: object, param: str, rules: SchemaRules) -> None:
+        self._root = root
         self._param = param
         self._rules = rules
         self._num_references = 0
+        self._num_copied = 0
         self._choices: list[tuple[str, dict[str, Any]]] = []
         self._has_bases = False
+        self._has_unevaluated_names = False
         self._rests: dict[int, str] = {}  # places of `unevaluatedProperties`, by their schemas
         self.multiplies = False
 
@@ -94,9 +102,18 @@ class _Reading:
         if depth > MAX_DEPTH:
             raise self.error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
         served: dict[str, Any] = {}
+        idle = frozenset() if _REFUSED.isdisjoint(schema) else _IDLE.find(schema)
         for keyword, value in schema.items():
-            served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+            if keyword not in idle:
+                served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
         self._settle_rest(served, place)
+        if "propertyNames" in schema and "propertyNames" not in idle:
+            self._hold_names(served, schema["propertyNames"], f"{place}/propertyNames")
+        self._hold(served, place)
+        return served
+
+    def _hold(self, served: dict[str, Any], place: str) -> None:
+        """Bring keywords that depend on others into a form that can be enforced."""
         self.multiplies |= not MULTIPLYING.isdisjoint(served)
         # Names that no schema lists may repeat, so that counting them is not enough.
         least = served.get("minProperties", 0)
@@ -109,7 +126,6 @@ class _Reading:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
         if not served.keys().isdisjoint(BOUNDS):
             self._hold_range(served, place)
-        return served
 
     def check_choices(self, root: dict[str, Any]) -> None:
         """Refuse a `oneOf` with overlapping schemas: a grammar can only express `anyOf`.
@@ -136,6 +152,9 @@ class _Reading:
 
     def close_objects(self, root: dict[str, Any]) -> None:
         """Close the objects, which does not help to tell the schemas of a `oneOf` apart."""
+        for place in self._rests.values():
+            if self._has_unevaluated_names:
+                raise self.error(place, "cannot be held to where `propertyNames` lists names")
         try:
             close_objects(root, resolves=not self._has_bases, places=self._rests)
         except Unclosable as exc:
@@ -154,6 +173,34 @@ class _Reading:
             del served["unevaluatedProperties"]
         else:
             self._rests[id(served)] = f"{place}/unevaluatedProperties"
+
+    def _hold_names(self, served: dict[str, Any], names: object, place: str) -> None:
+        """Express names of properties by the properties themselves, or by a pattern of names."""
+        if isinstance(names, dict) and isinstance(names.get("$ref"), str):
+            names = resolved(self._root, names["$ref"])
+        found = names if isinstance(names, dict) else {}
+        keywords = found.keys() & _ASSERTIONS - {"type"}
+        values = [found["const"]] if keywords == {"const"} else found.get("enum")
+        rest = served.get("additionalProperties", True)
+        self._has_unevaluated_names |= "additionalProperties" not in served
+        if found.get("type", "string") != "string":
+            raise self.error(place, "is a keyword that cannot be held to")
+        if keywords in ({"enum"}, {"const"}) and isinstance(values, list):
+            listed = served.get("properties", {})
+            known = [name for name in listed if name in values]
+            known += [name for name in values if isinstance(name, str) and name not in listed]
+            served["properties"] = {name: listed.get(name, rest) for name in known}
+            self._num_copied += len(json.dumps(rest)) * len(known)
+            is_large = len(known) > MAX_PROPERTIES or self._num_copied > _MAX_COPIED_CHARS
+            if "patternProperties" in served or is_large:
+                raise self.error(place, "cannot be held to with so many names, or patterns of them")
+        elif keywords == {"pattern"} and served.keys().isdisjoint(KINDS):
+            pattern = found["pattern"]
+            self._keyword("pattern", pattern, f"{place}/pattern", 0)
+            served["patternProperties"] = {pattern: rest}
+        else:
+            raise self.error(place, "is a keyword that cannot be held to")
+        served["additionalProperties"] = False
 
     def _hold_range(self, served: dict[str, Any], place: str) -> None:
         try:
@@ -179,7 +226,7 @@ class _Reading:
             if not is_right(value):
                 raise self.error(place, f"must be {wanted}; got {short_repr(value)}")
             return self._checked(keyword, value, place)
-        if keyword in _REFUSED and not (keyword == "uniqueItems" and value is False):
+        if keyword in _REFUSED and keyword != "propertyNames":
             raise self.error(place, "is a keyword that cannot be held to")
         if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
             raise self.error(place, "is an unknown keyword, which `strict` does not take")
@@ -288,3 +335,10 @@ _CHECKS: Mapping[str, _Check] = {
     ),
     **dict.fromkeys(("pattern", "format", "$ref", "$anchor", "$id", "id", "$schema"), _TEXT),
 }
+_ASSERTIONS = (
+    _ONE_SCHEMA
+    | _SCHEMAS
+    | _REFUSED
+    | {"properties", "patternProperties", *_CHECKS} - {"$anchor", "$id", "id", "$schema"}
+)
+_IDLE = IdleKeywords(_ASSERTIONS)
