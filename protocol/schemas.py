@@ -14,7 +14,7 @@ from .automata import MULTIPLYING, check_schema
 from .closing import Unclosable, close_objects
 from .disjoint import Disjointness, Overlap
 from .errors import RequestError
-from .formats import FORMATS, NARROWER, OTHER_FORMATS
+from .formats import FORMATS, NARROWER
 from .idle_keywords import IdleKeywords
 from .listed_properties import KINDS
 from .ranges import BOUNDS, RangeError, held_range
@@ -26,6 +26,7 @@ MAX_DEPTH = 50
 MAX_REFERENCES = 1_000
 MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
+_MAX_NOTES = 5
 _MAX_COPIED_CHARS = 2**18  # of schemas of values, one for each name
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(
@@ -52,14 +53,19 @@ class SchemaRules:
     is_strict: bool = False
 
 
-def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, Any]:
+def served_schema(
+    schema: object, param: str, rules: SchemaRules, notes: list[str] | None = None
+) -> dict[str, Any]:
     """Return the schema to enforce: all of it except annotations, its objects closed.
 
+    Parts that have no effect, although users may expect one, are added to `notes`.
     Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
     enforced or is invalid.
     """
     reading = _Reading(schema, param, rules)
     served = reading.schema(schema, "", 0)
+    if notes is not None:
+        notes += reading.notes
     if isinstance(served, bool):
         if not served:
             raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
@@ -92,6 +98,7 @@ class _Reading:
         self._has_unevaluated_names = False
         self._rests: dict[int, str] = {}  # places of `unevaluatedProperties`, by their schemas
         self.multiplies = False
+        self.notes: list[str] = []
 
     def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
         """Return the enforceable part of the schema at `place`, nested in `depth` others."""
@@ -106,6 +113,7 @@ class _Reading:
         for keyword, value in schema.items():
             if keyword not in idle:
                 served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+        self._note_format(schema, place)
         self._settle_rest(served, place)
         if "propertyNames" in schema and "propertyNames" not in idle:
             self._hold_names(served, schema["propertyNames"], f"{place}/propertyNames")
@@ -126,6 +134,16 @@ class _Reading:
             served["allOf"] = [*served.get("allOf", []), {"pattern": narrower}]
         if not served.keys().isdisjoint(BOUNDS):
             self._hold_range(served, place)
+
+    def _note_format(self, schema: Mapping[str, Any], place: str) -> None:
+        """Note a format of strings that is not enforced."""
+        name = schema.get("format", "date")
+        kinds = schema.get("type", "string")
+        if name not in FORMATS and "string" in kinds and len(self.notes) < _MAX_NOTES:
+            self.notes.append(
+                f"`{place}/format` of `{self._param}` is not enforced: {short_repr(name)} is an"
+                " annotation; add a `pattern` to enforce one."
+            )
 
     def check_choices(self, root: dict[str, Any]) -> None:
         """Refuse a `oneOf` with overlapping schemas: a grammar can only express `anyOf`.
@@ -256,8 +274,6 @@ class _Reading:
         if _CHECKS[keyword] is _COUNT:
             return {keyword: int(value)}
         if keyword == "format" and value not in FORMATS:
-            if value in OTHER_FORMATS:
-                raise self.error(place, f"{short_repr(value)} is a format that cannot be held to")
             return {}
         if keyword == "required" and len(value) > MAX_PROPERTIES:
             raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")

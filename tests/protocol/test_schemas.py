@@ -123,7 +123,6 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"anyOf": []}, "/anyOf"),
         ({"items": "a"}, "/items"),
         ({"items": [5]}, "/items/0"),
-        ({"format": "regex"}, "/format"),
         ({"$ref": "http://example.com/a.json"}, "/$ref"),
         ({"$ref": "other.json#/a"}, "/$ref"),
         ({"pattern": "a\\"}, "/pattern"),
@@ -174,6 +173,26 @@ def test_a_keyword_that_restricts_nothing_where_it_is_has_no_effect(schema: dict
     """The same keywords are refused where they restrict values."""
     names = "type items required minItems maxItems".split()
     assert served(schema) == {name: value for name, value in schema.items() if name in names}
+
+
+def test_a_format_that_is_not_enforced_is_noted_with_its_place() -> None:
+    """Formats are annotations: known and unknown ones pass, and those of numbers need no note."""
+    notes: list[str] = []
+    schema = {
+        "properties": {
+            "a": {"type": "string", "format": "regex"},
+            "b": {"type": ["null", "string"], "format": "phone"},
+            "c": {"type": "integer", "format": "int32"},
+            "d": {"type": "string", "format": "uuid"},
+        }
+    }
+    held = served_schema(schema, "field", SchemaRules(), notes)["properties"]
+    assert [one.get("format") for one in held.values()] == [None, None, None, "uuid"]
+    assert [note.partition(" is not enforced: ")[::2] for note in notes] == [
+        (f"`/properties/{name}/format` of `field`", f"'{value}' is an annotation; {advice}")
+        for name, value in (("a", "regex"), ("b", "phone"))
+        for advice in ["add a `pattern` to enforce one."]
+    ]
 
 
 @pytest.mark.parametrize(
