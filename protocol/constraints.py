@@ -7,7 +7,7 @@ and its JSON schema has only what is served.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
@@ -50,7 +50,8 @@ class OutputConstraint:
     The source of `json_schema` is a schema as JSON; of `choice` a JSON list of texts; of `lark` a
     grammar as llguidance's Lark; of `grammar` that, or a grammar as GBNF, which other servers call
     EBNF; of `structural_tag` a tree of formats as JSON. The regex `whitespace` matches what may
-    separate the tokens of a JSON text, "" for nothing. `sent` is a schema as it was sent.
+    separate the tokens of a JSON text, "" for nothing. `sent` is a schema as it was sent, `notes`
+    name its parts that have no effect.
     """
 
     kind: Kind
@@ -58,6 +59,7 @@ class OutputConstraint:
     param: str
     whitespace: str = JSON_WHITESPACE
     sent: Any = field(default=None, compare=False, repr=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def is_same_form(self, other: OutputConstraint) -> bool:
         """Say whether both are the same constraint, even if their fields differ."""
@@ -158,6 +160,11 @@ class ConstrainedRequest(GenerationRequest):
         """Constraint on the output; None if there is none."""
         return self._constraint
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Sentences on parts of the constraint that have no effect."""
+        return () if self._constraint is None else self._constraint.notes
+
     @model_validator(mode="after")
     def _parse_constraint(self) -> Self:
         """Parse the constraint; refuse a second one, and one that is not served."""
@@ -233,8 +240,9 @@ def _parse_field(
     """Yield a field's constraint, if it has one; raises `RequestError` if it is not served."""
     if source is None:
         return
+    notes: tuple[str, ...] = ()
     if kind == "json_schema":
-        text = _schema_text(source, param, rules or SchemaRules())
+        text, notes = _schema_text(source, param, rules or SchemaRules())
     elif kind == "structural_tag":
         text = _json(served_tag(_value(source, param), param), param)
     elif kind == "choice":
@@ -253,7 +261,7 @@ def _parse_field(
             raise RequestError(
                 f"`{param}`: {exc}.", param=param, code="invalid_constraint"
             ) from None
-    yield OutputConstraint(kind, text, param, sent=source)
+    yield OutputConstraint(kind, text, param, sent=source, notes=notes)
 
 
 def _check_regex(pattern: str, param: str) -> None:
@@ -269,20 +277,31 @@ def _check_regex(pattern: str, param: str) -> None:
         ) from None
 
 
-def _schema_text(source: object, param: str, rules: SchemaRules) -> str:
-    """Return the enforced schema as JSON; the schema that rows of a file share is parsed once."""
+def _schema_text(source: object, param: str, rules: SchemaRules) -> tuple[str, tuple[str, ...]]:
+    """Return the enforced schema as JSON, and notes on it.
+
+    The schema that rows of a file share is parsed once.
+    """
     try:
         text = source if isinstance(source, str) else json.dumps(source)
     except (TypeError, ValueError, RecursionError):
         text = None
     if text is None or len(text) > _MAX_CACHED_CHARS:
-        return _json(served_schema(_value(source, param), param, rules), param)
+        return _parsed_schema_text(source, param, rules)
     return _cached_schema_text(text, param, rules)
 
 
 @lru_cache(maxsize=128)
-def _cached_schema_text(text: str, param: str, rules: SchemaRules) -> str:
-    return _json(served_schema(_value(text, param), param, rules), param)
+def _cached_schema_text(text: str, param: str, rules: SchemaRules) -> tuple[str, tuple[str, ...]]:
+    return _parsed_schema_text(text, param, rules)
+
+
+def _parsed_schema_text(
+    source: object, param: str, rules: SchemaRules
+) -> tuple[str, tuple[str, ...]]:
+    notes: list[str] = []
+    text = _json(served_schema(_value(source, param), param, rules, notes), param)
+    return text, tuple(notes)
 
 
 def _check_size(text: str, param: str) -> None:

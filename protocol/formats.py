@@ -1,13 +1,11 @@
-"""String formats of JSON Schema that are enforced, and patterns that make some of them stricter."""
+"""String formats of JSON Schema that are enforced, and patterns that make some of them stricter.
+
+Any other format is an annotation.
+"""
 
 from __future__ import annotations
 
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
-# Formats of JSON Schema that cannot be enforced; any other format is an annotation.
-OTHER_FORMATS = frozenset(
-    "idn-email idn-hostname uri-reference iri iri-reference uri-template json-pointer"
-    " relative-json-pointer regex".split()
-)
 # In these formats llguidance allows impossible dates and times: the 29th of February of any year,
 # the year 0, a second 60 at any minute.
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][48]|[2468]0|[13579][26])00)"

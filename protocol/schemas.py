@@ -5,6 +5,7 @@ The dialect is JSON Schema 2020-12, with equivalent keywords of older drafts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,12 @@ from .automata import MULTIPLYING, check_schema
 from .closing import Unclosable, close_objects
 from .disjoint import Disjointness, Overlap
 from .errors import RequestError
-from .formats import FORMATS, NARROWER, OTHER_FORMATS
+from .formats import FORMATS, NARROWER
+from .idle_keywords import IdleKeywords
+from .listed_properties import KINDS
 from .look_ahead import LookAroundError, looks_around, plain_pattern, plain_patterns
 from .ranges import BOUNDS, RangeError, held_range
+from .schema_facts import resolved
 from .sizes import TooLarge
 from .validation import has_open_escape, short_repr
 
@@ -24,6 +28,8 @@ MAX_REFERENCES = 1_000
 MAX_PROPERTIES = 2_000
 MAX_PATTERN_CHARS = 5_000
 MAX_LOOK_AHEADS = 32
+_MAX_NOTES = 5
+_MAX_COPIED_CHARS = 2**18  # of schemas of values, one for each name
 _TYPES = frozenset("null boolean object array number string integer".split())
 _ONE_SCHEMA = frozenset(
     ["items", "additionalProperties", "additionalItems", "unevaluatedProperties"]
@@ -49,14 +55,19 @@ class SchemaRules:
     is_strict: bool = False
 
 
-def served_schema(schema: object, param: str, rules: SchemaRules) -> dict[str, Any]:
+def served_schema(
+    schema: object, param: str, rules: SchemaRules, notes: list[str] | None = None
+) -> dict[str, Any]:
     """Return the schema to enforce: all of it except annotations, its objects closed.
 
+    Parts that have no effect, although users may expect one, are added to `notes`.
     Raises `RequestError` with the keyword and its place (a JSON pointer) if a part cannot be
     enforced or is invalid.
     """
-    reading = _Reading(param, rules)
+    reading = _Reading(schema, param, rules)
     served = reading.schema(schema, "", 0)
+    if notes is not None:
+        notes += reading.notes
     if isinstance(served, bool):
         if not served:
             raise RequestError(f"`{param}` is false, which allows nothing.", param=param)
@@ -78,15 +89,19 @@ class _Reading:
     A schema that `multiplies` may be too large to compile.
     """
 
-    def __init__(self, param: str, rules: SchemaRules) -> None:
+    def __init__(self, root: object, param: str, rules: SchemaRules) -> None:
+        self._root = root
         self._param = param
         self._rules = rules
         self._num_references = 0
+        self._num_copied = 0
         self._choices: list[tuple[str, dict[str, Any]]] = []
         self._has_bases = False
         self._look_aheads: set[str] = set()
+        self._has_unevaluated_names = False
         self._rests: dict[int, str] = {}  # places of `unevaluatedProperties`, by their schemas
         self.multiplies = False
+        self.notes: list[str] = []
 
     def schema(self, schema: object, place: str, depth: int) -> dict[str, Any] | bool:
         """Return the enforceable part of the schema at `place`, nested in `depth` others."""
@@ -97,9 +112,19 @@ class _Reading:
         if depth > MAX_DEPTH:
             raise self.error(place, f"lies in more than {MAX_DEPTH} others, which is too deep")
         served: dict[str, Any] = {}
+        idle = frozenset() if _REFUSED.isdisjoint(schema) else _IDLE.find(schema)
         for keyword, value in schema.items():
-            served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+            if keyword not in idle:
+                served |= self._keyword(keyword, value, f"{place}/{_escaped(keyword)}", depth)
+        self._note_format(schema, place)
         self._settle_rest(served, place)
+        if "propertyNames" in schema and "propertyNames" not in idle:
+            self._hold_names(served, schema["propertyNames"], f"{place}/propertyNames")
+        self._hold(served, place)
+        return served
+
+    def _hold(self, served: dict[str, Any], place: str) -> None:
+        """Bring keywords that depend on others into a form that can be enforced."""
         self.multiplies |= not MULTIPLYING.isdisjoint(served)
         # Names that no schema lists may repeat, so that counting them is not enough.
         least = served.get("minProperties", 0)
@@ -113,7 +138,16 @@ class _Reading:
         self._hold_look_ahead(served, place)
         if not served.keys().isdisjoint(BOUNDS):
             self._hold_range(served, place)
-        return served
+
+    def _note_format(self, schema: Mapping[str, Any], place: str) -> None:
+        """Note a format of strings that is not enforced."""
+        name = schema.get("format", "date")
+        kinds = schema.get("type", "string")
+        if name not in FORMATS and "string" in kinds and len(self.notes) < _MAX_NOTES:
+            self.notes.append(
+                f"`{place}/format` of `{self._param}` is not enforced: {short_repr(name)} is an"
+                " annotation; add a `pattern` to enforce one."
+            )
 
     def check_choices(self, root: dict[str, Any]) -> None:
         """Refuse a `oneOf` with overlapping schemas: a grammar can only express `anyOf`.
@@ -140,6 +174,9 @@ class _Reading:
 
     def close_objects(self, root: dict[str, Any]) -> None:
         """Close the objects, which does not help to tell the schemas of a `oneOf` apart."""
+        for place in self._rests.values():
+            if self._has_unevaluated_names:
+                raise self.error(place, "cannot be held to where `propertyNames` lists names")
         try:
             close_objects(root, resolves=not self._has_bases, places=self._rests)
         except Unclosable as exc:
@@ -185,6 +222,35 @@ class _Reading:
             )
         return written
 
+    def _hold_names(self, served: dict[str, Any], names: object, place: str) -> None:
+        """Express names of properties by the properties themselves, or by a pattern of names."""
+        if isinstance(names, dict) and isinstance(names.get("$ref"), str):
+            names = resolved(self._root, names["$ref"])
+        found = names if isinstance(names, dict) else {}
+        keywords = found.keys() & _ASSERTIONS - {"type"}
+        values = [found["const"]] if keywords == {"const"} else found.get("enum")
+        rest = served.get("additionalProperties", True)
+        self._has_unevaluated_names |= "additionalProperties" not in served
+        if found.get("type", "string") != "string":
+            raise self.error(place, "is a keyword that cannot be held to")
+        if keywords in ({"enum"}, {"const"}) and isinstance(values, list):
+            listed = served.get("properties", {})
+            known = [name for name in listed if name in values]
+            known += [name for name in values if isinstance(name, str) and name not in listed]
+            served["properties"] = {name: listed.get(name, rest) for name in known}
+            self._num_copied += len(json.dumps(rest)) * len(known)
+            is_large = len(known) > MAX_PROPERTIES or self._num_copied > _MAX_COPIED_CHARS
+            if "patternProperties" in served or is_large:
+                raise self.error(place, "cannot be held to with so many names, or patterns of them")
+        elif keywords == {"pattern"} and served.keys().isdisjoint(KINDS):
+            pattern = found["pattern"]
+            self._keyword("pattern", pattern, f"{place}/pattern", 0)
+            plain = self._plain(pattern, f"{place}/pattern", plain_pattern)
+            served["patternProperties"] = dict.fromkeys(plain, rest)
+        else:
+            raise self.error(place, "is a keyword that cannot be held to")
+        served["additionalProperties"] = False
+
     def _hold_range(self, served: dict[str, Any], place: str) -> None:
         try:
             bounds = held_range(served)
@@ -209,7 +275,7 @@ class _Reading:
             if not is_right(value):
                 raise self.error(place, f"must be {wanted}; got {short_repr(value)}")
             return self._checked(keyword, value, place)
-        if keyword in _REFUSED and not (keyword == "uniqueItems" and value is False):
+        if keyword in _REFUSED and keyword != "propertyNames":
             raise self.error(place, "is a keyword that cannot be held to")
         if self._rules.is_strict and keyword not in _REMARKS | _REFUSED:
             raise self.error(place, "is an unknown keyword, which `strict` does not take")
@@ -247,8 +313,6 @@ class _Reading:
         if _CHECKS[keyword] is _COUNT:
             return {keyword: int(value)}
         if keyword == "format" and value not in FORMATS:
-            if value in OTHER_FORMATS:
-                raise self.error(place, f"{short_repr(value)} is a format that cannot be held to")
             return {}
         if keyword == "required" and len(value) > MAX_PROPERTIES:
             raise self.error(place, f"names more than {MAX_PROPERTIES:,}, which is too many")
@@ -326,3 +390,10 @@ _CHECKS: Mapping[str, _Check] = {
     ),
     **dict.fromkeys(("pattern", "format", "$ref", "$anchor", "$id", "id", "$schema"), _TEXT),
 }
+_ASSERTIONS = (
+    _ONE_SCHEMA
+    | _SCHEMAS
+    | _REFUSED
+    | {"properties", "patternProperties", *_CHECKS} - {"$anchor", "$id", "id", "$schema"}
+)
+_IDLE = IdleKeywords(_ASSERTIONS)

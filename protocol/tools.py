@@ -106,20 +106,58 @@ class NamedToolChoice(BaseModel):
     function: _Named
 
 
+def _with_function(tool: object) -> object:
+    """Return a named tool in the form of chats; in that of responses it has its name itself."""
+    if isinstance(tool, dict) and "function" not in tool and "name" in tool:
+        return {"type": tool.get("type"), "function": {"name": tool["name"]}}
+    return tool
+
+
+class AllowedTools(BaseModel):
+    """Subset of the tools, and whether one of them must be called."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[NamedToolChoice, BeforeValidator(_with_function)]],
+        Field(fail_fast=True, min_length=1, max_length=_MAX_TOOLS),
+    ]
+
+
+def _with_allowed_tools(choice: object) -> object:
+    """Return a choice in the form of chats; in that of responses it has the mode itself."""
+    if isinstance(choice, dict) and "allowed_tools" not in choice and "tools" in choice:
+        return {**choice, "allowed_tools": choice}
+    return choice
+
+
+class AllowedToolsChoice(BaseModel):
+    """Tool choice among a subset of the tools."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _form_of_choice(value: object) -> str | None:
     if isinstance(value, str):
         return "<word>" if value in ("none", "auto", "required") else None
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return "<allowed>"
     return "<named>" if isinstance(value, dict) else None
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")]
-    | Annotated[NamedToolChoice, Tag("<named>")],
+    | Annotated[NamedToolChoice, Tag("<named>")]
+    | Annotated[AllowedToolsChoice, BeforeValidator(_with_allowed_tools), Tag("<allowed>")],
     Discriminator(
         _form_of_choice,
         custom_error_type="choice_form",
         custom_error_message="Input should be 'none', 'auto', 'required' or"
-        ' {"type": "function", "function": {"name": …}}',
+        ' {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}',
     ),
 ]
 
@@ -154,20 +192,30 @@ class ToolFields(BaseModel):
             return self
         if not names:
             raise RequestError(
-                "`tool_choice` asks for a call, and there are no `tools`.", param="tool_choice"
+                "`tool_choice` is for requests with `tools`, and there are none.",
+                param="tool_choice",
             )
-        if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
-            raise RequestError(
-                f"`tool_choice.function.name` must be that of one of the `tools`; got"
-                f" '{choice.function.name}'.",
-                param="tool_choice.function.name",
-            )
+        chosen = {"": choice} if isinstance(choice, NamedToolChoice) else {}
+        if isinstance(choice, AllowedToolsChoice):
+            allowed = enumerate(choice.allowed_tools.tools)
+            chosen = {f".allowed_tools.tools.{place}": one for place, one in allowed}
+        for place, one in chosen.items():
+            if one.function.name not in names:
+                param = f"tool_choice{place}.function.name"
+                raise RequestError(
+                    f"`{param}` must be that of one of the `tools`; got '{one.function.name}'.",
+                    param=param,
+                )
         return self
 
     @property
     def offered_tools(self) -> Sequence[Tool]:
-        """Return the tools in the prompt: none if `tool_choice` is `none`."""
-        return () if self.tool_choice == "none" else self.tools or ()
+        """Return the tools in the prompt: those allowed, and none if `tool_choice` is `none`."""
+        tools = () if self.tool_choice == "none" else self.tools or ()
+        if not isinstance(self.tool_choice, AllowedToolsChoice):
+            return tools
+        names = {one.function.name for one in self.tool_choice.allowed_tools.tools}
+        return [tool for tool in tools if tool.function.name in names]
 
     @property
     def callable_tools(self) -> Sequence[Tool]:
@@ -180,6 +228,8 @@ class ToolFields(BaseModel):
     @property
     def needs_call(self) -> bool:
         """Say whether the output must be a tool call."""
+        if isinstance(self.tool_choice, AllowedToolsChoice):
+            return self.tool_choice.allowed_tools.mode == "required"
         return self.tool_choice not in (None, "auto", "none")
 
 

@@ -152,6 +152,8 @@ class _ChoiceText:
             finish_reason=None if finished is None else finished.result.finish_reason,
             stop_reason=None if finished is None else finished.stop_reason,
         )
+        if finished is not None and request.notes:
+            body["warnings"] = [*request.notes]
         if request.return_token_ids:
             if choice_delta.is_first:
                 body["prompt_token_ids"] = self._prompt_ids

@@ -265,6 +265,7 @@ class ChatStream:
                 self._tokenizer,
             )
         delta = self._delta(choice_delta, pieces)
+        warnings = [piece.warning for piece in pieces if piece.warning is not None]
         shown = chat_choice(
             choice_delta.place,
             delta,
@@ -276,7 +277,7 @@ class ChatStream:
                 finished.result.finish_reason, has_calls=self._has_calls[choice_delta.place]
             ),
             stop_reason=None if finished is None else finished.stop_reason,
-            warnings=[piece.warning for piece in pieces if piece.warning is not None],
+            warnings=warnings if finished is None else [*request.notes, *warnings],
         )
         if request.return_token_ids:
             shown["token_ids"] = choice_delta.token_ids

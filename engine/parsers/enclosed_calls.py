@@ -10,7 +10,7 @@ from functools import partial
 from .bare_calls import parse_python_calls
 from .call_grammar import LISTED_SYNTAX, NAME, CallSyntax
 from .json_text import members
-from .text_stream import TextStream
+from .text_stream import TextStream, partial_mark_size
 from .tool_calls import CallsCoroutine, MarkedCallParser, RawCall
 
 _GEMMA_CALL = re.compile(r"\s*call:(?P<name>[\w./:-]+)\s*(?P<arguments>\{.*\})\s*", re.DOTALL)
@@ -21,9 +21,11 @@ _BARE_KEY = re.compile(r'([{,]\s*)([^\s{}\[\]:,"]+)\s*:\s*')
 def _enclosed(
     stream: TextStream, marks: tuple[str, str], parse: Callable[[str], Sequence[RawCall]]
 ) -> CallsCoroutine:
-    """Parse the text between two marks; another opening one ends it, too."""
+    """Parse the text between two marks; another opening one ends it, too, as does the end."""
     text, mark = yield from stream.read_until(marks)
-    if mark != marks[1]:
+    if mark is None:
+        text = text[: len(text) - partial_mark_size(marks[1:], text, 0)]
+    elif mark != marks[1]:
         return None
     try:
         return parse(text) or None

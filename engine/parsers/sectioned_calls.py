@@ -31,11 +31,13 @@ class SectionMarks(NamedTuple):
         said: list[RawCall] = []
         while True:
             yield from stream.skip_space()
+            before = stream.at
             if (yield from stream.accept(self.closes)) or not (yield from stream.accept(self.call)):
                 return said or None
             call = yield from self._call(stream)
             if call is None:
-                return None
+                stream.at = before
+                return said or None
             said.append(call)
 
     def _call(self, stream: TextStream) -> Generator[None, None, RawCall | None]:
@@ -56,7 +58,7 @@ class SectionMarks(NamedTuple):
         arguments = yield from parse_object(stream)
         yield from stream.skip_space()
         if is_block:
-            yield from stream.accept("```")
+            yield from stream.accept_end("```", least=1)
             yield from stream.skip_space()
         has_end = yield from stream.accept(self.call_end)
         if not name or arguments is None or not (has_end or stream.has_ended):

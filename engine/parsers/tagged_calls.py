@@ -87,7 +87,7 @@ class CallTags:
             arguments[key] = _types_of(stream, name).json_of(
                 value.removeprefix("\n").removesuffix("\n"), key
             )
-        if not (yield from stream.accept(self.function_end)):
+        if not (yield from stream.accept_end(self.function_end)):
             # May be left out where the call ends or another begins.
             follows = yield from stream.peek(max(len(self.closes), len(self.function)))
             if not follows.startswith((self.closes, self.function)):
@@ -124,8 +124,10 @@ class CallTags:
             arguments[key.strip()] = _types_of(stream, name).json_of(value, key.strip())
         # Without the end this would be any text that begins with a word.
         end = yield from stream.peek(len(self.closes))
-        if not name or end != self.closes:
+        if not name or len(end) < 2 or not self.closes.startswith(end):
             return None
+        if end != self.closes:  # cut there by the end of the text
+            stream.at += len(end)
         return RawCall(name, _object(arguments))
 
 

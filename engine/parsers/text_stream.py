@@ -33,6 +33,7 @@ class TextStream:
 
     __slots__ = (
         "_ids",
+        "_is_behind_call",
         "_is_single",
         "_num_calls",
         "_pieces",
@@ -71,6 +72,7 @@ class TextStream:
         self._thoughts = _Trimmed("\r\n")
         self._said = _Trimmed()
         self._num_calls = 0
+        self._is_behind_call = False
         self._warned: set[str] = set()
 
     # Input of parsers.
@@ -91,6 +93,19 @@ class TextStream:
             if self.has_ended or not wanted.startswith(there):
                 return False
             yield
+
+    def accept_end(self, wanted: str, *, least: int = 2) -> Generator[None, None, bool]:
+        """Move past `wanted` if it is here, and say whether it is.
+
+        Where the text ends its beginning is enough, from `least` characters on.
+        """
+        if (yield from self.accept(wanted)):
+            return True
+        rest = self.text[self.at :]
+        if self.has_ended and len(rest) >= least and wanted.startswith(rest):
+            self.at = len(self.text)
+            return True
+        return False
 
     def accept_any(self, wanted: Sequence[str]) -> Generator[None, None, str | None]:
         """Move past the first of `wanted` that stands here, and return it."""
@@ -143,14 +158,18 @@ class TextStream:
     ) -> Generator[None, None, str | None]:
         """Hand text to `sink` up to the first of the marks; move past that and return it.
 
-        A possible beginning of a mark is held back.
+        A possible beginning of a mark is held back; at the end of the text it is dropped if there
+        is nothing else behind a call.
         """
         while True:
             place, mark = find_first(marks, self.text, self.at)
             end = place if mark is not None else len(self.text)
             if mark is None and not self.has_ended:
-                end -= _partial_mark_size(marks, self.text, self.at)
-            sink(self.text[self.at : end])
+                end -= partial_mark_size(marks, self.text, self.at)
+            rest = self.text[self.at : end].lstrip()
+            is_cut = mark is None and self.has_ended and self._is_behind_call
+            if not (is_cut and partial_mark_size(marks, rest, 0) == len(rest)):
+                sink(self.text[self.at : end])
             self.at = end + len(mark or "")
             self.discard()
             if mark is not None or self.has_ended:
@@ -194,11 +213,13 @@ class TextStream:
     def emit_content(self, text: str) -> None:
         """Emit more content."""
         if shown := self._said.more(text):
+            self._is_behind_call = False
             self._pieces.append(DeltaMessage(content=shown))
 
     def emit_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         """Emit a whole call; white space around it is no content."""
         self._said.cut(next_strips=None)
+        self._is_behind_call = True
         if self._is_single and self._num_calls:
             self.warn(_ONLY_ONE)
             return
@@ -300,7 +321,7 @@ def find_first(marks: Sequence[str], text: str, start: int) -> tuple[int, str | 
     return first
 
 
-def _partial_mark_size(marks: Sequence[str], text: str, start: int) -> int:
+def partial_mark_size(marks: Sequence[str], text: str, start: int) -> int:
     """Return how many characters at the text's end may be the beginning of a mark."""
     longest = min(max(map(len, marks), default=1) - 1, len(text) - start)
     for size in range(longest, 0, -1):

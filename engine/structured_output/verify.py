@@ -15,11 +15,12 @@ from functools import lru_cache
 from typing import Any
 
 import regex
-from jsonschema import Draft202012Validator, SchemaError, validators
+from jsonschema import Draft202012Validator, FormatChecker, SchemaError, validators
 from jsonschema.exceptions import ValidationError, best_match
 from lark import Lark, LarkError, UnexpectedInput
 
 from tidemill.protocol.constraints import Kind, OutputConstraint
+from tidemill.protocol.formats import FORMATS
 
 from .gbnf import is_gbnf, lark_of
 
@@ -82,7 +83,10 @@ def _validator(source: str) -> Any:
         kind.check_schema(schema)
     except SchemaError as exc:
         raise _Unjudged(f"the schema is none to it: {exc.message[:500]}") from exc
-    return judge(schema, format_checker=kind.FORMAT_CHECKER)
+    known = kind.FORMAT_CHECKER.checkers
+    formats = FormatChecker(formats=())
+    formats.checkers = {name: known[name] for name in known.keys() & FORMATS}
+    return judge(schema, format_checker=formats)
 
 
 def _in_time(follow: Callable[..., Any]) -> Callable[..., Iterator[ValidationError]]:

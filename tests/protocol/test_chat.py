@@ -52,6 +52,11 @@ def test_unknown_and_harmless_fields_are_accepted() -> None:
     assert request == chat()
 
 
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice among a subset of the tools."""
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -274,6 +279,24 @@ def test_parameters_that_contradict_each_other_are_refused(
         ({"tools": [tool()], "tool_choice": {"type": "tool"}}, "tool_choice.type"),
         ({"tools": [tool()], "tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"tools": [tool()], "tool_choice": tool("g")}, "tool_choice.function.name"),
+        (
+            {"tools": [tool()], "tool_choice": allowed("auto", tool("f"), tool("g"))},
+            "tool_choice.allowed_tools.tools.1.function.name",
+        ),
+        (
+            {"tools": [tool()], "tool_choice": allowed("none", tool("f"))},
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            {"tools": [tool()], "tool_choice": allowed("auto", {"type": "mcp", "name": "f"})},
+            "tool_choice.allowed_tools.tools.0.type",
+        ),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "allowed_tools"}},
+            "tool_choice.allowed_tools",
+        ),
+        ({"tools": [tool()], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("auto", tool("f"))}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": tool()}, "tool_choice"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice"),
@@ -296,7 +319,8 @@ def test_an_unknown_choice_is_told_with_those_that_there_are() -> None:
         chat(tools=[tool()], tool_choice="any")
     assert caught.value.message == (
         "`tool_choice` must be 'none', 'auto', 'required' or"
-        ' {"type": "function", "function": {"name": …}}; got \'any\'.'
+        ' {"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …};'
+        " got 'any'."
     )
 
 
@@ -309,6 +333,18 @@ def test_a_choice_says_which_tools_are_shown_and_which_may_be_called() -> None:
         ("none", "", "", False),
         ("required", "ab", "ab", True),
         (tool("b"), "ab", "b", True),
+        (allowed("auto", tool("b")), "b", "b", False),
+        (allowed("required", tool("b"), tool("a")), "ab", "ab", True),
+        (  # as in OpenAI's Responses API
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "b"}],
+            },
+            "b",
+            "b",
+            True,
+        ),
     ):
         request = chat(tools=tools, tool_choice=choice)
         assert "".join(item.function.name for item in request.offered_tools) == shown

@@ -147,6 +147,18 @@ COMPOSED: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
         [{"v": 1, "kids": [{"v": 2, "kids": []}]}],
         [{"z": 1}, {"kids": [{"z": 1}]}],
     ),
+    "a recursion entered at its end": (
+        {
+            **ref("B"),
+            "properties": {"a": WHOLE},
+            "$defs": {
+                "A": {"type": "object", "properties": {"b": ref("B")}},
+                "B": {"allOf": [ref("A"), listing("c")]},
+            },
+        },
+        [{"b": {"b": {"c": 1}}, "c": 1, "a": 1}],
+        [{"z": 1}, {"b": {"a": 1}}],
+    ),
     "the root": (
         {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}},
         [{"next": {"next": None}}],
@@ -320,6 +332,8 @@ def objects(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
         schema["additionalProperties"] = rest
     if draw(st.integers(0, 5)) == 0:
         schema["patternProperties"] = {"^[ae]": WHOLE}
+    elif draw(st.integers(0, 5)) == 0:
+        schema["propertyNames"] = draw(st.sampled_from([{"enum": ["a", "b", 1]}, {"const": "c"}]))
     if draw(st.integers(0, 5)) == 0:
         schema["unevaluatedProperties"] = draw(st.sampled_from([False, True, WHOLE]))
     return schema
@@ -382,7 +396,10 @@ def test_what_is_generated_is_valid_under_the_schema_as_given(
     if found.is_error():  # then it is one without closing, too
         with patch("tidemill.protocol.schemas.close_objects"):
             opened = served(schema)
-        assert "unevaluatedProperties" in json.dumps(opened) or matcher_of(opened).is_error()
+        # A recursive property that two parts list is refused or not by the order of definitions.
+        is_circular = "circular" in found.get_error()
+        is_held = "unevaluatedProperties" in json.dumps(opened)
+        assert is_circular or is_held or matcher_of(opened).is_error()
         return
     text = generated(found, random.Random(seed))
     if text is not None:

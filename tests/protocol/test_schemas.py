@@ -60,11 +60,42 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
     ("schema", "place"),
     [
         ({"not": {}}, "/not"),
-        ({"properties": {"a/b~": {"if": {}}}}, "/properties/a~1b~0/if"),
+        (
+            {"properties": {"a/b~": {"if": {}, "then": {"minimum": 1}}}},
+            "/properties/a~1b~0/if",
+        ),
         ({"anyOf": [{}, {"items": {"contains": {}}}]}, "/anyOf/1/items/contains"),
         ({"$defs": {"x": {"uniqueItems": True}}}, "/$defs/x/uniqueItems"),
-        ({"dependentRequired": {}}, "/dependentRequired"),
-        ({"propertyNames": {}}, "/propertyNames"),
+        ({"dependentRequired": {"a": ["b"]}, "required": ["c"]}, "/dependentRequired"),
+        ({"dependentRequired": []}, "/dependentRequired"),
+        ({"dependentSchemas": {"a": {"minProperties": 1}}}, "/dependentSchemas"),
+        ({"dependencies": {"a": ["b"]}}, "/dependencies"),
+        ({"if": {}, "then": True, "else": {"type": "null"}}, "/if"),
+        ({"not": True}, "/not"),
+        ({"contains": {}, "minContains": 0, "maxContains": 1}, "/contains"),
+        ({"contains": {}, "minItems": 1, "minContains": 2}, "/contains"),
+        ({"uniqueItems": True, "maxItems": 2}, "/uniqueItems"),
+        ({"unevaluatedItems": False, "prefixItems": [{}]}, "/unevaluatedItems"),
+        ({"propertyNames": {"minLength": 1}}, "/propertyNames"),
+        ({"propertyNames": {"type": 5}}, "/propertyNames"),
+        ({"propertyNames": {"type": "integer", "enum": ["a"]}}, "/propertyNames"),
+        ({"propertyNames": {"enum": 5}}, "/propertyNames"),
+        (
+            {"propertyNames": {"enum": ["a"]}, "unevaluatedProperties": False},
+            "/unevaluatedProperties",
+        ),
+        (
+            {
+                "propertyNames": {"enum": [str(i) for i in range(2_000)]},
+                "additionalProperties": {"enum": [str(i) for i in range(100)]},
+            },
+            "/propertyNames",
+        ),
+        ({"propertyNames": {"enum": ["a"]}, "patternProperties": {"a": {}}}, "/propertyNames"),
+        ({"type": 5, "uniqueItems": True}, "/type"),
+        ({"propertyNames": {"$ref": "#/$defs/none"}}, "/propertyNames"),
+        ({"propertyNames": {"pattern": "a\\"}}, "/propertyNames/pattern"),
+        ({"propertyNames": {"pattern": "a"}, "properties": {"b": {}}}, "/propertyNames"),
         (
             {"items": {"unevaluatedProperties": False, "enum": [{}]}},
             "/items/unevaluatedProperties",
@@ -92,7 +123,6 @@ def test_remarks_are_left_out_and_all_else_stays_in_its_order() -> None:
         ({"anyOf": []}, "/anyOf"),
         ({"items": "a"}, "/items"),
         ({"items": [5]}, "/items/0"),
-        ({"format": "regex"}, "/format"),
         ({"$ref": "http://example.com/a.json"}, "/$ref"),
         ({"$ref": "other.json#/a"}, "/$ref"),
         ({"pattern": "a\\"}, "/pattern"),
@@ -111,6 +141,85 @@ def test_what_cannot_be_held_to_is_named_with_its_place(schema: dict[str, Any], 
         served(schema)
     assert caught.value.message.startswith(f"`{place}` of `regex` ")
     assert (caught.value.param, caught.value.code) == ("regex", "invalid_schema")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"propertyNames": {"type": "string", "title": "T"}},
+        {"propertyNames": {}},
+        {"dependentRequired": {}},
+        {"dependentRequired": {"a": [], "b": ["b"]}},
+        {"dependentSchemas": {"a": True, "b": {"description": "d"}}},
+        {"dependencies": {"a": [], "b": {}}},
+        {"not": False},
+        {"if": {"required": ["a"]}},
+        {"if": {"required": ["a"]}, "then": {}, "else": True},
+        {"then": {"required": ["a"]}, "else": False},
+        {"unevaluatedItems": True},
+        {"contains": {"type": "null"}, "minContains": 0},
+        {"minContains": 2, "maxContains": 0},
+        {"uniqueItems": False},
+        {"uniqueItems": True, "maxItems": 1},
+        {"contains": {}, "minItems": 1},
+        {"type": "string", "uniqueItems": True, "dependentRequired": {"a": ["b"]}},
+        {"type": ["array", "null"], "propertyNames": False, "unevaluatedProperties": False},
+        {"type": "object", "contains": False, "unevaluatedItems": False},
+        {"items": {}, "unevaluatedItems": False},
+        {"required": ["b"], "dependentRequired": {"a": ["b"]}},
+    ],
+)
+def test_a_keyword_that_restricts_nothing_where_it_is_has_no_effect(schema: dict[str, Any]) -> None:
+    """The same keywords are refused where they restrict values."""
+    names = "type items required minItems maxItems".split()
+    assert served(schema) == {name: value for name, value in schema.items() if name in names}
+
+
+def test_a_format_that_is_not_enforced_is_noted_with_its_place() -> None:
+    """Formats are annotations: known and unknown ones pass, and those of numbers need no note."""
+    notes: list[str] = []
+    schema = {
+        "properties": {
+            "a": {"type": "string", "format": "regex"},
+            "b": {"type": ["null", "string"], "format": "phone"},
+            "c": {"type": "integer", "format": "int32"},
+            "d": {"type": "string", "format": "uuid"},
+        }
+    }
+    held = served_schema(schema, "field", SchemaRules(), notes)["properties"]
+    assert [one.get("format") for one in held.values()] == [None, None, None, "uuid"]
+    assert [note.partition(" is not enforced: ")[::2] for note in notes] == [
+        (f"`/properties/{name}/format` of `field`", f"'{value}' is an annotation; {advice}")
+        for name, value in (("a", "regex"), ("b", "phone"))
+        for advice in ["add a `pattern` to enforce one."]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "held"),
+    [
+        (
+            {"type": "string", "enum": ["a", "b"]},
+            {"additionalProperties": {"type": "null"}},
+            {"properties": {"a": {"type": "null"}, "b": {"type": "null"}}},
+        ),
+        (
+            {"$ref": "#/$defs/K"},
+            {"properties": {"b": {"type": "null"}, "c": {}}, "$defs": {"K": {"enum": ["a", "b"]}}},
+            {
+                "properties": {"b": {"type": "null"}, "a": True},
+                "$defs": {"K": {"enum": ["a", "b"]}},
+            },
+        ),
+        ({"const": "a"}, {}, {"properties": {"a": True}}),
+        ({"pattern": "^a"}, {}, {"patternProperties": {"^a": True}}),
+    ],
+)
+def test_names_of_properties_are_held_to_by_the_properties(
+    names: dict[str, Any], others: dict[str, Any], held: dict[str, Any]
+) -> None:
+    """Zod and pydantic write the keys of their records and dictionaries so."""
+    assert served({"propertyNames": names, **others}) == {**held, "additionalProperties": False}
 
 
 def test_a_count_may_be_written_as_a_float() -> None:

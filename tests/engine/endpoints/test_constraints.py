@@ -251,6 +251,18 @@ def test_a_schema_that_cannot_be_held_to_is_refused_where_it_is_strict() -> None
     assert held.takes('<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>')
 
 
+def test_a_format_that_is_not_enforced_is_named_in_each_answer() -> None:
+    """Chats and text completions name it as a warning, the only field that they add."""
+    enforced, noted = ({"type": "string", "format": name} for name in ("uuid", "regex"))
+    scene = Scene("x")
+    for answer in (scene.chat, scene.complete):
+        [choice], [quiet] = (answer(guided_json=one)["choices"] for one in (noted, enforced))
+        assert [warning.partition(" is ")[0] for warning in choice.pop("warnings")] == [
+            "`/format` of `guided_json`"
+        ]
+        assert choice.keys() == quiet.keys()
+
+
 def test_tools_too_large_to_be_held_to_are_refused() -> None:
     """Their schemas are bounded together."""
     schema = {"type": "object", "properties": {"a": {"enum": ["x" * 600_000]}}}

@@ -318,6 +318,12 @@ async def test_a_stream_without_its_thinking_says_so_too() -> None:
         await assert_streamed_as_whole(ToolScene(answer, R1), include_reasoning=False)
 
 
+async def test_a_stream_names_formats_that_are_not_enforced() -> None:
+    """The warning comes once, with the last chunk of the choice."""
+    schema = {"type": "string", "format": "regex"}
+    await assert_streamed_as_whole(ToolScene("x", HERMES), tools=[], guided_json=schema)
+
+
 async def assert_streamed_as_whole(scene: ToolScene, **fields: Any) -> None:
     """Compare the deltas of an answer, put together, with the answer that comes at once."""
     body = {"messages": [USER], "tools": [WEATHER], "n": 2, **fields}

@@ -69,6 +69,56 @@ HARMONY = (
 )
 
 
+CUT_CALLS = {  # each with the text that completes its last call, before the closing marks
+    "hermes": (f"<tool_call>\n{WEATHER}\n</tool_call>", WEATHER),
+    "qwen3_coder": (CODER, "</parameter>\n</"),
+    "glm45": (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
+        "</arg_value>\n</",
+    ),
+    "minimax_m2": (MINIMAX, 'name="time.now">\n</'),
+    "seed_oss": (SEED, "<function=time.now>\n</"),
+    "kimi_k2": (KIMI, "{}"),
+    "deepseek_v3": (DEEPSEEK, "{}"),
+    "deepseek_v31": (DEEPSEEK_31, "{}"),
+    "nemotron_json": (NEMOTRON, f"{TIME}]"),
+    "cohere_command3": (COHERE, '"parameters": {}}\n]'),
+    "gemma4": (GEMMA, "time.now{}"),
+    "olmo3": (OLMO, "time.now()"),
+}
+
+
+@pytest.mark.parametrize("form", CUT_CALLS)
+def test_the_beginning_of_a_closing_mark_behind_a_call_is_no_content(form: str) -> None:
+    """A call is complete once its arguments are, wherever its closing marks are cut."""
+    text, last = CUT_CALLS[form]
+    whole = said(text, form)
+    least = text.rindex(last) + len(last)
+    for end in range(least, len(text)):
+        answer = said(text[:end], form)
+        assert (calls_of(answer), answer.content) == (calls_of(whole), ""), text[:end]
+        pieces = reading(form).for_choice(0)
+        streamed = [delta for char in text[:end] for delta in pieces.push(char)]
+        assert merge_deltas([*streamed, *pieces.end()]) == answer
+
+
+def test_a_cut_call_takes_no_complete_one_with_it() -> None:
+    """The section of calls has the first one; the beginning of the second is content."""
+    for form, text, mark in (
+        ("kimi_k2", KIMI, "<|tool_call_begin|>"),
+        ("deepseek_v31", DEEPSEEK_31, "<｜tool▁call▁begin｜>"),
+    ):
+        answer = said(text[: text.rindex(mark) + len(mark) + 4], form)
+        assert calls_of(answer) == [("weather", PARIS)]
+        assert (answer.content[: len(mark)], answer.warnings) == (mark, (UNREAD,))
+
+
+def test_the_beginning_of_a_mark_behind_text_is_content() -> None:
+    """Only behind a call it cannot be text of the answer."""
+    for text in ("a <", "<", "</tool", f"<tool_call>{WEATHER}</tool_call> so <"):
+        assert said(text, "hermes").content == text.rpartition("</tool_call> ")[2]
+
+
 @pytest.mark.parametrize(
     ("form", "text"),
     [
@@ -197,9 +247,9 @@ def test_text_around_calls_is_content_without_the_space_between() -> None:
         ("minimax_m2", MINIMAX.replace("city", "ci ty")),
         ("minimax_m2", "<minimax:tool_call>weather</minimax:tool_call>"),
         ("kimi_k2", KIMI[:110]),
-        ("kimi_k2", KIMI.replace("{}", "[]")),
+        ("kimi_k2", KIMI.replace(PARIS, "[]")),
         ("nemotron_json", NEMOTRON[:60]),
-        ("gemma4", GEMMA[:50]),
+        ("gemma4", GEMMA[:40]),
         ("gemma4", "<|tool_call>call:weather{city:Paris}<tool_call|>"),
         ("olmo3", OLMO[:40]),
         ("olmo3", "<function_calls>I look.</function_calls>"),
