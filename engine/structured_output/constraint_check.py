@@ -17,7 +17,7 @@ from tidemill.protocol.constraints import ConstrainedRequest, OutputConstraint
 from tidemill.protocol.errors import RequestError
 
 from ..text.stop_patterns import StopPattern
-from .grammar import compile_grammar, grammar_of, refusal
+from .grammar import compile_grammar, grammar_of, pattern_fault, refusal
 
 MAX_CHECK_SECONDS = 60.0
 _DIGEST_BYTES = 16
@@ -97,7 +97,8 @@ def _reason(asked: OutputConstraint) -> str | None:
         return str(exc)
     if isinstance(made, LLMatcher) or any(words in made for words in _OF_VOCABULARY):
         return None
-    return made
+    fault = pattern_fault(asked.source) if asked.kind == "json_schema" else None
+    return fault or made
 
 
 def _reason_of_stop(pattern: str) -> str | None:
