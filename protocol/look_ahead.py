@@ -8,7 +8,7 @@ ASCII.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple, NoReturn
@@ -30,6 +30,7 @@ _BACK = frozenset("123456789k")
 _QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d{1,9})(,(\d{1,9})?)?\})([?+]?)")
 _GROUP = re.compile(r"\((?:\?(?::|P?<[A-Za-z_]\w*>))?(?!\?)")
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[ux]\{([0-9a-fA-F]{1,6})\})")
+_BOUNDS: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _SIGNS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _DIGITS = chars([(48, 57)])
 _WORD = chars([(48, 57), (65, 90), (95, 95), (97, 122)])
@@ -197,7 +198,7 @@ class _Parser:
         sign, least, comma, most, after = match.groups()
         if after == "+" or _QUANTIFIER.match(self._pattern, self._place):
             _fail("a repetition of a repetition is not supported next to look-ahead")
-        bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(sign)
+        bounds = _BOUNDS.get(sign)
         if bounds is None:
             last = int(most) if most else None if comma else int(least)
             bounds = int(least), last

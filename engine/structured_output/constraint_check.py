@@ -77,11 +77,16 @@ def _constraints_of(request: BaseModel) -> Iterator[_Constraint]:
 
 
 def _output_constraints(request: BaseModel) -> Iterator[OutputConstraint]:
-    has_calls = isinstance(request, ChatCompletionRequest) and request.constrains_calls
-    must_call = has_calls and request.needs_call  # then nothing else constrains the output
+    calls = [*_call_constraints(request)] if isinstance(request, ChatCompletionRequest) else []
+    yield from calls
+    must_call = isinstance(request, ChatCompletionRequest) and bool(calls) and request.needs_call
+    # Where a call must come, nothing else constrains the output.
     if isinstance(request, ConstrainedRequest) and not must_call and request.output_constraint:
         yield request.output_constraint
-    if has_calls:
+
+
+def _call_constraints(request: ChatCompletionRequest) -> Iterator[OutputConstraint]:
+    if request.constrains_calls:
         callable_tools = set(map(id, request.callable_tools))
         for place, tool in enumerate(request.tools or ()):
             if id(tool) in callable_tools:
