@@ -8,7 +8,7 @@ ASCII.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple, NoReturn
@@ -30,6 +30,7 @@ _BACK = frozenset("123456789k")
 _QUANTIFIER = re.compile(r"(?:([*+?])|\{(\d{1,9})(,(\d{1,9})?)?\})([?+]?)")
 _GROUP = re.compile(r"\((?:\?(?::|P?<[A-Za-z_]\w*>))?(?!\?)")
 _CODE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|[ux]\{([0-9a-fA-F]{1,6})\})")
+_BOUNDS: Mapping[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _SIGNS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _DIGITS = chars([(48, 57)])
 _WORD = chars([(48, 57), (65, 90), (95, 95), (97, 122)])
@@ -197,7 +198,7 @@ class _Parser:
         sign, least, comma, most, after = match.groups()
         if after == "+" or _QUANTIFIER.match(self._pattern, self._place):
             _fail("a repetition of a repetition is not supported next to look-ahead")
-        bounds = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(sign)
+        bounds = _BOUNDS.get(sign)
         if bounds is None:
             last = int(most) if most else None if comma else int(least)
             bounds = int(least), last
@@ -207,10 +208,10 @@ class _Parser:
             _fail("a repetition ends before it begins")
         if not part.looks:
             return _Tree("repeat", (part,), least=bounds[0], most=bounds[1])
-        if bounds[1] is None or bounds[1] > MAX_COPIES:
+        if max(bounds[0], bounds[1] or 0) > MAX_COPIES:
             _fail(f"look-ahead in a repetition of more than {MAX_COPIES} times is not supported")
-        tree = _NO_TEXT
-        for _ in range(bounds[1] - bounds[0]):
+        tree = _NO_TEXT if bounds[1] is not None else _Tree("loop", (part,))
+        for _ in range((bounds[1] or bounds[0]) - bounds[0]):
             tree = _Tree("either", (_Tree("sequence", (part, tree)), _NO_TEXT))
         return _Tree("sequence", (*[part] * bounds[0], tree))
 
@@ -298,6 +299,7 @@ class _Building:
 
     def __init__(self, languages: Languages) -> None:
         self._languages = languages
+        self._loops: dict[tuple[_Tree, int], int] = {}
 
     def whole(self, tree: _Tree) -> int:
         """Return the language of texts that match from end to end."""
@@ -334,6 +336,8 @@ class _Building:
                 )
             case "sequence" if tree.looks:
                 return self._in_order(tree.parts, after, is_start=is_start)
+            case "loop":
+                return self._loop(tree, after, is_start=is_start)
         plain = self._plain(tree)
         if is_start and made.is_nullable(plain) and after(_AT_START) != after(_LATER):
             if plain != made.empty:
@@ -342,6 +346,24 @@ class _Building:
                 )
             return after(_AT_START)
         return made.cat(plain, after(_LATER))
+
+    def _loop(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
+        """Return the language of any number of times a part, and what follows it."""
+        made, rest = self._languages, after(_LATER)
+
+        def again(loop: int) -> int:
+            return self._built(tree.parts[0], lambda _: loop, is_start=False)
+
+        key = (tree, rest)
+        if key not in self._loops:
+            self._loops[key] = made.loop(
+                lambda loop: made.either((rest, again(loop))), is_nullable=made.is_nullable(rest)
+            )
+        loop = self._loops[key]
+        if not is_start:
+            return loop
+        first = self._built(tree.parts[0], lambda _: loop, is_start=True)
+        return made.either((after(_AT_START), first))
 
     def _in_order(self, parts: tuple[_Tree, ...], after: _Next, *, is_start: bool) -> int:
         """Return the language of parts that follow each other; plain neighbours are one part."""

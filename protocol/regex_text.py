@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ def repeated(part: Text, least: int, most: int | None) -> Text:
     """Return an expression of `least` to `most` times a part; None for any number."""
     if not part.text:
         return part
-    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    signs: Mapping[tuple[int, int | None], str] = {(0, None): "*", (1, None): "+", (0, 1): "?"}
     bounds = f"{least}" if least == most else f"{least},{'' if most is None else most}"
     return Text(part.at(2) + signs.get((least, most), f"{{{bounds}}}"), 1)
 

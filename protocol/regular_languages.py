@@ -7,7 +7,7 @@ expression's length are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
@@ -56,6 +56,7 @@ class Languages:
         self._numbers: dict[_Node, int] = {}
         self._nullable: list[bool] = []
         self._derivatives: dict[tuple[int, int], int] = {}
+        self._loops: dict[int, int] = {}
         self._work = 0
         self.nothing = self._number(_Node("nothing"))
         self.empty = self._number(_Node("empty"))
@@ -77,8 +78,8 @@ class Languages:
                 return any(inner)
             case "not":
                 return not inner[0]
-            case "repeat":
-                return node.least == 0 or inner[0]
+            case "repeat" | "loop":
+                return node.least == 0 or all(inner)
         return node.kind == "empty"
 
     def set(self, charset: CharSet) -> int:
@@ -146,6 +147,18 @@ class Languages:
             least = 0
         return self._number(_Node("repeat", (part,), least=least, most=most))
 
+    def loop(self, build: Callable[[int], int], *, is_nullable: bool) -> int:
+        """Return a language that `build` defines in terms of itself.
+
+        Texts have a character before the language comes again. `is_nullable` says whether the empty
+        text is in it.
+        """
+        least = 0 if is_nullable else 1
+        number = self._number(_Node("loop", (self.nothing,), least=least, most=len(self._loops)))
+        self._loops[number] = self.nothing
+        self._loops[number] = build(number)
+        return number
+
     def conjuncts(self, language: int) -> Sequence[int]:
         """Return languages whose intersection is this one."""
         node = self._nodes[language]
@@ -169,7 +182,12 @@ class Languages:
             self._work += 1
             if self._work > MAX_WORK:
                 raise TooComplex("takes too many steps")
-            self._derivatives[key] = self._derive(self._nodes[language], char)
+            node = self._nodes[language]
+            self._derivatives[key] = (
+                self.derivative(self._loops[language], char)
+                if node.kind == "loop"
+                else self._derive(node, char)
+            )
         return self._derivatives[key]
 
     def _derive(self, node: _Node, char: int) -> int:
@@ -256,8 +274,9 @@ class Languages:
         seen, waiting = {language}, [language]
         while waiting:
             yield (part := waiting.pop())
-            waiting.extend(new := set(self._nodes[part].parts) - seen)
-            seen |= new
+            parts = {*self._nodes[part].parts, self._loops.get(part, part)}
+            waiting.extend(parts - seen)
+            seen |= parts
 
 
 class _Automaton:

@@ -194,4 +194,12 @@ def test_the_commands_for_a_deployment_need_no_library_of_the_cloud() -> None:
     )
     loaded = modules_loaded_by(f"import {', '.join(names)}")
     assert "httpx" in loaded
-    assert loaded & (MODEL_LIBRARIES | {"aws_lambda_powertools", "boto3", "botocore"}) == set()
+    absent = {"aws_lambda_powertools", "boto3", "botocore", "llguidance"}
+    assert loaded & (MODEL_LIBRARIES | absent) == set()
+
+
+def test_constraints_are_checked_without_a_model_library() -> None:
+    """The compiler of constraints is all that their check loads."""
+    loaded = modules_loaded_by("import tidemill.engine.structured_output.constraint_check")
+    assert "llguidance" in loaded
+    assert loaded & MODEL_LIBRARIES == set()

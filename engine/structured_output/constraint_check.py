@@ -17,7 +17,7 @@ from tidemill.protocol.constraints import ConstrainedRequest, OutputConstraint
 from tidemill.protocol.errors import RequestError
 
 from ..text.stop_patterns import StopPattern
-from .grammar import compile_grammar, grammar_of, refusal
+from .grammar import compile_grammar, grammar_of, pattern_fault, refusal
 
 MAX_CHECK_SECONDS = 60.0
 _DIGEST_BYTES = 16
@@ -77,11 +77,16 @@ def _constraints_of(request: BaseModel) -> Iterator[_Constraint]:
 
 
 def _output_constraints(request: BaseModel) -> Iterator[OutputConstraint]:
-    has_calls = isinstance(request, ChatCompletionRequest) and request.constrains_calls
-    must_call = has_calls and request.needs_call  # then nothing else constrains the output
+    calls = [*_call_constraints(request)] if isinstance(request, ChatCompletionRequest) else []
+    yield from calls
+    must_call = isinstance(request, ChatCompletionRequest) and bool(calls) and request.needs_call
+    # Where a call must come, nothing else constrains the output.
     if isinstance(request, ConstrainedRequest) and not must_call and request.output_constraint:
         yield request.output_constraint
-    if has_calls:
+
+
+def _call_constraints(request: ChatCompletionRequest) -> Iterator[OutputConstraint]:
+    if request.constrains_calls:
         callable_tools = set(map(id, request.callable_tools))
         for place, tool in enumerate(request.tools or ()):
             if id(tool) in callable_tools:
@@ -97,7 +102,8 @@ def _reason(asked: OutputConstraint) -> str | None:
         return str(exc)
     if isinstance(made, LLMatcher) or any(words in made for words in _OF_VOCABULARY):
         return None
-    return made
+    fault = pattern_fault(asked.source) if asked.kind == "json_schema" else None
+    return fault or made
 
 
 def _reason_of_stop(pattern: str) -> str | None:

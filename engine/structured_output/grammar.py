@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 from llguidance import LLMatcher, LLTokenizer
@@ -26,6 +29,16 @@ if TYPE_CHECKING:
 _REGEX_ERROR = re.compile(
     r"regex parse error:\n {4}(?P<regex>[^\n]*)\n(?:.*\n)?error: (?P<why>[^\n]*)", re.DOTALL
 )
+_ANCHOR_ERROR = re.compile(
+    r"lookarounds not supported yet; (?P<kind>\w+) in regex /(?P<regex>[^\n]*)/"
+)
+_ANCHORS = {
+    "Start": "`^` that does not begin it",
+    "End": "`$` that does not end it",
+    "WordUnicode": r"the word boundary `\b`",
+    "WordUnicodeNegate": r"`\B`",
+}
+_MAX_PATTERNS = 2_000
 _PLACE = re.compile(r"^at (\d+)\((\d+)\): ")
 # The compiler's name for a grammar without any text.
 _EMPTY = "NoExtensionBias"
@@ -71,6 +84,38 @@ def compile_grammar(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher | str,
     return matcher, seconds
 
 
+@lru_cache(maxsize=64)
+def pattern_fault(source: str) -> str | None:
+    """Return what is wrong with the first invalid pattern of a JSON schema, with its place."""
+    for place, pattern in islice(_patterns(json.loads(source), ""), _MAX_PATTERNS):
+        schema = json.dumps({"type": "string", "pattern": pattern})
+        error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+        if (match := _REGEX_ERROR.search(error)) is not None:
+            return f"`{place}` is {pattern!r}: {match['why']}"
+        if (match := _ANCHOR_ERROR.search(error)) is not None:
+            return f"`{place}` is {pattern!r}: {_anchor(match['kind'])}"
+    return None
+
+
+def _patterns(node: object, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the JSON pointers and texts of what may be patterns in a schema."""
+    if isinstance(node, list):
+        for number, each in enumerate(node):
+            yield from _patterns(each, f"{place}/{number}")
+    elif isinstance(node, dict):
+        for name, value in node.items():
+            inner = f"{place}/{name.replace('~', '~0').replace('/', '~1')}"
+            if name == "pattern" and isinstance(value, str):
+                yield inner, value
+            elif place.endswith("/patternProperties"):
+                yield inner, name
+            yield from _patterns(value, inner)
+
+
+def _anchor(kind: str) -> str:
+    return f"{_ANCHORS.get(kind, 'an anchor')} is not supported there"
+
+
 def error_summary(error: str) -> str:
     """Return an error of llguidance as one line, without its internals and pointing carets."""
     text = error.split("\n<", 1)[0].strip()
@@ -78,6 +123,8 @@ def error_summary(error: str) -> str:
         return "no text satisfies it"
     if (match := _REGEX_ERROR.search(text)) is not None:
         return f"{match['regex']!r} is not a valid regular expression: {match['why']}"
+    if (match := _ANCHOR_ERROR.search(text)) is not None:
+        return f"{match['regex']!r} is not supported: {_anchor(match['kind'])}"
     return _PLACE.sub(r"line \1, column \2: ", text.split("\n", 1)[0])
 
 

@@ -11,10 +11,11 @@ from threading import Lock
 from llguidance import LLMatcher
 
 from tidemill.protocol.constraints import OutputConstraint
+from tidemill.protocol.errors import RequestError
 
 from ..text.tokenizer import Tokenizer
 from .constraint import GrammarConstraint, UnconstrainedPrefix, unconstrained_prefix
-from .grammar import compile_grammar, grammar_of, refusal
+from .grammar import compile_grammar, grammar_of, pattern_fault, refusal
 from .vocabulary import GrammarVocabulary, grammar_vocabulary
 
 # Estimated memory of a grammar, by its compile time: 90 kB for a small schema (1 ms),
@@ -65,7 +66,12 @@ class GrammarBackend:
             grammar = grammar_of(asked)
         except ValueError as exc:
             raise refusal(asked.param, str(exc)) from exc
-        self.matcher(grammar, asked.param)
+        try:
+            self.matcher(grammar, asked.param)
+        except RequestError as exc:
+            if asked.kind != "json_schema" or (fault := pattern_fault(asked.source)) is None:
+                raise
+            raise refusal(asked.param, fault) from exc
         openers: Sequence[int | None] = [None]
         if opened_by is not None:
             openers = self._tokenizer.encode(opened_by, add_special_tokens=False)

@@ -174,8 +174,19 @@ def test_a_vocabulary_larger_than_its_tokens_never_gives_one_that_is_none() -> N
         ("json_schema", {"type": "string", "minLength": 3, "maxLength": 2}, "minLength"),
         ("json_schema", {"type": "string", "pattern": "(?!a)b"}, "look-around"),
         ("json_schema", {"enum": []}, "empty"),
+        (
+            "json_schema",
+            {"properties": {"a": {"items": [{"pattern": "[b-"}]}}, "required": ["a"]},
+            "`field` cannot be held to: `/properties/a/items/0/pattern` is '[b-': unclosed",
+        ),
+        (
+            "json_schema",
+            {"patternProperties": {"a^b": {}}},
+            "`/patternProperties/a^b` is 'a^b': `^`",
+        ),
+        ("regex", r"a\bc", r"'a\\bc' is not supported: the word boundary `\b`"),
     ],
-    ids=range(19),
+    ids=range(22),
 )
 def test_what_no_text_is_of_is_refused_at_once(kind: Kind, source: Any, words: str) -> None:
     """Before anything is generated; words of the library are told, its insides are not."""
