@@ -181,6 +181,9 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
     with pytest.raises(Refused, match=r"1 row of .*table\.output\.csv failed, and the file of its"):
         run(*expand_rows(["retry", str(out)])[1:])
     assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
+    out.rename(f"{out}.rows.jsonl")
+    with pytest.raises(Refused, match="was stopped: its command with --resume finishes the table"):
+        expand_rows(["retry", str(out)])
 
 
 def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
