@@ -87,6 +87,11 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
             if rows.endswith(_OUTPUT) and Path(errors).exists():
                 words = (*recorded.flags, *rest)
                 rest = [*([] if _has(words, "-e", "--error-file") else ["-e", errors]), *rest]
+            if recorded.is_table and not (recorded.flags or _has(rest, "--prompt", "--recipe")):
+                log(
+                    f"note: no run card has the flags that {rows} was made with: give them again, "
+                    "such as --prompt"
+                )
             run = recorded.command(rest, None if has_input else recorded.find_input())
             log(f"this is `{shlex.join(['tidemill', *run])}`")
             return run

@@ -68,12 +68,6 @@ class RecordedRun:
         return _input_beside(self.output)
 
 
-def num_failed_by_card(output: Path) -> int:
-    """Return the number of failed rows of an output; 0 where no card has it."""
-    card = _card_of(output)
-    return 0 if card is None else int(card["rows"]["failed"])
-
-
 def _card_of(output: Path) -> Mapping[str, Any] | None:
     """Return the card of an output; None without one that can be read."""
     try:
