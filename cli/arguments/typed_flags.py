@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +10,8 @@ _FILES: Final = ("--input-file", "--output-file", "-i", "-o")
 _MODES: Final = frozenset(
     ("--resume", "--retry-failed", "--retry-truncated", "--force", "--allow-other-settings")
 )
+
+_NUMBER: Final = re.compile(r"-[\d.]")
 
 
 def repeated_flags(typed: Sequence[str], files: Sequence[str]) -> tuple[str, ...]:
@@ -27,14 +30,27 @@ def repeated_flags(typed: Sequence[str], files: Sequence[str]) -> tuple[str, ...
 
 
 def without_flag(flags: Sequence[str], name: str) -> list[str]:
-    """Return flags without one that has a value."""
-    places = [place for place, word in enumerate(flags) if word == name]
-    dropped = {at for place in places for at in (place, place + 1)}
-    return [
-        word
-        for place, word in enumerate(flags)
-        if place not in dropped and not word.startswith(f"{name}=")
-    ]
+    """Return flags without one of them and its values."""
+    remaining, is_dropped = [], False
+    for word in flags:
+        if _is_flag(word):
+            is_dropped = word == name or word.startswith(f"{name}=")
+        if not is_dropped:
+            remaining.append(word)
+    return remaining
+
+
+def without_replaced(flags: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return flags without those that have another value in `others`."""
+    remaining = [*flags]
+    for word in others:
+        if _is_flag(word):
+            remaining = without_flag(remaining, word.partition("=")[0])
+    return remaining
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and word != "-" and not _NUMBER.match(word)
 
 
 def _without_files(words: list[str], files: Sequence[str]) -> list[str]:

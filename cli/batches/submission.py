@@ -145,6 +145,8 @@ def _wrong_with(report: FileReport) -> list[str]:
     named = sentences_by_line([(error.line, error.message) for error in errors], unit)
     if any(error.code == "missing_required_parameter" for error in errors):
         named.append(f"A line looks like this:\n{EXAMPLE_LINE}")
+    if 0 < report.verdict.num_errors < report.num_lines and report.form.is_table:
+        named.append("Correct them, or run the other rows: --on-invalid-line skip")
     if not errors and report.is_hopeless:
         lines = amount(report.num_lines, unit)
         return [f"none of its {lines} can run:", *report.failing.sentences(unit)]

@@ -15,7 +15,8 @@ from ..console.errors import ROWS_FAILED, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..files.paths import STANDARD_STREAM, check_input_path
-from ..files.recorded_run import RecordedRun
+from ..files.recorded_run import ROWS_SUFFIX, RecordedRun
+from ..files.table_options import format_of
 
 _DESCRIPTION = """\
 Runs what failed or was not run once more.
@@ -78,6 +79,11 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
         case ["retry", rows, *rest] if _names_rows(rows) and not _has(
             rest, "-o", "--output-file", "-h", "--help"
         ):
+            if not Path(rows).exists() and Path(rows + ROWS_SUFFIX).exists():
+                raise Refused(
+                    f"the run of {rows} was stopped: its command with --resume finishes the table, "
+                    "and then failed rows can be retried"
+                )
             check_input_path(rows)
             if rows.endswith(".gz"):
                 raise Refused(f"{rows} is compressed: unpack it, or write its requests with -o")
@@ -87,6 +93,11 @@ def expand_rows(typed: Sequence[str]) -> Sequence[str]:
             if rows.endswith(_OUTPUT) and Path(errors).exists():
                 words = (*recorded.flags, *rest)
                 rest = [*([] if _has(words, "-e", "--error-file") else ["-e", errors]), *rest]
+            if recorded.is_table and not (recorded.flags or _has(rest, "--prompt", "--recipe")):
+                log(
+                    f"note: no run card has the flags that {rows} was made with: give them again, "
+                    "such as --prompt"
+                )
             run = recorded.command(rest, None if has_input else recorded.find_input())
             log(f"this is `{shlex.join(['tidemill', *run])}`")
             return run
@@ -167,8 +178,9 @@ def _write_failed(arguments: argparse.Namespace) -> int:
 
 
 def _names_rows(name: str) -> bool:
-    """Say whether this is a file of rows, not a batch."""
-    return os.sep in name or name.lower().endswith(_ROW_ENDINGS) or Path(name).is_file()
+    """Say whether this is a file of rows or a table of them, not a batch."""
+    is_named = name.lower().endswith(_ROW_ENDINGS) or format_of(name) is not None
+    return os.sep in name or is_named or Path(name).is_file()
 
 
 def _has(words: Sequence[str], *flags: str) -> bool:

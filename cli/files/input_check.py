@@ -268,7 +268,7 @@ def refuse_repeated_ids(report: InputReport) -> None:
         more = ", …" if duplicates.count > len(duplicates.first) else ""
         raise BadInput(
             f"{amount(duplicates.count, 'row')} of {report.name} repeat an id: {named}{more}. Name "
-            "another column by `id`, or none, and rows are numbered. Nothing was run"
+            "another column with --id, or none, and rows are numbered. Nothing was run"
         )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from ..arguments.dataset_id import is_dataset
-from ..arguments.typed_flags import without_flag
+from ..arguments.typed_flags import without_flag, without_replaced
 from ..console.errors import Refused
 from .paths import card_path, is_path
 from .table_options import FORMATS_BY_SUFFIX, format_of
@@ -58,19 +58,14 @@ class RecordedRun:
         shard = [] if self.shard is None else ["--shard", self.shard]
         named = [] if input_file is None else ["-i", input_file]
         again = ["--resume", "--retry-failed"]
-        return ["run", *named, "-o", self.output, *again, *self.flags, *shard, *rest]
+        flags = without_replaced(self.flags, rest)
+        return ["run", *named, "-o", self.output, *again, *flags, *shard, *rest]
 
     def find_input(self) -> str:
         """Return the file of the requests; raises Refused for none, or several."""
         if self.input is not None and (found := _existing(self.input, Path(self.output).parent)):
             return found
         return _input_beside(self.output)
-
-
-def num_failed_by_card(output: Path) -> int:
-    """Return the number of failed rows of an output; 0 where no card has it."""
-    card = _card_of(output)
-    return 0 if card is None else int(card["rows"]["failed"])
 
 
 def _card_of(output: Path) -> Mapping[str, Any] | None:

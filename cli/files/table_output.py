@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import pyarrow as pa
+from pyarrow import compute
+
+from tidemill.batch.file.lines import FormatError
+from tidemill.batch.table.errors import TableError
+from tidemill.batch.table.reader import open_table
 from tidemill.batch.table.recipe import TableFormat
-from tidemill.batch.table.result_columns import ResultColumns, ResultFacts
+from tidemill.batch.table.result_columns import PREFIX, ResultColumns, ResultFacts
 from tidemill.batch.table.result_rows import output_batches
 from tidemill.batch.table.writer import open_writer
 
@@ -16,6 +23,33 @@ from .table_input import TableInput
 
 GROWING: Final = ".growing"
 _BUFFER_BYTES = 2**20
+
+
+def count_failed_rows(target: Path) -> int:
+    """Return the number of failed rows of a table of results: with an error and no usage.
+
+    It is 0 for a file that is not one.
+    """
+    try:
+        with target.open("rb") as file:
+            table = open_table(file)
+            names = [_result_name(table.schema.names, name) for name in ("usage", "error")]
+            found = [name for name in names if name is not None]
+            if len(found) < len(names):
+                return 0
+            return sum(_count_failed(*batch.columns) for batch in table.batches(found))
+    except (OSError, TableError, FormatError):
+        return 0
+
+
+def _result_name(names: Sequence[str], name: str) -> str | None:
+    """Return the column of a result, which a kept column may have taken the name of."""
+    return next((each for each in (PREFIX + name, name) if each in names), None)
+
+
+def _count_failed(usage: pa.Array, error: pa.Array) -> int:
+    failed = compute.and_(compute.is_null(usage), compute.is_valid(error))
+    return int(compute.sum(failed).as_py() or 0)
 
 
 def write_table(table: TableInput, rows: Path, target: Path, form: TableFormat) -> None:

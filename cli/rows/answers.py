@@ -71,13 +71,23 @@ def difference_between(a: Answer, b: Answer) -> TextDifference | NumberDifferenc
         return None if a.vectors == b.vectors else _number_difference(a.vectors, b.vectors)
     texts_a, texts_b = _texts_of(a), _texts_of(b)
     for choice, (one, other) in enumerate(zip(texts_a, texts_b, strict=False)):
-        if one != other:
+        if one != other and normalized(one) != normalized(other):
             return TextDifference(choice, common_prefix(one, other), one, other)
     if len(texts_a) == len(texts_b):
         return None
     choice = min(len(texts_a), len(texts_b))
     one, other = (texts[choice] if choice < len(texts) else "" for texts in (texts_a, texts_b))
     return TextDifference(choice, 0, one, other)
+
+
+def normalized(text: str) -> str:
+    """Return a JSON object or array without its white space and order, other texts as they are."""
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return _json(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def common_prefix(a: str, b: str) -> int:

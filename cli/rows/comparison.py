@@ -13,10 +13,19 @@ from tidemill.batch.file.error_kinds import ErrorCounter
 
 from ..files.row_file import RowFile, RowPlace, StoredRow
 from ..files.row_index import RowIndex
-from .answers import Answer, NumberDifference, TextDifference, answer_of, difference_between
+from .answers import (
+    Answer,
+    NumberDifference,
+    TextDifference,
+    answer_of,
+    difference_between,
+    normalized,
+)
 
 _MAX_KINDS = 100
 _MAX_CHARS = 300
+_MAX_LABEL_CHARS = 80
+_MAX_CHANGES = 1_000
 
 
 @dataclass(slots=True)
@@ -95,7 +104,10 @@ class DifferingRow:
 
 @dataclass(slots=True)
 class Comparison:
-    """Counts of both files and of the rows that are in both, and the first that differ."""
+    """Counts of both files and of the rows that are in both, and the first that differ.
+
+    `changes` counts pairs of short answers, such as labels.
+    """
 
     a: Side
     b: Side
@@ -110,6 +122,7 @@ class Comparison:
     max_abs_difference: float | None = None
     least_cosine: float | None = None
     first: list[DifferingRow] = field(default_factory=list)
+    changes: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @property
     def num_differing(self) -> int:
@@ -173,6 +186,8 @@ def _count_pair(
             return
         if isinstance(difference, NumberDifference):
             _count_numbers(found, difference)
+        else:
+            _count_change(found, answer_a.texts, answer_b.texts)
     elif answer_a is answer_b:
         found.num_failed_in_both += 1
         return
@@ -190,6 +205,15 @@ def _count_lengths(found: Comparison, a: Answer, b: Answer) -> None:
     if a.num_tokens is not None and b.num_tokens is not None:
         found.num_longer += b.num_tokens > a.num_tokens
         found.num_shorter += b.num_tokens < a.num_tokens
+
+
+def _count_change(found: Comparison, a: tuple[str, ...], b: tuple[str, ...]) -> None:
+    """Count two different answers that are as short as labels; of very many some are left out."""
+    if len(a) != 1 or len(b) != 1 or max(len(a[0]), len(b[0])) > _MAX_LABEL_CHARS:
+        return
+    change = normalized(a[0]).strip(), normalized(b[0]).strip()
+    if change in found.changes or len(found.changes) < _MAX_CHANGES:
+        found.changes[change] += 1
 
 
 def _count_numbers(found: Comparison, difference: NumberDifference) -> None:

@@ -15,6 +15,7 @@ _MAX_ID_CHARS = 80
 _MAX_ERROR_CHARS = 120
 _CHARS_BEFORE, _CHARS_BEHIND = 20, 60
 _MAX_SHOWN_KINDS = 10
+_MAX_SHOWN_CHANGES = 5
 
 
 def lines_of(found: Comparison) -> Iterator[str]:
@@ -24,6 +25,9 @@ def lines_of(found: Comparison) -> Iterator[str]:
     yield f"{amount(found.num_both, 'row')} in both; {_agreement(found)}"
     if numbers := _numbers(found):
         yield numbers
+    if changes := _changes(found):
+        shown = (f"{_label(a)} → {_label(b)} {count:,}" for (a, b), count in changes)
+        yield f"most frequent changes from a to b: {', '.join(shown)}"
     if found.num_longer or found.num_shorter:
         yield f"b is longer in {found.num_longer:,}, shorter in {found.num_shorter:,}"
     if found.num_failed_in_a or found.num_failed_in_b or found.num_failed_in_both:
@@ -85,6 +89,16 @@ def _numbers(found: Comparison) -> str | None:
     if found.least_cosine is None:
         return words
     return f"{words}; the least cosine of two vectors is {found.least_cosine:.6f}"
+
+
+def _changes(found: Comparison) -> list[tuple[tuple[str, str], int]]:
+    """Return the changes of short answers that occur more than once, the most frequent first."""
+    return [each for each in found.changes.most_common(_MAX_SHOWN_CHANGES) if each[1] > 1]
+
+
+def _label(text: str) -> str:
+    is_json = text.startswith(("{", "["))
+    return _cut(text if is_json else json.dumps(text, ensure_ascii=False), _MAX_ID_CHARS)
 
 
 def _tokens(value: float | None) -> str:
@@ -164,6 +178,7 @@ def _fields(found: Comparison) -> dict[str, Any]:
         "agreement": share,
         "max_abs_difference": found.max_abs_difference,
         "least_cosine": found.least_cosine,
+        "changes": [{"a": a, "b": b, "count": count} for (a, b), count in _changes(found)],
         "b_is_longer": found.num_longer,
         "b_is_shorter": found.num_shorter,
         "failed_in_both": found.num_failed_in_both,

@@ -20,7 +20,6 @@ from ..console.errors import BadInput, Refused
 from ..console.terminal import amount, log
 from ..files.output import LocalFile
 from ..files.paths import card_path
-from ..files.recorded_run import num_failed_by_card
 from ..files.retry import is_retry_started
 from ..files.row_settings import (
     Differences,
@@ -194,11 +193,12 @@ def check_complete(options: RunOptions, config: EngineConfig, template: str | No
             f"the rows that {_output_of(options)} was made of are removed, as none had failed, so "
             "truncated ones cannot be run again: start over with --force without --resume"
         )
-    # A late import: pyarrow takes a while.
+    # Late imports: pyarrow takes a while.
+    from ..files.table_output import count_failed_rows
     from .table_run import rows_path
 
     table = _output_of(options)
-    if options.retry_failed and (num_failed := num_failed_by_card(table)):
+    if options.retry_failed and (num_failed := count_failed_rows(table)):
         raise Refused(
             f"{amount(num_failed, 'row')} of {table} failed, and the file of its rows "
             f"({rows_path(table)}) was removed, so they cannot be run again: start over with "

@@ -167,6 +167,16 @@ def test_cells_of_other_endpoints_are_answers_too(
     assert main(["diff", "a.csv", "rows.jsonl", "--exit-code"]) == 0
 
 
+def test_labels_that_change_are_counted(diff: Diff) -> None:
+    """Two JSON answers of one value are identical, whatever their white space and order."""
+    a = [row(str(n), label) for n, label in enumerate(["good", "good", "bad", '{"a": 1, "b": 2}'])]
+    b = [row(str(n), label) for n, label in enumerate(["bad", "bad\n", "good", '{"b":2,"a":1}'])]
+    found = diff(a, b, "--json").fields
+    assert found["identical"] == 1
+    assert found["changes"] == [{"a": "good", "b": "bad", "count": 2}]
+    assert 'most frequent changes from a to b: "good" → "bad" 2\n' in diff(a, b).out
+
+
 def test_people_read_the_same(diff: Diff) -> None:
     """`-n` says how many rows are shown."""
     said = diff(A, B, "-n", "2")

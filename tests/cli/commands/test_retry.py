@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.api_rig import Shell, line
 from tests.cli.fake_api import row_of
-from tidemill.cli.arguments.typed_flags import repeated_flags
+from tidemill.cli.arguments.typed_flags import repeated_flags, without_flag
 from tidemill.cli.commands.retry import expand_rows
 from tidemill.cli.commands.run import options_from
 from tidemill.cli.console.errors import Refused
@@ -186,8 +186,11 @@ def test_the_flags_of_the_run_card_are_repeated(
     for name in ("x.jsonl", "rows.jsonl.1-of-2"):
         Path(name).touch()
     found = expand_rows(["retry", "rows.jsonl.1-of-2", "--seed", "2"])
-    again = "run -i x.jsonl -o rows.jsonl --resume --retry-failed -q fp8 --seed=1 --shard 1/2"
-    assert found == [*again.split(), "--seed", "2"]
+    again = "run -i x.jsonl -o rows.jsonl --resume --retry-failed -q fp8 --shard 1/2 --seed 2"
+    assert found == again.split()
+    names = ("--served-model-name", "a", "b", "--seed", "-1", "--no-plan")
+    assert without_flag(names, "--served-model-name") == ["--seed", "-1", "--no-plan"]
+    assert without_flag(names, "--seed") == [*names[:3], "--no-plan"]
     assert repeated_flags("run --system a --prompt b a".split(), ["a"]) == tuple(
         "--system a --prompt b".split()
     )

@@ -197,8 +197,7 @@ def test_failed_rows_are_retried_by_the_name_of_the_table(
 
 
 def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_path: Path) -> None:
-    """A retry of its failed rows says that they cannot be run again."""
-    run.has_card = True
+    """A retry of its failed rows says that they cannot be run again, with a card or without."""
     source = write_table(tmp_path / "table.csv", pa.table({"id": ["a", "b"], "text": ["x", None]}))
     write_recipe(tmp_path)
     assert run(source, "--on-invalid-line", "skip") == 0
@@ -207,6 +206,9 @@ def test_a_table_whose_rows_are_removed_is_not_called_complete(run: Any, tmp_pat
     with pytest.raises(Refused, match=r"1 row of .*table\.output\.csv failed, and the file of its"):
         run(*expand_rows(["retry", str(out)])[1:])
     assert main(["retry", str(out), "-o", str(tmp_path / "failed.jsonl")]) == 2
+    out.rename(f"{out}.rows.jsonl")
+    with pytest.raises(Refused, match="was stopped: its command with --resume finishes the table"):
+        expand_rows(["retry", str(out)])
 
 
 def test_a_complete_table_is_not_run_again(run: Any, tmp_path: Path, capsys: Any) -> None:
