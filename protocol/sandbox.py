@@ -114,12 +114,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
         """Call a function for a template; costs a step, and the size of its arguments."""
         self.spend(1 + len(args) // _ITEMS_PER_STEP)
+        given = _given(names) if names else names
         owner = getattr(callee, "__self__", None)
         if isinstance(owner, (str, bytes, int, list, tuple)):
             self.charge_operand(owner)
             if (size := METHODS.get(getattr(callee, "__name__", ""))) is not None:
-                _check_size(size(owner, *args, **_given(names)))
-        for value in (*args, *_given(names).values()):
+                _check_size(size(owner, *args, **given))
+        for value in (*args, *given.values()):
             self.charge_whole(value)
         return self.charge_result(super().call(context, callee, *args, **names))
 
@@ -143,20 +144,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator unless its result would be too large."""
-        if operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, (str, bytes)) and isinstance(times, int):
-                    _check_size(len(many) * times)
-                elif isinstance(many, (list, tuple)) and isinstance(times, int):
-                    _check_items(len(many) * times)
-            if isinstance(left, int) and isinstance(right, int):
-                bits = left.bit_length() + right.bit_length()
-                _check_size(0 if bits <= _MAX_PRODUCT_BITS else None)
-        if operator == "**" and isinstance(right, int) and not isinstance(left, float):
-            bits = left.bit_length() if isinstance(left, int) else 1
-            _check_size(0 if bits * abs(right) <= _MAX_POWER_BITS else None)
-        if operator == "%" and isinstance(left, str):
-            _check_size(formatted(left, right, MAX_TEXT_CHARS))
+        if operator != "+":
+            _check_operator(operator, left, right)
         return self.charge_result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -203,6 +192,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def charge_result(self, value: Any) -> Any:
         """Return a template's value, once its size is charged, with all that is in it."""
+        if type(value) is str and len(value) < CHARS_PER_STEP:
+            return value
         if isinstance(value, (list, tuple, dict)):
             self.charge_whole(value)
         return self.charge_copy(value)
@@ -284,6 +275,24 @@ def _list(value: Any) -> list[Any]:
 def _given(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a template gives by name; Jinja adds names of its own."""
     return {name: value for name, value in names.items() if name[:1] != "_"}
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    """Raise TemplateEndless for operands whose result would be too large."""
+    if operator == "*":
+        for many, times in ((left, right), (right, left)):
+            if isinstance(many, (str, bytes)) and isinstance(times, int):
+                _check_size(len(many) * times)
+            elif isinstance(many, (list, tuple)) and isinstance(times, int):
+                _check_items(len(many) * times)
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            _check_size(0 if bits <= _MAX_PRODUCT_BITS else None)
+    elif operator == "%" and isinstance(left, str):
+        _check_size(formatted(left, right, MAX_TEXT_CHARS))
+    elif operator == "**" and isinstance(right, int) and not isinstance(left, float):
+        bits = left.bit_length() if isinstance(left, int) else 1
+        _check_size(0 if bits * abs(right) <= _MAX_POWER_BITS else None)
 
 
 def _check_size(size: float | None) -> None:

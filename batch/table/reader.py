@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import compute, ipc
 
 from ..file.formats import HEAD_BYTES, BinaryFile, detect_compression
+from .arrow_sizes import check_batches
 from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import RAISED_BY_INPUT, TableError, reason_of
@@ -152,6 +153,7 @@ class ArrowTable:
         self._file = file
         self._is_stream = is_stream
         with _sentences("Arrow"):
+            check_batches(file, is_stream=is_stream)
             self.schema = self._open().schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

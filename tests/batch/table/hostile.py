@@ -45,6 +45,14 @@ def _arrow(columns: Any, *, is_stream: bool = False, compression: str | None = N
     return sink.getvalue()
 
 
+def _grown(data: bytes, length: int) -> bytes:
+    """Return an Arrow file whose buffer of a length says that it has 2 GB."""
+    before = length.to_bytes(8, "little")
+    start, found, end = data.rpartition(before)  # the first one is an offset
+    assert found
+    return start + (2_000_000_000).to_bytes(8, "little") + end
+
+
 def _prompt(template: str) -> bytes:
     return b"prompt = " + json.dumps(template).encode() + b"\n"
 
@@ -268,6 +276,22 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         lambda: (_arrow({"text": ["x" * 140_000_000]}, compression="zstd"), _PROMPT),
         "takes more than 134,217,728 bytes",
     ),
+    "a packed Arrow batch of gigabytes": (
+        lambda: (
+            _grown(_arrow({"text": ["x" * 9_000_000]}, compression="zstd"), 9_000_000),
+            _PROMPT,
+        ),
+        "unpacks to 2,",
+    ),
+    "a packed Arrow stream of gigabytes": (
+        lambda: (
+            _grown(
+                _arrow({"text": ["x" * 9_000_000]}, compression="zstd", is_stream=True), 9_000_000
+            ),
+            _PROMPT,
+        ),
+        "unpacks to 2,",
+    ),
     "a text in every row": (
         lambda: (
             _arrow({"text": _dictionary(100_000, "x" * 1_000_000)}, compression="zstd"),
@@ -413,10 +437,12 @@ def _run(name: str) -> None:
     """Build a case in one process, take it in another, and print how that ended."""
     with tempfile.TemporaryFile() as table, tempfile.TemporaryFile() as recipe:
         if not os.fork():
-            for file, data in zip((table, recipe), CASES[name][0](), strict=True):
-                file.write(data)
-                file.flush()
-            os._exit(0)
+            try:
+                for file, data in zip((table, recipe), CASES[name][0](), strict=True):
+                    file.write(data)
+                    file.flush()
+            finally:
+                os._exit(0)  # an empty table is refused with other words
         os.wait()
         if not os.fork():
             table.seek(0)
