@@ -46,6 +46,7 @@ _MAX_POWER_BITS = 4096
 _MAX_PRODUCT_BITS = 2**16
 # Filters whose results may be of any length, and that no template of a model needs.
 _REMOVED = ("pprint", "urlize", "xmlattr")
+_REMOVED_METHODS = frozenset({"encode", "maketrans", "to_bytes", "translate"})
 
 
 class TemplateEndless(TemplateError):
@@ -79,7 +80,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["join"] = self._join
         self.filters["list"] = _list
         self.filters |= {
-            TURN: self.spend,
+            TURN: self.charge_turn,
             READ: self.charge_operand,
             COMPARED: self.charge_whole,
             MADE: self.charge_result,
@@ -108,18 +109,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return render
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Say whether a template may read an attribute; a text's `translate` has no bound."""
-        return attr != "translate" and super().is_safe_attribute(obj, attr, value)
+        """Say whether a template may read an attribute: not a method without a measure."""
+        return attr not in _REMOVED_METHODS and super().is_safe_attribute(obj, attr, value)
 
     def call(self, context: Context, callee: Any, /, *args: Any, **names: Any) -> Any:
         """Call a function for a template; costs a step, and the size of its arguments."""
         self.spend(1 + len(args) // _ITEMS_PER_STEP)
+        given = _given(names) if names else names
         owner = getattr(callee, "__self__", None)
-        if isinstance(owner, (str, bytes, int, list, tuple)):
+        if isinstance(owner, (str, int, list, tuple)):
             self.charge_operand(owner)
-            if (size := METHODS.get(getattr(callee, "__name__", ""))) is not None:
-                _check_size(size(owner, *args, **_given(names)))
-        for value in (*args, *_given(names).values()):
+            name = getattr(callee, "__name__", "")
+            if name == "join" and len(args) == 1:
+                args = (args[0] if isinstance(args[0], str) else _list(args[0]),)
+            if (size := METHODS.get(name)) is not None:
+                _check_size(size(owner, *args, **given))
+        for value in (*args, *given.values()):
             self.charge_whole(value)
         return self.charge_result(super().call(context, callee, *args, **names))
 
@@ -143,20 +148,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an operator unless its result would be too large."""
-        if operator == "*":
-            for many, times in ((left, right), (right, left)):
-                if isinstance(many, (str, bytes)) and isinstance(times, int):
-                    _check_size(len(many) * times)
-                elif isinstance(many, (list, tuple)) and isinstance(times, int):
-                    _check_items(len(many) * times)
-            if isinstance(left, int) and isinstance(right, int):
-                bits = left.bit_length() + right.bit_length()
-                _check_size(0 if bits <= _MAX_PRODUCT_BITS else None)
-        if operator == "**" and isinstance(right, int) and not isinstance(left, float):
-            bits = left.bit_length() if isinstance(left, int) else 1
-            _check_size(0 if bits * abs(right) <= _MAX_POWER_BITS else None)
-        if operator == "%" and isinstance(left, str):
-            _check_size(formatted(left, right, MAX_TEXT_CHARS))
+        if operator != "+":
+            _check_operator(operator, left, right)
         return self.charge_result(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -175,9 +168,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if left.steps < 0:
             raise TemplateEndless(f"it takes more than {MAX_STEPS:,} steps and may never end")
 
+    def charge_turn(self, steps: int) -> bool:
+        """Charge a turn of a loop, and return True for a loop that has a condition."""
+        self.spend(steps)
+        return True
+
     def charge_operand(self, value: Any) -> Any:
         """Return an argument of a filter, once the steps to read it are spent."""
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, str):
             self.spend(len(value) // _CHARS_READ_PER_STEP)
         elif isinstance(value, (list, tuple, dict, range)):
             self.spend(len(value) // _ITEMS_PER_STEP)
@@ -193,7 +191,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def charge_copy(self, value: Any) -> Any:
         """Return a part of a value, once the steps to copy it are spent."""
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, str):
             _check_size(len(value))
             self.spend(len(value) // CHARS_PER_STEP)
         elif isinstance(value, (list, tuple)):
@@ -203,6 +201,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def charge_result(self, value: Any) -> Any:
         """Return a template's value, once its size is charged, with all that is in it."""
+        if type(value) is str and len(value) < CHARS_PER_STEP:
+            return value
         if isinstance(value, (list, tuple, dict)):
             self.charge_whole(value)
         return self.charge_copy(value)
@@ -284,6 +284,24 @@ def _list(value: Any) -> list[Any]:
 def _given(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that a template gives by name; Jinja adds names of its own."""
     return {name: value for name, value in names.items() if name[:1] != "_"}
+
+
+def _check_operator(operator: str, left: Any, right: Any) -> None:
+    """Raise TemplateEndless for operands whose result would be too large."""
+    if operator == "*":
+        for many, times in ((left, right), (right, left)):
+            if isinstance(many, str) and isinstance(times, int):
+                _check_size(len(many) * times)
+            elif isinstance(many, (list, tuple)) and isinstance(times, int):
+                _check_items(len(many) * times)
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            _check_size(0 if bits <= _MAX_PRODUCT_BITS else None)
+    elif operator == "%" and isinstance(left, str):
+        _check_size(formatted(left, right, MAX_TEXT_CHARS))
+    elif operator == "**" and isinstance(right, int) and not isinstance(left, float):
+        bits = left.bit_length() if isinstance(left, int) else 1
+        _check_size(0 if bits * abs(right) <= _MAX_POWER_BITS else None)
 
 
 def _check_size(size: float | None) -> None:

@@ -13,6 +13,7 @@ from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 CHARS_PER_STEP = 1024
+_FEW = 4
 # Filters that compare the items of a list with each other.
 _COMPARING = frozenset({"groupby", "max", "min", "sort", "unique"})
 _COMPARING_TESTS = frozenset({"eq", "equalto", "ne", "in", "lt", "le", "gt", "ge"})
@@ -47,11 +48,17 @@ class _Counting(NodeTransformer):
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
         turn = _asked_of(TURN, nodes.Const(1))
+        if node.test is not None:  # a turn without the body
+            node.test = nodes.And(turn, node.test)
+        if node.recursive:
+            _charge_texts(node)
         node.body.insert(0, nodes.ExprStmt(turn).set_lineno(node.lineno))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
+        if len(node.nodes) > _FEW:
+            node.nodes = [_charged(COPIED, operand) for operand in node.nodes]
         return _asked_of(COPIED, node)
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
@@ -101,6 +108,9 @@ class _Counting(NodeTransformer):
             pair.value = _charged(READ, pair.value)
         return _asked_of(MADE, node)
 
+    def visit_Block(self, node: nodes.Block) -> nodes.Node:
+        return self._visit_block(node)
+
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
         return self._visit_block(node)
 
@@ -131,8 +141,7 @@ class _Counting(NodeTransformer):
     def _visit_block(self, node: nodes.Node) -> nodes.Node:
         """Visit a block whose texts are joined at its end, and charge each text before."""
         self.generic_visit(node)
-        for output in node.find_all(nodes.Output):
-            output.nodes = [_charged_text(text) for text in output.nodes]
+        _charge_texts(node)
         return node
 
 
@@ -144,6 +153,12 @@ def _charged(name: str, value: nodes.Expr) -> nodes.Expr:
     """Return a value that is charged where it may be long."""
     is_charged = isinstance(value, nodes.Filter) and value.name in _OWN
     return value if is_charged or isinstance(value, nodes.Const) else _asked_of(name, value)
+
+
+def _charge_texts(block: nodes.Node) -> None:
+    """Charge each text of a block whose texts are joined at its end."""
+    for output in block.find_all(nodes.Output):
+        output.nodes = [_charged_text(text) for text in output.nodes]
 
 
 def _charged_text(value: nodes.Expr) -> nodes.Expr:

@@ -73,7 +73,7 @@ def _number(value: Any) -> int:
 
 
 def _length(value: Any) -> float:
-    return len(value) if isinstance(value, (str, bytes)) else weight_of(value, _MAX_WEIGHT)
+    return len(value) if isinstance(value, str) else weight_of(value, _MAX_WEIGHT)
 
 
 def _center(_: Any, width: Any = 80, *__: Any, **___: Any) -> float:
@@ -81,9 +81,9 @@ def _center(_: Any, width: Any = 80, *__: Any, **___: Any) -> float:
 
 
 def _replace(value: Any, old: Any, new: Any, count: Any = None, *_: Any) -> float:
-    if not isinstance(value, (str, bytes)):
+    if not isinstance(value, str):
         return 0
-    times = value.count(old) if isinstance(old, type(value)) and old else len(value) + 1
+    times = value.count(old) if isinstance(old, str) and old else len(value) + 1
     if isinstance(count, int) and count >= 0:
         times = min(times, count)
     return len(value) + times * _length(new)
@@ -141,7 +141,7 @@ def _tojson(_: Any, *args: Any, **names: Any) -> float:
 
 def _items(value: Any, *_: Any, **__: Any) -> float:
     """Return what a text takes as a list of its characters."""
-    return len(value) * _ITEM_CHARS if isinstance(value, (str, bytes)) else 0
+    return len(value) * _ITEM_CHARS if isinstance(value, str) else 0
 
 
 def _sum(_: Any, *args: Any, **names: Any) -> float:
@@ -154,24 +154,16 @@ def _expanded(value: Any, tabsize: Any = 8) -> float:
 
 
 def _split(value: Any, sep: Any = None, *_: Any, **__: Any) -> float:
-    if not isinstance(value, (str, bytes)):
+    if not isinstance(value, str):
         return 0
-    parts = value.count(sep) if isinstance(sep, type(value)) and sep else len(value) // 2
+    parts = value.count(sep) if isinstance(sep, str) and sep else len(value) // 2
     return len(value) + parts * _ITEM_CHARS
 
 
 def _joined(separator: Any, values: Any) -> float:
-    if not isinstance(values, (list, tuple, dict)):
+    if not isinstance(values, (str, list)):
         return 0
     return len(separator) * len(values) + sum(len(v) for v in values if isinstance(v, str))
-
-
-def _to_bytes(_: Any, length: Any = 1, *__: Any, **___: Any) -> float:
-    return _number(length)
-
-
-def _encoded(value: Any, *_: Any, **__: Any) -> float:
-    return 4 * len(value)
 
 
 FILTERS: Mapping[str, Size] = MappingProxyType(
@@ -207,7 +199,6 @@ FILTERS: Mapping[str, Size] = MappingProxyType(
 METHODS: Mapping[str, Size] = MappingProxyType(
     {
         "center": _center,
-        "encode": _encoded,
         "expandtabs": _expanded,
         "join": _joined,
         "ljust": _center,
@@ -216,7 +207,6 @@ METHODS: Mapping[str, Size] = MappingProxyType(
         "rsplit": _split,
         "split": _split,
         "splitlines": _items,
-        "to_bytes": _to_bytes,
         "zfill": _center,
     }
 )

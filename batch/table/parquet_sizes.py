@@ -62,10 +62,11 @@ def read_chunks(file: Any) -> list[list[Chunk]]:
 
 def check_chunks(
     file: BinaryFile, chunks: Sequence[Chunk], num_rows: int, columns: Sequence[str]
-) -> None:
-    """Raise TableError for columns of a row group that take far more memory than their bytes.
+) -> int:
+    """Return the bytes of the long pages of columns in a row group; 0 where all are short.
 
-    Pages of a large chunk are read only where its footer says that it is packed tightly.
+    Raises TableError for columns that take far more memory than their bytes. Pages of a large chunk
+    are read only where its footer says that it is packed tightly.
     """
     asked, size = set(columns), 0
     for chunk in chunks:
@@ -76,6 +77,7 @@ def check_chunks(
             f"Columns of the table have pages of {size:,} bytes together, more than "
             f"{MAX_PAGES_BYTES:,}: write the table with smaller pages."
         )
+    return size
 
 
 def probe_rows(chunks: Sequence[Chunk], num_rows: int, most: int) -> int:

@@ -20,6 +20,7 @@ from ..file.formats import (
     mistake_of_lines,
 )
 from ..file.lines import BOM, JSON_WHITE_SPACE
+from .arrow_sizes import check_batches
 from .cells import cells_of
 from .detection import ARROW_FILE, ARROW_STREAM, PARQUET
 from .errors import RAISED_BY_INPUT, TableError, reason_of
@@ -128,17 +129,11 @@ class ParquetTable:
         number, names = 1, list(columns)
         with _sentences("Parquet", lambda: number):
             for group in range(first_group, self._file.num_row_groups):
-                self._check_group(group, names)
                 num_rows = self._probed_rows(group, columns, number)
                 for batch in self._file.iter_batches(num_rows, [group], columns=names):
                     for part in row_slices(batch.select(names), number):
                         yield part
                         number += part.num_rows
-
-    def _check_group(self, group: int, columns: Sequence[str]) -> None:
-        """Raise TableError for a row group whose columns take far more memory than bytes."""
-        num_rows = self._file.metadata.row_group(group).num_rows
-        check_chunks(self._bytes, self._chunks_of(group), num_rows, columns)
 
     def _chunks_of(self, group: int) -> Sequence[Chunk]:
         """Return the chunks of a row group, none where they are unknown."""
@@ -147,8 +142,10 @@ class ParquetTable:
     def _probed_rows(self, group: int, columns: Sequence[str], first_row: int) -> int:
         """Return how many rows make a batch of a good size, and none of more than a bounded one."""
         num_rows, names = _MAX_BATCH_ROWS, list(columns)
+        chunks = self._chunks_of(group)
         rows_of_group = self._file.metadata.row_group(group).num_rows
-        num_probed = probe_rows(self._chunks_of(group), rows_of_group, _PROBED_ROWS)
+        has_long_pages = check_chunks(self._bytes, chunks, rows_of_group, names) > 0
+        num_probed = probe_rows(chunks, rows_of_group, 1 if has_long_pages else _PROBED_ROWS)
         for batch in self._dictionaries.iter_batches(num_probed, [group], columns=names):
             parts = [part.num_rows for part in row_slices(batch, first_row)]
             num_rows = min([_bounded_rows(batch), *parts])
@@ -168,6 +165,7 @@ class ArrowTable:
         self._file = file
         self._is_stream = is_stream
         with _sentences("Arrow"):
+            check_batches(file, is_stream=is_stream)
             self.schema = self._open().schema
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -39,6 +39,7 @@ RECIPE_KEYS: Final = (
 MAX_DEPTH: Final = 64
 """Depth of a recipe's values: a JSON schema takes two or three levels for each of its own."""
 
+_MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000
 _MAX_NAME_CHARS: Final = 100
 _MARK: Final = re.compile(r'"""|\'\'\'|["\'#.=,\[\]{}\n]')
@@ -186,6 +187,8 @@ def _check_values(given: Mapping[str, Any]) -> None:
             left += [(item, depth + 1) for item in inner]
         elif isinstance(value, (date, time)):
             raise RecipeError("dates and times have no place in it: write them as text")
+        elif isinstance(value, int) and value.bit_length() > _MAX_INT_BITS:
+            raise RecipeError(f"it contains a number of more than {_MAX_INT_BITS} bits")
         elif isinstance(value, float) and not isfinite(value):
             raise RecipeError(f"it contains {value}, which is not a number of JSON")
 

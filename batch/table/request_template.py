@@ -101,7 +101,8 @@ class RequestTemplate:
             known = [*self._all]
             named = ", ".join(each[:_MAX_NAME_CHARS] for each in known[:_MAX_NAMED])
             hint = suggestion(name, known) or f": it has {named}{', …' * (len(known) > _MAX_NAMED)}"
-            raise RecipeError(f"{where} names `{name}`, which is no column of the table{hint}")
+            shown = name[:_MAX_NAME_CHARS]
+            raise RecipeError(f"{where} names `{shown}`, which is no column of the table{hint}")
 
     def _compile(self, value: Any, path: str) -> _Render:
         """Return what renders a value of the body whose strings are templates."""

@@ -48,6 +48,9 @@ def _num_bytes(column: pa.Array) -> int:
         return _num_bytes(column.storage)
     if types.is_struct(kind):
         return _VALUE_BYTES * len(column) + sum(map(_num_bytes, column.flatten()))
+    if types.is_union(kind):  # of which any number of rows may have the same value
+        fields = (column.field(place) for place in range(kind.num_fields))
+        return len(column) * (_VALUE_BYTES + max(map(_longest, fields), default=0))
     if types.is_list_view(kind) or types.is_large_list_view(kind) or types.is_fixed_size_list(kind):
         return _num_bytes_of_lists(column)
     if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
@@ -73,6 +76,14 @@ def _num_bytes_of_lists(column: pa.Array) -> int:
     return size if size > MAX_ROW_BYTES else size + _num_bytes(column.flatten())
 
 
+def _longest(column: pa.Array) -> int:
+    """Return the most bytes of a value, or of all values where they are nested."""
+    lengths = _text_lengths(column)
+    if lengths is not None:
+        return int(compute.max(lengths).as_py() or 0)
+    return _num_bytes(column) if types.is_nested(column.type) else 0
+
+
 def _items(column: pa.Array) -> pa.Array:
     """Return the values of lists, or the entries of maps."""
     if not types.is_map(column.type):
@@ -89,6 +100,8 @@ def _text_lengths(column: pa.Array) -> pa.Array | None:
         views = memoryview(column.buffers()[1])[column.offset * _VIEW_BYTES :].cast("i")
         found = pa.array(views[: len(column) * 4 : 4].tolist(), pa.int64())
         return compute.if_else(column.is_valid(), found, 0)
+    if types.is_fixed_size_binary(kind):
+        return pa.repeat(pa.scalar(kind.byte_width, pa.int64()), len(column))
     is_text = (
         types.is_string(kind)
         or types.is_large_string(kind)

@@ -6,15 +6,15 @@ Cells of CSV are texts; empty ones are null.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 
 from tidemill.protocol.json_bodies import load_json
 
 from ..file.formats import BinaryFile
-from ..file.lines import BOM, MAX_LINE_BYTES, read_lines
+from ..file.lines import BOM, MAX_LINE_BYTES, RawLine, read_lines
 from .detection import delimiter_of
 from .errors import TableError, reason_of
 from .recipe import TableFormat
@@ -23,8 +23,6 @@ _BATCH_ROWS = 1024
 _BATCH_BYTES = 2**24
 _MAX_JSON_COLUMNS = 10_000
 _MAX_NAMED_CHARS = 40
-
-_Row = TypeVar("_Row")
 
 Unpack = Callable[[BinaryFile], BinaryFile]
 """Returns a file from its start on, unpacked."""
@@ -49,22 +47,32 @@ class CsvTable:
         place_of = {name: place for place, name in enumerate(self.schema.names)}
         places = [place_of[name] for name in columns]
         schema = pa.schema([self.schema.field(place) for place in places])
-        records, number = self._records(), 0
-        next(records, None)
-        for some in _by_size(records, lambda _: self._num_bytes):
-            for line, cells in some:
-                number += 1
-                if len(cells) != len(place_of):
-                    raise TableError(
-                        f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, and "
-                        f"its header {len(place_of):,}: a cell with a `{self._delimiter}`, a quote "
-                        "or a newline in it stands in quotes."
-                    )
+        for some in self._rows(len(place_of)):
             arrays = [
-                pa.array([cells[place] or None for _, cells in some], pa.string())
-                for place in places
+                pa.array([row[place] or None for row in some], pa.string()) for place in places
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _rows(self, width: int) -> Iterator[list[list[str]]]:
+        """Yield the cells of some rows at a time, of a bounded size unless one row exceeds it."""
+        records = self._records()
+        next(records, None)
+        some: list[list[str]] = []
+        size = 0
+        for number, (line, cells) in enumerate(records, 1):
+            if len(cells) != width:
+                raise TableError(
+                    f"Row {number:,} (line {line:,}) of the CSV has {len(cells):,} cells, and its "
+                    f"header {width:,}: a cell with a `{self._delimiter}`, a quote or a newline in "
+                    "it stands in quotes."
+                )
+            some.append(cells)
+            size += self._num_bytes
+            if len(some) == _BATCH_ROWS or size > _BATCH_BYTES:
+                yield some
+                some, size = [], 0
+        if some:
+            yield some
 
     def _records(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the records, header included, each with its last line.
@@ -142,36 +150,30 @@ class JsonTable:
 
     def _rows(self) -> Iterator[tuple[list[dict[str, Any]], int]]:
         """Yield some rows at a time, and the number of the first of them."""
-        lines, first = read_lines(self._unpack(self._file)), 1
-        for some in _by_size(lines, lambda raw: len(raw.data)):
-            rows = []
-            for raw in some:
-                what = f"{self._unit} {raw.number:,} of the table"
-                if raw.overlong is not None:
-                    raise TableError(f"{what} is too long: {raw.overlong.num_bytes:,} bytes.")
-                try:
-                    row = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
-                except (ValueError, RecursionError) as exc:
-                    raise TableError(f"{what} is no JSON: {reason_of(exc)}.") from exc
-                if not isinstance(row, dict):
-                    raise TableError(f"{what} is no JSON object: write one object a row.")
-                rows.append(row)
+        first, size = 1, 0
+        rows: list[dict[str, Any]] = []
+        for raw in read_lines(self._unpack(self._file)):
+            rows.append(_json_row(raw, f"{self._unit} {raw.number:,} of the table"))
+            size += len(raw.data)
+            if len(rows) == _BATCH_ROWS or size > _BATCH_BYTES:
+                yield rows, first
+                first += len(rows)
+                rows, size = [], 0
+        if rows:
             yield rows, first
-            first += len(rows)
 
 
-def _by_size(rows: Iterable[_Row], size_of: Callable[[_Row], int]) -> Iterator[list[_Row]]:
-    """Yield rows in lists of a bounded number and size, which a single row may exceed."""
-    some: list[_Row] = []
-    size = 0
-    for row in rows:
-        some.append(row)
-        size += size_of(row)
-        if len(some) == _BATCH_ROWS or size > _BATCH_BYTES:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+def _json_row(raw: RawLine, place: str) -> dict[str, Any]:
+    """Return the row of a line; raises TableError, with its place, for a line without one."""
+    if raw.overlong is not None:
+        raise TableError(f"{place} is too long: {raw.overlong.num_bytes:,} bytes.")
+    try:
+        row = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
+    except (ValueError, RecursionError) as exc:
+        raise TableError(f"{place} is no JSON: {reason_of(exc)}.") from exc
+    if not isinstance(row, dict):
+        raise TableError(f"{place} is no JSON object: write one object a row.")
+    return row
 
 
 def _array(

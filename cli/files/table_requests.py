@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from tidemill.batch.file.formats import FileFormat
-from tidemill.batch.table.errors import RecipeError
+from tidemill.batch.table.errors import RecipeError, TableError
 from tidemill.batch.table.reader import ParquetTable, rendered
 from tidemill.batch.table.recipe import Recipe, TableFormat
 from tidemill.batch.table.table_check import checked_template
@@ -80,6 +80,8 @@ def _render(
                 log(f"rendering {table.name}: {amount(num_rows, 'row')}")
                 next_word = time.monotonic() + _SECONDS_PER_WORD
         copy.flush()
+    except TableError as exc:
+        raise BadInput(f"{table.name} cannot be run. {exc}") from exc
     except OSError as exc:
         raise BadInput(
             f"the requests of {table.name} cannot be written to {folder} ({exc.strerror}): "

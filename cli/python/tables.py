@@ -41,7 +41,10 @@ def answer_table(
     lines = (line for _, some in rendered(template, asked_batches) for line in some)
     limit = process.max_inflight()
     with progress_of("rows", given.num_rows, is_wanted=progress) as shown:
-        rows = list(_rows(process, lines, limit, shown))
+        try:
+            rows = list(_rows(process, lines, limit, shown))
+        except TableError as exc:
+            raise TidemillError(str(exc)) from exc
     if len(rows) != given.num_rows:
         raise TidemillError(f"the engine has answered {len(rows)} of {given.num_rows} rows")
     columns = ResultColumns(asked, given.select(keep).schema, ResultFacts.of_rows(rows, asked))

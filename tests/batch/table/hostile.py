@@ -45,6 +45,14 @@ def _arrow(columns: Any, *, is_stream: bool = False, compression: str | None = N
     return sink.getvalue()
 
 
+def _grown(data: bytes, length: int) -> bytes:
+    """Return an Arrow file whose buffer of a length says that it has 2 GB."""
+    before = length.to_bytes(8, "little")
+    start, found, end = data.rpartition(before)  # the first one is an offset
+    assert found
+    return start + (2_000_000_000).to_bytes(8, "little") + end
+
+
 def _prompt(template: str) -> bytes:
     return b"prompt = " + json.dumps(template).encode() + b"\n"
 
@@ -105,7 +113,6 @@ _ENDLESS: Final = {
     "{{ x == y }}{% endfor %}",
     "copied": "{% set x = 'a'*60000000 %}{% for i in range(10000) %}{% set y = x[1:] %}"
     "{% endfor %}",
-    "encoded": "{{ ('a'*60000000).encode('utf-32')|length }}",
     "escaped": "{{ ('<'*60000000)|escape|length }}",
     "format": "{{ '%1000000000d'|format(1) }}",
     "format method": "{{ '{:1000000000d}'.format(1) }}",
@@ -123,6 +130,18 @@ _ENDLESS: Final = {
     "list doubled by a list": _doubled("[ns.x, ns.x]", "ns.x|tojson|length"),
     "list doubled by *": _doubled("[ns.x] * 2", "('%s' % ns.x)|length"),
     "map": "{{ (['a']*60000)|map('center', 60000)|list|length }}",
+    "joined many": "{% set x = 'a'*60000000 %}{{ " + "~".join("x" * 60) + " }}",
+    "join of a generator": "{{ ('y'*1000000).join(range(100000)|map('string'))|length }}",
+    "join of characters": "{{ ('y'*60000).join('x'*60000)|length }}",
+    "loop without a body": "{% set x = range(100000)|list %}{% for i in range(99999) %}"
+    "{% for y in x if y == -1 %}{% endfor %}{% endfor %}",
+    "printed in a block of its own": "{% set y = self.a()|length %}"
+    "{% block a %}{% set x = 'a' * 60000000 %}"
+    "{% for i in range(1000) %}{{ x }}{% endfor %}{% endblock %}",
+    "printed in a loop of itself": "{% set x = 'a' * 60000000 %}{% set y %}"
+    "{% for i in range(1000) recursive %}{{ x }}{% endfor %}{% endset %}{{ y|length }}",
+    "printed by a macro": "{% set x = 'a' * 60000000 %}{% macro f() %}{% for i in range(1000) %}"
+    "{{ x }}{% endfor %}{% endmacro %}{{ f()|length }}",
     "operator %": "{{ '%1000000000d' % 1 }}",
     "operator %*": "{{ '%*d' % (1000000000, 1) }}",
     "operator % with names": "{{ ('%(a)s' * 60000) % {'a': 'x' * 60000} }}",
@@ -137,11 +156,11 @@ _ENDLESS: Final = {
     "sum of lists": "{{ ([[1]*1000]*2000)|sum(start=[])|length }}",
     "tabs": "{{ ('\t'*60000).expandtabs(60000) }}",
     "times": "{{ 'x' * 1000000000 }}",
-    "to bytes": "{{ (1).to_bytes(1000000000, 'big')|length }}",
     "words": "{{ ('x '*30000000)|wordcount }}",
     "wordwrap": "{{ ('a '*30000)|wordwrap(1, true, 'x'*60000) }}",
 }
 _FAILING: Final = {
+    "a recursive loop in a row": "{% for x in [[1]] recursive %}{{ loop([x]) }}{% endfor %}",
     "JSON of 1,500 lists": "{% set ns = namespace(x=[1]) %}{% for i in range(1500) %}"
     "{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x|tojson }}",
     "a block in itself": "{% block a %}{{ self.a() }}{% endblock %}",
@@ -184,6 +203,10 @@ _RECIPES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         "more than 64 levels",
     ),
     "a number of 5,000 digits": (_recipe(b"x = " + b"9" * 5_000), "4300 digits"),
+    "a hexadecimal number of 16,000 digits": (
+        _recipe(b"x = 0x" + b"f" * 16_000),
+        "a number of more than 64 bits",
+    ),
     "not a number": (_recipe(b"x = nan"), "nan, which is not a number of JSON"),
     "a date": (_recipe(b"x = 1979-05-27"), "dates and times have no place"),
     "not UTF-8": (lambda: (_TEXT, b"prompt = '\xff'"), "it is not UTF-8"),
@@ -268,6 +291,22 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
         lambda: (_arrow({"text": ["x" * 140_000_000]}, compression="zstd"), _PROMPT),
         "takes more than 134,217,728 bytes",
     ),
+    "a packed Arrow batch of gigabytes": (
+        lambda: (
+            _grown(_arrow({"text": ["x" * 9_000_000]}, compression="zstd"), 9_000_000),
+            _PROMPT,
+        ),
+        "unpacks to 2,",
+    ),
+    "a packed Arrow stream of gigabytes": (
+        lambda: (
+            _grown(
+                _arrow({"text": ["x" * 9_000_000]}, compression="zstd", is_stream=True), 9_000_000
+            ),
+            _PROMPT,
+        ),
+        "unpacks to 2,",
+    ),
     "a text in every row": (
         lambda: (
             _arrow({"text": _dictionary(100_000, "x" * 1_000_000)}, compression="zstd"),
@@ -292,6 +331,43 @@ _TABLES: Final[Mapping[str, tuple[Callable[[], Case], str]]] = {
             _PROMPT,
         ),
         "rows",
+    ),
+    "a value of a union in every row": (
+        lambda: (
+            _arrow(
+                {
+                    "text": pa.UnionArray.from_dense(
+                        _zeros(5_000),
+                        pa.array([0] * 5_000, pa.int32()),
+                        [pa.array(["x" * 1_000_000])],
+                    )
+                },
+                compression="zstd",
+            ),
+            _PROMPT,
+        ),
+        "rows",
+    ),
+    "bytes of a fixed length in every row": (
+        lambda: (
+            _arrow(
+                {
+                    "text": pa.DictionaryArray.from_arrays(
+                        _zeros(5_000), pa.array([b"x" * 1_000_000], pa.binary(1_000_000))
+                    )
+                },
+                compression="zstd",
+            ),
+            _PROMPT,
+        ),
+        "column `text` is bytes",
+    ),
+    "long values of a fixed length in Parquet": (
+        lambda: (
+            _parquet({"text": pa.array([b"x" * 50_000_000] * 3, pa.binary(50_000_000))}),
+            _PROMPT,
+        ),
+        "column `text` is bytes",
     ),
     "a list in every row": (
         lambda: (
@@ -413,10 +489,12 @@ def _run(name: str) -> None:
     """Build a case in one process, take it in another, and print how that ended."""
     with tempfile.TemporaryFile() as table, tempfile.TemporaryFile() as recipe:
         if not os.fork():
-            for file, data in zip((table, recipe), CASES[name][0](), strict=True):
-                file.write(data)
-                file.flush()
-            os._exit(0)
+            try:
+                for file, data in zip((table, recipe), CASES[name][0](), strict=True):
+                    file.write(data)
+                    file.flush()
+            finally:
+                os._exit(0)  # an empty table is refused with other words
         os.wait()
         if not os.fork():
             table.seek(0)

@@ -22,8 +22,7 @@ from tidemill.batch.object_keys import converted_key
 from tidemill.batch.states import Status
 from tidemill.handler.aws.queues import intake_message
 from tidemill.handler.control.advance import advance
-from tidemill.handler.errors import AwsError
-from tidemill.handler.intake import convert, intake
+from tidemill.handler.intake import convert
 from tidemill.handler.intake.control_messages import IntakeStep
 from tidemill.handler.intake.new_batch import create_batch
 from tidemill.handler.intake.work_units import run_unit
@@ -309,34 +308,3 @@ def test_a_run_that_finds_damage_may_die_at_any_moment(mini: Cloud, stride: int)
         assert "cut off after" in refused.errors[0].message
         num_calls += stride
     assert num_calls > 8
-
-
-@pytest.mark.parametrize("where", ["_get_progress", "_ensure_jsonl"])
-def test_a_file_that_fails_three_runs_fails_with_the_reason(
-    mini: Cloud, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
-    """A fault of ours ends the batch at its third run instead of keeping it `validating`."""
-    monkeypatch.setattr(intake, where, lambda *_, **__: 1 // 0)
-    batch = mini.create(lines_of(2))
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            mini.ingest(batch)
-        assert mini.batch(batch.id).status is Status.VALIDATING
-    batch = mini.ingest(batch)
-    assert (batch.status, batch.num_errors) == (Status.FAILED, 1)
-    assert "in 3 runs: ZeroDivisionError: integer division" in batch.errors[0].message
-
-
-def test_an_outage_of_aws_fails_no_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors of AWS's services are not counted, however many runs they end."""
-
-    def out_of_order(*_: object, **__: object) -> None:
-        raise AwsError("s3 get_object: SlowDown")
-
-    batch = mini.create(lines_of(2))
-    with monkeypatch.context() as patched:
-        patched.setattr(intake, "_ensure_jsonl", out_of_order)
-        for _ in range(5):
-            with pytest.raises(AwsError):
-                mini.ingest(batch)
-    assert mini.ingest(batch).status is Status.IN_PROGRESS

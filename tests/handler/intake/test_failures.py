@@ -1,0 +1,106 @@
+"""Batches whose intake raises, and hostile tables: they end as `failed` and do not stay."""
+
+from __future__ import annotations
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.emulators import Emulator
+from tests.handler.intake.rig import Cloud, lines_of, plenty
+from tidemill.batch.states import Status
+from tidemill.handler.errors import AwsError
+from tidemill.handler.intake import intake, table_lines, work_units
+from tidemill.handler.intake.control_messages import IntakeStep
+from tidemill.handler.intake.work_units import run_unit
+
+
+@pytest.mark.parametrize("where", ["_get_progress", "_ensure_jsonl"])
+def test_a_file_that_fails_three_runs_fails_with_the_reason(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A fault of ours ends the batch at its third run instead of keeping it `validating`."""
+    monkeypatch.setattr(intake, where, lambda *_, **__: 1 // 0)
+    batch = mini.create(lines_of(2))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            mini.ingest(batch)
+        assert mini.batch(batch.id).status is Status.VALIDATING
+    batch = mini.ingest(batch)
+    assert (batch.status, batch.num_errors) == (Status.FAILED, 1)
+    assert "in 3 runs: ZeroDivisionError: integer division" in batch.errors[0].message
+
+
+def test_an_outage_of_aws_fails_no_file(mini: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of AWS's services are not counted, however many runs they end."""
+
+    def out_of_order(*_: object, **__: object) -> None:
+        raise AwsError("s3 get_object: SlowDown")
+
+    batch = mini.create(lines_of(2))
+    with monkeypatch.context() as patched:
+        patched.setattr(intake, "_ensure_jsonl", out_of_order)
+        for _ in range(5):
+            with pytest.raises(AwsError):
+                mini.ingest(batch)
+    assert mini.ingest(batch).status is Status.IN_PROGRESS
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("{% for a in text %}" * 25 + "{% endfor %}" * 25, "cannot be compiled: it is nested too"),
+        ("{{ " + "(" * 900 + "1" + ")" * 900 + " }}", "cannot be compiled: it is nested too deep"),
+        ("{{ row['" + "x" * 1_900 + "'] }}", "which is no column of the table: it has text."),
+    ],
+    ids=["blocks", "parentheses", "a long name"],
+)
+def test_a_table_with_a_hostile_recipe_fails_with_a_sentence(
+    mini: Cloud, prompt: str, words: str
+) -> None:
+    """The batch of a dropped table does not stay `validating`."""
+    batch = mini.ingest(mini.create(b"text\nhi\n", "input/x.csv", {"recipe-prompt": prompt}))
+    assert batch.status is Status.FAILED
+    assert words in batch.errors[0].message
+    assert len(batch.errors[0].message) < 2_100
+
+
+def test_a_recipe_file_that_is_nested_too_deeply_fails_the_batch(mini: Cloud) -> None:
+    """A recipe of 2 kB beside a table ends the batch at the first run."""
+    nested = b"prompt = '{{ text }}'\nparams.x = " + b"[" * 900 + b"]" * 900
+    mini.put(nested, "input/x.recipe.toml")
+    batch = mini.ingest(mini.create(b"text\nhi\n", "input/x.csv"))
+    assert (batch.status, batch.errors[0].code) == (Status.FAILED, "invalid_recipe")
+    assert "it is nested too deeply" in batch.errors[0].message
+
+
+def test_more_rows_than_runs_can_render_are_refused_by_the_footer(
+    mini: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is rendered."""
+    monkeypatch.setattr(table_lines, "MAX_ROWS", 2)
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), sink)
+    metadata = {"recipe-prompt": "{{ text }}"}
+    batch = mini.ingest(mini.create(sink.getvalue(), "input/x.parquet", metadata))
+    assert batch.errors[0].message == ("The table has 3 rows, more than 2: split it into several.")
+
+
+def test_a_unit_that_fails_three_times_fails_its_batch(
+    ministack: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of several units ends as one of a single unit does."""
+    cloud = Cloud.on(ministack, shard_lines="10", range_bytes="1000")
+    batch = cloud.ingest(cloud.create(lines_of(50)))
+    assert batch.status is Status.VALIDATING
+    unit = IntakeStep(batch.id, cloud.messages(cloud.deployment.intake)[0]["unit"])
+    monkeypatch.setattr(work_units._UnitRun, "_do", lambda *_: 1 // 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            run_unit(cloud.aws, cloud.deployment, unit, plenty)
+    run_unit(cloud.aws, cloud.deployment, unit, plenty)
+    failed = cloud.batch(batch.id)
+    assert failed.status is Status.FAILED
+    assert "in 3 runs: ZeroDivisionError" in failed.errors[0].message
