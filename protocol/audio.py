@@ -124,7 +124,9 @@ class TranscriptionRequest(_SpeechRequest):
     """The body of a request to `/v1/audio/transcriptions`."""
 
     # Forms and vLLM call it by the second name.
-    timestamp_granularities: Annotated[list[Granularity], BeforeValidator(listed)] | None = Field(
+    timestamp_granularities: (
+        Annotated[list[Granularity], Field(fail_fast=True), BeforeValidator(listed)] | None
+    ) = Field(
         None,
         validation_alias=AliasChoices("timestamp_granularities", "timestamp_granularities[]"),
     )

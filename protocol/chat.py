@@ -47,7 +47,7 @@ class ChatCompletionRequest(ToolFields, ConstrainedRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(free_names)] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: ReasoningEffort | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool | None = None

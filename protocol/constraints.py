@@ -12,11 +12,19 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    model_validator,
+)
 
 from .automata import check_grammar
 from .errors import RequestError
-from .fields import GenerationRequest, Text
+from .fields import GenerationRequest, Text, few_fields
 from .look_ahead import LookAroundError, looks_around, plain_texts
 from .schemas import SchemaRules, served_schema
 from .sizes import TooLarge
@@ -121,6 +129,9 @@ class ResponseFormat(BaseModel):
     schema_: Any = Field(None, alias="schema")
 
 
+Choices = Annotated[list[Text], Field(fail_fast=True)]
+
+
 class StructuredOutputs(BaseModel):
     """VLLM's `structured_outputs`: one constraint, and options for JSON."""
 
@@ -128,7 +139,7 @@ class StructuredOutputs(BaseModel):
 
     json_: Any = Field(None, alias="json")
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Choices | None = None
     grammar: Text | None = None
     json_object: bool | None = None
     structural_tag: Any = None
@@ -141,10 +152,10 @@ class ConstrainedRequest(GenerationRequest):
     """Fields of chat and text completions that constrain the form of the output."""
 
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs, BeforeValidator(few_fields)] | None = None
     guided_json: Any = None
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Choices | None = None
     guided_grammar: Text | None = None
     guided_whitespace_pattern: Text | None = None
     structural_tag: Any = None

@@ -34,6 +34,7 @@ _MAX_BAD_WORDS = 1_000
 MAX_NAMED_TOKENS = 128
 _SLICE_ITEMS = 1_000
 _MAX_PATTERN = 1_000
+_MAX_FIELDS = 100
 _LEAST_REPEATS = 2
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
@@ -57,6 +58,16 @@ def fault(places: tuple[int | str, ...], message: str, value: object) -> Validat
     kind = PydanticCustomError("value_error", message)
     details = InitErrorDetails(type=kind, loc=places, input=value)
     return ValidationError.from_exception_data("item", [details])
+
+
+def few_fields(value: object) -> object:
+    """Return a value, or raise ValueError for an object with far more fields than any has.
+
+    Each field that a model forbids takes a kilobyte of its error.
+    """
+    if isinstance(value, dict) and len(value) > _MAX_FIELDS:
+        raise ValueError(f"must not have more than {_MAX_FIELDS} fields")
+    return value
 
 
 def listed(value: object) -> object:
@@ -179,7 +190,7 @@ class GenerationRequest(SamplingFields):
         bool | None,
         Field(validation_alias=AliasChoices("include_stop_str_in_output", "no_stop_trim")),
     ] = None
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: Annotated[RepetitionDetection, BeforeValidator(few_fields)] | None = None
 
     echo: bool | None = None
     prompt_logprobs: NumLogprobs | None = None

@@ -13,12 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import from_json
 
+from .json_slices import load_in_slices
+
 MAX_VALUES = 2**21
 """2,048 prompts of a thousand token ids each; about 130 MB once parsed."""
 
-MAX_CONTAINERS = 2**18
-"""Lists and objects, which cost most; about 60 MB."""
+MAX_CONTAINERS = 2**16
+"""Lists and objects, which cost most; about 15 MB. Garbage collections look at each of them."""
 
+_LARGE_BYTES = 2**20  # above this, JSON is parsed in slices
 _CHUNK_BYTES = 2**18  # a few milliseconds, in which no other thread runs
 _CONTAINER_BYTES, _VALUE_BYTES = 72, 40
 _STRING_REST = rb'[^"\\]*+(?:\\.[^"\\]*+)*+'
@@ -36,9 +39,15 @@ def load_json(
     *,
     allow_inf_nan: bool = True,
     cache_strings: bool | Literal["all", "keys", "none"] = True,
+    in_slices: bool = False,
 ) -> Any:
-    """Return parsed JSON; raises ValueError if it is invalid, `TooManyValues` above the limits."""
+    """Return parsed JSON; raises ValueError if it is invalid, `TooManyValues` above the limits.
+
+    With `in_slices` the event loop of another thread turns while large JSON is parsed.
+    """
     check_values(data)
+    if in_slices and len(data) > _LARGE_BYTES:
+        return load_in_slices(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
     return from_json(data, allow_inf_nan=allow_inf_nan, cache_strings=cache_strings)
 
 

@@ -11,6 +11,7 @@ from .chat import ChatCompletionRequest
 from .fields import MAX_CHOICES, Count, Text, encodable, fault
 
 MAX_PROMPTS = 2_048
+_SLICE_ITEMS = 100_000
 
 # Fields with lists of about one sequence per item, of all endpoints.
 _LISTS = (
@@ -40,8 +41,7 @@ def _prompts(value: object) -> list[Prompt]:
     if not isinstance(value, list):
         # Of the two, pydantic takes only ValueError for a fault of the input.
         raise ValueError(_FORMS)  # noqa: TRY004
-    kinds = set(map(type, value))
-    if kinds == {int}:
+    if _are_all(value, int):
         return [value]
     if len(value) > MAX_PROMPTS:
         raise ValueError(f"must not hold more than {MAX_PROMPTS:,} of them; use more lines")
@@ -68,11 +68,19 @@ def _checked(prompt: Prompt, *places: int) -> Prompt:
 
 def _same(items: Sequence[object], kind: type, *places: int) -> None:
     """Refuse a list with an item of a different type."""
-    if set(map(type, items)) == {kind}:
+    if _are_all(items, kind):
         return
     index = next(index for index, item in enumerate(items) if type(item) is not kind)
     told = f"must be {_ITEMS[kind]}{', as the first item is' if index else ''}"
     raise fault((*places, index), told, items[index])
+
+
+def _are_all(items: Sequence[object], kind: type) -> bool:
+    """Say whether there are items, all of this type; other threads run between two slices."""
+    slices = range(0, len(items), _SLICE_ITEMS)
+    return bool(items) and all(
+        set(map(type, items[start : start + _SLICE_ITEMS])) == {kind} for start in slices
+    )
 
 
 def num_sequences(body: Mapping[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope
@@ -115,7 +116,7 @@ def body_timeout(seconds: float) -> Refused:
 async def parse_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object in these bytes; raises `RequestError`."""
     try:
-        body = await _run(load_json, data)
+        body = await _run(partial(load_json, in_slices=True), data)
     except TooManyValues as exc:
         raise Refused(
             f"The body {exc}: send less in one request.", status_code=413, code="body_too_large"

@@ -194,13 +194,15 @@ def _digest_of(number: int, data: bytes) -> blake2b:
     return digest
 
 
-def parse_line(raw: RawLine) -> Line:
+def parse_line(raw: RawLine, *, in_slices: bool = False) -> Line:
     """Return the request that the line holds, its body unchecked.
+
+    With `in_slices` the event loop of another thread turns while a large line is parsed.
 
     Raises LineError when it is not JSON, not an object, or lacks what every request has. NaN and
     infinities pass here, so that the body's own check can answer that one row with a 400.
     """
-    fields = _parse_object(raw)
+    fields = _parse_object(raw, in_slices=in_slices)
     custom_id = fields.get("custom_id")
     known_id = custom_id if isinstance(custom_id, str) else None
     if isinstance(told := fields.get(ROW_ERROR), dict):
@@ -226,7 +228,7 @@ def parse_line(raw: RawLine) -> Line:
     return Line(raw.number, str(custom_id), fields["url"], fields["body"], raw.digest, method)
 
 
-def _parse_object(raw: RawLine) -> dict[str, Any]:
+def _parse_object(raw: RawLine, *, in_slices: bool) -> dict[str, Any]:
     if raw.overlong is not None:
         raise LineError(
             f"too long: {raw.overlong.num_bytes:,} bytes, and the limit is {raw.overlong.limit:,}; "
@@ -235,7 +237,8 @@ def _parse_object(raw: RawLine) -> dict[str, Any]:
         )
     try:
         # Files with such marks may have been joined.
-        value = load_json(raw.data.removeprefix(BOM), cache_strings="keys")
+        data = raw.data.removeprefix(BOM)
+        value = load_json(data, cache_strings="keys", in_slices=in_slices)
     except TooManyValues as exc:
         raise LineError(f"too large: it {exc}; split the request", line=raw.number) from exc
     except ValueError as exc:

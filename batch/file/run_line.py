@@ -50,7 +50,10 @@ async def run_line(
     """
     try:
         is_long = len(raw.data) > _LONG_BYTES
-        line = await asyncio.to_thread(parse_line, raw) if is_long else parse_line(raw)
+        if is_long:
+            line = await asyncio.to_thread(parse_line, raw, in_slices=True)
+        else:
+            line = parse_line(raw)
     except LineError as exc:
         return LineResult(print_malformed(raw.digest, exc), is_success=False, failure=exc.message)
     expected = expected_tokens(line.body, len(raw.data))

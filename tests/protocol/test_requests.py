@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
 from tests.engine.endpoints.test_transcriptions import MODEL as SPEECH
 from tests.engine.scripted_model import Scene, text_model
@@ -12,11 +15,16 @@ from tidemill.engine.endpoints import speech_endpoints, text_endpoints
 from tidemill.engine.endpoints.embeddings import Embeddings
 from tidemill.engine.endpoints.scoring import Rerank, Score
 from tidemill.protocol.errors import RequestError
-from tidemill.protocol.requests import check_request
-from tidemill.protocol.routes import ENDPOINTS
+from tidemill.protocol.requests import check_request, request_types
+from tidemill.protocol.routes import ENDPOINTS, ROUTES
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
+KINDS = {kind for route in ROUTES for kind in request_types(route)}
+MANY_WRONG_VALUES: list[Any] = [
+    *([value] * 1_000 for value in (1, None, "a", [], {})),
+    {str(number): 1 for number in range(1_000)},
+]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +98,26 @@ def test_what_is_offered_is_what_an_engine_answers() -> None:
     speech = speech_endpoints(SPEECH, no_host)
     served = (*text, *pooling, *speech)
     assert [endpoint.route.name for endpoint in served] == [*ENDPOINTS]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS, key=lambda kind: kind.__name__))
+def test_no_field_has_a_fault_for_each_of_a_thousand_values(kind: type[BaseModel]) -> None:
+    """Each fault takes a kilobyte, so a body of 4 MB would make gigabytes of them."""
+    for field in kind.model_fields:
+        for value in MANY_WRONG_VALUES:
+            with suppress(RequestError), suppress_few_faults(field):
+                kind.model_validate({field: value})
+
+
+@contextmanager
+def suppress_few_faults(field: str) -> Iterator[None]:
+    """Suppress a validation error of up to two hundred faults."""
+    num_faults = 0
+    try:
+        yield
+    except ValidationError as error:
+        num_faults = error.error_count()
+    assert num_faults <= 200, field
 
 
 async def no_host(url: str) -> bytes:

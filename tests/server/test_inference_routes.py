@@ -10,11 +10,12 @@ from typing import Any
 
 import openai
 import pytest
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from starlette.types import Receive
 
 from tests.server.rig import MODEL, SECONDS, HeldEngine, site
 from tidemill.engine.errors import EngineClosed
+from tidemill.protocol import json_bodies, json_slices
 from tidemill.protocol.prompts import num_sequences
 from tidemill.server import sse as module
 from tidemill.server.admission import AdmissionControl
@@ -188,8 +189,28 @@ async def test_a_body_of_far_too_many_values_is_refused_before_it_is_parsed() ->
         answer = await place.client.post(CHAT, content=b'{"a":[' + b"[]," * 300_000 + b"1]}")
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (413, "body_too_large")
-        assert error["message"].startswith("The body has more than 262,144 lists and objects")
+        assert error["message"].startswith("The body has more than 65,536 lists and objects")
         assert place.engine.asked == []
+
+
+async def test_a_large_body_is_parsed_in_slices_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A call of the parser holds the interpreter's lock, and so the loop, to its end."""
+    calls: list[tuple[int, int]] = []
+
+    def parse_and_note(data: bytes, **options: Any) -> Any:
+        calls.append((threading.get_ident(), len(data)))
+        return from_json(data, **options)
+
+    for parsing in (json_bodies, json_slices):
+        monkeypatch.setattr(parsing, "from_json", parse_and_note)
+    async with site() as place:
+        body = json.dumps({"text": "é\n" * 600_000}).encode()
+        answer = await place.client.post(CHAT, content=body)
+    assert answer.status_code == 200
+    assert threading.get_ident() not in {thread for thread, _ in calls}
+    assert max(size for _, size in calls) < len(body) / 10
 
 
 async def test_a_packed_body_is_refused_by_that() -> None:
