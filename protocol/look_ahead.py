@@ -314,7 +314,7 @@ class _Building:
             return [here]
         if here == later:
             return [made.cat(made.anything, later), here]
-        further = made.cat(made.repeat(made.set(ALL_CHARS), 1, None), later)
+        further = made.cat(made.repeat(made.char_set(ALL_CHARS), 1, None), later)
         return [made.either((here, further)), here]
 
     def _built(self, tree: _Tree, after: _Next, *, is_start: bool) -> int:
@@ -384,7 +384,7 @@ class _Building:
         """Return the language of a part without anchors and look-ahead."""
         made = self._languages
         if tree.kind == "set":
-            return made.set(tree.charset)
+            return made.char_set(tree.charset)
         parts = [self._plain(part) for part in tree.parts]
         if tree.kind == "repeat":
             return made.repeat(parts[0], tree.least, tree.most)

@@ -60,7 +60,7 @@ class Languages:
         self._work = 0
         self.nothing = self._number(_Node("nothing"))
         self.empty = self._number(_Node("empty"))
-        self.anything = self.repeat(self.set(ALL_CHARS), 0, None)
+        self.anything = self.repeat(self.char_set(ALL_CHARS), 0, None)
 
     def _number(self, node: _Node) -> int:
         number = self._numbers.setdefault(node, len(self._nodes))
@@ -82,7 +82,7 @@ class Languages:
                 return node.least == 0 or all(inner)
         return node.kind == "empty"
 
-    def set(self, charset: CharSet) -> int:
+    def char_set(self, charset: CharSet) -> int:
         """Return the language of single characters."""
         return self._number(_Node("set", charset=charset)) if charset else self.nothing
 

@@ -111,10 +111,11 @@ class _UnitRun:
 
     def _counted(self, unit: WorkUnit, reading: IntakeProgress) -> bool:
         """Do a unit, and say whether it came to its end; False once its failures end the batch."""
+        is_done = False
         with counting_failures(self.aws, self.deployment, self.batch, self.now()):
             self._do(unit, reading)
-            return True
-        return False  # it was the last failure
+            is_done = True
+        return is_done
 
     def _do(self, unit: WorkUnit, reading: IntakeProgress) -> None:
         match unit.phase:

@@ -122,7 +122,7 @@ async def test_renewals_that_fail_are_made_good_before_the_lease_ends(rig: Rig) 
         claimed_until = work.shard().lease_until
         await until(lambda: work.shard().lease_until > claimed_until)
         assert num_renewals > 2
-        assert running.engine.inside == {"c1"}
+        await until(lambda: running.engine.inside == {"c1"})
 
 
 async def test_a_shard_that_cannot_be_written_is_given_back(

@@ -109,7 +109,7 @@ def test_a_worker_that_slept_through_its_lease_changes_nothing(rig: Rig) -> None
     wait_for(lambda: zombie.asked("finished") == ["c1"], lambda: zombie.log)
     zombie.send(signal.SIGSTOP)
     wait_for(lambda: work.shard().lease_until < time.time())
-    other = rig.start("--lease-seconds", 30)
+    other = rig.start("--lease-seconds", NEVER)
     work.ring()
     wait_for(lambda: len(other.asked()) == 3, lambda: other.log)
     zombie.send(signal.SIGCONT)
