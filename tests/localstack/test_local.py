@@ -175,6 +175,7 @@ def test_a_browser_has_a_file_run(cloud: LocalCloud, tmp_path: Path) -> None:
     file.write_bytes(EXAMPLE)
     with running_chromium(executable) as browser:
         page = browser.new_page()
+        page.set_default_timeout(120_000)
         page.goto(f"{cloud.page_url}#/new")
         page.get_by_label("API key").fill(cloud.key)
         page.get_by_role("button", name="Sign in").click()
