@@ -90,7 +90,8 @@ def reap(
     started = clock()
     first = aws.run(deployment.overview.get_reaper_cursor())
     pages = _read_pages(aws, deployment, first, now)
-    seen, after = [], first
+    seen: list[OpenBatch] = []
+    after = first
     for batches, after in pages:
         seen += batches
         if after is not None and clock() - started > _READ_SECONDS:

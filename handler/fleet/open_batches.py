@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tidemill.batch.batch_object import is_over_cost
 from tidemill.batch.fleet import OpenWork
@@ -92,7 +93,7 @@ def _read_some(deployment: Deployment, names: Sequence[str]) -> Operation[list[O
     return list(_loaded(names, fields))
 
 
-def _loaded(names: Sequence[str], fields: dict[str, dict[str, object]]) -> Iterator[OpenBatch]:
+def _loaded(names: Sequence[str], fields: Mapping[str, Mapping[str, Any]]) -> Iterator[OpenBatch]:
     for name in names:
         own = fields.get(batch_id := id_of_active(name))
         try:

@@ -152,7 +152,7 @@ class ApiStack(Stack):
             ],
         )
         # The scheduler invokes asynchronously: Lambda itself would try a failed run twice more, and
-        # hold a throttled one for hours, beside those of the next minutes.
+        # hold a throttled one for hours, in addition to those of the next minutes.
         reaper.function.configure_async_invoke(
             max_event_age=Duration.minutes(_REAPER_MINUTES), retry_attempts=0
         )

@@ -131,10 +131,12 @@ class WorkerTask(Construct):
             # ECS refuses `sharedMemorySize` and tmpfs there. The owner and mode of a volume come
             # from a VOLUME of the image: a volume of its own would be root's, with mode 0755.
             mounts.append(("scratch", _SHARED))
-        for name, path in mounts:
-            container.add_mount_points(
+        container.add_mount_points(
+            *(
                 ecs.MountPoint(container_path=path, read_only=False, source_volume=name)
+                for name, path in mounts
             )
+        )
         return task
 
     def _linux(self, *, shared_memory_mib: int | None) -> ecs.LinuxParameters:

@@ -370,8 +370,8 @@ def test_a_python_is_found_by_the_version_that_it_reports(
     shim.write_text(f"#!/bin/sh\n{f'echo {reported}' if reported else 'exit 127'}\n")
     shim.chmod(0o755)
     monkeypatch.setattr(pip_target, "python_version", lambda: "3.11")
-    monkeypatch.setattr(pip_target.shutil, "which", {"python3.13": str(shim)}.get)
-    monkeypatch.setattr(pip_target.Path, "glob", lambda *_: iter(()))
+    monkeypatch.setattr("shutil.which", {"python3.13": str(shim)}.get)
+    monkeypatch.setattr("pathlib.Path.glob", lambda *_: iter(()))
     assert find_python("3.13") == (str(shim) if reported == "3.13" else None)
     assert find_python("3.11") == sys.executable
 

@@ -312,9 +312,13 @@ def test_many_drops_look_at_a_fleet_once(
 ) -> None:
     """In ten seconds, in whichever process; the plans are read again after a minute."""
     calls: Counter[str] = Counter()
-    monkeypatch.setattr(
-        launcher, "list_workers", lambda _: calls.update(["list"]) or nothing_listed()
-    )
+
+    def list_workers(_: FleetPlan) -> Operation[list[Worker]]:
+        calls["list"] += 1
+        yield from ()
+        return []
+
+    monkeypatch.setattr(launcher, "list_workers", list_workers)
     local.aws.clients["ssm"].meta.events.register(
         "before-call", lambda **_: calls.update(["plans"])
     )
@@ -323,12 +327,6 @@ def test_many_drops_look_at_a_fleet_once(
         for cloud in (local, other):
             cloud.run(scale_for_batch(cloud.deployment, WORK, NOW + seconds))
     assert calls == {"list": 3, "plans": 4}
-
-
-def nothing_listed() -> Operation[list[Worker]]:
-    """Return no worker, as a launcher does."""
-    yield from ()
-    return []
 
 
 def test_no_worker_is_kept_ready_once_a_budget_is_spent(local: Cloud) -> None:
