@@ -242,7 +242,7 @@ PREFLIGHT := @$(BIN)/python -m infra.ops.preflight --config
 # The region's zones, which templates cannot ask for; nothing is changed where they are not known.
 ZONES = zones=$$($(BIN)/python -m infra.ops.zones --config $(CONFIG))
 # The runs of Lambda that the account has, which mappings of queues must fit into.
-CONCURRENCY = concurrency=$$($(BIN)/python -m infra.ops.concurrency)
+CONCURRENCY = concurrency=$$($(BIN)/python -m infra.ops.preflight.concurrency)
 CONTEXT = -c config=$(CONFIG) -c zones="$$zones" -c lambda_concurrency="$$concurrency"
 
 # Once in an account and region.

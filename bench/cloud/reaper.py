@@ -111,7 +111,8 @@ class FakeServices:
             item = self._live.get(partition) if has_live else None
             return f'{{"Items": [{item or ""}]}}'
         after = body.get("ExclusiveStartKey", {}).get("sk", {}).get("S", "")
-        names, size = [], 0
+        names: list[str] = []
+        size = 0
         for name in self._names:
             if name > after and size < _PAGE_BYTES and len(names) < body.get("Limit", 10**9):
                 names.append(name)

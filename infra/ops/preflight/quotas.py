@@ -14,8 +14,8 @@ from botocore.exceptions import ClientError
 from infra.api.concurrency import MAX_RUNS, runs_of_queues
 from infra.config import Config, Model
 from infra.gpus import GPUS, num_vcpus
-from infra.ops.concurrency import account_concurrency
 from infra.ops.preflight.account import NotReady
+from infra.ops.preflight.concurrency import account_concurrency
 
 # By the first letter of the types and whether they are Spot. P5 had a Spot quota of its own in some
 # accounts: the larger of the two counts.

@@ -1,4 +1,4 @@
-"""`python -m infra.ops.concurrency`: prints how many Lambdas the account runs at a time.
+"""`python -m infra.ops.preflight.concurrency`: prints how many Lambdas the account runs at a time.
 
 Templates cannot ask, and mappings of queues must fit into it. Where Lambda does not answer, nothing
 is printed: the deployment is made for the usual limit.
