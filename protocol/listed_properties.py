@@ -17,6 +17,7 @@ KINDS = ("properties", "patternProperties")
 REST = "unevaluatedProperties"
 
 _MAX_DEPTH = 60
+_MAX_NODES = 200_000  # that are searched for references, some of them several times
 _MEMBERS = ("items", "additionalItems", "additionalProperties", "prefixItems", REST)
 _NAMED = (*KINDS, "$defs", "definitions")
 
@@ -202,10 +203,15 @@ class Listings:
     def _loops(self) -> frozenset[int]:
         """Targets of references from which references lead on without end."""
         leads: dict[int, set[int]] = {}
+        num_nodes = 0
         for reference in self._references:
             target = self.target(reference)
             if isinstance(target, dict) and id(target) not in leads:
-                inner = [self.target(one["$ref"]) for one, _ in _nodes(target) if "$ref" in one]
+                nodes = [node for node, _ in _nodes(target)]
+                num_nodes += len(nodes)
+                if num_nodes > _MAX_NODES:
+                    raise TooManyNames
+                inner = [self.target(node["$ref"]) for node in nodes if "$ref" in node]
                 leads[id(target)] = {id(one) for one in inner if isinstance(one, dict)}
         led_by: dict[int, list[int]] = {}
         for source, targets in leads.items():
