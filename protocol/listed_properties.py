@@ -18,8 +18,9 @@ REST = "unevaluatedProperties"
 
 _MAX_DEPTH = 60
 _MAX_NODES = 200_000  # that are searched for references, some of them several times
-_MEMBERS = ("items", "additionalItems", "additionalProperties", "prefixItems", REST)
-_NAMED = (*KINDS, "$defs", "definitions")
+_MEMBERS = frozenset(["items", "additionalItems", "additionalProperties", "prefixItems", REST])
+_NAMED = frozenset([*KINDS, "$defs", "definitions"])
+_PARTS = frozenset(["allOf", *CHOICES])
 
 Names = dict[tuple[str, str], None]
 """Properties in their order, each by its keyword (one of `KINDS`) and its name or pattern."""
@@ -245,10 +246,10 @@ def _nodes(root: Schema) -> Iterator[tuple[Node, bool]]:
             continue
         seen.add(id(node))
         yield node, is_value
-        for keyword in _MEMBERS:
-            value = node.get(keyword)
-            waiting += [(one, True) for one in (value if isinstance(value, list) else [value])]
-        for keyword in _NAMED:
-            waiting += [(one, True) for one in node.get(keyword, {}).values()]
-        for keyword in ("allOf", *CHOICES):
-            waiting += [(one, False) for one in node.get(keyword, ())]
+        for keyword, value in node.items():
+            if keyword in _NAMED:
+                waiting += [(one, True) for one in value.values()]
+            elif keyword in _PARTS:
+                waiting += [(one, False) for one in value]
+            elif keyword in _MEMBERS:
+                waiting += [(one, True) for one in (value if isinstance(value, list) else [value])]
