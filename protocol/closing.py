@@ -161,6 +161,7 @@ class _Closing:
         for unit in splitting:
             others = [own, *(other.listing for other in units if other is not unit)]
             names = outside.names | self._names(others, outside)
+            self._listings.count(names)
             new = self._replace(new, node, unit, _Outside(names, outside.rest))
         return new
 

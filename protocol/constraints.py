@@ -293,6 +293,7 @@ def _schema_text(source: object, param: str, rules: SchemaRules) -> tuple[str, t
 
     The schema that rows of a file share is parsed once.
     """
+    text: str | None
     try:
         text = source if isinstance(source, str) else json.dumps(source)
     except (TypeError, ValueError, RecursionError):

@@ -17,8 +17,10 @@ KINDS = ("properties", "patternProperties")
 REST = "unevaluatedProperties"
 
 _MAX_DEPTH = 60
-_MEMBERS = ("items", "additionalItems", "additionalProperties", "prefixItems", REST)
-_NAMED = (*KINDS, "$defs", "definitions")
+_MAX_NODES = 200_000  # that are searched for references, some of them several times
+_MEMBERS = frozenset(["items", "additionalItems", "additionalProperties", "prefixItems", REST])
+_NAMED = frozenset([*KINDS, "$defs", "definitions"])
+_PARTS = frozenset(["allOf", *CHOICES])
 
 Names = dict[tuple[str, str], None]
 """Properties in their order, each by its keyword (one of `KINDS`) and its name or pattern."""
@@ -202,10 +204,15 @@ class Listings:
     def _loops(self) -> frozenset[int]:
         """Targets of references from which references lead on without end."""
         leads: dict[int, set[int]] = {}
+        num_nodes = 0
         for reference in self._references:
             target = self.target(reference)
             if isinstance(target, dict) and id(target) not in leads:
-                inner = [self.target(one["$ref"]) for one, _ in _nodes(target) if "$ref" in one]
+                nodes = [node for node, _ in _nodes(target)]
+                num_nodes += len(nodes)
+                if num_nodes > _MAX_NODES:
+                    raise TooManyNames
+                inner = [self.target(node["$ref"]) for node in nodes if "$ref" in node]
                 leads[id(target)] = {id(one) for one in inner if isinstance(one, dict)}
         led_by: dict[int, list[int]] = {}
         for source, targets in leads.items():
@@ -239,10 +246,10 @@ def _nodes(root: Schema) -> Iterator[tuple[Node, bool]]:
             continue
         seen.add(id(node))
         yield node, is_value
-        for keyword in _MEMBERS:
-            value = node.get(keyword)
-            waiting += [(one, True) for one in (value if isinstance(value, list) else [value])]
-        for keyword in _NAMED:
-            waiting += [(one, True) for one in node.get(keyword, {}).values()]
-        for keyword in ("allOf", *CHOICES):
-            waiting += [(one, False) for one in node.get(keyword, ())]
+        for keyword, value in node.items():
+            if keyword in _NAMED:
+                waiting += [(one, True) for one in value.values()]
+            elif keyword in _PARTS:
+                waiting += [(one, False) for one in value]
+            elif keyword in _MEMBERS:
+                waiting += [(one, True) for one in (value if isinstance(value, list) else [value])]

@@ -199,9 +199,9 @@ class ToolFields(BaseModel):
         if isinstance(choice, AllowedToolsChoice):
             allowed = enumerate(choice.allowed_tools.tools)
             chosen = {f".allowed_tools.tools.{place}": one for place, one in allowed}
-        for place, one in chosen.items():
+        for path, one in chosen.items():
             if one.function.name not in names:
-                param = f"tool_choice{place}.function.name"
+                param = f"tool_choice{path}.function.name"
                 raise RequestError(
                     f"`{param}` must be that of one of the `tools`; got '{one.function.name}'.",
                     param=param,
@@ -211,7 +211,7 @@ class ToolFields(BaseModel):
     @property
     def offered_tools(self) -> Sequence[Tool]:
         """Return the tools in the prompt: those allowed, and none if `tool_choice` is `none`."""
-        tools = () if self.tool_choice == "none" else self.tools or ()
+        tools: Sequence[Tool] = () if self.tool_choice == "none" else self.tools or ()
         if not isinstance(self.tool_choice, AllowedToolsChoice):
             return tools
         names = {one.function.name for one in self.tool_choice.allowed_tools.tools}
