@@ -183,7 +183,7 @@ def test_paths_rows_and_columns_are_tables(engine: Engine, tmp_path: Path) -> No
         with pytest.raises(TidemillError, match=words):
             engine.answer_table(table, **recipe)
     with pytest.raises(TidemillError, match="takes the path of a file, not a DataFrame"):
-        tidemill.run(pd.DataFrame(rows), prompt="{{ q }}")  # type: ignore[arg-type]
+        tidemill.run(pd.DataFrame(rows), prompt="{{ q }}")
     assert tidemill.__version__ == metadata.version("tidemill")
 
 

@@ -57,7 +57,8 @@ async def test_the_time_left_is_bounded_by_the_recent_rate_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A forecast of long answers gives way to rows that come faster, and ends with the last."""
-    served, tally, forecasts = ScriptedEngine(), Tally(num_rows=100), []
+    served, tally = ScriptedEngine(), Tally(num_rows=100)
+    forecasts: list[float | None] = []
     tally.started -= 100
     for _ in range(50):
         tally.count()
