@@ -111,7 +111,9 @@ class SequenceRequestBuilder:
             prompt_logprobs=self._num_logprobs(options.prompt_logprobs, "prompt_logprobs"),
         )
         self._check_tokens(prompts, request, options)
-        options = self._bounded(prompts, request, options)
+        shows_values = options.logprobs is not None or options.prompt_logprobs is not None
+        if shows_values or (request.n or 1) > 1:
+            options = self._bounded(prompts, request, options)
         sampling, constraint = self._sampling(request, options), self._constraint(request, options)
         return [
             self._sequence(
