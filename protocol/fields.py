@@ -31,6 +31,7 @@ _MAX_STOP_CHARS = 1_000
 _MAX_STOP_TOKENS = 1_000
 _MAX_TOKEN_DIGITS = 10
 _MAX_BAD_WORDS = 1_000
+_MAX_ALLOWED_TOKENS = 2**19  # more than any vocabulary has
 MAX_NAMED_TOKENS = 128
 _SLICE_ITEMS = 1_000
 _MAX_PATTERN = 1_000
@@ -176,7 +177,9 @@ class GenerationRequest(SamplingFields):
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
-    allowed_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
+    allowed_token_ids: (
+        Annotated[list[Count], Field(fail_fast=True, max_length=_MAX_ALLOWED_TOKENS)] | None
+    ) = None
     bad_words: (
         Annotated[list[StopString], Field(fail_fast=True, max_length=_MAX_BAD_WORDS)] | None
     ) = None

@@ -17,6 +17,7 @@ from .disconnect import ClientDisconnected
 from .errors import Refused, busy, too_large
 
 MAX_HELD_BYTES = 512 * 2**20
+RESERVED_BYTES = 64 * 2**20
 _LONG_BYTES = 100_000  # larger bodies are parsed in a thread
 _ValueT = TypeVar("_ValueT")
 
@@ -24,16 +25,24 @@ _ValueT = TypeVar("_ValueT")
 class BodyReader:
     """Reads bodies of up to `max_bytes` within `seconds`, `max_held_bytes` of them at once.
 
+    Short bodies have `reserved_bytes` more: long ones that arrive slowly do not keep them out.
+
     A body counts until its response is sent, together with the memory of its parsed values. So
     memory stays bounded under a thousand slow uploads, and under a full queue.
     """
 
     def __init__(
-        self, max_bytes: int, seconds: float, *, max_held_bytes: int = MAX_HELD_BYTES
+        self,
+        max_bytes: int,
+        seconds: float,
+        *,
+        max_held_bytes: int = MAX_HELD_BYTES,
+        reserved_bytes: int = RESERVED_BYTES,
     ) -> None:
         self._max_bytes = max_bytes
         self._seconds = seconds
         self._max_held_bytes = max(max_bytes, max_held_bytes)
+        self._reserved_bytes = reserved_bytes
         self._held_bytes = 0
 
     @asynccontextmanager
@@ -58,7 +67,7 @@ class BodyReader:
             unfolded = await _run(unfolded_bytes, data) if is_json else 0
             num_bytes += unfolded
             self._held_bytes += unfolded
-            if self._held_bytes > max(self._max_held_bytes, num_bytes):
+            if self._held_bytes > max(self._limit(len(data)), num_bytes):
                 raise busy(1)
             value = await parse(data)
             del data
@@ -91,8 +100,13 @@ class BodyReader:
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise too_large(self._max_bytes)
-        if self._held_bytes > self._max_held_bytes:
+        if self._held_bytes > self._limit(num_bytes):
             raise busy(1)
+
+    def _limit(self, num_bytes: int) -> int:
+        """Return how many bytes may be held, as a body of this size sees it."""
+        is_long = num_bytes > _LONG_BYTES
+        return self._max_held_bytes + (0 if is_long else self._reserved_bytes)
 
 
 async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:

@@ -17,6 +17,7 @@ from ..model.encoders.pooling_config import PoolingConfig
 from ..scheduling.encoding import EncodingRequest
 from ..text.chat_template import ChatTemplate
 from ..text.truncation import TruncatingTokenizer, Truncation
+from .request_bounds import check_pair_chars
 
 _MAX_NAMES_SHOWN = 20
 
@@ -89,6 +90,7 @@ class EncodingRequestBuilder:
 
         Raises `RequestError` naming `param` for what the model cannot take.
         """
+        check_pair_chars(firsts, seconds, param)
         if self._model.reads_pairs_by_template:
             read = self._template_pairs(firsts, seconds, request, created)
             self._check_lengths(read, param, seconds)

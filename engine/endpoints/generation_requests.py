@@ -17,9 +17,9 @@ from ..text.stop_patterns import StopPattern
 from ..text.stop_strings import StopStrings
 from ..text.text_model import TextModel
 from ..text.truncation import Truncation
-from .answer_size import open_max_tokens
 from .endpoint import RequestMetadata
 from .prompt_tokens import PromptTokenizer
+from .request_bounds import check_prompt_tokens, open_max_tokens
 
 # Cooler than this is greedy; hotter than that is uniform, and would overflow in half precision.
 _MIN_TEMPERATURE = 1e-5
@@ -111,7 +111,9 @@ class SequenceRequestBuilder:
             prompt_logprobs=self._num_logprobs(options.prompt_logprobs, "prompt_logprobs"),
         )
         self._check_tokens(prompts, request, options)
-        options = self._bounded(prompts, request, options)
+        shows_values = options.logprobs is not None or options.prompt_logprobs is not None
+        if shows_values or (request.n or 1) > 1:
+            options = self._bounded(prompts, request, options)
         sampling, constraint = self._sampling(request, options), self._constraint(request, options)
         return [
             self._sequence(
@@ -131,6 +133,8 @@ class SequenceRequestBuilder:
         self, prompts: Sequence[list[int]], request: GenerationRequest, options: EndpointOptions
     ) -> EndpointOptions:
         """Return the options with the default `max_tokens` that the answer's size leaves."""
+        num_choices = request.n or 1
+        check_prompt_tokens(num_choices * sum(map(len, prompts)), options.prompt_param)
         values_per_token = 0
         if options.logprobs is not None:
             values_per_token = 1 + (len(request.logprob_token_ids or ()) or options.logprobs)
@@ -138,7 +142,7 @@ class SequenceRequestBuilder:
         limit = open_max_tokens(
             default if options.max_tokens is None else options.max_tokens,
             max_model_len=self._model.max_model_len,
-            num_sequences=len(prompts) * (request.n or 1),
+            num_sequences=len(prompts) * num_choices,
             values_per_token=values_per_token,
             prompt_values=_prompt_values(prompts, request, options),
             param=options.logprobs_param if values_per_token else "n",

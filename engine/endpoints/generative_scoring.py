@@ -20,6 +20,7 @@ from ..scheduling.sequence import SequenceRequest, SequenceResult
 from ..text.text_model import TextModel
 from .endpoint import Prepared, RequestMetadata
 from .generation_requests import EndpointOptions, SequenceRequestBuilder
+from .request_bounds import check_prompt_tokens
 
 _Prepared = Prepared[SequenceRequest, GenerativeScoringRequest]
 
@@ -58,6 +59,7 @@ class GenerativeScoring:
         has_special_tokens = request.add_special_tokens is not False
         query = self._ids(request.query, asked, add_special_tokens=has_special_tokens)
         items = [self._ids(item, asked, add_special_tokens=False) for item in request.items]
+        check_prompt_tokens(len(items) * len(query) + sum(map(len, items)), "items")
         prompts = [item + query if request.item_first else query + item for item in items]
         sequences = self._sequences.build(prompts, asked, _OPTIONS, metadata=metadata)
         return Prepared(sequences, request, metadata)

@@ -238,7 +238,7 @@ async def _as_it_is(data: bytes) -> bytes:
 
 async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
     """One that would go beyond is told to come again, until those before it are answered."""
-    body_reader = BodyReader(100, SECONDS, max_held_bytes=150)
+    body_reader = BodyReader(100, SECONDS, max_held_bytes=150, reserved_bytes=0)
     scope = {"headers": []}
     is_held, may_end = asyncio.Event(), asyncio.Event()
 
@@ -269,9 +269,29 @@ async def test_slow_uploads_hold_so_much_together_and_no_more() -> None:
     assert await length(other) == 90
 
 
+async def test_long_bodies_leave_room_for_short_ones() -> None:
+    """Fifteen slow uploads of 36 MB would keep all requests out for five minutes."""
+    body_reader = BodyReader(200_000, SECONDS, max_held_bytes=200_000)
+
+    async def read(num_bytes: int) -> int:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"x" * num_bytes}
+
+        async with body_reader.read({"headers": []}, receive, _as_it_is) as body:
+            return len(body)
+
+    async def long() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"x" * 200_000}
+
+    async with body_reader.read({"headers": []}, long, _as_it_is):
+        assert await read(1_000) == 1_000
+        with pytest.raises(Refused, match="try again"):
+            await read(150_000)
+
+
 async def test_bodies_count_by_what_they_unfold_to() -> None:
     """A few hundred bytes of empty lists leave no room for others; one is let in alone."""
-    body_reader = BodyReader(1_000, SECONDS, max_held_bytes=2_000)
+    body_reader = BodyReader(1_000, SECONDS, max_held_bytes=2_000, reserved_bytes=0)
 
     async def hollow() -> dict[str, Any]:
         return {"type": "http.request", "body": b'{"a":[' + b"[]," * 100 + b"1]}"}

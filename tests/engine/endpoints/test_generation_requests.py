@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,8 @@ from tests.engine.scripted_model import (
     text_model,
     text_model_of,
 )
-from tidemill.engine.endpoints.answer_size import MAX_VALUES
 from tidemill.engine.endpoints.generation_requests import seed_of_choice
+from tidemill.engine.endpoints.request_bounds import MAX_VALUES
 from tidemill.engine.scheduling.repetition import Repetition
 from tidemill.engine.structured_output.constraint import GrammarConstraint
 from tidemill.engine.structured_output.token_constraints import AllOf, AllowedTokens, BadWords
@@ -193,6 +194,7 @@ def test_alternatives_are_bounded_by_the_engine() -> None:
         ({"n": 2, "logprobs": 0, "max_tokens": MAX_VALUES // 2 + 1}, "logprobs"),
         ({"logprobs": 0, "logprob_token_ids": [1] * 7 + [2], "max_tokens": 2**17}, "logprobs"),
         ({"prompt": [[1]] * 100, "n": 64, "max_tokens": 30, "logprobs": 5}, "logprobs"),
+        ({"prompt": [[1] * 2**17] * 8, "n": 128}, "prompt"),
         ({"prompt": [[1] * 600] * 100, "n": 20, "echo": True}, "n"),
         ({"prompt": [[1] * 600] * 100, "n": 20, "return_token_ids": True}, "n"),
         ({"prompt": [[1] * 600] * 100, "n": 3, "prompt_logprobs": 5}, "n"),
@@ -202,7 +204,7 @@ def test_an_answer_of_too_many_values_is_refused(fields: dict[str, Any], param: 
     """Log-probabilities, repeated prompts and their choices count, whatever the body's size is."""
     error = LONG.completion_fault(**fields)
     assert (error.code, error.param) == ("invalid_request", param)
-    assert "at most 1,048,576 log-probabilities" in error.message
+    assert re.search(r"at most (1,048,576 log-prob|16,777,216: use)", error.message)
 
 
 def test_an_answer_without_a_maximum_has_as_many_tokens_as_may_be_shown() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.engine.scripted_model import Scene, text_model
+from tests.engine.scripted_model import METADATA, Scene, text_model
 from tidemill.protocol.errors import RequestError
+
+LONG = Scene(model=replace(text_model(), max_model_len=2**17))
 
 
 def score(scene: Scene, **fields: object) -> dict[str, Any]:
@@ -71,3 +74,11 @@ def test_what_cannot_be_scored_is_named(fields: dict[str, Any], param: str) -> N
     with pytest.raises(RequestError) as caught:
         score(Scene(), **fields)
     assert caught.value.param == param
+
+
+def test_a_query_is_not_repeated_for_more_items_than_memory_holds() -> None:
+    """A body of 300 kB would be two hundred million tokens."""
+    body = {"query": [5] * 100_000, "items": ["a"] * 2_048, "label_token_ids": [1]}
+    with pytest.raises(RequestError, match=r"at most 16,777,216: use more requests") as refused:
+        LONG.scoring.prepare(body, METADATA)
+    assert refused.value.param == "items"

@@ -164,6 +164,14 @@ async def test_vectors_are_compared_as_their_own_url_gives_them() -> None:
     assert body["results"][0]["relevance_score"] == pytest.approx(expected, abs=1e-6)
 
 
+async def test_a_query_counts_once_for_each_of_its_documents() -> None:
+    """A reranker reads it again with each, and 70 kB of a body would be gigabytes of text."""
+    fields = {"query": "a" * 40_000, "documents": ["b"] * 2_000}
+    error = await reranker().error("/rerank", **fields)
+    assert error["message"].startswith("The pairs have 80,002,000 characters; a request may have")
+    assert error["param"] == "documents"
+
+
 @pytest.mark.parametrize("scene", [reranker(), Scene()], ids=["reranker", "vectors"])
 async def test_a_document_that_is_too_long_is_told_by_how_much(scene: Scene) -> None:
     """With the field and the number of the text."""
