@@ -42,6 +42,7 @@ MAX_TEXT_CHARS = 64 * 2**20
 _CHARS_READ_PER_STEP = 2**14
 _ITEMS_PER_STEP = 64
 _MAX_ITEMS = 2**21
+_MAX_FIELD_CHARS = 256
 _MAX_POWER_BITS = 4096
 _MAX_PRODUCT_BITS = 2**16
 # Filters whose results may be of any length, and that no template of a model needs.
@@ -259,7 +260,12 @@ class _Names(Namespace):
 def strftime_at(created: int) -> Callable[[str], str]:
     """Return `strftime_now` of a rendering: the date is that of `created`, not of today."""
     now = datetime.fromtimestamp(created, UTC)
-    return now.strftime
+
+    def strftime(form: str) -> str:
+        _check_size(len(form) * _MAX_FIELD_CHARS)
+        return now.strftime(form)
+
+    return strftime
 
 
 def _measured(function: Callable[..., Any], size: Size) -> Callable[..., Any]:

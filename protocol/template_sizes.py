@@ -33,7 +33,7 @@ def weight_of(value: Any, limit: float) -> float:
     while left and total <= limit:
         item = left.pop()
         if isinstance(item, str):
-            total += len(item) if item.isascii() else 4 * len(item)
+            total += len(item)
         elif isinstance(item, (list, tuple, dict)):
             if isinstance(item, dict):
                 left += item.keys()

@@ -67,7 +67,7 @@ def _unpacked_bytes(message: Any) -> int:
             return 0
         view = memoryview(body)
         starts = (start for start, size in batch.buffers() if size >= _LENGTH_BYTES)
-        return sum(max(0, struct.unpack_from("<q", view, start)[0]) for start in starts)
+        return sum(max(0, int(struct.unpack_from("<q", view, start)[0])) for start in starts)
     except (struct.error, LookupError, TypeError, ValueError):
         return 0
 

@@ -109,7 +109,7 @@ class _UndeclaredNames(TrackingCodeGenerator):
         super().__init__(environment)
         self.optimizer = None
 
-    def _output_child_to_const(self, *_: Any) -> str:
+    def _output_child_to_const(self, *_: Any, **__: Any) -> str:
         raise nodes.Impossible
 
 

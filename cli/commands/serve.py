@@ -139,8 +139,8 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         dest="api_keys",
         metavar="KEY",
-        help="require one of these keys; other users of the machine see them in its process list: "
-        f"{_KEYS}, separated by spaces, hides them (and is the default)",
+        help="require one of these keys, which other users of the machine can see in its process "
+        f"list: set {_KEYS} to keys separated by spaces instead (default: that variable)",
     )
     add(
         "--allowed-origins",

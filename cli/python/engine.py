@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 EMBEDDINGS: Final = "/v1/embeddings"
 _TEXTS_PER_REQUEST = 64
+_END: Final = object()
+"""Stands for the end of an async iterable, which may yield any malformed request."""
 
 Request = Mapping[str, Any] | tuple[str, Mapping[str, Any]]
 """A body, or a url and a body."""
@@ -259,7 +261,7 @@ class Answers:
                 waiting.cancel()
                 answered.clear()
                 if reading is not None and reading.done():
-                    if (request := reading.result()) is None:
+                    if (request := reading.result()) is _END:
                         is_more = False
                     else:
                         running.add(self._send(request))
@@ -288,7 +290,7 @@ class Answers:
             )
             return Sent(failed, 0)
 
-    def _pair_of(self, request: Request) -> tuple[str, Mapping[str, Any]]:
+    def _pair_of(self, request: object) -> tuple[str, Mapping[str, Any]]:
         """Return the url and the body of a request; raises TypeError for another value."""
         match request:
             case Mapping():
@@ -320,8 +322,8 @@ def options_of(given: Mapping[str, Any]) -> EngineOptions:
     )
 
 
-async def _next(requests: AsyncIterator[Request]) -> Request | None:
-    return await anext(requests, None)
+async def _next(requests: AsyncIterator[Request]) -> Any:
+    return await anext(requests, _END)
 
 
 async def _as_async(requests: Iterable[Request] | AsyncIterable[Request]) -> AsyncIterator[Request]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tests.engine.scripted_model import TEMPLATE, pretrained_tokenizer
 from tidemill.protocol import sandbox
-from tidemill.protocol.sandbox import Sandbox, TemplateEndless
+from tidemill.protocol.sandbox import Sandbox, TemplateEndless, strftime_at
 
 LOOP = "{% for i in range(99999) %}"
 DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}HERE{% endfor %}{{ ns.x }}"
@@ -78,6 +78,13 @@ def test_what_a_template_prints_has_an_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sandbox, "MAX_TEXT_CHARS", 1_000)
     with pytest.raises(TemplateEndless, match="1,000 characters"):
         rendered("{% for i in range(99) %}{{ x }}{% endfor %}", x="x" * 20)
+
+
+def test_a_date_is_no_longer_than_any_text() -> None:
+    """A format of a date is measured before it is used."""
+    assert rendered("{{ now('%Y') }}", now=strftime_at(0)) == "1970"
+    with pytest.raises(TemplateEndless):
+        rendered("{{ now('%c' * 300000) }}", now=strftime_at(0))
 
 
 def test_each_rendering_has_all_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

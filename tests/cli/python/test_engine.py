@@ -82,6 +82,15 @@ def test_many_are_answered_in_order(engine: Engine) -> None:
     ]
     assert text_of(good) == "Paris"
 
+    async def malformed_ones() -> AsyncIterator[Any]:
+        for one in (None, FRANCE):
+            yield one
+
+    async def answers() -> list[str]:
+        return [text_of(one) async for one in engine.answer_many(malformed_ones())]
+
+    assert asyncio.run(answers()) == ["None", "Paris"]
+
 
 def test_many_are_answered_as_they_come(engine: Engine) -> None:
     """Each with its place."""
