@@ -157,7 +157,7 @@ class _Closing:
         if len(splitting) > 1:  # a branch that is open leaves the others' names open, too
             open_units = [unit for unit in splitting if unit.listing.may_be_open]
             splitting = open_units[:1] or splitting
-        new = self._open(node, {(unit.keyword, unit.index) for unit in splitting})
+        new: Node = self._open(node, {(unit.keyword, unit.place) for unit in splitting})
         for unit in splitting:
             others = [own, *(other.listing for other in units if other is not unit)]
             names = outside.names | self._names(others, outside)
@@ -171,13 +171,14 @@ class _Closing:
         """Return a schema closed at its own place: it lists all names, in their order."""
         names = self._names([own, *(unit.listing for unit in units)], outside) | outside.names
         rest = False if outside.rest is None else outside.rest
+        opened: Node = self._open(node)
         given = node.get("patternProperties", {})
         added = [name for kind, name in names if kind == "patternProperties" and name not in given]
         if len(added) > _MAX_PATTERNS:
             if outside.rest is not None:
                 raise Unclosable(self._places.get(id(node), ""))
-            return self._open(node)
-        return _with_names(self._open(node), names, rest=rest)
+            return opened
+        return _with_names(opened, names, rest=rest)
 
     def _names(self, listings: Collection[Listing], outside: _Outside) -> Names:
         """Return the names of several listings, those that are only required last."""
@@ -196,7 +197,7 @@ class _Closing:
             return self._with_part(new, self._copied(value, outside))
         if unit.keyword == "allOf":
             parts = [*new["allOf"]]
-            parts[unit.index] = self._closed(value[unit.index], outside, is_joined=True)
+            parts[unit.place] = self._closed(value[unit.place], outside, is_joined=True)
         else:
             parts = [self._closed(branch, outside, is_joined=True) for branch in value]
         return {**new, unit.keyword: parts}

@@ -61,7 +61,7 @@ class IdleKeywords:
     def _of_arrays(self, schema: Mapping[str, Any]) -> frozenset[str]:
         idle: frozenset[str] = frozenset()
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        is_short = _is_number(most) and most <= 1
+        is_short = isinstance(most, int | float) and most <= 1
         if schema.get("uniqueItems") is False or is_short:
             idle |= {"uniqueItems"}
         items = schema.get("items")
@@ -78,8 +78,9 @@ class IdleKeywords:
 
 
 def _names(value: object) -> frozenset[str] | None:
-    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    return frozenset(value) if is_list else None  # type: ignore[arg-type]
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return frozenset(value)
+    return None
 
 
 def _are_among(value: object, known: AbstractSet[str]) -> bool:

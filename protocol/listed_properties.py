@@ -74,10 +74,10 @@ _NOTHING = Listing()
 
 
 class Unit(NamedTuple):
-    """Subschemas of the same value: a `keyword` with a listing, and an index in `allOf`."""
+    """Subschemas of the same value: a `keyword` with a listing, and a place in `allOf`."""
 
     keyword: str
-    index: int
+    place: int
     listing: Listing
 
 

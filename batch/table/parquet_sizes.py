@@ -90,8 +90,9 @@ def _chunk(column: dict[int, Any]) -> Chunk:
     found = column.get(3, {})
     path = tuple(part.decode("utf-8", "replace") for part in found.get(3, ()))
     starts = [found[field] for field in (9, 11) if found.get(field, 0) > 0]
-    sizes = [found.get(field, 0) for field in (5, 6, 7)]
-    return Chunk(path, *sizes, min(starts, default=0), is_encrypted=8 in column)
+    num_values, unpacked, packed = (found.get(field, 0) for field in (5, 6, 7))
+    start = min(starts, default=0)
+    return Chunk(path, num_values, unpacked, packed, start, is_encrypted=8 in column)
 
 
 def _check_chunk(file: BinaryFile, chunk: Chunk, num_rows: int) -> int:

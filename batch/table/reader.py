@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -233,7 +234,7 @@ def rendered(
     """Yield the number of rows of each batch, and their lines, which are numbered on and on."""
     first_number = 1
     for batch in batches:
-        with _sentences("table", lambda number=first_number: number):
+        with _sentences("table", partial(int, first_number)):
             cells = {name: cells_of(batch.column(name)) for name in template.columns}
         yield batch.num_rows, template.lines(cells, batch.num_rows, first_number)
         first_number += batch.num_rows

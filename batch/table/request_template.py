@@ -192,9 +192,8 @@ class RequestTemplate:
 
     def _columns_in_row(self, tree: nodes.Template, where: str) -> tuple[str, ...]:
         """Return the columns that a template reads of `row`; raises RecipeError for others."""
-        names = cells_of_row(tree)
-        if names is None:
-            names = self._all
+        cells = cells_of_row(tree)
+        names = self._all if cells is None else cells
         for name in names:
             self._check_column(name, where)
         self._used.update(names)

@@ -81,6 +81,7 @@ def names_in(tree: nodes.Template, columns: Collection[str]) -> dict[str, None]:
     """Return the names that a template does not define itself; columns first."""
     # Jinja counts names of its own, such as `range`, as declared; a column goes before them.
     own = {name.name for name in tree.find_all(nodes.Name) if name.name in columns}
+    assert tree.environment is not None
     names = _UndeclaredNames(tree.environment)
     names.visit(tree)
     return dict.fromkeys(sorted(names.undeclared_identifiers | own))

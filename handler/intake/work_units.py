@@ -115,7 +115,7 @@ class _UnitRun:
         with counting_failures(self.aws, self.deployment, self.batch, self.now()):
             self._do(unit, reading)
             is_done = True
-        return is_done
+        return is_done  # noqa: RET504 - the last failure leaves the block early
 
     def _do(self, unit: WorkUnit, reading: IntakeProgress) -> None:
         match unit.phase:

@@ -38,7 +38,7 @@ class TableRows:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.name = source.name
-        names = self._open().schema.names
+        names: list[str] = self._open().schema.names
         self._first_result = first_result(names)
         self._names = names
 
