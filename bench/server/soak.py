@@ -195,11 +195,11 @@ async def large(visit: Visit) -> str | None:
 
 
 async def tokenizing(visit: Visit) -> str | None:
-    """Have a long text told in tokens."""
+    """Ask for the tokens of a long text, which the model's context does not hold."""
     text = _text(visit.draw, visit.draw.choice((100_000, 1_000_000, 3_000_000)))
     visit.send("/tokenize", json.dumps({"model": visit.place.model, "prompt": text}).encode())
     answer = await visit.reader.read()
-    return None if _status(answer) == 200 else _format(answer)
+    return None if _status(answer) == 400 else _format(answer)
 
 
 async def many(visit: Visit) -> str | None:

@@ -174,8 +174,9 @@ def loaded_engine(
 
 def require_engine(what: str, model: str | None, *more: str) -> None:
     """Raise CliError when extras are missing that run a model, download it, or are named."""
-    download = ("cloud",) if s3_addresses(model, ()) else ()
-    require_extras(what, "engine", *download, *more)
+    if s3_addresses(model, ()):
+        what, more = f"{what} with {model}", ("cloud", *more)
+    require_extras(what, "engine", *more)
 
 
 class _StderrHandler(logging.Handler):

@@ -14,6 +14,7 @@ from tests.cli.api_rig import Said
 from tests.clients.conftest import ROOT, SCRIPTED, Api
 from tests.server.local.test_process import served
 from tidemill import demo
+from tidemill.cli.batches.rows import RowFollower
 from tidemill.cli.main import main
 
 EXAMPLE = ROOT / "examples" / "demo.jsonl"
@@ -113,9 +114,22 @@ def test_rows_that_failed_are_apart_and_the_status_says_so(typed: Type) -> None:
     assert [value["custom_id"] for value in shown.values] == ["good", "fine"]
 
 
-def test_rows_are_followed_while_the_batch_runs(typed: Type) -> None:
-    """The quick ones come before the slow one is done, and each comes once."""
-    lines = [line("slow", wait=6), *(line(str(number)) for number in range(10))]
+def test_rows_are_followed_while_the_batch_runs(
+    typed: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slow one, which waits until the others are printed, comes last, and each comes once."""
+    gate, sweep, num_rows = tmp_path / "gate", RowFollower.sweep, 0
+
+    def counted(follower: RowFollower) -> Iterator[Any]:
+        nonlocal num_rows
+        for row in sweep(follower):
+            yield row
+            num_rows += 1
+            if num_rows == 10:
+                gate.touch()
+
+    monkeypatch.setattr(RowFollower, "sweep", counted)
+    lines = [line("slow", gate=str(gate)), *(line(str(number)) for number in range(10))]
     batch_id = typed("submit", write("in.jsonl", *lines)).out.strip()
     said = typed("results", batch_id, "--follow")
     assert said.status == 0, said.err

@@ -97,7 +97,7 @@ async def test_a_failed_reply_is_no_success_but_has_its_usage(dialect: Any) -> N
         raw(url=None),
         raw(body=7),
         raw(custom_id=5),
-        raw(method="GET"),
+        raw(method=7),
     ],
 )
 async def test_a_malformed_line_gets_its_row_and_nobody_is_asked(line: RawLine) -> None:

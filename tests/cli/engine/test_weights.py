@@ -149,8 +149,8 @@ def test_a_missing_library_is_named_with_what_installs_it(start: Start, tmp_path
     flags = (tmp_path / "out", "--model", "s3://b/m")
     status, err = ended(start(*RUN, *flags, code="import sys; sys.modules['boto3'] = None"))
     assert status == 1
-    assert "tidemill: s3://b/m needs boto3, which is not installed" in err
-    assert err.endswith(f" -e '{ROOT}[cloud]'\n")
+    assert "tidemill: a run with s3://b/m needs boto3, which is not installed" in err
+    assert err.endswith(f" -e '{ROOT}[engine,cloud]'\n")
 
 
 def test_a_machine_without_credentials_is_told_so(start: Start) -> None:

@@ -5,6 +5,7 @@
 | key of the body | what happens |
 |---|---|
 | `wait` | so many seconds pass first |
+| `gate` | the request waits until there is a file of this name |
 | `status` | the reply is an error with this status |
 | `raise` | the request raises a ValueError with this message |
 | `vector` | the reply is a vector of so many numbers, and nothing was generated |
@@ -50,6 +51,12 @@ from tidemill.protocol.contract import (
 
 MAX_NUM_SEQS = 64
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
+
+
+async def pass_gate(body: Mapping[str, Any]) -> None:
+    """Wait until there is a file with the name in a body's `gate`."""
+    while not Path(body.get("gate", "/")).exists():  # noqa: ASYNC110, ASYNC240 - a local file
+        await asyncio.sleep(0.05)
 
 
 @dataclass
@@ -98,6 +105,7 @@ class ScriptedEngine:
             stack.callback(self._leave)
             if seconds := self.service_seconds + body.get("wait", 0):
                 await asyncio.sleep(seconds)
+            await pass_gate(body)
             reply = self._act(body, request_id, created)
             if self.is_hung:
                 await asyncio.Event().wait()

@@ -1,6 +1,7 @@
 """`tidemill serve` with a scripted engine: `python tests/server/local/serve_process.py serve …`.
 
-A body's `wait` is how many seconds its answer takes, its `status` that of an error.
+A body's `wait` is how many seconds its answer takes, its `status` that of an error; with a `gate`
+the answer waits until there is a file of this name.
 `--file-bytes N` lets no file grow longer, as on a full disk.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from tests.handler.worker.scripted_engine import pass_gate
 from tests.server.local.rig import ScriptedEngine
 from tidemill.cli.commands.serve import options_from, run_server
 from tidemill.cli.main import exit_status_of, make_parser
@@ -29,6 +31,7 @@ class Timed(ScriptedEngine):
         """Wait, then say what was asked."""
         del url
         await asyncio.sleep(body.get("wait", 0))
+        await pass_gate(body)
         if (status := body.get("status", 200)) != 200:
             error = {"message": "No.", "type": "t", "param": None, "code": "c"}
             return Reply(status, {"error": error}, Usage(1, 0, 0))
