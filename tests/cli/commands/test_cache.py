@@ -92,13 +92,13 @@ def test_results_of_a_bucket_are_listed_counted_and_removed(
 def test_a_database_of_other_tables_is_told(
     tmp_path: Path, action: str, version: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It opens, has not what is looked for, and loses nothing."""
+    """It belongs to another program, and loses nothing."""
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         database.execute("CREATE TABLE results (used INTEGER)")
         database.execute("INSERT INTO results VALUES (1)")
         database.execute(f"PRAGMA user_version = {version}")
         database.commit()
     status, _, said = typed(capsys, action, tmp_path)
-    assert (status, "no such column" in said) == (1, True)
+    assert (status, "is another program's database, with the table 'results'" in said) == (1, True)
     with closing(sqlite3.connect(tmp_path / FILE_NAME)) as database:
         assert database.execute("SELECT used FROM results").fetchall() == [(1,)]

@@ -349,7 +349,7 @@ def test_waiting_for_a_table_fetches_it(
     [
         (["--prompt", "{{ txet }}"], "did you mean `text`?"),
         (["--prompt", "{{ text }}", "-o", "x.parquet"], "give it too"),
-        (["--recipe", "dates.toml"], "dates and times have no place in a recipe"),
+        (["--recipe", "dates.toml"], "dates.toml cannot work: dates and times have no place in it"),
         ([], "The file is a Parquet table: say what to ask of each row"),
     ],
 )
