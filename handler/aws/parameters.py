@@ -21,7 +21,7 @@ class FleetPlans:
     """Makes the operations on the parameters below one path, each the plan of one model's fleet."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
         self._recent: tuple[float, Mapping[str, FleetPlan]] = (-math.inf, {})
 
     def read_recent(self, now: float) -> Operation[Mapping[str, FleetPlan]]:
@@ -32,9 +32,9 @@ class FleetPlans:
 
     def read(self) -> Operation[dict[str, FleetPlan]]:
         """Return the plans by model as they are now; none if the deployment starts no workers."""
-        if not self._path:
+        if not self.path:
             return {}
-        arguments: dict[str, Any] = {"Path": self._path}
+        arguments: dict[str, Any] = {"Path": self.path}
         plans: dict[str, FleetPlan] = {}
         while True:
             response = yield Call("ssm", "get_parameters_by_path", arguments)
