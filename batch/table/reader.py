@@ -149,7 +149,9 @@ class ParquetTable:
         num_probed = probe_rows(chunks, rows_of_group, 1 if has_long_pages else _PROBED_ROWS)
         for batch in self._dictionaries.iter_batches(num_probed, [group], columns=names):
             parts = [part.num_rows for part in row_slices(batch, first_row)]
-            num_rows = min([_bounded_rows(batch), *parts])
+            num_rows = _bounded_rows(batch)
+            if num_probed < _PROBED_ROWS or len(parts) > 1:  # else the probe bounds nothing
+                num_rows = min([num_rows, *parts])
             break
         for batch in self._file.iter_batches(min(num_rows, num_probed), [group], columns=names):
             size: int = batch.nbytes // max(1, batch.num_rows)
