@@ -71,12 +71,12 @@ def test_rows_that_are_appended_come_last(shell: Shell) -> None:
 
 
 def test_a_delta_table_that_has_changed_is_noticed_on_resume(run: Any) -> None:
-    """As a file of other lines is."""
+    """As a file of other lines is; a failed row, which may have been corrected, is not compared."""
     source = write_delta(TABLE.set_column(1, "text", pa.array(["x", None, "z"])))
     flags = ["--recipe", write_recipe(), "--on-invalid-line", "skip"]
     assert run(source, *flags) == 0
     write_delta(mode="overwrite")
-    with pytest.raises(BadInput, match="row 1"):
+    with pytest.raises(BadInput, match=r"row [12] of"):  # partitions come in any order
         run(source, *flags, "--resume", "--retry-failed")
 
 
