@@ -82,7 +82,7 @@ class BatchRun:
                 await self._has_many.wait()
 
     async def flush(self) -> None:
-        """Make finished rows durable; an exception means that nothing changed.
+        """Make finished rows durable; after an exception the call is repeated.
 
         Cancelling the caller does not cancel the write.
         """

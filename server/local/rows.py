@@ -57,6 +57,7 @@ class Rows:
         self._place = stored.place
         self._end = stored.rows_end
         self._path = path
+        self._is_unsure = False  # whether the last write may have been committed
 
     def open(self) -> None:
         """Cut off bytes that were written and never recorded; raises RowsGone."""
@@ -72,8 +73,12 @@ class Rows:
     def append(self, rows: Sequence[FinishedRow], gained: Progress | None = None) -> None:
         """Make rows durable; `gained` overrides the progress that they count as.
 
-        An exception means that nothing changed.
+        After an exception the same rows are appended again: those that were committed all the same
+        are left out then.
         """
+        if self._is_unsure and not (rows := self._uncommitted(rows)):
+            return
+        self._is_unsure = True
         self.open()
         with self._path.open("ab") as file:
             for row in rows:
@@ -89,6 +94,15 @@ class Rows:
             progress = progress_of(rows) if gained is None else gained
             self._batches.add_progress(connection, self._batch_id, progress, start)
         self._end = start
+        self._is_unsure = False
+
+    def _uncommitted(self, rows: Sequence[FinishedRow]) -> list[FinishedRow]:
+        """Return the rows that the table lacks; the end of the file is that of the table."""
+        stored = self._batches.get(self._batch_id)
+        assert stored is not None, self._batch_id
+        self._end = stored.rows_end
+        committed = {*self.lines()}
+        return [row for row in rows if row.line not in committed]
 
     def lines(self) -> Iterator[int]:
         """Yield the numbers of the lines that have a row, in order."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import EXCEPTIONS, Fault, faults_of, profiled
+from tests.faults import EXCEPTIONS, Call, Fault, faults_of, profiled
 from tests.server.local import rig
 from tests.server.local.rig import lines_of, serving
 from tidemill.server.local import batch_run
@@ -61,3 +61,10 @@ async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_i
             assert ids == IDS, fault
         assert status in {"completed", "failed", "refused"}, fault
         assert len(ids) == len({*ids}), fault
+
+
+async def test_rows_that_a_failed_write_has_committed_are_not_written_again(tmp_path: Path) -> None:
+    """The write fails behind its commit; the next one leaves its rows out, and the batch ends."""
+    call = Call("server/local/rows.py", "Rows.append", "end")
+    status, ids, _ = await run_batch(tmp_path, Fault(call, 0, MemoryError))
+    assert (status, ids) == ("completed", IDS)
