@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, TypeGuard
 
 _OF_OBJECTS = frozenset(
     "propertyNames dependentSchemas dependentRequired dependencies unevaluatedProperties".split()
@@ -61,7 +61,7 @@ class IdleKeywords:
     def _of_arrays(self, schema: Mapping[str, Any]) -> frozenset[str]:
         idle: frozenset[str] = frozenset()
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        is_short = isinstance(most, int | float) and most <= 1
+        is_short = _is_number(most) and most <= 1
         if schema.get("uniqueItems") is False or is_short:
             idle |= {"uniqueItems"}
         items = schema.get("items")
@@ -93,5 +93,5 @@ def _may_be(kind: str, schema: Mapping[str, Any]) -> bool:
     return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
