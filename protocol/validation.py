@@ -46,9 +46,8 @@ def has_open_escape(pattern: str) -> bool:
 
 def printable(text: str, max_chars: int = 2_000) -> str:
     """Return the text without lone surrogates and of bounded length, so that it fits in any row."""
-    if len(text) > max_chars:
-        text = f"{text[:max_chars]}…"
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    text = text[: max_chars + 1].encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"
 
 
 def _request_error(faults: list[dict[str, Any]]) -> RequestError:

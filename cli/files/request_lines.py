@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
+from pydantic_core import from_json
+
 from tidemill.batch.file.formats import (
     HEAD_BYTES,
     FileFormat,
@@ -30,7 +32,7 @@ from tidemill.batch.file.lines import (
 )
 from tidemill.batch.table.detection import DELIMITERS, detect_table
 
-from ..console.errors import BadInput
+from ..console.errors import BadInput, CliError
 from .new_file import NewFile
 from .source import Source
 from .table_options import format_of
@@ -67,6 +69,17 @@ def is_table(source: Source) -> bool:
         first_line = detect_compression(head)[1].split(b"\n", 1)[0]
         return any(mark.encode() in first_line for mark in DELIMITERS)
     return form is not None and form != "jsonl"
+
+
+def first_value(source: Source) -> object:
+    """Return the JSON value of a source's first line; None without one that can be read."""
+    try:
+        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
+        return None if first is None else from_json(first.data)
+    except (CliError, FormatError, ValueError):
+        return None
+    finally:
+        source.file.seek(0)
 
 
 def unreadable(source: Source, exc: FormatError) -> BadInput:

@@ -9,14 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json
-
-from tidemill.batch.file.formats import open_lines
-from tidemill.batch.file.lines import FormatError, read_lines
-
 from ..console.error_summary import ErrorSummary
 from ..console.errors import CliError
-from ..files.request_lines import detect_source
+from ..files.request_lines import first_value
 from ..files.row_file import RowFile, plain_copy
 from ..files.source import Source
 from .page.open_pages import table_rows
@@ -97,12 +92,5 @@ def check_output(rows: Iterable[ViewedRow]) -> OutputReport:
 
 def _is_output(source: Source) -> bool:
     """Return whether the first line of a file is a row."""
-    source.file.seek(0)
-    try:
-        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
-        fields = None if first is None else from_json(first.data)
-    except (FormatError, CliError, ValueError):
-        return False
-    finally:
-        source.file.seek(0)
+    fields = first_value(source)
     return isinstance(fields, dict) and "response" in fields and "url" not in fields

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .page.table_rows import TableRows
 
 _BUFFER_BYTES: Final = 2**20
-_IDS: Final = ("custom_id", "id")
 
 
 @contextmanager
@@ -60,7 +59,7 @@ def _id_column(table: TableRows, given: str | None) -> str | None:
         raise Refused(
             f"{table.name} has no column `{given}` for --id: it has {', '.join(table.kept_names)}"
         )
-    return given or next((name for name in _IDS if name in table.kept_names), None)
+    return given or table.id_column
 
 
 def _printed_rows(table: TableRows, id_column: str | None) -> Iterator[bytes]:

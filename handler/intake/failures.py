@@ -12,6 +12,7 @@ from typing import Final
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import Batch, BatchError
 from tidemill.batch.states import Status
+from tidemill.protocol.validation import printable
 
 from ..aws.sync import Aws
 from ..deployment import Deployment
@@ -36,8 +37,8 @@ def counting_failures(aws: Aws, deployment: Deployment, batch: Batch, now: float
         if not _is_last(aws, deployment, batch):
             raise
         logger.exception("intake failed", batch_id=batch.id)
-        words = f"{type(exc).__name__}: {exc}".removesuffix(": ")[:_MAX_REASON_CHARS]
-        reason = words.encode(errors="backslashreplace").decode()
+        words = f"{type(exc).__name__}: {exc}".removesuffix(": ")
+        reason = printable(words[:_MAX_REASON_CHARS])
         message = f"The file could not be read in {MAX_FAILURES} runs: {reason}"
         end_batch(
             aws,

@@ -14,6 +14,7 @@ from tidemill.batch.object_keys import is_drop
 from tidemill.batch.states import Status
 from tidemill.batch.table.errors import RecipeError, TableError
 from tidemill.batch.validation import NOT_JSON, Findings, Verdict, judge, refuse
+from tidemill.protocol.validation import printable
 
 from ..aws.items import dump
 from ..aws.sync import Aws
@@ -25,8 +26,6 @@ from ..lifecycle.finish import end_batch
 from ..observability import logger
 from .scan import Scanner
 from .scan_summary import ScanSummary
-
-_MAX_MESSAGE_CHARS = 2_000
 
 
 class FileRefused(HandlerError):
@@ -58,13 +57,8 @@ def refusing_bad_input() -> Iterator[None]:
 
 
 def _refused(code: str, message: str) -> FileRefused:
-    """Return the error of a file, in text that a table's item and JSON can hold.
-
-    A message may quote a column's name, which may have any length and half of a character.
-    """
-    text = message.encode(errors="backslashreplace").decode()
-    shown = text if len(text) <= _MAX_MESSAGE_CHARS else f"{text[:_MAX_MESSAGE_CHARS]}…"
-    return FileRefused(refuse(code, shown))
+    """Return the error of a file; a column's name in it may have any length and lone surrogates."""
+    return FileRefused(refuse(code, printable(message)))
 
 
 def make_scanner(

@@ -7,15 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pydantic_core import from_json
-
-from tidemill.batch.file.formats import open_lines
-from tidemill.batch.file.lines import FormatError, read_lines
-
-from ...console.errors import CliError, Refused
+from ...console.errors import Refused
 from ...extras import require_extras
 from ...files.line_file import LineFile
-from ...files.request_lines import detect_source, is_table
+from ...files.request_lines import first_value, is_table
 from ...files.row_file import RowFile, open_plain, plain_copy
 from ...files.source import Source, open_source
 from .row_source import RequestFile, RowLines
@@ -68,13 +63,7 @@ def table_rows(source: Source, name: str, requests: str | None) -> TableRows | N
 
 def _has_json_results(source: Source) -> bool:
     """Say whether the first line is a row of a table of results, and not one of an output."""
-    try:
-        first = next(read_lines(open_lines(detect_source(source), source.file)), None)
-        fields = None if first is None else from_json(first.data)
-    except (CliError, FormatError, ValueError):
-        return False
-    finally:
-        source.file.seek(0)
+    fields = first_value(source)
     if not isinstance(fields, dict) or "response" in fields:
         return False
     return all(name in fields or _PREFIX + name in fields for name in ("usage", "error"))

@@ -52,6 +52,11 @@ class TableRows:
         """Names of the columns before those of results."""
         return self._names[: self._first_result]
 
+    @property
+    def id_column(self) -> str | None:
+        """The kept column of custom ids, None if there is none."""
+        return next((name for name in _IDS if name in self.kept_names), None)
+
     def cells(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Yield the number of each row, its kept cells and its results, these by their own name."""
         for number, cells in self._cells(1):
