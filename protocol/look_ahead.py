@@ -21,7 +21,7 @@ MAX_CHARS = 2_000
 MAX_REPEATS = 1_000
 MAX_COPIES = 8
 
-# Parts of an expression by which it is told whether it looks around.
+# Parts of an expression that show whether it looks around.
 _PART = re.compile(
     r"\\(?P<escape>.)|(?P<ahead>\(\?[=!])|(?P<behind>\(\?<[=!])|\[\^?\]?(?:\\.|[^\]\\])*\]?|.",
     re.DOTALL,

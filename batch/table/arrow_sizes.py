@@ -44,7 +44,7 @@ def check_batches(file: Any, *, is_stream: bool) -> None:
 
 
 def _messages(file: Any) -> Iterator[Any]:
-    """Yield the messages of a file; Arrow's own reader says what is wrong with a damaged one."""
+    """Yield the messages of a file; Arrow's own reader reports a damaged one."""
     reader = ipc.MessageReader.open_stream(file)
     while True:
         try:

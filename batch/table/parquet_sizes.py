@@ -57,7 +57,7 @@ def read_chunks(file: Any) -> list[list[Chunk]]:
         footer = ThriftReader(file.read(num_bytes)).struct()
         return [[_chunk(column) for column in group[1]] for group in footer.get(4, [])]
     except (ValueError, LookupError, TypeError, AttributeError):
-        return []  # Arrow says what is wrong with it
+        return []  # Arrow reports the damage
 
 
 def check_chunks(

@@ -37,7 +37,7 @@ RECIPE_KEYS: Final = (
 """Keys of a recipe: its own, and the fields of bodies that hold templates."""
 
 MAX_DEPTH: Final = 64
-"""Depth of a recipe's values: a JSON schema takes two or three levels for each of its own."""
+"""Depth of a recipe's values: a JSON schema takes two or three levels for each of its values."""
 
 _MAX_INT_BITS: Final = 64
 _MAX_SUGGESTED: Final = 1_000

@@ -13,7 +13,7 @@ _MAX_SHIFT = 63
 
 
 class ThriftReader:
-    """Reads values from bytes; raises IndexError at their end, ValueError for what is not Thrift.
+    """Reads values from bytes; raises IndexError at their end, ValueError for other data.
 
     `place` is the first byte that was not read; `is_complete` says whether a struct has ended.
     """

@@ -1,4 +1,4 @@
-"""Typed flags of a run: what its run card repeats, so that a retry knows them."""
+"""Typed flags of a run, which its run card records for a retry."""
 
 from __future__ import annotations
 

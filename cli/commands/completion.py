@@ -69,7 +69,7 @@ def _positions(
     flags = tuple(
         action for action in actions if action.option_strings and action.help != argparse.SUPPRESS
     )
-    # Of what is destroyed nothing is suggested.
+    # A destructive command gets no suggestions.
     is_destructive = getattr(commands.choices[name], "is_destructive", False)
     values = [str(each) for action in actions if not is_destructive for each in _values_of(action)]
     inner = _names(below[0]) if below else {}

@@ -54,7 +54,7 @@ _MAX_FETCHED_BYTES = 64 * 2**20
 _MAX_HELD_BYTES = 512 * 2**20
 # A line of a file that is no longer is prepared sooner than a thread could be asked.
 _SHORT_LINE_BYTES = 500
-# Each sequence but the first takes as long to prepare as so many bytes.
+# Each further sequence takes as long to prepare as this many bytes.
 _SEQUENCE_BYTES = 100
 # Threads that compile constraints, for each priority, whatever a body's size.
 _MAX_COMPILING = 2

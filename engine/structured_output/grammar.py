@@ -86,7 +86,7 @@ def compile_grammar(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher | str,
 
 @lru_cache(maxsize=64)
 def pattern_fault(source: str) -> str | None:
-    """Return what is wrong with the first invalid pattern of a JSON schema, with its place."""
+    """Return the fault of the first invalid pattern of a JSON schema, with its place."""
     for place, pattern in islice(_patterns(json.loads(source), ""), _MAX_PATTERNS):
         schema = json.dumps({"type": "string", "pattern": pattern})
         error = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))

@@ -1,4 +1,4 @@
-"""Parameters in which a deployment says what its fleets are."""
+"""Parameters that describe the fleets of a deployment."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _RESERVE: Final = 0.2
 
 
 def runs_of_queues(limit: int) -> Mapping[str, int]:
-    """Return the runs of each queue that leave room in an account of so many; 0: not known.
+    """Return the runs of each queue that leave room in an account with this limit; 0: not known.
 
     Above the limit Lambda throttles: a message then counts as received, and comes again after the
     visibility timeout only, which is a quarter of an hour.
