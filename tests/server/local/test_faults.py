@@ -6,12 +6,13 @@ import asyncio
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults import EXCEPTIONS, Call, Fault, faults_of, profiled
 from tests.server.local import rig
-from tests.server.local.rig import lines_of, serving
+from tests.server.local.rig import Local, lines_of, serving
 from tidemill.server.local import batch_run
 
 FOLDERS = (
@@ -30,6 +31,17 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rig, "SECONDS", 30)
 
 
+async def ended(local: Local, batch_id: str) -> dict[str, Any]:
+    """Return a batch once it has ended; a poll that fails is sent again, as clients do."""
+    async with asyncio.timeout(rig.SECONDS):
+        while True:
+            polled = await local.client.get(f"/v1/batches/{batch_id}")
+            if polled.status_code == 200 and polled.json()["status"] in rig.ENDED:
+                return dict(polled.json())
+            assert polled.status_code in {200, 500}, polled.text
+            await asyncio.sleep(0.005)
+
+
 async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], object]:
     """Return the status of a batch, the IDs of its rows, sorted, and the calls behind it."""
     loop = asyncio.get_running_loop()
@@ -41,7 +53,7 @@ async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], ob
             except AssertionError:  # the answer is a 500, and there is no batch
                 return "refused", [], counts
             loop.call_later(0.02, local.engine.permits.release)
-            batch = await local.ended(batch["id"])
+            batch = await ended(local, batch["id"])
         names = ("output_file_id", "error_file_id")
         rows = [row for name in names for row in await local.rows(batch[name])]
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
