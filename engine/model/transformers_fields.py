@@ -21,7 +21,7 @@ ROPES = ("rope_parameters", "rope_scaling")
 _OF_DRAFTS = re.compile("dflash|draft|eagle|hydra|medusa|mtp|speculat|target")
 
 _CLASS = re.compile(
-    "(.+?)(LMHeadModel|DoubleHeadsModel|Model|For(CausalLM|ConditionalGeneration|MaskedLM"
+    "(.+?)(?:Text)?(LMHeadModel|DoubleHeadsModel|Model|For(CausalLM|ConditionalGeneration|MaskedLM"
     "|MultipleChoice|NextSentencePrediction|PreTraining|QuestionAnswering|SequenceClassification"
     "|TokenClassification))"
 )

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from transformers import PreTrainedConfig
+from transformers.models.auto import modeling_auto
 
 from bench import transformers_fields as tables
 from tests.engine.families import build
@@ -27,7 +28,7 @@ from tidemill.engine.model.encoders import families as encoders
 from tidemill.engine.model.families.registry import FAMILIES, architecture_of
 from tidemill.engine.model.hf_config import UnsupportedConfig, parse_hf_config
 from tidemill.engine.model.loading import load_model
-from tidemill.engine.model.transformers_fields import FILE, may_read
+from tidemill.engine.model.transformers_fields import FILE, is_class_of, may_read
 
 # One published config of each of most types.
 OF_TYPES = {
@@ -155,6 +156,19 @@ def test_a_draft_under_a_known_type_is_not_taken_for_a_model(name: str) -> None:
     """Its class is none of transformers', or it has fields that only drafts have."""
     with pytest.raises(UnsupportedConfig):
         architecture_of(parse_hf_config(name, DRAFTS[name]))
+
+
+def test_every_class_of_an_own_type_is_known_by_its_name() -> None:
+    """Those that transformers' own tables name, but for decision heads."""
+    tasks = [names for key, names in vars(modeling_auto).items() if key.endswith("_MAPPING_NAMES")]
+    unknown = set()
+    for families in (FAMILIES, encoders.FAMILIES):
+        own = [family.class_name for family in families.values()]
+        named = {task.get(kind) for task in tasks for kind in families}
+        unknown |= {one for one in named if isinstance(one, str) and not is_class_of(one, own)}
+    assert {one for one in unknown if not one.endswith(("Config", "ForDecision"))} == set()
+    assert is_class_of("LLaMAForCausalLM", ["LlamaForCausalLM"])
+    assert is_class_of("Ernie4_5_ForCausalLM", ["Ernie4_5ForCausalLM"])
 
 
 def with_fields(said: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
