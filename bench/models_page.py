@@ -44,8 +44,10 @@ weights that they are published in:
 {methods}
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
 read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
-experts are refused. A field of `config.json` that the engine does not know leaves the model to
-transformers' class. Such a model is refused where that class cannot run here: those of
+experts are refused. A field of `config.json` that the engine does not know is ignored with a note
+where the code of transformers' class never reads it. Any other leaves the model to that class, as
+do `architectures` of another network, such as an EAGLE draft's. Such a model is refused where that
+class cannot run here: those of
 {only_own}, and `…ForConditionalGeneration` below.
 
 `--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and

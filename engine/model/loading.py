@@ -36,6 +36,7 @@ from .parity_cache import parity_fact, run_once
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
+from .transformers_fields import notes_on_ignored
 from .vision.preprocessor_config import VisionConfig, read_vision_config
 
 
@@ -267,7 +268,11 @@ def _load_native(
             loaded,
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
-    notes = [*loaded.notes, *blind, *notes_on_quantization(quantization, dtype, device)]
+    ignored = notes_on_ignored(
+        hf_config.where, architecture.class_name, architecture.ignored_fields
+    )
+    quantised = notes_on_quantization(quantization, dtype, device)
+    notes = [*loaded.notes, *ignored, *blind, *quantised]
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "

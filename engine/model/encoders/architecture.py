@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...kernels.attention import AttentionShape
@@ -75,7 +75,8 @@ class EncoderArchitecture:
     a gated activation joins two up projections. Position p has row p + `first_position` of the
     position embeddings; 0 `num_positions` means that there are none. `head` is the family's own
     for sequence classification, over the vectors of `head_pooling`; the outputs of its last part
-    are the labels. `max_positions` is the longest context.
+    are the labels. `max_positions` is the longest context. `ignored_fields` of the config are read
+    by no code of the class.
     """
 
     class_name: str
@@ -97,3 +98,4 @@ class EncoderArchitecture:
     norm_bias: bool = True
     head_pooling: Literal["cls", "mean"] = "cls"
     head: tuple[HeadPart, ...] = ()
+    ignored_fields: tuple[str, ...] = field(default=(), compare=False)

@@ -1,7 +1,8 @@
 """The families that our encoder computes: a table of `model_type`, and how each fills the block.
 
-An entry takes every field of its config that changes how the model computes. What it takes no
-notice of, or does not know the value of, is `UnsupportedConfig`: the model is left to transformers.
+An entry takes every field of its config that changes how the model computes. A field that it does
+not take but transformers' class may read, or a value that it does not know, is `UnsupportedConfig`:
+the model is left to transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
 from ..architecture import Rope
-from ..hf_config import CONFIG, ConfigFields, UnsupportedConfig
+from ..hf_config import CONFIG, ConfigFields, UnsupportedConfig, parse_hf_config
 from ..rope import make_rope, read_rope
 from .architecture import (
     EncoderArchitecture,
@@ -98,9 +99,12 @@ def architecture_of(
     family = FAMILIES.get(str(kind))
     if family is None:
         raise UnsupportedConfig(f"{kind!r} is no family that it knows")
-    renamed = {other: said[key] for key, other in family.renamed.items() if key in said}
-    others = {key: value for key, value in said.items() if key not in family.renamed}
-    fields = ConfigFields(CONFIG, {**others, **renamed}, family.defaults)
+    hf_config = parse_hf_config(name, said)
+    hf_config.check_class(family.class_name for family in FAMILIES.values())
+    fields = ConfigFields(
+        hf_config.where, said, family.defaults, family.renamed, model_type=str(kind)
+    )
+    fields.allow("is_causal")
     try:
         architecture = family.fill(fields, _sizes(fields, family.class_name))
     except ModelRefused as exc:
@@ -109,7 +113,7 @@ def architecture_of(
         raise UnsupportedConfig(f"{CONFIG} says what does not fit together") from exc
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.get(key)
-    fields.check_all_read()
+    architecture = replace(architecture, ignored_fields=fields.check_all_read())
     if num_labels is None:
         return replace(architecture, head=())
     *parts, last = architecture.head

@@ -113,6 +113,12 @@ class PoolingConfig:
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_assumed: bool = False
 
+    def context_length(self, settings: EngineConfig, positions: int) -> int:
+        """Return how many tokens a sequence may have: as asked for, else as the files say."""
+        if settings.max_model_len is not None:
+            return positions
+        return min(positions, self.max_seq_length or positions)
+
     @property
     def architecture(self) -> str:
         """Return the first of config.json's `architectures`, empty where there is none."""

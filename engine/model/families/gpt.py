@@ -19,6 +19,7 @@ from .family import (
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",

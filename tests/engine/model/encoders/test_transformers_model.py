@@ -22,7 +22,9 @@ from tests.engine.model.encoders.small_encoders import (
     save,
     values,
 )
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.transformers_model import TransformersEncoder
 from tidemill.engine.scheduling.encoding import EncodingRequest
@@ -114,6 +116,9 @@ def test_the_row_of_padding_is_no_position(tmp_path: Path, family: str) -> None:
     ours = loaded(tmp_path)
     assert isinstance(ours.network, TransformersEncoder)
     assert ours.max_model_len == SIZES["max_position_embeddings"] - 2
+    plan = inspect_model(EngineConfig(str(tmp_path), device="cpu")).plan
+    assert plan is not None
+    assert plan.max_model_len == ours.max_model_len
     got = values(ours, [EncodingRequest([5] * ours.max_model_len)])
     assert np.isfinite(got).all()
 

@@ -280,7 +280,7 @@ def test_quantised_weights_are_dequantised_for_what_transformers_runs(
     """By no library of the format's own; a note says what they take."""
     save(form, tmp_path, family)
     expected = chunked_logits(load_model(settings(tmp_path)), IDS)
-    change(tmp_path, new_trick=7)
+    change(tmp_path, attention_chunk_size=7)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
     assert "and dequantised for transformers" in loaded.notes[1]
@@ -292,7 +292,7 @@ def test_what_transformers_runs_is_refused_where_its_dequantised_weights_lack_or
 ) -> None:
     """By the tensor or the bytes; and nothing is made fp8 for it."""
     save("awq", tmp_path)
-    change(tmp_path, new_trick=7)
+    change(tmp_path, attention_chunk_size=7)
     with monkeypatch.context() as patch:
         patch.setattr(dequantize, "free_bytes", lambda _: 1000)
         with pytest.raises(ModelRefused, match=r"take 658,176 bytes, .* where 1,000 are free"):
