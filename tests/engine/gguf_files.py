@@ -67,7 +67,7 @@ def write_gguf(
     config: Any = network.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    tokens = [*"t0123456789abcdef", *(f"<{i}>" for i in range(config.vocab_size - 17))]
+    tokens = [*"t0123456789abcdef", "t0", *(f"<{i}>" for i in range(config.vocab_size - 18))]
     write_tables(writer, tokens, eos_token_id=1, bos_token_id=2)
     if template is not None:
         writer.add_chat_template(template)

@@ -82,10 +82,8 @@ def read_header(path: Path) -> GGUFHeader:
         size = path.stat().st_size
         with path.open("rb") as file:
             header = _Reader(file, size).header(path)
-    except (EOFError, struct.error) as exc:
-        raise ModelRefused(f"{path} is truncated: copy or download it again.") from exc
-    except UnicodeDecodeError as exc:
-        raise ModelRefused(f"{path} is damaged: its metadata is not UTF-8.") from exc
+    except (EOFError, UnicodeDecodeError) as exc:
+        raise ModelRefused(f"{path} is truncated or damaged: copy or download it again.") from exc
     except OSError as exc:
         raise ModelRefused(f"{path} cannot be read: {exc.strerror or exc}.") from exc
     parts = header.metadata.get("split.count", 0)
@@ -124,7 +122,7 @@ class _Reader:
         described = [self._tensor() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
-            raise ModelRefused(f"{path} is damaged: its alignment is {alignment!r}.")
+            raise EOFError
         first = -(-self._file.tell() // alignment) * alignment
         tensors = {
             name: GGUFTensor(name, kind, shape, first + offset)

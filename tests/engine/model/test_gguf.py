@@ -31,7 +31,6 @@ LONGROPE = {
     "long_factor": [2.0 + i for i in range(6)],
     "partial_rotary_factor": 0.75,
 }
-NO_WINDOW = {"layer_types": ["full_attention"] * 4}
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}, {}),
     "llama, tied": ("LlamaConfig", {"tie_word_embeddings": True}, {}),
@@ -43,7 +42,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2Config", {}, {}),
     "qwen3": ("Qwen3Config", {}, {}),
-    "qwen3moe": ("Qwen3MoeConfig", {}, {}),
+    "qwen3moe": ("Qwen3MoeConfig", {"norm_topk_prob": True}, {}),
     "gemma2": ("Gemma2Config", {}, {}),
     "gemma3": ("Gemma3TextConfig", {}, {"attention.sliding_window_pattern": 6}),
     "phi3": ("Phi3Config", {"sliding_window": 12}, {}),

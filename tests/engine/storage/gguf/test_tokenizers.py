@@ -298,9 +298,8 @@ def test_spaces_behind_special_tokens_of_phi3_belong_to_them(tmp_path: Path) -> 
     tokens, types = ["<unk>", "<s>", "▁", "a", "<|user|>"], [UNKNOWN, CONTROL, 1, 1, CONTROL]
     said = {"types": types, "scores": [0.0] * 5, "model": "llama", "pre": "default"}
     tokenizer, _ = made(tmp_path / "x.gguf", tokens, architecture="phi3", bos_token_id=1, **said)
-    assert tokenizer.encode("<|user|> \na<s> a", add_special_tokens=False).tokens == (
-        ["<|user|>", "▁", "a", "<s>", "▁", "▁", "a"]
-    )
+    ids = tokenizer.encode("<|user|> \na<s> a", add_special_tokens=False).ids
+    assert ids == [4, 2, 3, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
