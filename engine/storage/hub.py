@@ -171,15 +171,20 @@ def child_environment() -> dict[str, str]:
 
 def _fetch_gguf(model: str) -> bool:
     """Fetch the only GGUF file of a hub id; False where it has none, or the hub does not answer."""
-    from huggingface_hub import hf_hub_download, list_repo_files
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import HfApi, constants, hf_hub_download
 
     try:
-        name = only_name(model, (name for name in list_repo_files(model) if "/" not in name))
-        if name is not None:
-            hf_hub_download(model, name)
-    except (OSError, HfHubHTTPError):
+        siblings = HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=_SECONDS).siblings
+    except Exception:  # noqa: BLE001 - what is wrong is told for the missing config.json
         return False
+    names = (sibling.rfilename for sibling in siblings or ())
+    name = only_name(model, (name for name in names if "/" not in name))
+    if name is None:
+        return False
+    try:
+        hf_hub_download(model, name)
+    except Exception as exc:
+        raise ModelRefused(f"{model}: {name} cannot be fetched: {first_line_of(exc)}") from exc
     return find_gguf(model) is not None
 
 

@@ -19,7 +19,7 @@ from .hub import local_source, snapshot_commit
 from .processor import cpu_lines, gpu_lines
 
 _new_digest = partial(blake2b, digest_size=20)
-_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton", "gguf")
 
 _SPEED_ONLY: Final = frozenset(
     {

@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from tokenizers import pre_tokenizers
 from torch import nn
 
 ARCHITECTURES = {
@@ -63,12 +64,13 @@ def write_gguf(
     template: str | None = TEMPLATE,
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a model with a vocabulary of numbered tokens; matrices are stored as `quantized`."""
+    """Write a model with a token for each byte; matrices are stored as `quantized`."""
     config: Any = network.config
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    tokens = [*"t0123456789abcdef", "t0", *(f"<{i}>" for i in range(config.vocab_size - 18))]
-    write_tables(writer, tokens, eos_token_id=1, bos_token_id=2)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = [*letters, "t0", *(f"<{i}>" for i in range(config.vocab_size - len(letters) - 1))]
+    write_tables(writer, tokens, eos_token_id=len(tokens) - 1, bos_token_id=len(tokens) - 2)
     if template is not None:
         writer.add_chat_template(template)
     _write_config(writer, config)
