@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import ModelRefused
 from .header import GGUFHeader
-from .tensors import read_floats
+from .tensors import check_is_f32, read_floats
 
 _BLOCK: Final = re.compile(r"blk\.(\d+)\.(.+)\.(weight|bias)")
 _TOP: Final = {
@@ -138,6 +138,8 @@ def list_weights(header: GGUFHeader) -> list[StoredWeight]:
                 f"{header.architecture!r}."
             )
         offset = family.norm_offset if name.endswith("norm.weight") else 0.0
+        if offset:
+            check_is_f32(header, tensor)
         num_permuted = permuted.get(own, 0) if family.is_permuted else 0
         if "{}" not in name:
             weight = StoredWeight(
@@ -290,7 +292,7 @@ def _qwen3_moe(header: GGUFHeader) -> dict[str, Any]:
         "num_experts": _count(header, "expert_count"),
         "num_experts_per_tok": _count(header, "expert_used_count"),
         "moe_intermediate_size": _count(header, "expert_feed_forward_length"),
-        "norm_topk_prob": True,
+        "norm_topk_prob": bool(header.get("expert_weights_norm", True)),
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     }
