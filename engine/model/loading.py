@@ -272,7 +272,7 @@ def _load_native(
         hf_config.where, architecture.class_name, architecture.ignored_fields
     )
     quantised = notes_on_quantization(quantization, dtype, device)
-    notes = [*loaded.notes, *ignored, *blind, *quantised]
+    notes = [*checkpoint.notes, *loaded.notes, *ignored, *blind, *quantised]
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "
