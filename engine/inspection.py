@@ -48,6 +48,7 @@ from .text.chat_template import read_chat_template
 from .text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 Gives = Literal["text", "vectors or scores", "what recordings say"]
+ENGLISH_ONLY = "this is an English-only model: it does not support other languages or translations"
 NO_TEMPLATE = (
     "a chat template: only text completions work; --chat-template names one for conversations"
 )
@@ -177,7 +178,10 @@ def _plan_speech(config: EngineConfig) -> ModelPlan:
     """Return the plan of a model of the Whisper family."""
     said = read_speech(config.model)
     stored = STORED_DTYPES.get(str(said.stored_dtype))
-    return _plan_of(config, stored, TITLE, said.architecture.max_target_positions, None)
+    plan = _plan_of(config, stored, TITLE, said.architecture.max_target_positions, None)
+    if said.hearing.languages:
+        return plan
+    return replace(plan, notes=(*plan.notes, ENGLISH_ONLY))
 
 
 def _plan_of(

@@ -107,14 +107,16 @@ def encoder_model(
 
 
 def _notes_of(description: PoolingConfig) -> tuple[str, ...]:
-    if not description.is_assumed or description.pooling is None:
-        return ()
-    which = "first" if description.pooling.modes == ("cls",) else "last"
-    note = (
-        f"no file says how this model's vectors are made: each is its {which} token's, at length 1,"
-        " as vLLM has it; `--pooler-config` says otherwise"
-    )
-    return (note,)
+    notes = []
+    if description.unserved_head:
+        notes.append(f"this model's head ({description.unserved_head}) is not served, only vectors")
+    if description.is_assumed and description.pooling is not None:
+        which = "first" if description.pooling.modes == ("cls",) else "last"
+        notes.append(
+            f"no file says how this model's vectors are made: each is its {which} token's, at "
+            "length 1, as vLLM has it; `--pooler-config` says otherwise"
+        )
+    return tuple(notes)
 
 
 def _template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate | None:

@@ -41,6 +41,8 @@ OF_ENDPOINTS = """
     classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
     num_labels sbert_ce_default_activation_function sentence_transformers
 """.split()
+# Whatever a config says: transformers' class looks up no other buckets, and pads by token 1.
+MPNET_BUCKETS, MPNET_FIRST_POSITION = 32, 2
 Pooled = Literal["cls", "mean"]
 
 
@@ -185,6 +187,28 @@ def _roberta(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
         first_position=first,
         max_positions=sizes.positions - first,
         num_types=fields.count("type_vocab_size", 2),
+        head=_two_layers(sizes),
+    )
+
+
+def _mpnet(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.allow("relative_attention_num_buckets", MPNET_BUCKETS)
+    names = replace(
+        _bert_names("mpnet"),
+        token_type_embeddings="",
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        o_proj="attention.attn.o",
+        post_attention_norm="attention.LayerNorm",
+        position_bias="encoder.relative_attention_bias",
+    )
+    return _make(
+        fields,
+        sizes,
+        names,
+        num_positions=sizes.positions,
+        first_position=MPNET_FIRST_POSITION,
+        max_positions=sizes.positions - MPNET_FIRST_POSITION,
+        num_buckets=MPNET_BUCKETS,
         head=_two_layers(sizes),
     )
 
@@ -392,6 +416,7 @@ _BERT = {
 _ROBERTA = {**_BERT, "vocab_size": 50_265}
 _DISTILBERT = {**_BERT, "num_hidden_layers": 6}
 _NOMIC = {**_BERT, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
+_MPNET = {**_BERT, "vocab_size": 30_527}
 _MODERN = {
     "vocab_size": 50_368,
     "hidden_size": 768,
@@ -411,6 +436,7 @@ FAMILIES = {
     "camembert": EncoderFamily("CamembertModel", _roberta, _ROBERTA),
     "distilbert": EncoderFamily("DistilBertModel", _distilbert, _DISTILBERT, _DISTILBERT_FIELDS),
     "modernbert": EncoderFamily("ModernBertModel", _modernbert, _MODERN),
+    "mpnet": EncoderFamily("MPNetModel", _mpnet, _MPNET),
     "nomic_bert": EncoderFamily("NomicBertModel", _nomic_bert, _NOMIC),
     "roberta": EncoderFamily("RobertaModel", _roberta, _ROBERTA),
     "xlm-roberta": EncoderFamily("XLMRobertaModel", _roberta, _ROBERTA),
