@@ -92,7 +92,7 @@ def test_the_first_and_the_last_count_are_shown() -> None:
     progress = Progress(bar, "requests", None)
     for _ in range(1_000):
         progress.add()
-    progress.finish()
+    progress.refresh()
     assert bar.shown[0] == (0, None, [])
     done, total, [rate] = bar.shown[-1]
     assert (done, total) == (1_000, None)
