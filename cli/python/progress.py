@@ -40,7 +40,6 @@ class Progress:
         self._done = self._failed = 0
         self._started = time.monotonic()
         self._countdown = Countdown(time.monotonic)
-        self.refresh()
 
     def add(self, count: int = 1, *, is_failed: bool = False) -> None:
         """Count what is answered, or failed."""
@@ -81,13 +80,17 @@ def progress_of(unit: str, total: int | None, *, is_wanted: bool) -> Iterator[Pr
         finally:
             ended.set()
             showing.join()
-            progress.refresh()
 
 
 def _refresh_until(ended: threading.Event, progress: Progress) -> None:
-    """Show progress a few times a second, also while nothing is answered."""
+    """Show progress a few times a second, also while nothing is answered, and at the end.
+
+    All of it comes from one thread: those of a notebook's kernel overtake each other.
+    """
+    progress.refresh()
     while not ended.wait(_SECONDS):
         progress.refresh()
+    progress.refresh()
 
 
 @contextmanager
