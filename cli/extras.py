@@ -19,6 +19,7 @@ MODULES = MappingProxyType(
         "engine": (
             *("torch", "transformers", "tokenizers", "safetensors", "huggingface_hub", "numpy"),
             *("numba", "llguidance", "lark", "jsonschema", "jinja2", "regex", "av", "soxr", "PIL"),
+            "gguf",
         ),
         "tables": ("jinja2", "pyarrow"),
         "datasets": ("datasets",),

@@ -35,7 +35,7 @@ from .model.speech.loading import TITLE
 from .model.speech.whisper_config import read_speech
 from .model.weights import count_stored
 from .parsers.registry import NONE, check_parser_names, parser_names
-from .storage.hub import find_folder
+from .storage.hub import find_folder, find_gguf, local_source
 from .tasks import find_task
 from .tasks.generation import load_chat_template
 from .tasks.pooling import PoolingTask, read_encoder
@@ -97,7 +97,7 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     try:
         hf_config = read_hf_config(config.model)
     except EngineError as exc:
-        is_there = find_folder(config.model) is not None
+        is_there = local_source(config.model) is not None
         return replace(report, faults=(str(exc),), missing=() if is_there else (CONFIG,))
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
@@ -105,7 +105,8 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
         report, make = replace(report, gives="vectors or scores"), _plan_encoder
     elif isinstance(task, SpeechTask):
         report, make = replace(report, gives="what recordings say"), _plan_speech
-    missing = missing_files(Path(config.model)) if Path(config.model).is_dir() else ()
+    is_folder = Path(config.model).is_dir() and find_gguf(config.model) is None
+    missing = missing_files(Path(config.model)) if is_folder else ()
     report = replace(report, model_type=hf_config.model_type, missing=missing)
     report = _with_plan(report, config, make)
     return _with_vocabulary(report, config, source)

@@ -12,9 +12,9 @@ from tidemill.protocol.contract import EngineError, EngineInfo
 from .config import EngineConfig
 from .endpoints.dispatcher import Dispatcher
 from .model.device import choose_device, step_limits
-from .model.load_timing import step_seconds, timed
+from .model.load_timing import downloading, step_seconds, timed
 from .storage.disk_cache import sources_digest
-from .storage.hub import find_folder, snapshot_commit
+from .storage.hub import find_folder, find_gguf, snapshot_commit
 from .storage.model_digest import sampled_digest
 from .tasks import TASKS, Task, find_task
 
@@ -35,14 +35,16 @@ def load_served(
     adapters = tuple(module.name for module in config.lora_modules)
     if taken := set(adapters) & set(names):
         raise EngineError(f"an adapter and its model are both called {min(taken)}")
-    folder = find_folder(config.model)
+    with downloading():
+        folder = find_folder(config.model)
+    source = find_gguf(config.model) or folder
     task = find_task(folder, config, tasks)
     with timed("load"):
         loaded = task.load(config, folder=folder, chat_template=chat_template)
     is_gpu = loaded.device.type == "cuda"
     info = EngineInfo(
         model=config.model,
-        revision=None if folder is None else snapshot_commit(folder),
+        revision=None if source is None else snapshot_commit(source),
         engine_version=_version(),
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=config.tensor_parallel_size if is_gpu else 0,
@@ -51,7 +53,7 @@ def load_served(
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
         load_seconds=step_seconds(),
-        model_digest=None if folder is None else sampled_digest(folder),
+        model_digest=None if source is None else sampled_digest(source),
     )
     return Dispatcher(
         loaded.endpoints,

@@ -43,6 +43,7 @@ MAY_IMPORT = {
     | {
         "PIL",
         "av",
+        "gguf",
         "jinja2",
         "jsonschema",
         "lark",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -20,6 +21,7 @@ from ..console.terminal import log
 from ..extras import not_installed, require_extras
 from .adapters import local_adapters, lora_modules
 from .options import EngineOptions
+from .weights import VARIABLE as WEIGHTS_CACHE
 from .weights import local_model, log_progress, s3_addresses, throttled
 
 if TYPE_CHECKING:
@@ -224,6 +226,8 @@ def engine_config(options: EngineOptions) -> EngineConfig:
         model = str(demo.MODEL_PATH)
         log(f"no --model given: running the embedded demo model, served as {demo.NAME}")
     check_model(model)
+    if options.weights_cache is not None:  # the engine and its processes unpack GGUF files there
+        os.environ[WEIGHTS_CACHE] = options.weights_cache
     names = (
         "max_model_len",
         "max_num_seqs",
@@ -294,13 +298,10 @@ def _image_limits(options: EngineOptions) -> ImageLimits:
 def check_model(model: str) -> None:
     """Raise Refused for an invalid `--model`, before model libraries are imported."""
     path = Path(model)
-    holds_gguf = not (path / "config.json").exists() and any(path.glob("*.gguf"))
-    if model.lower().endswith(".gguf") or holds_gguf:
-        raise Refused(
-            f"--model {model}: GGUF is not read; name the folder, or the hub id, of the model in "
-            "transformers' format (config.json and *.safetensors)"
-        )
-    if path.is_file():
+    is_gguf = model.lower().endswith(".gguf")
+    if is_gguf and "://" not in model and not path.is_file():
+        raise Refused(f"--model {model}: there is no such file")
+    if path.is_file() and not is_gguf:
         raise Refused(f"--model {model} is a file: name the folder that it lies in")
     # Ids of the hub are `name` or `owner/name`.
     is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from tidemill.engine.config import EngineConfig
-from tidemill.engine.storage.hub import local_folder, snapshot_commit
+from tidemill.engine.storage.hub import local_source, snapshot_commit
 from tidemill.engine.storage.model_digest import sampled_digest
 from tidemill.protocol.contract import EngineInfo
 
@@ -102,9 +102,9 @@ def with_loaded_model(settings: Settings, info: EngineInfo) -> Settings:
 
 def _files_of(name: str, path: str) -> dict[str, str | None]:
     """Return what identifies the files of a model or an adapter."""
-    folder = local_folder(path)
+    source = local_source(path)
     return {
         "name": name,
-        "revision": None if folder is None else snapshot_commit(folder),
-        "digest": None if folder is None else sampled_digest(folder),
+        "revision": None if source is None else snapshot_commit(source),
+        "digest": None if source is None else sampled_digest(source),
     }

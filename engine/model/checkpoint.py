@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import ModelRefused
-from ..storage.hub import find_file
+from ..storage.gguf.unpacked import unpack_weights
+from ..storage.hub import find_file, find_gguf
 from .hf_config import ADAPTER
-from .load_timing import downloading
+from .load_timing import downloading, timed
 from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
@@ -32,7 +33,7 @@ NAMED = 3
 class Checkpoint:
     """The folder of the model `name`, from which it may be loaded, and its files of weights.
 
-    Without a `quantisation` these are plain numbers, and stay so.
+    Without a `quantisation` these are plain numbers, and stay so. `notes` are for the user.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Checkpoint:
     files: tuple[Path, ...]
     num_bytes: int
     quantization: QuantizationConfig | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,16 @@ class LoadingInfo:
 
 
 def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -> Checkpoint:
-    """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not."""
-    folder = Path(name) if Path(name).is_dir() else _fetched(name)
+    """Return the weights of a folder or hub id, fetched if need be; `ModelRefused` says why not.
+
+    Those of a GGUF file are dequantized where that was not done before.
+    """
+    note = None
+    if (gguf := find_gguf(name)) is not None:
+        with downloading(), timed("dequantization"):
+            folder, note = unpack_weights(gguf)
+    else:
+        folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
         raise ModelRefused(
             f"{name} holds {ADAPTER}: adapters are not applied unasked; name its model by --model, "
@@ -68,7 +78,8 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
     for path in files:
         _check_file(name, path, quantization)
     num_bytes = sum(path.stat().st_size for path in files)
-    return Checkpoint(name, folder, tuple(files), num_bytes, quantization)
+    notes = () if note is None else (note,)
+    return Checkpoint(name, folder, tuple(files), num_bytes, quantization, notes)
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:

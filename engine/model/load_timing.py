@@ -28,7 +28,7 @@ def step_seconds() -> dict[str, float]:
 
 @contextmanager
 def downloading() -> Iterator[None]:
-    """Mark the time while entered as a download, which has timeouts of its own."""
+    """Mark the time while entered as a download, which no limit of a load counts."""
     mark = object()
     _downloads.append(mark)
     try:

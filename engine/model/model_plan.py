@@ -16,7 +16,8 @@ from ..kernels.backends import choose_backend
 from ..kernels.quantised import FP8
 from ..kernels.recurrence import RecurrentShape
 from ..kernels.reference import ReferenceAttention
-from ..storage.hub import find_file
+from ..storage.gguf.unpacked import has_weights
+from ..storage.hub import find_file, find_gguf
 from .checkpoint import INDEX, WHOLE, Checkpoint, find_checkpoint, missing_files
 from .device import has_gpu, step_limits
 from .hf_config import CONFIG
@@ -70,8 +71,14 @@ def find_weights(
 ) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """Return a model's weights, None where files are missing; a note says that a load fetches them.
 
-    Nothing but an index is fetched. `ModelRefused` says what is wrong with files that are there.
+    Nothing but an index is fetched, and no GGUF file is dequantized. `ModelRefused` says what is
+    wrong with files that are there.
     """
+    gguf = find_gguf(name)
+    if gguf is not None and not has_weights(gguf):
+        return None, ("its weights are dequantized and kept in the cache by the first load",)
+    if gguf is not None:
+        return find_checkpoint(name, quantization), ()
     if Path(name).is_dir():
         if missing_files(Path(name)):
             return None, ()

@@ -1,5 +1,6 @@
 """Hugging Face hub: finds a model's files in a folder, the hub's cache or by download.
 
+A GGUF file stands for the folder that it is unpacked to.
 Also checks once whether the hub can be reached: huggingface_hub would retry each file for a minute
 and not say why. transformers could find files, too, but takes seconds to import.
 """
@@ -14,6 +15,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from ..errors import ModelRefused, first_line_of
+from .gguf.unpacked import SUFFIX, description_folder, gguf_file, only_name
 
 _COMMIT = re.compile(r"snapshots/([0-9a-f]{40})/")
 _CONFIGS = ("config.json", "adapter_config.json")
@@ -24,20 +26,60 @@ def find_file(model: str, name: str) -> Path | None:
     """Return a file of a folder or hub id, downloaded if needed; None where there is no such file.
 
     Raises `OSError` or `ValueError` with transformers' words when the hub has no such model or
-    does not answer.
+    does not answer, and `ModelRefused` for a GGUF file that is not supported.
     """
-    if os.path.isdir(model):  # noqa: PTH112 - it never raises
-        path = Path(model, name)
-        return path if os.path.isfile(path) else None  # noqa: PTH113
+    folder = unpacked_folder(model)
+    if folder is not None:
+        path = folder / name
+        return path if os.path.isfile(path) else None  # noqa: PTH113 - it never raises
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
         return Path(hf_hub_download(model, name))
     except EntryNotFoundError:
-        return None
+        if name != _CONFIGS[0] or not _fetch_gguf(model):
+            return None
+        return find_file(model, name)
     except Exception:  # noqa: BLE001 - transformers tries again and words each error
         return _find_with_transformers(model, name)
+
+
+def unpacked_folder(model: str) -> Path | None:
+    """Return a model's folder on this machine in transformers' format; None for one of the hub.
+
+    A GGUF file is unpacked but for its weights; `ModelRefused` says why one is not supported.
+    """
+    file = find_gguf(model)
+    if file is not None:
+        return description_folder(file)
+    return Path(model) if os.path.isdir(model) else None  # noqa: PTH112 - it never raises
+
+
+def find_gguf(model: str) -> Path | None:
+    """Return the GGUF file that a model is on this machine; None for transformers' format.
+
+    A hub id is one where the hub has no config.json for it, and its only GGUF file was fetched.
+    """
+    is_here = os.path.isdir(model) or os.path.isfile(model)  # noqa: PTH112, PTH113
+    if is_here or model.lower().endswith(SUFFIX) or "://" in model:
+        return gguf_file(model)
+    from huggingface_hub import _CACHED_NO_EXIST, snapshot_download, try_to_load_from_cache
+
+    try:
+        if try_to_load_from_cache(model, _CONFIGS[0]) is not _CACHED_NO_EXIST:
+            return None
+        return gguf_file(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+
+
+def local_source(model: str) -> Path | None:
+    """Return what identifies a model on this machine: its GGUF file, or its folder; None without.
+
+    Nothing is unpacked or fetched.
+    """
+    return find_gguf(model) or local_folder(model)
 
 
 def find_folder(model: str) -> Path | None:
@@ -62,7 +104,7 @@ def file_origin(model: str, folder: Path, names: Iterable[str]) -> str | None:
     load. So a snapshot is complete where the cache knows of each name that it exists or does not,
     or where the hub is offline.
     """
-    if os.path.isdir(model):  # noqa: PTH112 - it never raises
+    if unpacked_folder(model) is not None:
         return "folder"
     from huggingface_hub import is_offline_mode, try_to_load_from_cache
 
@@ -96,12 +138,16 @@ def check_hub(models: Iterable[str], seconds: float = _SECONDS) -> str | None:
     its children, by `child_environment`) and the warning that says so is returned. Raises
     `ModelRefused` within `seconds` otherwise.
     """
-    ids = [model for model in models if "://" not in model and not os.path.isdir(model)]  # noqa: PTH112
+    ids = [
+        model
+        for model in models
+        if not ("://" in model or os.path.isdir(model) or model.lower().endswith(SUFFIX))  # noqa: PTH112
+    ]
     if not ids:
         return None
     from huggingface_hub import constants, is_offline_mode
 
-    absent = next((model for model in ids if local_folder(model) is None), None)
+    absent = next((model for model in ids if local_source(model) is None), None)
     if is_offline_mode():
         if absent is not None:
             raise _refusal(absent, "HF_HUB_OFFLINE keeps it from being fetched from the hub")
@@ -121,6 +167,25 @@ def child_environment() -> dict[str, str]:
     from huggingface_hub import is_offline_mode
 
     return {**os.environ, **({"HF_HUB_OFFLINE": "1"} if is_offline_mode() else {})}
+
+
+def _fetch_gguf(model: str) -> bool:
+    """Fetch the only GGUF file of a hub id; False where it has none, or the hub does not answer."""
+    from huggingface_hub import HfApi, constants, hf_hub_download
+
+    try:
+        siblings = HfApi(endpoint=constants.ENDPOINT).model_info(model, timeout=_SECONDS).siblings
+    except Exception:  # noqa: BLE001 - what is wrong is told for the missing config.json
+        return False
+    names = (sibling.rfilename for sibling in siblings or ())
+    name = only_name(model, (name for name in names if "/" not in name))
+    if name is None:
+        return False
+    try:
+        hf_hub_download(model, name)
+    except Exception as exc:
+        raise ModelRefused(f"{model}: {name} cannot be fetched: {first_line_of(exc)}") from exc
+    return find_gguf(model) is not None
 
 
 def _find_with_transformers(model: str, name: str) -> Path | None:

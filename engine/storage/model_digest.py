@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from ..config import EngineConfig
+from ..errors import ModelRefused
 from .disk_cache import CacheEntry, package_versions
-from .hub import local_folder, snapshot_commit
+from .gguf.unpacked import description_folder
+from .hub import local_source, snapshot_commit
 from .processor import cpu_lines, gpu_lines
 
 _new_digest = partial(blake2b, digest_size=20)
-_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton")
+_PACKAGES: Final = ("torch", "transformers", "tokenizers", "numba", "triton", "gguf")
 
 _SPEED_ONLY: Final = frozenset(
     {
@@ -43,9 +45,9 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
 
     Nothing is loaded for it. A template that tells the date gives others each day.
     """
-    folders = [
-        local_folder(config.model),
-        *(local_folder(each.path) for each in config.lora_modules),
+    sources = [
+        local_source(config.model),
+        *(local_source(each.path) for each in config.lora_modules),
     ]
     causes = [package_versions(*_PACKAGES), chat_template or ""]
     causes += [os.environ.get("CUDA_VISIBLE_DEVICES", ""), *gpu_lines(), *cpu_lines()]
@@ -55,17 +57,25 @@ def results_digest(config: EngineConfig, chat_template: str | None, created: int
         if setting.name not in _SPEED_ONLY
     ]
     names = ["", *(each.name for each in config.lora_modules)]
-    for name, folder in zip(names, folders, strict=True):
-        if folder is None:
+    for name, source in zip(names, sources, strict=True):
+        if source is None:
             return None
-        causes += [name, snapshot_commit(folder) or files_digest(folder)]
-    if any(_tells_date(each) for each in (chat_template, *_templates(folders[0]))):
+        # A snapshot may have several GGUF files, which its commit does not tell apart.
+        commit = None if source.is_file() else snapshot_commit(source)
+        causes += [name, commit or files_digest(source)]
+    if any(_tells_date(each) for each in (chat_template, *_templates(sources[0]))):
         causes.append(datetime.fromtimestamp(created, UTC).date().isoformat())
     return bytes.fromhex(CacheEntry.from_inputs("results", *causes).digest)
 
 
-def _templates(folder: Path | None) -> Iterator[str]:
+def _templates(source: Path | None) -> Iterator[str]:
     """Yield what may hold a chat template of a model."""
+    folder = source
+    if source is not None and source.is_file():
+        try:
+            folder = description_folder(source)
+        except ModelRefused:  # told by the load
+            folder = None
     for pattern in ("*.jinja", "tokenizer_config.json", "chat_template.json"):
         for path in folder.glob(pattern) if folder else ():
             yield path.read_text(encoding="utf-8", errors="replace")
@@ -76,7 +86,12 @@ def _tells_date(template: str | None) -> bool:
 
 
 def files_digest(folder: Path) -> str:
-    """Return the digest of a folder's files, each read again only when it was written again."""
+    """Return the digest of a folder's files, each read again only when it was written again.
+
+    A GGUF file has that of its bytes.
+    """
+    if folder.is_file():
+        return _file_digest(folder)
     digest = _new_digest()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
@@ -89,15 +104,22 @@ def sampled_digest(folder: Path) -> str | None:
     """Return the digest of a model's files, large ones by samples; None where one is unreadable.
 
     It is the same wherever the files lie, and reads some hundred kilobytes of each large one: its
-    first 64 KiB, where safetensors have their header, and 64 pieces of 4 KiB up to its end.
+    first 64 KiB, where safetensors have their header, and 64 pieces of 4 KiB up to its end. A GGUF
+    file is digested without its name.
     """
     digest = _new_digest()
+    paths = [folder] if folder.is_file() else folder.rglob("*")
     try:
-        for path in sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts):
+        for path in sorted(paths, key=lambda path: path.relative_to(folder).parts):
             name = path.relative_to(folder)
             is_hidden = any(part.startswith(".") for part in name.parts)
             is_of_run = path.name.endswith(_RUN_CARD)  # of rows that were written there
-            if path.suffix not in _MODEL_SUFFIXES or is_hidden or is_of_run or not path.is_file():
+            if (
+                path.suffix.lower() not in _MODEL_SUFFIXES
+                or is_hidden
+                or is_of_run
+                or not path.is_file()
+            ):
                 continue
             size = path.stat().st_size
             digest.update(f"{name.as_posix()} {size}\n".encode(errors="surrogatepass"))

@@ -17,7 +17,7 @@ from tidemill.protocol.contract import EngineError
 
 from ..errors import first_line_of
 from ..storage.disk_cache import CacheEntry, package_versions
-from ..storage.hub import file_origin
+from ..storage.hub import file_origin, unpacked_folder
 from .token_bytes import decoder_kind
 
 # What decides, beside the files, what transformers makes of them.
@@ -78,7 +78,8 @@ def load_vocabulary(model: str, folder: Path | None) -> Vocabulary:
 
     fact = _fact_of(model, folder)
     try:
-        pretrained = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        source = str(unpacked_folder(model) or model)
+        pretrained = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except BaseException as exc:
         reraise_unless_broken(exc)
         raise EngineError(

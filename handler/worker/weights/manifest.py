@@ -23,6 +23,10 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_GGUF = ".gguf"
+# Images' projectors, which lie next to a text model.
+_PROJECTOR = "mmproj"
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
 _NOT_WANTED = re.compile(r".*\.index\.json")
@@ -109,11 +113,19 @@ def find_weights(location: Location) -> Operation[Manifest]:
     """Return the objects that the model or adapter at a location needs; raises WeightsRefused."""
     try:
         found = yield from _list(location)
+        if not found and location.prefix.lower().endswith(f"{_GGUF}/"):
+            folder = str(location).rpartition("/")[0].rpartition("/")[0]
+            raise WeightsRefused(
+                f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
+            )
         if not found:
             raise WeightsRefused(f"there is nothing under {location}")
-        if not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
+        if (gguf := _gguf_names(location, found)) is not None:
+            tensors: Iterable[str] = gguf
+        elif not found.keys() & {_CONFIG, _ADAPTER_CONFIG}:
             raise WeightsRefused(f"{location} holds no {_CONFIG}: it is no model")
-        tensors = yield from _tensor_names(location, found)
+        else:
+            tensors = yield from _tensor_names(location, found)
     except AwsError as exc:
         raise refusal(location, exc) from exc
     others = [name for name in found if _is_wanted(name)]
@@ -155,6 +167,28 @@ def _list(location: Location) -> Operation[dict[str, WeightFile]]:
         if not response.get("IsTruncated"):
             return found
         arguments["ContinuationToken"] = response["NextContinuationToken"]
+
+
+def _gguf_names(location: Location, found: Mapping[str, WeightFile]) -> list[str] | None:
+    """Return the only GGUF file of a model without safetensors; None for another model."""
+    if found.keys() & {_WHOLE, _INDEX, _ADAPTER_CONFIG}:
+        return None
+    files = [
+        name
+        for name in sorted(found)
+        if name.lower().endswith(_GGUF) and not name.lower().startswith(_PROJECTOR)
+    ]
+    if any(_PART.search(name) for name in files):
+        raise WeightsRefused(
+            f"{location} has a split GGUF, which is not supported: merge the parts with "
+            "`llama-gguf-split --merge`"
+        )
+    if len(files) > 1:
+        raise WeightsRefused(
+            f"{location} has {len(files)} GGUF files ({files[0]}, {files[1]}"
+            f"{', …' if len(files) > 2 else ''}): put the one to serve under a prefix of its own"
+        )
+    return files or None
 
 
 def _tensor_names(location: Location, found: Mapping[str, WeightFile]) -> Operation[Iterable[str]]:

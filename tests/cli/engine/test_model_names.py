@@ -10,8 +10,6 @@ from tidemill.cli.console.errors import Refused
 from tidemill.cli.engine.engine import engine_config
 from tidemill.cli.engine.options import EngineOptions
 
-GGUF = "GGUF is not read; name the folder, or the hub id, of the model in transformers' format"
-
 
 def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However it is written; what may be the hub's is left to the hub."""
@@ -23,14 +21,14 @@ def test_a_folder_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert engine_config(EngineOptions(model=name)).model == name
 
 
-def test_gguf_is_named_as_what_is_not_read(tmp_path: Path) -> None:
-    """A file of it, a name on the hub, and a folder that holds nothing else."""
-    (tmp_path / "model-Q4_K_M.gguf").touch()
-    for name in (str(tmp_path), str(tmp_path / "model-Q4_K_M.gguf"), "x.GGUF"):
-        with pytest.raises(Refused, match=GGUF):
-            engine_config(EngineOptions(model=name))
-    (tmp_path / "config.json").touch()
-    engine_config(EngineOptions(model=str(tmp_path)))
+def test_a_gguf_file_is_a_model_where_there_is_one(tmp_path: Path) -> None:
+    """However it is written, and in a folder by itself."""
+    file = tmp_path / "model-Q4_K_M.GGUF"
+    with pytest.raises(Refused, match=f"--model {file}: there is no such file"):
+        engine_config(EngineOptions(model=str(file)))
+    file.touch()
+    for name in (str(tmp_path), str(file)):
+        assert engine_config(EngineOptions(model=name)).model == name
 
 
 def test_a_file_of_weights_is_no_model(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""GGUF files: read, described in transformers' format, and dequantized to safetensors."""
