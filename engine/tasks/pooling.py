@@ -26,7 +26,7 @@ from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.tokenizer import load_tokenizer
 from ..text.truncation import TruncatingTokenizer
 from ..text.vocabulary import Vocabulary
-from .task import LoadedTask, refuse_generation_settings, start_engine
+from .task import LoadedTask, checked_truncation, refuse_generation_settings, start_engine
 
 
 class PoolingTask:
@@ -52,6 +52,8 @@ class PoolingTask:
 
         with start_engine(config, folder, make) as (engine, model, vocabulary):
             known = encoder_model(config.model, description, vocabulary, model, template=template)
+            truncation = checked_truncation(config, model.max_model_len)
+            known = replace(known, truncate_prompt_tokens=truncation)
         notes = (*_notes_of(description), *model.notes)
         return LoadedTask(engine, encoder_endpoints(known), model.device, notes=notes)
 

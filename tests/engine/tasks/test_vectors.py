@@ -78,6 +78,9 @@ async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -
     assert planned_context(max_model_len=400) == 400
     with pytest.raises(EngineError, match="512"):
         serve(minilm(), max_model_len=513)
+    words = r"--truncate-prompt-tokens 257 is above the context of .*, which is 256 tokens: use -1"
+    with pytest.raises(EngineError, match=words):
+        serve(minilm(), truncate_prompt_tokens=257)
 
 
 async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(
