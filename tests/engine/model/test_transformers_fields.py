@@ -227,7 +227,7 @@ def test_a_model_with_ignored_fields_is_proved_against_transformers(
     said = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in more}
     rope = said.get("rope_parameters")
     if rope is not None:
-        more["rope_parameters"] = rope | {"finetuned": True}
+        more["rope_parameters"] = rope | {"finetuned": True, "attn_factor": None}
     path.write_text(json.dumps(said | more))
     model = load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
