@@ -55,7 +55,8 @@ _IMPORT = re.compile(r"^from \.+models\.(\w+)|^from \.\.(\w+)\.", re.MULTILINE)
 def table() -> dict[str, Any]:
     """Return the words of all classes, and of each type its own words and its class's defaults."""
     shared = set[str]().union(*map(_words, _files(ROOT, SHARED_MODULES)))
-    words, defaults = {}, {}
+    words: dict[str, str] = {}
+    defaults: dict[str, dict[str, Any]] = {}
     for kind in sorted({*FAMILIES, *ENCODERS}):
         own = SAME_CLASSES.get(kind, kind)
         words[kind] = " ".join(sorted(_words_of_type(own) - shared))

@@ -81,6 +81,10 @@ _WITHOUT_EFFECT = frozenset(
 _WITHOUT_EFFECT_SUFFIXES = ("dropout", "dropout_prob", "_pdrop")
 
 
+# What code raises that computes with values of other types than it expects.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
 class UnsupportedConfig(Exception):
     """A config that the native networks do not support; transformers may."""
 
@@ -242,7 +246,7 @@ class ConfigFields:
         self, said: Mapping[str, Any], model_type: str, renamed: Mapping[str, str]
     ) -> dict[str, Any]:
         """Return fields without other families' names for those of this one, and with ropes cut."""
-        kept = {}
+        kept: dict[str, Any] = {}
         for key, value in said.items():
             if key in renamed.values() and not may_read(model_type, key):
                 self._ignored.add(key)
@@ -258,7 +262,7 @@ class ConfigFields:
         for key, value in rope.items():
             if isinstance(value, Mapping):
                 kept[key] = self._cut_rope(f"{path}.{key}", value, model_type)
-            elif may_read(model_type, key):
+            elif _is_empty(value) or may_read(model_type, key):
                 kept[key] = value
             else:
                 self._ignored.add(f"{path}.{key}")

@@ -15,7 +15,7 @@ from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
 from ..architecture import Rope
-from ..hf_config import CONFIG, ConfigFields, UnsupportedConfig, parse_hf_config
+from ..hf_config import CONFIG, MISFITS, ConfigFields, UnsupportedConfig, parse_hf_config
 from ..rope import make_rope, read_rope
 from .architecture import (
     EncoderArchitecture,
@@ -111,7 +111,7 @@ def architecture_of(
         architecture = family.fill(fields, _sizes(fields, family.class_name))
     except ModelRefused as exc:
         raise ModelRefused(f"{name}: {exc}") from exc
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+    except MISFITS as exc:
         raise UnsupportedConfig(f"{CONFIG} says what does not fit together") from exc
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.get(key)

@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ModelRefused
 from ...kernels.elementwise import Gate
 from ..architecture import Architecture, Experts, WeightNames
-from ..hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from ..hf_config import MISFITS, ConfigFields, HFConfig, UnsupportedConfig
 from ..rope import read_rope
 from .dense import DENSE
 from .family import (
@@ -53,7 +53,7 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
         raise ModelRefused(f"{hf_config.name}: {exc}") from exc
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+    except MISFITS as exc:
         raise UnsupportedConfig(f"{hf_config.where} says what does not fit together") from exc
     return replace(architecture, ignored_fields=fields.check_all_read())
 

@@ -100,6 +100,8 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "inputs of their own"),
+    ("Gemma4TextConfig", {"per_layer_config": True}, "does not fit together"),
+    ("GPT2Config", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
     ("LlamaConfig", {"sliding_window": 12}, "sliding_window"),
     ("LlamaConfig", {"attention_chunk_size": 16}, "attention_chunk_size"),

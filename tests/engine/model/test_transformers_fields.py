@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,15 @@ from transformers import PreTrainedConfig
 from transformers.models.auto import modeling_auto
 
 from bench import transformers_fields as tables
-from tests.engine.families import build
+from tests.engine.families import FAMILIES as DECODER_CONFIGS
+from tests.engine.families import build, told
 from tests.engine.model.encoders.small_encoders import loaded, save
 from tests.engine.model.published import BENCHMARK, OTHERS
 from tests.engine.model.published_families import BY_FAMILY
 from tests.engine.model.published_fields import DECODERS, DRAFTS, ENCODERS
 from tests.engine.model.published_states import STATES
 from tests.engine.model.test_families import said_by
+from tests.long_parameters import one_in
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.model.decoder import Decoder
 from tidemill.engine.model.encoders import families as encoders
@@ -130,6 +134,28 @@ def test_the_table_has_every_field_that_a_network_reads_as_it_runs(
     assert [key for key in fields if not may_read(kind, key)] == []
 
 
+@pytest.mark.parametrize("name", one_in(12, DECODER_CONFIGS))
+@torch.inference_mode()
+def test_a_network_is_the_same_whatever_other_types_fields_say(name: str) -> None:
+    """All that the config classes of other types have and this one's code does not read."""
+    plain: Any = build(name)
+    kind, token_ids = plain.config.model_type, torch.arange(2, 40)[None]
+    more = {field: 3 for field in fields_of_others() if not may_read(kind, field)}
+    assert len(more) > 100
+    config = type(plain.config)(**(more | told(name, DECODER_CONFIGS[name])))
+    network = type(plain)._from_config(config, attn_implementation="eager").eval()
+    network.load_state_dict(plain.state_dict())
+    expected = plain(token_ids, use_cache=True).logits
+    assert torch.equal(network(token_ids, use_cache=True).logits, expected)
+
+
+@cache
+def fields_of_others() -> frozenset[str]:
+    """Return the fields of all config classes that the tests build."""
+    kinds = (getattr(transformers, name) for name in DECODER_CONFIGS)
+    return frozenset(field.name for kind in kinds for field in fields(kind))
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_fields_of_a_published_decoder_are_ignored(name: str) -> None:
     """The config is understood as it is published, and without them is the same."""
@@ -227,7 +253,7 @@ def test_a_model_with_ignored_fields_is_proved_against_transformers(
     said = {key: value for key, value in json.loads(path.read_bytes()).items() if key not in more}
     rope = said.get("rope_parameters")
     if rope is not None:
-        more["rope_parameters"] = rope | {"finetuned": True}
+        more["rope_parameters"] = rope | {"finetuned": True, "attn_factor": None}
     path.write_text(json.dumps(said | more))
     model = load_model(EngineConfig(str(tmp_path), dtype="float32", device="cpu"))
     assert isinstance(model.network, Decoder)
