@@ -210,7 +210,7 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
 
 def _rope(header: GGUFHeader, theta: float = 10_000.0) -> dict[str, Any]:
     """Return the rope's parameters: plain, stretched, or with a factor for each frequency."""
-    parameters = {
+    parameters: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": _number(header, "rope.freq_base", theta),
     }
