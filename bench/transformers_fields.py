@@ -145,7 +145,7 @@ def _words(path: Path) -> frozenset[str]:
     words = set[str]()
     for token in _TOKEN.finditer(_source(path)):
         if token.lastgroup in ("string", "word"):
-            words.update(_WORD.findall(token[0]))
+            words.update(_WORD.findall(token[0].replace("\\n", " ")))
     return frozenset(words)
 
 
