@@ -190,7 +190,7 @@ def attend(
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
     if shape.position_bias is not None:
-        scores += shape.position_bias.between(tokens, length).unflatten(0, scores.shape[:2])
+        scores += shape.position_bias.between(tokens, length).view_as(scores)
     scores.masked_fill_(~attention_mask(tokens, length, shape, query.device, ends), float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)

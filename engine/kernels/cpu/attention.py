@@ -169,7 +169,7 @@ class _Layer:
         self.bias = np.empty((heads, self.group, 0), np.float32)
         if (bias := shape.position_bias) is not None:
             logits = torch.nn.functional.pad(bias.logits.float(), (0, BLOCK))
-            self.bias = logits.unflatten(0, (heads, self.group)).contiguous().numpy()
+            self.bias = logits.view(heads, self.group, -1).contiguous().numpy()
         self.kept_shape = (heads, self.group, width + 2)
 
 
