@@ -73,7 +73,7 @@ def test_whole_numbers_and_a_rope_may_be_written_as_others(tmp_path: Path) -> No
 def test_what_is_left_out_is_the_classs_default(name: str) -> None:
     """`test_families.py` compares such configs with transformers'."""
     said = said_by(name) | {"num_attention_heads": 32}
-    defaults = class_defaults(said["model_type"])
+    defaults = dict(class_defaults(said["model_type"]))
     less = {key: value for key, value in said.items() if key not in defaults}
     assert len(said) - len(less) == len(defaults) == 3
     assert architecture_of(parse_hf_config("m", less)) == architecture_of(
