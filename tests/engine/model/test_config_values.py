@@ -81,6 +81,18 @@ def test_what_is_left_out_is_the_classs_default(name: str) -> None:
     )
 
 
+def test_a_width_of_heads_that_is_null_is_the_hidden_size_by_heads() -> None:
+    """Whatever the class has where the field is left out."""
+    said = said_by("Ernie4_5Config")
+    widths = [
+        architecture_of(parse_hf_config("m", config)).blocks[0].attention.key_dim
+        for config in (said, said | {"head_dim": None}, {**said, "head_dim": 32})
+    ]
+    del said["head_dim"]
+    left_out = architecture_of(parse_hf_config("m", said)).blocks[0].attention.key_dim
+    assert (*widths, left_out) == (16, 16, 32, 128)
+
+
 @pytest.mark.parametrize("activation", ["gelu_fast", "gelu_new"])
 def test_an_activation_has_several_names(activation: str) -> None:
     """GPT-NeoX's are published with `gelu_fast`."""
