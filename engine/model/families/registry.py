@@ -61,7 +61,9 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
 def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    head_dim = fields.count("head_dim", family.head_dim or hidden // heads)
+    head_dim = hidden // heads  # where it is null, too
+    if fields.get("head_dim", family.head_dim) is not None:
+        head_dim = fields.count("head_dim", family.head_dim)
     positions = fields.count("max_position_embeddings")
     return DecoderSizes(family.class_name, layers, hidden, heads, head_dim, positions)
 

@@ -73,12 +73,24 @@ def test_whole_numbers_and_a_rope_may_be_written_as_others(tmp_path: Path) -> No
 def test_what_is_left_out_is_the_classs_default(name: str) -> None:
     """`test_families.py` compares such configs with transformers'."""
     said = said_by(name) | {"num_attention_heads": 32}
-    defaults = class_defaults(said["model_type"])
+    defaults = dict(class_defaults(said["model_type"]))
     less = {key: value for key, value in said.items() if key not in defaults}
     assert len(said) - len(less) == len(defaults) == 3
     assert architecture_of(parse_hf_config("m", less)) == architecture_of(
         parse_hf_config("m", less | defaults)
     )
+
+
+def test_a_width_of_heads_that_is_null_is_the_hidden_size_by_heads() -> None:
+    """Whatever the class has where the field is left out."""
+    said = said_by("Ernie4_5Config")
+    widths = [
+        architecture_of(parse_hf_config("m", config)).blocks[0].attention.key_dim
+        for config in (said, said | {"head_dim": None}, {**said, "head_dim": 32})
+    ]
+    del said["head_dim"]
+    left_out = architecture_of(parse_hf_config("m", said)).blocks[0].attention.key_dim
+    assert (*widths, left_out) == (16, 16, 32, 128)
 
 
 @pytest.mark.parametrize("activation", ["gelu_fast", "gelu_new"])
