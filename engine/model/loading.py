@@ -267,12 +267,7 @@ def _load_native(
             loaded,
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
-    notes = [
-        *checkpoint.notes,
-        *loaded.notes,
-        *blind,
-        *notes_on_quantization(quantization, dtype, device),
-    ]
+    notes = [*loaded.notes, *blind, *notes_on_quantization(quantization, dtype, device)]
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "
