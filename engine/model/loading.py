@@ -292,7 +292,7 @@ def _load_native(
         hf_config.where, architecture.class_name, architecture.ignored_fields
     )
     quantised = notes_on_quantization(quantization, dtype, device)
-    notes = [*checkpoint.notes, *loaded.notes, *ignored, *blind, *quantised]
+    notes = [*loaded.notes, *ignored, *blind, *quantised]
     is_whole = leader is None and parity.num_layers is None
     if is_whole and quantization is not None and quantization.weight_format is None:
         measure = partial(_measure_drift, checkpoint, hf_config, architecture, loaded)
