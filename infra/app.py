@@ -22,6 +22,7 @@ from infra.config import (
     read_config,
     with_aliases,
     with_concurrency,
+    with_name,
     with_zones,
 )
 from infra.dashboard import Dashboard
@@ -88,6 +89,7 @@ def main() -> int:
     path = Path(app.node.try_get_context("config") or DEFAULT_PATH)
     try:
         config = read_config(path)
+        config = with_name(config, app.node.try_get_context("model_name") or "", "model_name")
         more = json.loads(app.node.try_get_context("aliases") or "[]")
         config = with_aliases(config, more, "aliases")
         zones = (app.node.try_get_context("zones") or "").split(",")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import Any
 import boto3
 from botocore.config import Config as ClientConfig
 
-from infra.config import Config, Model, read_config, with_aliases
+from infra.config import Config, Model, read_config, with_aliases, with_name
 from infra.ops.client import ENDED, Api, ApiFailed
 from infra.ops.drops import Drops
 from infra.ops.outputs import Outputs
@@ -28,8 +29,10 @@ from localstack.processes import Processes, exit_reason
 from localstack.stacks import client_options, deploy, local_api_url, local_page_url
 from localstack.state_folder import StateFolder, locked_state
 from localstack.watchdog import Watchdog
+from tidemill.batch.file.formats import FileFormat, detect_file, open_lines
+from tidemill.batch.file.lines import FormatError, read_lines
 from tidemill.batch.fleet import CircuitBreaker, FleetPlan
-from tidemill.batch.object_keys import DROP_TENANT
+from tidemill.batch.object_keys import DROP_TENANT, recipe_key
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.deployment import Deployment
 from tidemill.handler.errors import AwsError
@@ -60,8 +63,9 @@ class LocalOptions:
     """Options of a local cloud.
 
     `workers` is how many each model has at most; they end when there was no work for
-    `idle_seconds`. `engine_flags` go to all of them, `aliases` are further names of the only model,
-    `adapters` those of adapters that the flags give it. What the emulator holds is gone at the end
+    `idle_seconds`. `engine_flags` go to all of them. `model_name` replaces the name of the only
+    model, `aliases` are further ones, `adapters` those of adapters that the flags give it.
+    `variables` are environment variables of the workers. What the emulator holds is gone at the end
     unless `state` names a folder for it.
     """
 
@@ -69,8 +73,10 @@ class LocalOptions:
     workers: int = 1
     idle_seconds: float = 60.0
     engine_flags: Sequence[str] = ()
+    model_name: str = ""
     aliases: Sequence[str] = ()
     adapters: Sequence[str] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     state: Path | None = None
 
@@ -106,23 +112,50 @@ class LocalCloud:
         self, name: str, body: bytes, *, seconds: float, show: Callable[[dict[str, Any]], None]
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Drop a file; return its Batch, and its rows, good and bad, in the order of its lines."""
+        batch = self.follow(self.drop(name, body), seconds=seconds, show=show)
+        return batch, self.rows(name, body)
+
+    def drop(self, name: str, body: bytes, recipe: str | None = None) -> str:
+        """Put a file into the bucket, or a table behind its recipe; return its url.
+
+        The name of a table has the suffix of its format, that of a file gets it.
+        """
+        if recipe is None:
+            form = _form_of(body)
+            name += (".json" if form.is_array else ".jsonl") + (".gz" if form.is_gzip else "")
+        else:
+            self.drops.put(recipe_key(name), recipe.encode())
+        return self.drops.put(name, body)
+
+    def follow(
+        self, url: str, *, seconds: float, show: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Return the Batch of a drop once it has ended; workers and emulator are supervised."""
 
         def has_ended(batch: dict[str, Any]) -> bool:
             self.check()
             return batch["status"] in ENDED
 
-        url = self.drops.drop(name, body)
         with self.api() as api:
             try:
-                batch = api.follow(url, seconds=seconds, until=has_ended, show=show)
+                return api.follow(url, seconds=seconds, until=has_ended, show=show)
             except ApiFailed:
                 self.check()  # which may know why
                 raise
+
+    def rows(self, name: str, body: bytes) -> list[dict[str, Any]]:
+        """Return the rows of a dropped file, good and bad, in the order of its lines."""
         rows = self.drops.rows(name) + self.drops.rows(name, ".errors")
         if not rows:
-            return batch, []
-        place = {custom_id: number for number, custom_id in enumerate(_custom_ids(body))}
-        return batch, sorted(rows, key=lambda row: place[row["custom_id"]])
+            return []
+        lines = read_lines(open_lines(_form_of(body), io.BytesIO(body)))
+        place = {json.loads(raw.data)["custom_id"]: raw.number for raw in lines}
+        return sorted(rows, key=lambda row: place[row["custom_id"]])
+
+    def table(self, batch: Mapping[str, Any]) -> bytes | None:
+        """Return the table of an ended batch, or None where it has none."""
+        url = batch["tidemill"]["table_url"]
+        return url and self.drops.read(url.removeprefix(f"s3://{self.outputs.bucket}/"))
 
     def supervise(self) -> None:
         """Restart an emulator that has ended and report circuit breakers; called every second.
@@ -214,7 +247,8 @@ class LocalCloud:
 @contextmanager
 def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Iterator[LocalCloud]:
     """Run a whole cloud until the block is left, and end all of it then, or when we are killed."""
-    config = with_aliases(read_config(options.config), options.aliases, "--served-model-name")
+    config = with_name(read_config(options.config), options.model_name, "--served-model-name")
+    config = with_aliases(config, options.aliases, "--served-model-name")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidemill-")))
         watchdog = stack.enter_context(Watchdog(_WATCHDOG_SECONDS))
@@ -232,11 +266,13 @@ def running_cloud(options: LocalOptions, notify: Callable[[str], None]) -> Itera
                 folder,
                 config=options.config,
                 name=config.name,
+                model_name=options.model_name,
                 aliases=(*options.aliases, *options.adapters),
             )
             key = create_key(clients, outputs, name="local")
         # A worker that looks at its queue for a second only is stopped as quickly.
         variables = environment | outputs.environment | {"TIDEMILL_WAIT_SECONDS": "1"}
+        variables |= options.variables
         processes = stack.enter_context(Processes(variables, folder, watchdog))
         brief = ClientConfig(read_timeout=_READ_SECONDS, retries={"total_max_attempts": 2})
         aws = Aws(
@@ -286,5 +322,9 @@ def worker_flags(model: Model, options: LocalOptions) -> tuple[str, ...]:
     return (*names, *adapter_flags(model), *idle, *model.args, *options.engine_flags)
 
 
-def _custom_ids(body: bytes) -> list[str]:
-    return [json.loads(line)["custom_id"] for line in body.split(b"\n") if line.strip()]
+def _form_of(body: bytes) -> FileFormat:
+    """Return the format of a file; that of an invalid one is left to intake."""
+    try:
+        return detect_file(io.BytesIO(body))
+    except FormatError:
+        return FileFormat()

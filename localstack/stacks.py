@@ -44,17 +44,18 @@ def deploy(
     *,
     config: Path,
     name: str,
+    model_name: str = "",
     aliases: Sequence[str] = (),
 ) -> Outputs:
     """Deploy Data and Api to an emulator, again or for the first time; return what they are.
 
-    `environment` is `environment_for` the emulator, `name` the configuration's, `aliases` further
-    names of its only model. Raises DeploymentFailed.
+    `environment` is `environment_for` the emulator, `name` the configuration's, `model_name`
+    another name of its only model, `aliases` further ones. Raises DeploymentFailed.
     """
     # Named, and away from cdk.json, the account is set up without a synthesis.
     bootstrapping = _start(["cdklocal", "bootstrap", _ACCOUNT], environment, cwd=folder)
     try:
-        out = synthesise(folder, config=config, aliases=json.dumps(aliases))
+        out = synthesise(folder, config=config, model_name=model_name, aliases=json.dumps(aliases))
     except BaseException:
         _kill(bootstrapping)
         raise

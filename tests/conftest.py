@@ -21,6 +21,7 @@ from tests.emulators import NAMES, Emulator, running
 from tests.groups import GroupScheduling, place_of
 from tests.process_state import ProcessState
 from tests.strict_store import StrictStore, strict_store
+from tidemill import demo
 from tidemill.engine.storage import disk_cache
 from tidemill.engine.storage.disk_cache import CACHE_VARIABLE
 
@@ -36,6 +37,8 @@ settings.load_profile("quick")
 
 # Engines of tests run tiny models, several at once: second threads would spin in each other's way.
 os.environ |= {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
+# Commands without `--model` run the small model: nothing is downloaded.
+os.environ["TIDEMILL_DEMO_MODEL"] = str(demo.MODEL_PATH)
 # Kernels are interpreted where no GPU is; Triton looks when it is imported, by whomever.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"

@@ -88,11 +88,16 @@ def add_file_flags(parser: argparse.ArgumentParser, names: tuple[str, str]) -> N
 def file_of(arguments: argparse.Namespace, *, is_table: bool = False) -> str:
     """Return the input file; raises Refused for an empty name, or a directory but for a table."""
     name: str = arguments.file
+    check_file(name, is_table=is_table)
+    return name
+
+
+def check_file(name: str, *, is_table: bool = False) -> None:
+    """Raise Refused for an empty name of an input, or a directory that is not a table."""
     if not name:
         raise Refused("the name of the file is empty: name a file")
     if Path(name).is_dir() and not is_table:
         raise Refused(f"{name} is a directory: name a file")
-    return name
 
 
 def options_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import shlex
 import sys
 import time
@@ -13,11 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from tidemill.protocol.names import own_names
+
 from ..arguments.argument_types import positive_int
+from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import BadInput, CliError, Refused
 from ..console.signals import StopSignals
 from ..console.terminal import amount, log
 from ..engine.adapters import lora_modules
+from ..engine.demo_model import VARIABLE, demo_model
 from ..engine.engine import check_model, served_names
 from ..engine.options import EngineOptions, add_engine_flags, engine_arguments, engine_fields
 
@@ -26,10 +30,9 @@ if TYPE_CHECKING:
 
 _RUN_SECONDS = 24 * 3600
 _CHECK_SECONDS = 1.0
-# An idle worker saves a start for the next file; `run` has only one file.
+# An idle worker saves a start for the next file; `run` drops all of its files at once.
 _UP_IDLE_SECONDS, _RUN_IDLE_SECONDS = 60.0, 2.0
 _LAST_SECONDS = 10.0
-_DROP_NAME = "local-run"
 _MAX_LOST = 3
 _DOWN = "the cloud is down"
 _ANSWER = "stopping the workers and the emulator; once more ends them at once"
@@ -60,13 +63,31 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     up.set_defaults(command=command_up, idle_seconds=_UP_IDLE_SECONDS)
     run = actions.add_parser(
         "run",
-        help="drop one file, fetch its rows, end",
-        description="Runs the cloud for one file: drops it, follows it, fetches its rows.",
+        help="drop files and tables, fetch their rows, end",
+        description="Runs the cloud for some files and tables: drops them, follows them, fetches "
+        "their rows, good and bad, in the order of their lines.",
         allow_abbrev=False,
     )
-    run.add_argument("-i", "--input-file", type=Path, required=True, metavar="PATH")
-    run.add_argument("-o", "--output-file", type=Path, required=True, metavar="PATH")
-    run.set_defaults(command=command_run, idle_seconds=_RUN_IDLE_SECONDS)
+    run.add_argument(
+        "-i",
+        "--input-file",
+        dest="input_files",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="or several",
+    )
+    run.add_argument(
+        "-o",
+        "--output-file",
+        dest="output_files",
+        nargs="+",
+        metavar="FILE",
+        help="for the rows of each (default: FILE.output.jsonl or TABLE.output.csv next to it)",
+    )
+    run.add_argument("--force", action="store_true", help="overwrite an existing output")
+    add_recipe_flags(run)
+    run.set_defaults(command=command_run, idle_seconds=_RUN_IDLE_SECONDS, split=None, subset=None)
     for action in (up, run):
         _add_flags(action)
 
@@ -112,35 +133,40 @@ def _run_for_ever(arguments: argparse.Namespace) -> NoReturn:
 
 
 def command_run(arguments: argparse.Namespace) -> int:
-    """Run one file through a cloud of its own; 0 when every line has a row."""
-    try:
-        body = arguments.input_file.read_bytes()
-    except OSError as exc:
-        raise Refused(f"{arguments.input_file} cannot be read: {exc.strerror}") from exc
-    from tidemill.batch.file.rows import SEPARATOR_ESCAPES
-
+    """Run files and tables through a cloud of their own; 0 when every line has a row."""
+    files, outputs = (
+        arguments.input_files,
+        arguments.output_files or [None] * len(arguments.input_files),
+    )
+    if len(outputs) != len(files):
+        raise Refused(f"-i names {amount(len(files), 'file')}, and -o {len(outputs):,}")
     from ..api.objects import Batch
     from ..batches.follow import batch_progress
+    from ..batches.local_drop import LocalDrop
 
-    with (
-        StopSignals(_DOWN, answer=_ANSWER),
-        _local_cloud(arguments) as cloud,
-        batch_progress() as show,
-    ):
+    with StopSignals(_DOWN, answer=_ANSWER):
+        # With --state there may be earlier drops.
+        names = (f"local-run-{time.time_ns():x}-{number}" for number in itertools.count(1))
+        dropped = [
+            LocalDrop.read(arguments, file, output, name)
+            for file, output, name in zip(files, outputs, names, strict=False)
+        ]
+        with _local_cloud(arguments) as cloud, batch_progress() as show_batch:
+            urls = [cloud.drop(each.name, each.body, each.recipe) for each in dropped]
+            log(f"dropped {', '.join(files)}: waiting for {amount(len(urls), 'batch', 'batches')}")
 
-        def show_batch(fields: dict[str, Any]) -> None:
-            show(Batch(fields))
+            def show(fields: dict[str, Any]) -> None:
+                show_batch(Batch(fields))
 
-        log(f"dropped {arguments.input_file}: waiting for its batch")
-        batch, rows = cloud.run_file(_DROP_NAME, body, seconds=_RUN_SECONDS, show=show_batch)
-        cloud.wait_until_idle(_LAST_SECONDS)
-    if batch["status"] != "completed":
-        raise BadInput("\n".join([f"the batch is {batch['status']}", *_errors(batch)]))
-    with arguments.output_file.open("w", encoding="utf-8") as output:
-        for row in rows:
-            text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
-            output.write(text.translate(SEPARATOR_ESCAPES) + "\n")
-    log(f"{amount(len(rows), 'row')} in {arguments.output_file}")
+            failures = []
+            for each, url in zip(dropped, urls, strict=True):
+                try:
+                    each.fetch(cloud, cloud.follow(url, seconds=_RUN_SECONDS, show=show))
+                except BadInput as exc:
+                    failures.append(str(exc))
+            cloud.wait_until_idle(_LAST_SECONDS)
+    if failures:
+        raise BadInput("\n".join(failures))
     return 0
 
 
@@ -159,6 +185,21 @@ def _with_absolute_paths(engine: EngineOptions) -> EngineOptions:
         for name, path in lora_modules(engine, served_names(engine))
     ]
     return replace(engine, **paths, lora_modules=tuple(modules))
+
+
+def _model_names(engine: EngineOptions) -> tuple[str, tuple[str, ...]]:
+    """Return the name that replaces the configured model's, if any, and further names.
+
+    With `--model` it is the first `--served-model-name`, or the name of the model's folder or file.
+    """
+    if engine.model is None:
+        return "", engine.served_model_names
+    if names := own_names(engine.served_model_names):
+        return names[0], tuple(each for each in engine.served_model_names if each != names[0])
+    path = Path(engine.model)
+    if not _is_there(engine.model):
+        return engine.model, engine.served_model_names
+    return path.stem if path.is_file() else path.name, engine.served_model_names
 
 
 def _is_there(name: str) -> bool:
@@ -184,14 +225,17 @@ def _local_cloud(arguments: argparse.Namespace) -> Iterator[LocalCloud]:
         ) from exc
     engine = _with_absolute_paths(EngineOptions(**engine_fields(arguments)))
     any_model = ("*",) if engine.any_model else ()
+    name, aliases = _model_names(engine)
     modules = lora_modules(engine, served_names(engine))
     options = LocalOptions(
         config=arguments.config or DEFAULT_PATH,
         workers=arguments.workers,
         idle_seconds=arguments.idle_seconds,
         engine_flags=engine_arguments(replace(engine, served_model_names=(), any_model=False)),
-        aliases=(*engine.served_model_names, *any_model),
+        model_name=name,
+        aliases=(*aliases, *any_model),
         adapters=[module.name for module in modules],
+        variables={} if engine.model is not None else {VARIABLE: str(Path(demo_model()).resolve())},
         port=arguments.port,
         state=arguments.state,
     )
@@ -228,11 +272,3 @@ aws s3 sync s3://{bucket}/output out
 
 Ctrl-C ends everything.
 """
-
-
-def _errors(batch: dict[str, Any]) -> list[str]:
-    found = (batch["errors"] or {"data": []})["data"]
-    return [
-        f"line {error['line']}: {error['message']}" if error["line"] else error["message"]
-        for error in found
-    ]

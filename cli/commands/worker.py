@@ -24,6 +24,7 @@ from ..engine.data_parallel import (
     num_replicas,
     replica_commands,
 )
+from ..engine.demo_model import with_demo_model
 from ..engine.engine import served_names
 from ..engine.options import (
     EngineOptions,
@@ -247,11 +248,12 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
     """Return the options of the parsed arguments."""
     given = {name: getattr(arguments, name) for name in arguments.settings}
     given = {name: value for name, value in given.items() if value is not None}
-    return WorkerOptions(
+    options = WorkerOptions(
         **engine_fields(arguments),
         data_parallel_size=arguments.data_parallel_size,
         given=given,
     )
+    return with_demo_model(options, may_download=False)
 
 
 def command(arguments: argparse.Namespace) -> int:

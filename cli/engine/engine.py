@@ -20,6 +20,7 @@ from ..console.spinner import spinner
 from ..console.terminal import log
 from ..extras import not_installed, require_extras
 from .adapters import local_adapters, lora_modules
+from .demo_model import demo_model
 from .options import EngineOptions
 from .weights import VARIABLE as WEIGHTS_CACHE
 from .weights import local_model, log_progress, s3_addresses, throttled
@@ -219,12 +220,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
     from tidemill.engine.config import EngineConfig
     from tidemill.protocol.contract import EngineError
 
-    model = options.model
-    if model is None:
-        from tidemill import demo
-
-        model = str(demo.MODEL_PATH)
-        log(f"no --model given: running the embedded demo model, served as {demo.NAME}")
+    model = demo_model() if options.model is None else options.model
     check_model(model)
     if options.weights_cache is not None:  # the engine and its processes unpack GGUF files there
         os.environ[WEIGHTS_CACHE] = options.weights_cache

@@ -77,12 +77,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="MODEL",
-        help="a folder, a hub id or s3://bucket/prefix (default: the demo model)",
+        help="a folder, a GGUF file, a hub id or s3://bucket/prefix (default: the demo model)",
     )
     add(
         "--weights-cache",
         metavar="FOLDER",
-        help="where weights from S3 are kept (default: ~/.cache/tidemill/weights)",
+        help="where weights from S3 and dequantized GGUF files are kept (default: "
+        "~/.cache/tidemill/weights)",
     )
     add(
         "--served-model-name",

@@ -27,6 +27,7 @@ from tidemill.protocol.validation import short_repr
 
 from ..arguments.parser import Parser
 from ..console.errors import CliError, Refused
+from ..engine.demo_model import with_demo_model
 from ..engine.engine import require_engine
 from ..engine.options import (
     EngineOptions,
@@ -75,7 +76,7 @@ class Engine:
             require_engine("an engine", given.model)
         except CliError as exc:
             raise TidemillError(str(exc)) from exc
-        command = engine_command(given, "--own-weights")
+        command = engine_command(with_demo_model(given), "--own-weights")
         self.process = EngineProcess(command, stall_seconds=stall_limit(given))
         self._close = weakref.finalize(self, self.process.close)
 

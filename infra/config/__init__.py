@@ -15,6 +15,7 @@ from infra.config.read import (
     read_config,
     with_aliases,
     with_concurrency,
+    with_name,
     with_zones,
 )
 
@@ -34,5 +35,6 @@ __all__ = (
     "read_config",
     "with_aliases",
     "with_concurrency",
+    "with_name",
     "with_zones",
 )

@@ -55,6 +55,17 @@ def with_aliases(config: Config, aliases: Sequence[str], where: str) -> Config:
     return make_config(config.model_dump() | {"models": (renamed,)}, where)
 
 
+def with_name(config: Config, name: str, where: str) -> Config:
+    """Return the configuration with another name for its model; one of several keeps its own.
+
+    Raises ConfigRefused for a name that a model cannot have.
+    """
+    if not name or len(config.models) > 1:
+        return config
+    renamed = config.models[0].model_dump() | {"name": name}
+    return make_config(config.model_dump() | {"models": (renamed,)}, where)
+
+
 def with_zones(config: Config, zones: Sequence[str], where: str) -> Config:
     """Return the configuration with the zones of its region, unless it names some."""
     if not zones or not config.lacks_zones:

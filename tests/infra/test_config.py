@@ -17,6 +17,7 @@ from infra.config import (
     make_config,
     read_config,
     with_aliases,
+    with_name,
     with_zones,
 )
 from tests.infra.compute.kinds import EXISTING
@@ -629,3 +630,15 @@ def test_more_names_of_the_only_model_can_be_typed() -> None:
         ConfigRefused, match="--served-model-name: there are 2 models; `aliases` in"
     ):
         with_aliases(two, ("gpt",), "--served-model-name")
+
+
+def test_the_only_model_can_have_another_name() -> None:
+    """One of several keeps its own, and a name that is none is refused."""
+    config = make_config({"models": [MODEL | {"aliases": ["gpt"]}]}, "mill.toml")
+    [model] = with_name(config, "llama-8b", "--model").models
+    assert (model.name, model.aliases) == ("llama-8b", ("gpt",))
+    assert with_name(config, "", "--model") is config
+    two = make_config({"models": [MODEL, MODEL | {"name": "b"}]}, "mill.toml")
+    assert with_name(two, "llama-8b", "--model") is two
+    with pytest.raises(ConfigRefused, match="a model's name, such as"):
+        with_name(config, "my model", "--served-model-name")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .families import StoredWeight
 from .header import GGUFHeader
-from .tensors import FLOATS, read_rows
+from .tensors import FLOATS, read_parts
 
-_BF16_BYTES = 2
-_BYTES = {"F32": 4, "F16": 2, "BF16": _BF16_BYTES}
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
 def stored_kind(header: GGUFHeader, weight: StoredWeight) -> str:
@@ -45,26 +45,23 @@ def write_safetensors(header: GGUFHeader, weights: Sequence[StoredWeight], path:
         offset = end
     text = json.dumps(described).encode()
     text += b" " * (-len(text) % 8)
-    with FileIO(header.path) as stored, path.open("wb") as target:
+    num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4
+    with (
+        FileIO(header.path) as stored,
+        path.open("wb") as target,
+        ThreadPoolExecutor(num_threads, "tidemill-dequantize") as pool,
+    ):
         target.write(len(text).to_bytes(8, "little") + text)
         for weight in weights:
-            parts = read_rows(
+            parts = read_parts(
                 header,
                 stored,
                 header.tensors[weight.tensor],
+                pool,
+                num_threads,
                 expert=weight.expert,
                 permuted_heads=weight.permuted_heads,
+                offset=weight.offset,
             )
-            is_quantized = header.tensors[weight.tensor].kind not in FLOATS
             for part in parts:
-                numbers = part - part.dtype.type(weight.offset) if weight.offset else part
-                target.write(_bf16(numbers) if is_quantized else np.ascontiguousarray(numbers))
-
-
-def _bf16(numbers: NDArray[np.float32]) -> NDArray[Any]:
-    """Return fp32 numbers as bf16, rounded to nearest even."""
-    import torch
-
-    rounded = torch.from_numpy(numbers).to(torch.bfloat16)
-    bits: NDArray[Any] = rounded.view(torch.int16).numpy()
-    return bits
+                target.write(np.ascontiguousarray(part).data)

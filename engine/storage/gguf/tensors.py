@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Executor
+from functools import cache, partial
 from io import FileIO
 from math import prod
 from typing import Any, Final
@@ -19,7 +21,9 @@ _BF16: Final = 30
 FLOATS: Final = {_F32: "F32", _F16: "F16", _BF16: "BF16"}
 """Types that are stored as they are, by their numbers in ggml, as safetensors call them."""
 
-_CHUNK_NUMBERS: Final = 2**24
+_DTYPES: Final = {_F32: np.float32, _F16: np.float16, _BF16: np.uint16}
+_CHUNK_NUMBERS: Final = 2**21
+"""Of a thread at a time."""
 
 
 def check_types(header: GGUFHeader, size: int) -> None:
@@ -37,39 +41,54 @@ def num_bytes(header: GGUFHeader, tensor: GGUFTensor) -> int:
     return prod(_row_shape(header, tensor))
 
 
-def _row_shape(header: GGUFHeader, tensor: GGUFTensor) -> tuple[int, ...]:
+def _row_shape(header: GGUFHeader, tensor: GGUFTensor) -> tuple[int, int]:
     """Return the shape of a tensor in bytes: all rows, and the bytes of a row."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    try:
-        kind = GGMLQuantizationType(tensor.kind)
-        block, size = GGML_QUANT_SIZES[kind]
-        if tensor.kind not in FLOATS:
-            dequantize(np.zeros((1, size), np.uint8), kind)
-    except (ValueError, KeyError, NotImplementedError) as exc:
-        name = getattr(locals().get("kind"), "name", tensor.kind)
+    sizes = _block_sizes(tensor.kind)
+    if isinstance(sizes, str):
         raise ModelRefused(
-            f"{header.path}: {tensor.name} has the type {name}, which the gguf package cannot "
+            f"{header.path}: {tensor.name} has the type {sizes}, which the gguf package cannot "
             "read: use a file of another quantization."
-        ) from exc
+        )
+    block, size = sizes
     *rows, width = tensor.shape or (1,)
     if width % block:
         raise ModelRefused(f"{header.path} is damaged: {tensor.name} has rows of {width} numbers.")
     return prod(rows), width // block * size
 
 
-def read_rows(
+@cache
+def _block_sizes(kind: int) -> tuple[int, int] | str:
+    """Return the numbers and bytes of a type's block; its name where it cannot be read."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        return str(kind)
+    block, size = GGML_QUANT_SIZES[known]
+    if kind not in FLOATS:
+        try:
+            dequantize(np.zeros((1, size), np.uint8), known)
+        except NotImplementedError:
+            return known.name
+    return block, size
+
+
+def read_parts(
     header: GGUFHeader,
     file: FileIO,
     tensor: GGUFTensor,
+    pool: Executor,
+    num_threads: int,
     *,
     expert: int | None = None,
     permuted_heads: int = 0,
+    offset: float = 0.0,
 ) -> Iterator[NDArray[Any]]:
-    """Yield the rows of a tensor, in parts: as they are stored, or dequantized to fp32.
+    """Yield a tensor part by part: bits of bf16 of a quantized one, else what is stored.
 
-    A part of BF16 is of 16-bit integers. Rows of heads are put back into transformers' order.
+    Rows of heads are put back into transformers' order, and `offset` is taken off each number.
     """
     rows, width = _row_shape(header, tensor)
     start = tensor.start
@@ -77,7 +96,7 @@ def read_rows(
         rows //= tensor.shape[0]
         start += expert * rows * width
     file.seek(start)
-    step = rows if permuted_heads else max(1, _CHUNK_NUMBERS // tensor.shape[-1])
+    step = rows if permuted_heads else max(1, _CHUNK_NUMBERS * num_threads // tensor.shape[-1])
     for first in range(0, rows, step):
         shape = (min(step, rows - first), width)
         stored = np.fromfile(file, np.uint8, prod(shape))
@@ -88,27 +107,37 @@ def read_rows(
             stored = stored.reshape(tensor.shape[0], -1)  # a bias is one row of numbers
             order = np.arange(len(stored)).reshape(permuted_heads, -1, 2)
             stored = stored[order.swapaxes(1, 2).ravel()]
-        yield _decode(stored, tensor.kind)
+        decode = partial(_decode, kind=tensor.kind, offset=offset)
+        yield from pool.map(decode, np.array_split(stored, min(num_threads, len(stored))))
 
 
-def _decode(rows: NDArray[np.uint8], kind: int) -> NDArray[Any]:
+def _decode(rows: NDArray[np.uint8], kind: int, offset: float) -> NDArray[Any]:
+    """Return rows as numbers of their type, bf16 as bits."""
+    import torch
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if kind == _F32:
-        return rows.view(np.float32)
-    if kind == _F16:
-        return rows.view(np.float16)
-    if kind == _BF16:
-        return rows.view(np.uint16)
-    decoded: NDArray[Any] = dequantize(rows, GGMLQuantizationType(kind))
-    return decoded
+    if kind in FLOATS:
+        numbers: NDArray[Any] = rows.view(_DTYPES[kind])
+        return numbers - numbers.dtype.type(offset) if offset else numbers
+    # As one row: the package works on 16 rows at a time, which are few numbers in a small model.
+    numbers = dequantize(rows.reshape(1, -1), GGMLQuantizationType(kind)) - np.float32(offset)
+    bits: NDArray[Any] = torch.from_numpy(numbers).to(torch.bfloat16).view(torch.int16).numpy()
+    return bits
+
+
+def check_is_f32(header: GGUFHeader, tensor: GGUFTensor) -> None:
+    """Refuse a tensor that llama.cpp stores as F32, in a file that stores it otherwise."""
+    if tensor.kind != _F32:
+        raise ModelRefused(
+            f"{header.path}: {tensor.name} is not stored as F32, which is not supported: convert "
+            "the model again by llama.cpp."
+        )
 
 
 def read_floats(header: GGUFHeader, tensor: GGUFTensor) -> NDArray[np.float32]:
     """Return the numbers of a small tensor of type F32."""
-    if tensor.kind != _F32:
-        raise ModelRefused(f"{header.path}: {tensor.name} is not of type F32.")
+    check_is_f32(header, tensor)
     with header.path.open("rb") as file:
         file.seek(tensor.start)
         data = file.read(4 * tensor.count)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidemill.cli.commands.local import _with_absolute_paths
+from tidemill.cli.commands.local import _model_names, _with_absolute_paths
 from tidemill.cli.engine.options import EngineOptions
 from tidemill.cli.main import main
 
@@ -86,3 +86,55 @@ def test_more_names_need_one_model_that_they_can_mean(
     config.write_text("".join(f'[[models]]\nname = "{name}"\ngpu = "l4"\n' for name in "ab"))
     assert main(["local", "up", "--config", str(config), "--any-model"]) == 2
     assert "there are 2 models; `aliases` in the configuration say which" in capsys.readouterr().err
+
+
+def test_a_model_is_served_under_its_own_name(tmp_path: Path) -> None:
+    """That of its folder or file, or of the hub; a flag goes before it."""
+    (tmp_path / "llama-8b").mkdir()
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+
+    def names(model: str | None, *served: str) -> tuple[str, tuple[str, ...]]:
+        return _model_names(EngineOptions(model=model, served_model_names=served))
+
+    assert names(str(tmp_path / "llama-8b")) == ("llama-8b", ())
+    assert names(str(tmp_path / "tiny.gguf")) == ("tiny", ())
+    assert names("org/name") == ("org/name", ())
+    assert names("org/name", "gpt", "*") == ("gpt", ("*",))
+    assert names("org/name", "*") == ("org/name", ("*",))
+    assert names(None, "gpt") == ("", ("gpt",))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", "Who wrote {{ mesage }}?"], "did you mean `message`?"),
+        (["--id", "message"], "there is no recipe: give --prompt, or messages.recipe.toml"),
+        (["--prompt", "{{ message }}", "-o", "messages.xlsx"], "an Excel workbook"),
+    ],
+)
+def test_a_table_that_cannot_be_run_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: list[str],
+    words: str,
+) -> None:
+    """By the checks of `run` and `drop`."""
+    monkeypatch.chdir(tmp_path)
+    Path("messages.csv").write_text("message\nHello\n")
+    assert main(["local", "run", "-i", "messages.csv", *flags]) in {1, 2}
+    assert words in capsys.readouterr().err
+
+
+def test_an_output_that_exists_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its default name is next to the input; --force overwrites it."""
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text("not json\n")
+    Path("in.output.jsonl").write_text("precious\n")
+    assert main(["local", "run", "-i", "in.jsonl"]) == 2
+    assert "in.output.jsonl is there already" in capsys.readouterr().err
+    assert main(["local", "run", "-i", "in.jsonl", "--force"]) == 1
+    assert "cannot be a batch" in capsys.readouterr().err
+    assert Path("in.output.jsonl").read_text() == "precious\n"

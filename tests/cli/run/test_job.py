@@ -375,7 +375,9 @@ def test_without_a_model_the_demo_model_runs_and_says_so(
     run_job(RunOptions(str(write_input(line("a"))), str(out)), load=run._load)
     assert run.configs[0].model == str(MODEL_PATH)
     assert run.loaded_with["served_names"] == (NAME,)
-    assert "embedded demo model" in capsys.readouterr().err
+    assert (
+        f"running {MODEL_PATH} (TIDEMILL_DEMO_MODEL), served as {NAME}" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

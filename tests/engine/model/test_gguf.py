@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from tests.engine.families import build
 from tests.engine.gguf_files import write_gguf
 from tidemill.engine.config import EngineConfig
+from tidemill.engine.inspection import NO_TEMPLATE, inspect_model
+from tidemill.engine.load import load_served
 from tidemill.engine.model.loading import load_model
 from tidemill.engine.model.parity import chunked_logits, compared_rows
 from tidemill.engine.model.planning import plan_model
+from tidemill.engine.storage.model_digest import sampled_digest
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -105,3 +109,59 @@ def test_quantized_weights_are_those_that_the_gguf_package_reads(tmp_path: Path,
     rows = compared_rows(len(tokens))
     got = chunked_logits(loaded, tokens)[0]
     torch.testing.assert_close(got, expected[rows], rtol=2e-4, atol=2e-4)
+
+
+def served(file: Path) -> tuple[Any, Any]:
+    """Return what a file is served by, and a chat's reply."""
+    dispatcher = load_served(EngineConfig(str(file), dtype="float32", device="cpu"))
+    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "temperature": 0}
+    try:
+        return dispatcher.info(), asyncio.run(
+            dispatcher.respond("/v1/chat/completions", body, "id", 0)
+        )
+    finally:
+        dispatcher.close()
+
+
+def test_a_gguf_file_answers_chats_by_its_own_template(tmp_path: Path) -> None:
+    """Its first load says what it dequantized; it is identified by its bytes."""
+    file = write_gguf(tmp_path / "tiny.gguf", build("LlamaConfig"))
+    info, reply = served(file)
+    assert reply.status_code == 200, reply.body
+    assert reply.body["usage"]["prompt_tokens"] == 2  # a token for each byte
+    assert info.model == str(file)
+    assert info.model_digest == sampled_digest(file)
+    assert any(note.startswith("dequantized ") for note in info.notes)
+    assert "dequantization" in info.load_seconds
+    again, _ = served(file)
+    assert not any(note.startswith("dequantized ") for note in again.notes)
+
+
+def test_a_gguf_file_without_a_template_answers_text_only(tmp_path: Path) -> None:
+    """A chat is told what to pass."""
+    file = write_gguf(tmp_path / "tiny.gguf", build("LlamaConfig"), template=None)
+    _, reply = served(file)
+    assert reply.status_code == 400
+    assert reply.body["error"]["message"].startswith(
+        "This model has no chat template; pass one with --chat-template"
+    )
+    report = inspect_model(EngineConfig(str(file)))
+    assert not report.is_refused
+    assert report.missing == (NO_TEMPLATE,)
+
+
+def test_inspection_dequantizes_nothing_and_names_the_fault_of_a_file(tmp_path: Path) -> None:
+    """As a load would."""
+    file = write_gguf(tmp_path / "tiny.gguf", build("Qwen3Config"))
+    report = inspect_model(EngineConfig(str(file), device="cpu"))
+    assert (report.runs, report.model_type, report.faults) == ("native", "qwen3", ())
+    assert report.plan is not None
+    assert report.plan.notes == (
+        "its weights are dequantized and kept in the cache by the first load",
+    )
+    assert not list(tmp_path.glob("weights/gguf/*/model.safetensors"))
+    file.write_bytes(file.read_bytes()[:-100])
+    report = inspect_model(EngineConfig(str(file), device="cpu"))
+    assert report.faults == (
+        f"{file} is truncated: output.weight is incomplete; copy or download it again.",
+    )

@@ -219,6 +219,33 @@ def test_what_a_model_does_not_need_stays_where_it_is(place: Place) -> None:
     assert place.asked_names == sorted(wanted)
 
 
+def test_a_gguf_file_is_a_model_by_itself(place: Place) -> None:
+    """A template next to it comes along; images' projectors, and GGUF next to safetensors, not."""
+    gguf = {"tiny-Q4_K_M.gguf": b"GGUF", "mmproj-tiny.gguf": b"GGUF", "chat_template.jinja": b"{}"}
+    place.put_all(gguf)
+    wanted = ["chat_template.jinja", "tiny-Q4_K_M.gguf"]
+    assert [file.name for file in place.find().files] == wanted
+    assert (place.fetch() / "tiny-Q4_K_M.gguf").read_bytes() == b"GGUF"
+    place.put_all({"config.json": b"{}", "model.safetensors": b"w"})
+    assert [file.name for file in place.find().files] == [
+        "chat_template.jinja",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_location_of_a_gguf_file_is_told_its_prefix(place: Place) -> None:
+    """Files directly under a prefix are what a location names."""
+    place.put_all({"tiny.gguf": b"GGUF"})
+    location = Location(place.location.bucket, f"{place.location.prefix}tiny.gguf/")
+    with pytest.raises(WeightsRefused) as refused:
+        place.aws.run(find_weights(location))
+    folder = str(place.location).removesuffix("/")
+    assert str(refused.value) == (
+        f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
+    )
+
+
 def test_tensors_in_many_files_are_those_of_the_index(place: Place) -> None:
     """And of no other file that looks like them."""
     files = {name: name.encode() for name in SHARDS}
@@ -242,6 +269,16 @@ class Refused(NamedTuple):
         Refused({}, "there is nothing under {}"),
         Refused({"sub/config.json": b"{}"}, "there is nothing under {}"),
         Refused({"model.safetensors": b"w"}, "{} holds no config.json: it is no model"),
+        Refused(
+            {"a.gguf": b"w", "b.gguf": b"w", "c.gguf": b"w"},
+            "{} has 3 GGUF files (a.gguf, b.gguf, …): put the one to serve under a prefix of its "
+            "own",
+        ),
+        Refused(
+            {"a-00001-of-00002.gguf": b"w", "a-00002-of-00002.gguf": b"w"},
+            "{} has a split GGUF, which is not supported: merge the parts with "
+            "`llama-gguf-split --merge`",
+        ),
         Refused(
             {"config.json": b"{}", "pytorch_model.bin": b"w"},
             f"{{}} holds neither model.safetensors nor {INDEX}: "

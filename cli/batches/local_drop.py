@@ -1,0 +1,98 @@
+"""Drops into a cloud of this machine: a file or table is checked, dropped, and its rows written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tidemill.batch.file.rows import SEPARATOR_ESCAPES
+
+from ..console.errors import BadInput
+from ..console.terminal import amount, log
+from ..files.paths import path_beside
+from ..files.table_options import TableOptions, check_rows_names, table_options
+from ..transfer.download import check_target
+from .batch_flags import check_file
+from .opened_input import open_batch_input
+from .submission import check_source
+
+if TYPE_CHECKING:
+    from localstack.local import LocalCloud
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDrop:
+    """A file to drop, or a table and its recipe, and the path of its rows.
+
+    `name` is that of the drop, `body` are the bytes of the object.
+    """
+
+    file: str
+    output: Path
+    name: str
+    body: bytes
+    recipe: str | None
+
+    @classmethod
+    def read(
+        cls, arguments: argparse.Namespace, file: str, output_file: str | None, name: str
+    ) -> Self:
+        """Read a file and check it as a deployment will; raises CliError."""
+        check_file(file)
+        table = table_options(arguments, file, output_file)
+        if table is None:
+            output = Path(output_file or path_beside(file, "output"))
+            check_rows_names(str(output), input_file=file)
+        else:
+            output, name = table.output, name + _suffix_of(file)
+        check_target(str(output), force=arguments.force)
+        with open_batch_input(file, table, None) as (source, requests):
+            check_source(source, None, {}, as_json=False)
+            rows = None if requests is None else requests.table
+            dropped = source if rows is None else rows.sources[0]
+            dropped.file.seek(0)
+            body = dropped.file.read()
+        return cls(file, output, name, body, None if table is None else _print_recipe(table))
+
+    def fetch(self, cloud: LocalCloud, batch: Mapping[str, Any]) -> None:
+        """Write the rows of the ended batch; raises BadInput with its bad lines if it failed."""
+        if batch["status"] != "completed":
+            raise BadInput(
+                "\n".join([f"the batch of {self.file} is {batch['status']}", *_errors(batch)])
+            )
+        if self.recipe is None:
+            results = _print_rows(cloud.rows(self.name, self.body))
+        else:
+            results = cloud.table(batch) or b""
+        self.output.write_bytes(results)
+        log(f"{amount(batch['request_counts']['total'], 'row')} in {self.output}")
+
+
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    texts = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
+    return "".join(f"{text.translate(SEPARATOR_ESCAPES)}\n" for text in texts).encode()
+
+
+def _print_recipe(table: TableOptions) -> str:
+    """Return the recipe of a table as a document; the format of the output is by the name of -o."""
+    from tidemill.batch.table.recipe import print_recipe
+
+    return print_recipe({**table.recipe_keys, "output": table.output_format})
+
+
+def _suffix_of(file: str) -> str:
+    """Return the suffix of a table's name, such as `.csv.gz`."""
+    plain = file.removesuffix(".gz")
+    return Path(plain).suffix + file[len(plain) :]
+
+
+def _errors(batch: Mapping[str, Any]) -> list[str]:
+    found = (batch["errors"] or {"data": []})["data"]
+    return [
+        f"line {error['line']}: {error['message']}" if error["line"] else error["message"]
+        for error in found
+    ]

