@@ -21,7 +21,7 @@ EXAMPLES = ROOT / "examples"
 FIELDS = ("name", "city", "product")
 RIGHT_FIELDS = 110
 """So many of 120 fields are right, at least, on any processor."""
-TRUE = {
+CHATS = {
     "capital-of-france": "Paris",
     "capital-of-japan": "Tokyo",
     "capital-of-egypt": "Cairo",
@@ -35,6 +35,15 @@ TRUE = {
     "colors": "blue",
     "week": "Wednesday",
     "summary": "closed on Friday",
+}
+STRUCTURED = {
+    "schema": "Lisbon",
+    "schema-of-numbers": "34",
+    "schema-of-an-enum": "Portugal",
+    "object": "Lisbon",
+    "choice": "Paris",
+    "regex": "100",
+    "completion": "cold",
 }
 """A fact that each answer contains."""
 
@@ -95,14 +104,17 @@ def test_fields_of_messages_are_found(tmp_path: Path, dtype: str) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("_smollm2")
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_chats_are_answered_truly(tmp_path: Path, dtype: str) -> None:
-    """Each answer contains its fact."""
-    output = tmp_path / "rows.jsonl"
-    ran(EXAMPLES / "demo.jsonl", "-o", output, "--dtype", dtype)
+def test_answers_are_true(tmp_path: Path, dtype: str) -> None:
+    """Each answer of two example files contains its fact."""
+    both, output = tmp_path / "both.jsonl", tmp_path / "rows.jsonl"
+    files = (EXAMPLES / name for name in ("demo.jsonl", "structured.jsonl"))
+    both.write_text("".join(file.read_text(encoding="utf-8") for file in files), encoding="utf-8")
+    ran(both, "-o", output, "--dtype", dtype)
     rows = [json.loads(row) for row in output.read_text(encoding="utf-8").splitlines()]
     answers = {row["custom_id"]: text_of(row["response"]["body"]) for row in rows}
-    assert set(answers) == set(TRUE)
-    assert [name for name, fact in TRUE.items() if fact not in answers[name]] == [], answers
+    facts = CHATS | STRUCTURED
+    assert set(answers) == set(facts)
+    assert [name for name, fact in facts.items() if fact not in answers[name]] == [], answers
 
 
 def text_of(body: dict[str, Any]) -> str:
