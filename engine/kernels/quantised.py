@@ -8,6 +8,7 @@ of weights with rotated inputs: of a real model a few inputs are many times as l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -209,7 +210,7 @@ def rotated(x: Tensor, size: int) -> Tensor:
         first, second = x.reshape(*shape[:-1], -1, 2, half).unbind(-2)
         x = torch.stack([first + second, first - second], -2)
         half *= 2
-    return x.reshape(shape) * size**-0.5
+    return x.reshape(shape) / math.sqrt(size)
 
 
 def _quantise(
