@@ -8,10 +8,9 @@ of weights with rotated inputs: of a real model a few inputs are many times as l
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import lcm, sqrt
 
 import torch
 from torch import Tensor
@@ -210,7 +209,7 @@ def rotated(x: Tensor, size: int) -> Tensor:
         first, second = x.reshape(*shape[:-1], -1, 2, half).unbind(-2)
         x = torch.stack([first + second, first - second], -2)
         half *= 2
-    return x.reshape(shape) / math.sqrt(size)
+    return x.reshape(shape) / sqrt(size)
 
 
 def _quantise(
