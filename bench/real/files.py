@@ -4,7 +4,7 @@
 
 Chats with a real model, greedy, whose answers end by themselves:
 
-- r1: topics of 600 short texts, in up to 6 tokens;
+- r1: topics of 600 short texts, in up to 6 tokens, behind two examples;
 - r2: 192 announcements of up to 200 tokens;
 - r3: three fields of 240 customer messages under a closed schema, behind two examples;
 - r4: one of six subjects for each of 600 texts, as an enum.
@@ -24,6 +24,10 @@ from bench.real.texts import sample_texts
 MODEL: Final = "smollm2"
 NUM_TEXTS, NUM_ANNOUNCEMENTS, NUM_MESSAGES = 600, 192, 240
 SUBJECTS: Final = ("files", "network", "numbers", "text", "time", "other")
+_TOPICS: Final = (
+    ("Return the current working directory as a string.", "Folders"),
+    ("Send a message to a mail server and wait for its answer.", "Email"),
+)
 _FIELDS: Final = ("name", "city", "product")
 _EXTRACT: Final = "Extract the customer's name, the city and the product from the message as JSON."
 _EXAMPLES: Final = (
@@ -42,9 +46,13 @@ Message = Mapping[str, str]
 
 def topics() -> Iterator[dict[str, Any]]:
     """Yield the bodies of r1."""
+    shown = [
+        turn
+        for text, topic in _TOPICS
+        for turn in (_user(f"Text: {text}\nTopic:"), _assistant(topic))
+    ]
     for text in sample_texts(NUM_TEXTS):
-        asked = f"Name the topic of this text in one or two words.\n\n{text}"
-        yield _body([_user(asked)], max_tokens=6)
+        yield _body([*shown, _user(f"Text: {text}\nTopic:")], max_tokens=6)
 
 
 def announcements() -> Iterator[dict[str, Any]]:
