@@ -97,8 +97,8 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     try:
         hf_config = read_hf_config(config.model)
     except EngineError as exc:
-        missing = (CONFIG,) if _lacks_config(config.model) else ()
-        return replace(report, faults=(str(exc),), missing=missing)
+        lacking = (CONFIG,) if _lacks_config(config.model) else ()
+        return replace(report, faults=(str(exc),), missing=lacking)
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
     if isinstance(task, PoolingTask):
