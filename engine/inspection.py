@@ -39,7 +39,7 @@ from .model.speech.whisper_config import read_speech
 from .model.transformers_fields import notes_on_ignored
 from .model.weights import count_stored
 from .parsers.registry import NONE, check_parser_names, parser_names
-from .storage.hub import find_folder, find_gguf, local_source
+from .storage.hub import find_folder, find_gguf
 from .tasks import find_task
 from .tasks.generation import load_chat_template
 from .tasks.pooling import PoolingTask, read_encoder
@@ -102,8 +102,8 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     try:
         hf_config = read_hf_config(config.model)
     except EngineError as exc:
-        is_there = local_source(config.model) is not None
-        return replace(report, faults=(str(exc),), missing=() if is_there else (CONFIG,))
+        lacking = (CONFIG,) if _lacks_config(config.model) else ()
+        return replace(report, faults=(str(exc),), missing=lacking)
     task = find_task(find_folder(config.model), config)
     make: Callable[[EngineConfig], ModelPlan] = plan_model
     if isinstance(task, PoolingTask):
@@ -115,6 +115,14 @@ def inspect_model(config: EngineConfig, *, chat_template: str | None = None) -> 
     report = replace(report, model_type=hf_config.model_type, missing=missing)
     report = _with_plan(report, config, make)
     return _with_vocabulary(report, config, source)
+
+
+def _lacks_config(model: str) -> bool:
+    """Say whether a model has no config.json; a GGUF file that is refused has other faults."""
+    try:
+        return find_folder(model) is None
+    except ModelRefused:
+        return False
 
 
 def _with_plan(

@@ -59,7 +59,7 @@ def test_what_is_missing_is_told_with_a_command_that_installs_it(
         f"{ROOT}/constraints.txt -e '{ROOT}[cloud]'"
     )
     missing(monkeypatch, *MODULES["engine"])
-    assert "needs torch, transformers, tokenizers and 12 more, which are not" in words("engine")
+    assert "needs torch, transformers, tokenizers and 13 more, which are not" in words("engine")
     missing(monkeypatch, "pip")
     assert f"installed: uv pip install --python {sys.executable} -c " in words("engine")
 
