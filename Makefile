@@ -72,7 +72,7 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-reranker examples bench bench-generation bench-real bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
 	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
@@ -412,7 +412,7 @@ $(BENCH_FILES:%=$(OUT)/bench/%.jsonl): $(OUT)/bench/%.jsonl: bench/workloads.py 
 
 bench-models: $(BENCH_MODELS:%=$(OUT)/bench/%/config.json) $(BENCH_FILES:%=$(OUT)/bench/%.jsonl)
 
-bench: bench-generation bench-encoders bench-speech bench-grammar bench-serve bench-mixed
+bench: bench-generation bench-real bench-encoders bench-speech bench-grammar bench-serve bench-mixed
 
 $(OUT)/bench/%-openvino: $(OUT)/bench/%/config.json
 	$(OPENVINO_PYTHON) -m optimum.commands.optimum_cli export openvino --model $(<D) \
@@ -425,6 +425,20 @@ bench-generation: $(NAMED:%=$(OUT)/bench/%/config.json) $(EXPORTED) $(FILES:%=$(
 	$(BIN)/python -m bench.compare.compare $(FILES:%=$(OUT)/bench/%.jsonl) \
 	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
 	  $(if $(OPENVINO_PYTHON),--openvino-python $(OPENVINO_PYTHON))
+
+$(OUT)/bench/real/smollm2/config.json: bench/real/model.py | $(INSTALLED_DEV)
+	$(BIN)/python -m bench.real.model $(@D)
+
+REAL ?= r1 r2 r3 r4
+
+bench-real: $(OUT)/bench/real/smollm2/config.json \
+  $(if $(OPENVINO_PYTHON),$(OUT)/bench/real/smollm2-openvino)
+	$(BIN)/python -m bench.real.files $(OUT)/bench/real
+	$(BIN)/python -m bench.compare.compare $(REAL:%=$(OUT)/bench/real/%.jsonl) \
+	  --peers vllm,openvino --rows $(OUT)/bench/real/rows \
+	  $(if $(VLLM_PYTHON),--vllm-python $(VLLM_PYTHON)) \
+	  $(if $(OPENVINO_PYTHON),--openvino-python $(OPENVINO_PYTHON))
+	$(if $(filter r3,$(REAL)),$(BIN)/python -m bench.real.accuracy $(OUT)/bench/real/rows/r3-*.jsonl)
 
 bench-encoders: $(INSTALLED_DEV)
 	$(BIN)/python -m bench.compare.encode_compare mixed rerank --dtypes float32,bfloat16 \

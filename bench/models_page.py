@@ -44,8 +44,10 @@ weights that they are published in:
 {methods}
 ([which](running.md#models)). `--quantization fp8`, on a CPU `int8`, makes others so as they are
 read. Images work with quantised weights, unless the vision encoder is quantised itself. Adapters of
-experts are refused. A field of `config.json` that the engine does not know leaves the model to
-transformers' class. Such a model is refused where that class cannot run here: those of
+experts are refused. A field of `config.json` that the engine does not know is ignored with a note
+where the code of transformers' class never reads it. Any other leaves the model to that class, as
+do `architectures` of another network, such as an EAGLE draft's. Such a model is refused where that
+class cannot run here: those of
 {only_own}, and `…ForConditionalGeneration` below.
 
 `--tensor-parallel-size` must divide a model's query heads and the columns of its MLPs, experts and
@@ -119,12 +121,14 @@ reasoning        none by its template
 A model with recurrent layers also has a row `recurrent state`: bytes a sequence, and how many fit.
 The command reads `config.json`, the tokenizer and the headers of the weights; of a hub id whose
 weights are not here yet, it fetches the small files only. `config.json` alone is enough to tell the
-memory: the other files then count as missing. It takes the flags of the model and the engine that
-[`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`, `--max-model-len`,
-and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens that fit are counted
-by the memory that is free at the moment, and no more than can be in use at once; a load on a GPU
-measures its largest step and may fit more. `--device cuda` plans for a GPU (from Ampere on) on a
-machine without one, too: only the tokens that fit are not known then.
+memory: the other files then count as missing. The context is the one that a run enforces; for
+vectors and scores that is at most what `sentence_bert_config.json` or the tokenizer says. A row
+`note` names the fields of `config.json` that are ignored. The command takes the flags of the model
+and the engine that [`tidemill run`](running.md#flags) takes, such as `--device`, `--quantization`,
+`--max-model-len`, and `--tensor-parallel-size`, with which the memory is that of one rank. Tokens
+that fit are counted by the memory that is free at the moment, and no more than can be in use at
+once; a load on a GPU measures its largest step and may fit more. `--device cuda` plans for a GPU
+(from Ampere on) on a machine without one, too: only the tokens that fit are not known then.
 
 `--json` prints one object, in which `runs` is `native`, `transformers` or `refused`, and `why` says
 the reason. What would run a model that lacks files is the row `would run`, and `plan_runs` and

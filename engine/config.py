@@ -57,7 +57,7 @@ _LEAST: Mapping[str, int] = dict.fromkeys(
         "tensor_parallel_size",
     ),
     1,
-) | {"max_logprobs": -1}
+) | {"max_logprobs": -1, "truncate_prompt_tokens": -1}
 
 
 class LoraModule(NamedTuple):
@@ -92,7 +92,8 @@ class EngineConfig:
     `max_lora_rank`. `tensor_parallel_size` ranks share the model, each on a GPU of its own. With
     `proof_rows` each answer that was held to a form comes with a judgement, with
     `enable_prompt_tokens_details` each with how many tokens of its prompt were cached. Each token
-    may have `max_logprobs` alternatives, -1 for the whole vocabulary. With
+    may have `max_logprobs` alternatives, -1 for the whole vocabulary. Prompts of requests that name
+    no `truncate_prompt_tokens` are cut to this one; -1 is as much as the model takes. With
     `speculative_decoding` tokens are drafted where that was measured to gain.
     """
 
@@ -126,6 +127,7 @@ class EngineConfig:
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
     max_logprobs: int = MAX_LOGPROBS
+    truncate_prompt_tokens: int | None = None
     speculative_decoding: bool = True
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 

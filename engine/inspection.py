@@ -16,10 +16,13 @@ from tidemill.protocol.contract import EngineError
 
 from .config import EngineConfig
 from .errors import ModelRefused, first_line_of
+from .model.architecture import Architecture
 from .model.checkpoint import find_checkpoint, missing_files
 from .model.device import choose_dtype, choose_planned_device, context_length
 from .model.encoders import causal, eager, families
+from .model.encoders.architecture import EncoderArchitecture
 from .model.encoders.pooling_config import Classifier
+from .model.encoders.transformers_model import positions_of_encoder
 from .model.hf_config import (
     CONFIG,
     QUANTISED,
@@ -33,6 +36,7 @@ from .model.planning import plan_model
 from .model.quantised.quantization_config import supported_methods
 from .model.speech.loading import TITLE
 from .model.speech.whisper_config import read_speech
+from .model.transformers_fields import notes_on_ignored
 from .model.weights import count_stored
 from .parsers.registry import NONE, check_parser_names, parser_names
 from .storage.hub import find_folder, find_gguf, local_source
@@ -44,6 +48,7 @@ from .text.chat_template import read_chat_template
 from .text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
 
 Gives = Literal["text", "vectors or scores", "what recordings say"]
+ENGLISH_ONLY = "this is an English-only model: it does not support other languages or translations"
 NO_TEMPLATE = (
     "a chat template: only text completions work; --chat-template names one for conversations"
 )
@@ -144,30 +149,39 @@ def _plan_encoder(config: EngineConfig) -> ModelPlan:
         raise ModelRefused(f"{config.model}: {QUANTISED}")
     head = pooling_config.head
     why = None
+    notes: tuple[str, ...] = ()
     try:
+        own: EncoderArchitecture | Architecture
         if hf_config.model_type in families.FAMILIES:
             num_labels = head.num_labels if isinstance(head, Classifier) else None
-            said = families.architecture_of(config.model, pooling_config.config, num_labels)
-            class_name, positions = said.class_name, said.max_positions
+            own = families.architecture_of(config.model, pooling_config.config, num_labels)
+            positions = own.max_positions
         else:
-            decoder = causal.decoder_of(hf_config)
-            class_name, positions = decoder.class_name, decoder.max_positions
+            own = causal.decoder_of(hf_config)
+            positions = own.original_positions or own.max_positions
+        class_name = own.class_name
+        notes = notes_on_ignored(hf_config.where, class_name, own.ignored_fields)
     except UnsupportedConfig as exc:
         if head is not None and not isinstance(head, Classifier):
             message = f"{config.model}: the engine's decoder cannot run it: {exc}"
             raise ModelRefused(message) from exc
         why = str(exc)
-        eager.read_config(config.model, pooling_config.config)  # which may refuse it
+        whole = eager.read_config(config.model, pooling_config.config)  # which may refuse it
         class_name = str((hf_config.raw.get("architectures") or ["a class"])[0])
-        positions = int(hf_config.fields.get("max_position_embeddings") or 0)
-    return _plan_of(config, hf_config.dtype, class_name, positions, why)
+        positions = positions_of_encoder(whole)
+    plan = _plan_of(config, hf_config.dtype, class_name, positions, why)
+    max_model_len = pooling_config.context_length(config, plan.max_model_len)
+    return replace(plan, max_model_len=max_model_len, notes=(*plan.notes, *notes))
 
 
 def _plan_speech(config: EngineConfig) -> ModelPlan:
     """Return the plan of a model of the Whisper family."""
     said = read_speech(config.model)
     stored = STORED_DTYPES.get(str(said.stored_dtype))
-    return _plan_of(config, stored, TITLE, said.architecture.max_target_positions, None)
+    plan = _plan_of(config, stored, TITLE, said.architecture.max_target_positions, None)
+    if said.hearing.languages:
+        return plan
+    return replace(plan, notes=(*plan.notes, ENGLISH_ONLY))
 
 
 def _plan_of(

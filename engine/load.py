@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 import torch
 
@@ -14,6 +15,7 @@ from .endpoints.dispatcher import Dispatcher
 from .model.device import choose_device, step_limits
 from .model.load_timing import downloading, step_seconds, timed
 from .storage.disk_cache import sources_digest
+from .storage.gguf.unpacked import unpack_weights
 from .storage.hub import find_folder, find_gguf, snapshot_commit
 from .storage.model_digest import sampled_digest
 from .tasks import TASKS, Task, find_task
@@ -37,7 +39,9 @@ def load_served(
         raise EngineError(f"an adapter and its model are both called {min(taken)}")
     with downloading():
         folder = find_folder(config.model)
-    source = find_gguf(config.model) or folder
+    gguf = find_gguf(config.model)
+    source = gguf or folder
+    unpacking = None if gguf is None else _unpacked(gguf)
     task = find_task(folder, config, tasks)
     with timed("load"):
         loaded = task.load(config, folder=folder, chat_template=chat_template)
@@ -49,7 +53,7 @@ def load_served(
         device=torch.cuda.get_device_name(loaded.device) if is_gpu else loaded.device.type,
         num_gpus=config.tensor_parallel_size if is_gpu else 0,
         max_num_seqs=step_limits(config, loaded.device).max_num_seqs,
-        notes=loaded.notes,
+        notes=loaded.notes if unpacking is None else (unpacking, *loaded.notes),
         adapters=adapters,
         endpoints=tuple(endpoint.route.name for endpoint in loaded.endpoints),
         load_seconds=step_seconds(),
@@ -71,6 +75,12 @@ def prepare(config: EngineConfig) -> None:
     device = choose_device(config.device)
     if device.type == "cuda":
         torch.empty(1, device=device)  # which makes its context
+
+
+def _unpacked(gguf: Path) -> str | None:
+    """Dequantize a GGUF file's weights where that was not done before; return a note on it."""
+    with downloading(), timed("dequantization"):
+        return unpack_weights(gguf)[1]
 
 
 def _version() -> str:

@@ -58,7 +58,11 @@ RERANK = Route("/v1/rerank", _SCORES, suffix="/rerank")
 TRANSCRIPTIONS = Route(
     "/v1/audio/transcriptions", _HEARS, exact=frozenset({"/v1/audio/transcriptions"})
 )
-TRANSLATIONS = Route("/v1/audio/translations", _HEARS, exact=frozenset({"/v1/audio/translations"}))
+TRANSLATIONS = Route(
+    "/v1/audio/translations",
+    "a multilingual speech model (English-only ones, such as whisper-tiny.en, do not translate)",
+    exact=frozenset({"/v1/audio/translations"}),
+)
 
 TOKENIZE = Route("/tokenize", _WRITES, exact=frozenset({"/tokenize"}))
 DETOKENIZE = Route("/detokenize", _WRITES, exact=frozenset({"/detokenize"}))

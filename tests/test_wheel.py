@@ -28,6 +28,7 @@ DATA = (
     "py.typed",
     "demo/model/model.safetensors",
     "demo/speech/model.safetensors",
+    "engine/model/transformers_fields.json",
     "handler/dashboard/static/app.js",
     "cli/rows/page/page.css",
     "cli/rows/page/page.html",

@@ -84,6 +84,26 @@ def format_rate(tokens: float, input_tokens: float, audio_seconds: float) -> str
     return f"{tokens:,.0f} tokens/s"
 
 
+class Countdown:
+    """Time left that is estimated when a row ends, and counts down until the next one.
+
+    While no row ends there is nothing new to estimate from: the time counts down, and there is none
+    once it has passed.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._num_rows = 0
+        self._end: float | None = None
+
+    def left(self, num_rows: int, estimate: float | None) -> float | None:
+        """Return the seconds left; `estimate` counts if rows have ended since the one before."""
+        now = self._clock()
+        if estimate is not None and num_rows != self._num_rows:
+            self._num_rows, self._end = num_rows, now + estimate
+        return None if self._end is None or self._end <= now else self._end - now
+
+
 def seconds_left(share: float, seconds: float, share_per_second: float) -> float | None:
     """Return when all would be done at this rate, after so many seconds and this share of it.
 

@@ -2,14 +2,15 @@
 
     python -m bench.compare.compare out/bench/base.jsonl out/bench/g.jsonl \
         [--vllm-python PATH] [--openvino-python PATH] [--runs 3] [--json out/compare.json]
-        [--peers transformers,vllm,openvino,no-plan]
+        [--peers transformers,vllm,openvino,no-plan] [--rows out/rows]
 
 The lines of a file name its model, a folder that lies beside the file unless `--model` names one.
 Everybody is measured from outside in the same way. *Whole process*: from launch to exit.
-*Steady state*: output tokens over the time from "can generate" to "all rows done", as each says on
-its own output; prefill is inside, loading and compiling before the first request are not. *Peak
-memory*: the process and all its children. Runs of all files and peers take turns; figures are
-medians, then the range.
+*Steady state*: output tokens, and rows, over the time from "can generate" to "all rows done", as
+each says on its own output; prefill is inside, loading and compiling before the first request are
+not. Where answers end by themselves, programs may write different numbers of tokens: rows are then
+the work. *Peak memory*: the process and all its children. Runs of all files and peers take turns;
+figures are medians, then the range. `--rows` keeps the rows of the last run of each.
 """
 
 from __future__ import annotations
@@ -46,6 +47,12 @@ class Run:
     peak_bytes: int
     prompt_tokens: int
     output_tokens: int
+    num_rows: int
+
+    @property
+    def steady_rows_per_second(self) -> float:
+        """Rows a second between the marks."""
+        return self.num_rows / self.steady_seconds
 
     @property
     def steady_tokens_per_second(self) -> float:
@@ -55,7 +62,7 @@ class Run:
 
 def run_once(job: Job, peer: Peer, folder: Path) -> Run:
     """Run the file once through `peer` and check that every request was answered."""
-    output = folder / f"{peer.name}.jsonl"
+    output = folder / f"{job.requests.stem}-{peer.name}.jsonl"
     output.unlink(missing_ok=True)
     command = [*peer.command, "-o", str(output)]
     measured = measure(command, peer.environment, peer.marks, folder / f"{peer.name}.log")
@@ -68,6 +75,7 @@ def run_once(job: Job, peer: Peer, folder: Path) -> Run:
         measured.peak_bytes,
         prompt_tokens,
         output_tokens,
+        job.num_requests,
     )
 
 
@@ -115,6 +123,7 @@ def table(runs: list[Run]) -> str:
     columns: list[tuple[str, Callable[[Run], float], bool]] = [
         ("whole process, s", lambda run: run.whole_seconds, False),
         ("steady state, output tok/s", lambda run: run.steady_tokens_per_second, True),
+        ("rows/s", lambda run: run.steady_rows_per_second, True),
         ("peak memory, MB", lambda run: run.peak_bytes / MEGABYTE, False),
     ]
     header = "".join(f" {title} | {peers.OURS} is |" for title, _, _ in columns)
@@ -175,6 +184,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", default=",".join(PEERS), help="comma-separated (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each (%(default)s)")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rows", type=Path, help="keep the rows of each peer's last run here")
     parser.add_argument("--json", type=Path, help="write the figures of every run here too")
     arguments = parser.parse_args()
     arguments.peers = [name for name in arguments.peers.split(",") if name]
@@ -189,19 +199,23 @@ def main() -> None:
     arguments = parse_arguments()
     jobs = [read_job(path, arguments.model, arguments.dtype) for path in arguments.requests]
     runs: list[Run] = []
-    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as folder:
+    if arguments.rows is not None:
+        arguments.rows.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="tidemill-bench-") as temporary:
+        folder = arguments.rows or Path(temporary)
         for number in range(1, arguments.runs + 1):
             for job in jobs:
                 pythons = arguments.vllm_python, arguments.openvino_python
                 for peer in chosen_peers(job, arguments.peers, *pythons):
                     try:
-                        run = run_once(job, peer, Path(folder))
+                        run = run_once(job, peer, folder)
                     except RunFailed as error:
                         sys.exit(f"{job.requests.stem}, {peer.name}: {error}")
                     runs.append(run)
                     print(
                         f"run {number}, {run.file}, {run.peer}: {run.whole_seconds:.1f} s, "
                         f"{run.steady_tokens_per_second:,.0f} tok/s, "
+                        f"{run.steady_rows_per_second:,.1f} rows/s, "
                         f"{run.peak_bytes / MEGABYTE:,.0f} MB",
                         file=sys.stderr,
                         flush=True,

@@ -51,6 +51,10 @@ def generation_config(body: dict[str, Any]) -> Any:
     config.do_sample = "temperature" in sampling
     for name, value in sampling.items():
         setattr(config, name, value)
+    if schema := body.get("response_format", {}).get("json_schema", {}).get("schema"):
+        config.structured_output_config = genai.StructuredOutputConfig(
+            json_schema=json.dumps(schema)
+        )
     return config
 
 

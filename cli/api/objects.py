@@ -76,6 +76,15 @@ class Batch:
         return self.fields.get("tidemill") or {}
 
     @property
+    def eta_at(self) -> float | None:
+        """Return when all rows are expected, in Unix seconds; None while it is unknown."""
+        return self.extension.get("eta_at")
+
+    def with_eta(self, eta_at: float | None) -> Batch:
+        """Return the batch with another expected end."""
+        return Batch({**self.fields, "tidemill": {**self.extension, "eta_at": eta_at}})
+
+    @property
     def _counts(self) -> Mapping[str, Any]:
         return self.fields.get("request_counts") or {}
 

@@ -44,18 +44,21 @@ def poll_delays(first: float = _FIRST_SECONDS) -> Iterator[float]:
 def follow(client: Client, batch: Batch, show: Show) -> Batch:
     """Poll until the batch has ended and return it; `show` gets each changed state.
 
-    Polls become rarer while neither the status nor a count of rows moves. Outages of the server
-    are bridged for `LONG_SECONDS`.
+    Polls become rarer while neither the status nor a count of rows moves, and the expected end
+    stays: it was estimated when the last row ended. Outages of the server are bridged for
+    `LONG_SECONDS`.
     """
     show(batch)
     delays = poll_delays()
     while not batch.has_ended:
         backoff.sleep(_next_delay(batch, next(delays)))
         seen, batch = batch, client.batch(batch.id, retry_seconds=LONG_SECONDS)
-        if batch != seen:
-            show(batch)
         if _counts_of(batch) != _counts_of(seen):
             delays = poll_delays(_MOVING_SECONDS)
+        elif seen.eta_at is not None:
+            batch = batch.with_eta(seen.eta_at)
+        if batch != seen:
+            show(batch)
     return batch
 
 
@@ -65,8 +68,8 @@ def _counts_of(batch: Batch) -> tuple[str, int, int]:
 
 def _next_delay(batch: Batch, delay: float) -> float:
     """Return the delay, or less when the batch is expected to end earlier."""
-    eta = batch.extension.get("eta_at")
-    return delay if eta is None else min(delay, max(_FIRST_SECONDS, eta - time.time()))
+    left = 0.0 if batch.eta_at is None else batch.eta_at - time.time()
+    return min(delay, max(_FIRST_SECONDS, left)) if left > 0 else delay
 
 
 @contextmanager
@@ -160,8 +163,8 @@ def rates(fields: Any) -> list[str]:
     if truncated := extension.get("truncated_rows"):
         words.append(f"{truncated:,} truncated")
     words += filter(None, (row_rate(fields), token_rate(fields)))
-    if extension.get("eta_at"):
-        words.append(f"{duration(max(0, extension['eta_at'] - time.time()))} left")
+    if (left := (extension.get("eta_at") or 0) - time.time()) > 0:
+        words.append(f"{duration(left)} left")
     if cost := cost_words(extension):
         words.append(f"cost {cost}")
     return words

@@ -258,6 +258,7 @@ def engine_config(options: EngineOptions) -> EngineConfig:
             proof_rows=options.proof_rows,
             enable_prompt_tokens_details=options.enable_prompt_tokens_details,
             max_logprobs=options.max_logprobs,
+            truncate_prompt_tokens=options.truncate_prompt_tokens,
             speculative_decoding=not options.no_speculative_decoding,
             mm_processor_kwargs=json.loads(options.mm_processor_kwargs or "{}"),
             **given,

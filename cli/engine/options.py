@@ -38,6 +38,7 @@ class EngineOptions:
     proof_rows: bool = False
     enable_prompt_tokens_details: bool = False
     max_logprobs: int = 20
+    truncate_prompt_tokens: int | None = None
     no_speculative_decoding: bool = False
     chat_template: str | None = None
     runner: Literal["auto", "generate", "pooling"] = "auto"
@@ -76,12 +77,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--model",
         metavar="MODEL",
-        help="a folder, a hub id or s3://bucket/prefix (default: the demo model)",
+        help="a folder, a GGUF file, a hub id or s3://bucket/prefix (default: the demo model)",
     )
     add(
         "--weights-cache",
         metavar="FOLDER",
-        help="where weights from S3 are kept (default: ~/.cache/tidemill/weights)",
+        help="where weights from S3 and dequantized GGUF files are kept (default: "
+        "~/.cache/tidemill/weights)",
     )
     add(
         "--served-model-name",
@@ -184,6 +186,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="alternatives that a request may ask for at each token, -1 for all (default: 20)",
     )
     add(
+        "--truncate-prompt-tokens",
+        type=_truncation,
+        metavar="N",
+        help="cut prompts of requests that do not say so themselves to N tokens, -1 to as many as "
+        "the model takes (default: a prompt that is too long is an error)",
+    )
+    add(
         "--no-speculative-decoding",
         action="store_true",
         help="draft no tokens from what is written already; rows are the same",
@@ -202,6 +211,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 def _max_logprobs(text: str) -> int:
     if text != "-1" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from 0")
+    return int(text)
+
+
+def _truncation(text: str) -> int:
+    if text != "-1" and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from 1")
     return int(text)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import IO, Any, Final, Protocol
 
-from tidemill.batch.file.throughput import seconds_left
+from tidemill.batch.file.throughput import Countdown, seconds_left
 
 from ..console.progress_bar import TerminalBar
 from ..console.terminal import duration
@@ -31,32 +31,25 @@ class Bar(Protocol):
 
 
 class Progress:
-    """Progress of what is answered one by one; shown a few times a second."""
+    """Progress of what is answered one by one; shown by `refresh`."""
 
     def __init__(self, bar: Bar | None, unit: str, total: int | None) -> None:
         self._bar = bar
         self._unit = unit
         self._total = total
         self._done = self._failed = 0
-        self._started = self._shown = time.monotonic()
-        self._show()
+        self._started = time.monotonic()
+        self._countdown = Countdown(time.monotonic)
 
     def add(self, count: int = 1, *, is_failed: bool = False) -> None:
         """Count what is answered, or failed."""
         self._done += count
         self._failed += is_failed
-        if time.monotonic() - self._shown >= _SECONDS:
-            self._show()
 
-    def finish(self) -> None:
-        """Show the last count."""
-        self._show()
-
-    def _show(self) -> None:
-        if self._bar is None:
-            return
-        self._shown = time.monotonic()
-        self._bar.show(self._done, self._total, self._words(self._shown - self._started))
+    def refresh(self) -> None:
+        """Show the count."""
+        if self._bar is not None:
+            self._bar.show(self._done, self._total, self._words(time.monotonic() - self._started))
 
     def _words(self, seconds: float) -> list[str]:
         words = [f"{self._failed:,} failed"] if self._failed else []
@@ -66,7 +59,8 @@ class Progress:
         words.append(f"{rate:,.1f} {self._unit}/s")
         if self._total:
             left = seconds_left(self._done / self._total, seconds, rate / self._total)
-            words += [] if left is None else [f"{duration(left)} left"]
+            left = self._countdown.left(self._done, left)
+            words += [] if left is None or self._done >= self._total else [f"{duration(left)} left"]
         return words
 
 
@@ -75,10 +69,28 @@ def progress_of(unit: str, total: int | None, *, is_wanted: bool) -> Iterator[Pr
     """Show the progress of so many answers, if it is wanted and there is a place for it."""
     with _bar(unit, is_wanted=is_wanted) as bar:
         progress = Progress(bar, unit, total)
+        if bar is None:
+            yield progress
+            return
+        ended = threading.Event()
+        showing = threading.Thread(target=_refresh_until, args=(ended, progress), daemon=True)
+        showing.start()
         try:
             yield progress
         finally:
-            progress.finish()
+            ended.set()
+            showing.join()
+
+
+def _refresh_until(ended: threading.Event, progress: Progress) -> None:
+    """Show progress a few times a second, also while nothing is answered, and at the end.
+
+    All of it comes from one thread: those of a notebook's kernel overtake each other.
+    """
+    progress.refresh()
+    while not ended.wait(_SECONDS):
+        progress.refresh()
+    progress.refresh()
 
 
 @contextmanager

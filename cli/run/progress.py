@@ -39,8 +39,8 @@ class Reporter(Protocol):
         traceback: TracebackType | None,
     ) -> None: ...
 
-    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
-        """Show the current counts and rates, and the seconds that are forecast to be left."""
+    def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
+        """Show the current counts and rates, and the seconds left where they are known."""
 
 
 def make_reporter(tally: Tally) -> Reporter:
@@ -68,9 +68,9 @@ class LineReporter:
     ) -> None:
         """Do nothing."""
 
-    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+    def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
         """Print the line."""
-        log(progress_line(tally, rates, forecast))
+        log(progress_line(tally, rates, left))
 
 
 class BarReporter:
@@ -95,9 +95,9 @@ class BarReporter:
     ) -> None:
         self._bar.stop()
 
-    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+    def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
         """Update the bar."""
-        self._show(_words(tally, rates, forecast), (rates.main_rate, rows_rate(rates)))
+        self._show(_words(tally, rates, left), (rates.main_rate, rows_rate(rates)))
 
     def _show(self, words: Sequence[str], dropped_first: Sequence[str] = ()) -> None:
         tally = self._tally
@@ -131,9 +131,9 @@ class PipeReporter:
     ) -> None:
         self._write(_failed(self._tally))
 
-    def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
+    def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
         """Write the counts."""
-        self._write(_words(tally, rates, forecast))
+        self._write(_words(tally, rates, left))
 
     def _write(self, words: Sequence[str]) -> None:
         line = {"done": self._tally.rows_done, "total": self._tally.num_rows, "words": [*words]}
@@ -141,35 +141,34 @@ class PipeReporter:
             os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
-def progress_line(tally: Tally, rates: Rates, forecast: float | None = None) -> str:
-    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`.
-
-    Where nothing is forecast the time left is that of the rows at their rate.
-    """
+def progress_line(tally: Tally, rates: Rates, left: float | None = None) -> str:
+    """Return `120 of 1,000 rows, 3 failed, 40.1 rows/s, 5,120 tokens/s, 22 s left`."""
     count = f"{tally.label}{tally.rows_done:,} of {tally.num_rows:,} rows"
-    return ", ".join([count, *_words(tally, rates, forecast)])
+    return ", ".join([count, *_words(tally, rates, left)])
 
 
-def bounded_by_rows(forecast: float | None, tally: Tally, recent: Rates) -> float | None:
-    """Return a forecast that is not above the time of the remaining rows at their recent rate.
+def estimate_left(
+    tally: Tally, rates: Rates, recent: Rates, forecast: float | None
+) -> float | None:
+    """Return the seconds left: the forecast, or the time of the remaining rows at their rate.
 
-    Answers may be much shorter than expected. Rows with long answers come slowly at the end, and
-    the forecast then is the lower of the two.
+    A forecast is not above the time at the `recent` rate. Answers may be much shorter than
+    expected. Rows with long answers come slowly at the end, and the forecast then is the lower.
     """
-    if forecast is None or not recent.rows_per_second:
+    if forecast is None:
+        num_rows = max(1, tally.num_rows - tally.kept)
+        share = tally.answered / num_rows
+        return seconds_left(share, tally.seconds, rates.rows_per_second / num_rows)
+    if not recent.rows_per_second:
         return forecast
     return min(forecast, (tally.num_rows - tally.rows_done) / recent.rows_per_second)
 
 
-def _words(tally: Tally, rates: Rates, forecast: float | None) -> list[str]:
+def _words(tally: Tally, rates: Rates, left: float | None) -> list[str]:
     words = [*_failed(tally), rows_rate(rates), rates.main_rate]
-    num_rows, left = max(1, tally.num_rows - tally.kept), forecast
-    if tally.rows_done >= tally.num_rows:
+    if left is None or tally.rows_done >= tally.num_rows:
         return words
-    if left is None:
-        share = tally.answered / num_rows
-        left = seconds_left(share, tally.seconds, rates.rows_per_second / num_rows)
-    return words if left is None else [*words, f"{duration(left)} left"]
+    return [*words, f"{duration(left)} left"]
 
 
 def _failed(tally: Tally) -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from tidemill.batch.file.throughput import RateWindow
+from tidemill.batch.file.throughput import Countdown, RateWindow
 from tidemill.batch.parts import NotRun, row_not_run
 from tidemill.engine.plan.cost_model import CostModel, Work
 from tidemill.engine.plan.forecast import Done, Forecast
@@ -37,7 +37,7 @@ from ..files.row_writer import ResumableWriter
 from ..files.spool import Row
 from .feed import Feed, InFlightLimits, RunLine, line_runner
 from .metrics import RunMetrics
-from .progress import Reporter, bounded_by_rows, make_reporter
+from .progress import Reporter, estimate_left, make_reporter
 from .replicas import EngineReplicas
 from .reuse import KeepingResponder, Reuse
 from .run_options import RunOptions
@@ -210,8 +210,8 @@ async def _report(
     reporter: Reporter, tally: Tally, served: Served | EngineReplicas, forecast: Forecast
 ) -> None:
     """Show progress with the row and token rates of the last minute, and the time left."""
-    pace, left = RateWindow(time.monotonic), None
-    recent = RateWindow(time.monotonic, _RECENT_SECONDS)
+    pace, countdown = RateWindow(time.monotonic), Countdown(time.monotonic)
+    recent, expected = RateWindow(time.monotonic, _RECENT_SECONDS), None
     num_rows, seen = 0, Usage()
     while True:
         await asyncio.sleep(reporter.seconds)
@@ -226,8 +226,10 @@ async def _report(
         num_rows, seen = tally.answered, now
         if tally.seconds - forecast.num_seconds >= _FORECAST_SECONDS:
             forecast.update(tally.seconds, _done(tally, stats, forecast.plan))
-            left = None if tally.usage.audio_seconds else forecast.seconds_left()
-        reporter.show(tally, pace.rates, bounded_by_rows(left, tally, recent.rates))
+            expected = None if tally.usage.audio_seconds else forecast.seconds_left()
+        rates = pace.rates
+        estimate = estimate_left(tally, rates, recent.rates, expected)
+        reporter.show(tally, rates, countdown.left(tally.answered, estimate))
 
 
 def _done(tally: Tally, stats: EngineStats, plan: Plan) -> Done:

@@ -66,6 +66,8 @@ class ChatCompletions:
         options = _options(conversation)
         # A plain chat is not shown to the image inputs.
         shows_images = any(message.images() for message in request.messages)
+        if not shows_images:  # which cannot be cut
+            request = self._sequences.with_truncation(request)
         images = self._images.decode(request, body) if shows_images else []
         prompt = conversation.prompt
         if images:

@@ -57,7 +57,7 @@ class Completions:
 
     def prepare(self, body: dict[str, Any], metadata: RequestMetadata) -> _Prepared:
         """Return a sequence for each choice of each prompt."""
-        request = read_body(CompletionRequest, body)
+        request = self._sequences.with_truncation(read_body(CompletionRequest, body))
         asked = request.output_constraint
         constraint = None if asked is None else self._grammars.constraint(asked)
         options = _options(request, constraint)

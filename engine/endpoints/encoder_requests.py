@@ -29,6 +29,7 @@ class EncoderModel:
     `template` renders conversations, and pairs for a reranker that `reads_pairs_by_template`.
     `max_model_len` counts the tokens of a sequence, special ones too; ids lie below `vocab_size`.
     `width` is the number of dimensions of a vector. `has_types`: the segments of a pair differ.
+    `truncate_prompt_tokens` is that of requests without.
     """
 
     reader: TruncatingTokenizer
@@ -39,6 +40,7 @@ class EncoderModel:
     width: int
     has_types: bool
     description: PoolingConfig
+    truncate_prompt_tokens: int | None = None
 
 
 class EncodingRequestBuilder:
@@ -185,8 +187,9 @@ class EncodingRequestBuilder:
             second = self._reader.truncated_text(second, num_left)
 
     def _truncation(self, request: PoolingRequest) -> Truncation:
-        max_tokens = request.truncate_prompt_tokens
-        limit = self._model.max_model_len
+        max_tokens, limit = request.truncate_prompt_tokens, self._model.max_model_len
+        if max_tokens is None:
+            max_tokens = self._model.truncate_prompt_tokens
         if max_tokens is not None and max_tokens > limit:
             raise RequestError(
                 f"`truncate_prompt_tokens` ({max_tokens}) must not be above {limit}, which is as "
@@ -214,8 +217,8 @@ class EncodingRequestBuilder:
                 is_part = bool(texts) and len(texts[number - 1]) > self._reader.max_chars
                 raise RequestError(
                     f"This model's maximum context length is {limit} tokens. However, {which} has "
-                    f"{'at least ' if is_part else ''}{len(ids)} tokens; `truncate_prompt_tokens` "
-                    "cuts what is longer.",
+                    f"{'at least ' if is_part else ''}{len(ids)} tokens; `truncate_prompt_tokens`, "
+                    "or --truncate-prompt-tokens for all requests, cuts what is longer.",
                     param=param,
                     code="context_length_exceeded",
                 )

@@ -29,6 +29,7 @@ _SEED_BITS = 63
 _NEVER_COPIES = 2**40
 
 _Number = TypeVar("_Number", int, float)
+_Request = TypeVar("_Request", bound=GenerationRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class SequenceRequestBuilder:
         self._model = model
         self._seed = seed
         self._tokenizer = PromptTokenizer(model)
+
+    def with_truncation(self, request: _Request) -> _Request:
+        """Return a request that names no `truncate_prompt_tokens` with those of the engine."""
+        default = self._model.truncate_prompt_tokens
+        if default is None or request.truncate_prompt_tokens is not None:
+            return request
+        return request.model_copy(update={"truncate_prompt_tokens": default})
 
     def tokenize_prompt(
         self,

@@ -262,10 +262,9 @@ class Transcriptions:
             return code
         if not known and code == "en":
             return None
+        kind = "model" if known else "English-only model"
         raise RequestError(
-            f"This model does not know {LANGUAGES[code].title()}"
-            f"{'' if known else ': it hears English alone'}.",
-            param="language",
+            f"This {kind} does not support {LANGUAGES[code].title()}.", param="language"
         )
 
     def _prompt_ids(self, prompt: str | None) -> tuple[int, ...]:

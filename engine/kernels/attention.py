@@ -15,6 +15,28 @@ from torch import Tensor
 from .step import Step
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PositionBias:
+    """Learned relative position bias: a logit a head for each distance of a key from its query.
+
+    `logits [Hq, 2·R + 1]` fp32 begin with the key R places before the query; no sequence is longer
+    than R + 1. Layers that share a bias share this object.
+    """
+
+    logits: Tensor
+
+    @property
+    def reach(self) -> int:
+        """Return R, the largest distance."""
+        return self.logits.shape[1] // 2
+
+    def between(self, tokens: int, length: int) -> Tensor:
+        """Return the logits `[Hq, tokens, length]` of the last `tokens` of a sequence."""
+        device = self.logits.device
+        queries = torch.arange(length - tokens, length, device=device)[:, None]
+        return self.logits[:, torch.arange(length, device=device) - queries + self.reach]
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
     """Attention of one layer: head counts, widths, scaling and masks.
@@ -24,7 +46,8 @@ class AttentionShape:
     `window` before it, and for a bidirectional query less than `window` behind it. `chunk` (chunked
     attention) 0: none; else only tokens from the last multiple of `chunk` on. `softcap` 0:
     none; else scores become softcap · tanh(score / softcap). `has_sinks` (attention sinks): a
-    learned logit a head joins the softmax without a value. `has_latent_values` (MLA): values are
+    learned logit a head joins the softmax without a value. `position_bias` is added to scores,
+    behind the softcap. `has_latent_values` (MLA): values are
     the first `value_dim` numbers of the one key head, and stored with it.
     """
 
@@ -39,6 +62,7 @@ class AttentionShape:
     is_causal: bool = True
     chunk: int = 0
     has_latent_values: bool = False
+    position_bias: PositionBias | None = None
 
     @property
     def most_visible(self) -> int:

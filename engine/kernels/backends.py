@@ -54,7 +54,7 @@ def round_activations(x: Tensor, weight: Matrix) -> Tensor:
     Some layers of such a weight take x as it is, where a kernel does not support their sizes.
     """
     if isinstance(weight, Quantised) and weight.numbers.dtype == torch.int8:
-        return rounded_to_int8(x)
+        return rounded_to_int8(x, weight.rotation)
     if isinstance(weight, Quantised) and has_triton(weight.device):
         from .triton import fp8
 

@@ -2,14 +2,15 @@
 
 There are three forms, whatever the checkpoint's format (GPTQ, AWQ, …): fp8 (e4m3) numbers, int4
 with zero points, and fp4 (e2m1) with scales that are powers of two (e8m0), as mxfp4 has them. In
-all of them groups of a row's numbers share a scale. int8 is made at load only, with a scale a row.
+all of them groups of a row's numbers share a scale. int8 is made at load only, with a scale a row,
+of weights with rotated inputs: of a real model a few inputs are many times as large as the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import lcm
+from math import lcm, sqrt
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ INT8_MAX = 127.0
 # that are 16 apart, so that one shift gives a kernel neighbouring inputs of neighbouring words.
 BLOCK, WORDS_A_BLOCK = 128, 16
 ROWS_AT_ONCE = 4096
+# Inputs that int8 rotates together.
+ROTATED = 64
 # Numbers of e2m1 by their codes, the sign being the highest bit.
 FP4_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 FP4_NUMBERS = (*FP4_SIZES, *(-size for size in FP4_SIZES))
@@ -34,8 +37,9 @@ class Quantised:
 
     `numbers` are fp8 or int8 `[…, O, I]`, or int4 or fp4 in int32 words `[…, O, ⌈I / 128⌉ · 16]`:
     word w of a block has the numbers of its inputs w, w + 16, …, w + 112, the lowest bits first.
-    Only int4 has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Products
-    are in `dtype`.
+    Only int4 has zeros. With an `order` (GPTQ act-order) column i is for input `order[i]`. Numbers
+    are of the weight after `rotated` by `rotation`, and so must a product's inputs be. Products are
+    in `dtype`.
     """
 
     numbers: Tensor
@@ -45,6 +49,7 @@ class Quantised:
     group: int
     dtype: torch.dtype
     order: Tensor | None = None  # [I]
+    rotation: int = 1
 
     @property
     def shape(self) -> torch.Size:
@@ -91,7 +96,8 @@ class Quantised:
             numbers = unpack_int4(self.numbers, self.inputs).float() - self._expand_groups(
                 self.zeros
             )
-        weight = (numbers * self._expand_groups(scales)).to(self.dtype)
+        weight = numbers * self._expand_groups(scales)
+        weight = rotated(weight, self.rotation).to(self.dtype)
         if self.order is None:
             return weight
         return torch.empty_like(weight).index_copy_(-1, self.order, weight)
@@ -173,9 +179,37 @@ def quantise_fp8(weight: Tensor) -> Quantised:
     return _quantise(weight, FP8, quantise_rows_fp8)
 
 
-def quantise_int8(weight: Tensor) -> Quantised:
-    """Quantise a weight `[…, O, I]` to int8 with a scale a row, its largest number becoming 127."""
-    return _quantise(weight, torch.int8, _quantise_rows_int8)
+def quantise_int8(weight: Tensor, rotation: int | None = None) -> Quantised:
+    """Quantise a weight `[…, O, I]` to int8 with a scale a row, its largest number becoming 127.
+
+    Its inputs are rotated first, `rotation` of them together or as many as their count allows.
+    """
+    if rotation is None:
+        rotation = rotation_of(weight.shape[-1])
+
+    def quantise_rows(rows: Tensor, _group: int) -> tuple[Tensor, Tensor]:
+        return _quantise_rows_int8(rotated(rows.float(), rotation))
+
+    return replace(_quantise(weight, torch.int8, quantise_rows), rotation=rotation)
+
+
+def rotation_of(*widths: int) -> int:
+    """Return how many inputs rotate together: `ROTATED` where that divides all widths, else 1."""
+    return 1 if any(width % ROTATED for width in widths) else ROTATED
+
+
+def rotated(x: Tensor, size: int) -> Tensor:
+    """Multiply each `size` neighbours of `x […, I]` by the normed Hadamard matrix, its own inverse.
+
+    Both factors of a product may be rotated: that changes the product by rounding alone, and makes
+    inputs of like size, which share a scale well (Ashkboos et al., QuaRot, 2024).
+    """
+    shape, half = x.shape, 1
+    while half < size:
+        first, second = x.reshape(*shape[:-1], -1, 2, half).unbind(-2)
+        x = torch.stack([first + second, first - second], -2)
+        half *= 2
+    return x.reshape(shape) / sqrt(size)
 
 
 def _quantise(
@@ -213,11 +247,11 @@ def quantise_rows_fp8(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return numbers.flatten(1)[:, :width].contiguous(), scales
 
 
-def _quantise_rows_int8(x: Tensor, _group: int) -> tuple[Tensor, Tensor]:
+def _quantise_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise rows to int8 `[T, I]` with scales `[T, 1]`; zeros have the scale 1."""
-    largest = x.float().abs().amax(-1, keepdim=True)
+    largest = x.abs().amax(-1, keepdim=True)
     scales = torch.where(largest == 0, 1.0, largest / INT8_MAX)  # a NaN stays one
-    return (x.float() / scales).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scales
+    return (x / scales).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8), scales
 
 
 def rounded_to_fp8(x: Tensor, group: int) -> Tensor:
@@ -227,9 +261,9 @@ def rounded_to_fp8(x: Tensor, group: int) -> Tensor:
     return Quantised(numbers, scales, None, width, min(group, width), x.dtype).dequantised()
 
 
-def rounded_to_int8(x: Tensor) -> Tensor:
-    """Quantise rows `[T, I]` to int8 and dequantise them."""
-    return quantise_int8(x).dequantised()
+def rounded_to_int8(x: Tensor, rotation: int) -> Tensor:
+    """Quantise rows `[T, I]` to int8, rotated, and dequantise them."""
+    return quantise_int8(x, rotation).dequantised()
 
 
 def merge_quantised(

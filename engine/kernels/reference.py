@@ -57,8 +57,8 @@ def step_spans(step: Step) -> list[Span]:
 class ReferenceAttention:
     """Attention backend in plain torch, a span at a time.
 
-    Plain attention runs torch's scaled_dot_product_attention; a softcap, sinks, or keys and values
-    of unequal width run `attend`.
+    Plain attention runs torch's scaled_dot_product_attention; a softcap, sinks, a position bias, or
+    keys and values of unequal width run `attend`.
     """
 
     page_size = 16
@@ -130,7 +130,8 @@ class ReferenceAttention:
             numbers.view(self.keys[layer].dtype).to(query.dtype)
             for numbers in gather(*pages, span.pages, length)
         )
-        if shape.softcap or sinks is not None or shape.key_dim != shape.value_dim:
+        is_uneven = shape.key_dim != shape.value_dim
+        if shape.softcap or sinks is not None or shape.position_bias is not None or is_uneven:
             return attend(query, key, value, shape, sinks, ends)
         is_whole = not shape.most_visible or length <= shape.most_visible
         is_plain = is_whole and ((span.context == 0 and ends is None) or not shape.is_causal)
@@ -188,6 +189,8 @@ def attend(
     scores *= shape.scaling
     if shape.softcap:
         scores = shape.softcap * torch.tanh(scores / shape.softcap)
+    if shape.position_bias is not None:
+        scores += shape.position_bias.between(tokens, length).view_as(scores)
     scores.masked_fill_(~attention_mask(tokens, length, shape, query.device, ends), float("-inf"))
     if sinks is not None:
         sink = sinks.float().view(shape.num_kv_heads, group, 1, 1).expand(-1, -1, tokens, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ..kernels.attention import AttentionShape
@@ -256,7 +256,7 @@ class Architecture:
     that is projected with the queries. Weights of `num_mtp_layers` behind the last layer, which
     predict more than one token, are left out.
     `max_positions` is the longest context; `eos_token_ids` is the config's: an id, a list of ids,
-    or None.
+    or None. `ignored_fields` of the config are read by no code of the class.
     """
 
     class_name: str
@@ -293,6 +293,7 @@ class Architecture:
     num_mtp_layers: int = 0
     names: WeightNames = WeightNames()
     eos_token_ids: object = None
+    ignored_fields: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def attention_shapes(self) -> tuple[AttentionShape, ...]:

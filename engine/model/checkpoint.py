@@ -16,7 +16,7 @@ from ..errors import ModelRefused
 from ..storage.gguf.unpacked import unpack_weights
 from ..storage.hub import find_file, find_gguf
 from .hf_config import ADAPTER
-from .load_timing import downloading, timed
+from .load_timing import downloading
 from .quantised.quantization_config import QuantizationConfig
 
 WHOLE = "model.safetensors"
@@ -33,7 +33,7 @@ NAMED = 3
 class Checkpoint:
     """The folder of the model `name`, from which it may be loaded, and its files of weights.
 
-    Without a `quantisation` these are plain numbers, and stay so. `notes` are for the user.
+    Without a `quantisation` these are plain numbers, and stay so.
     """
 
     name: str
@@ -41,7 +41,6 @@ class Checkpoint:
     files: tuple[Path, ...]
     num_bytes: int
     quantization: QuantizationConfig | None = None
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,8 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
 
     Those of a GGUF file are dequantized where that was not done before.
     """
-    note = None
     if (gguf := find_gguf(name)) is not None:
-        with downloading(), timed("dequantization"):
-            folder, note = unpack_weights(gguf)
+        folder, _ = unpack_weights(gguf)
     else:
         folder = Path(name) if Path(name).is_dir() else _fetched(name)
     if (folder / ADAPTER).exists():
@@ -78,8 +75,7 @@ def find_checkpoint(name: str, quantization: QuantizationConfig | None = None) -
     for path in files:
         _check_file(name, path, quantization)
     num_bytes = sum(path.stat().st_size for path in files)
-    notes = () if note is None else (note,)
-    return Checkpoint(name, folder, tuple(files), num_bytes, quantization, notes)
+    return Checkpoint(name, folder, tuple(files), num_bytes, quantization)
 
 
 def check_count(checkpoint: Checkpoint, num_weights: int) -> None:

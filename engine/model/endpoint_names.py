@@ -21,12 +21,12 @@ from tidemill.protocol.routes import (
 )
 
 from ..config import EngineConfig
+from ..storage.gguf.unpacked import description_folder
 from ..storage.hub import local_source
 from .encoders.pooling_config import read_pooling_config
 
 _CONFIG = "config.json"
 _SPEECH_TYPE = "whisper"
-_OF_TEXT = (CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING)
 
 
 def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
@@ -34,13 +34,12 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
     source = local_source(config.model)
     if source is None:
         return None
-    if source.is_file():  # a GGUF file
-        return tuple(route.name for route in _OF_TEXT)
     try:
-        description = json.loads((source / _CONFIG).read_bytes())
+        folder = description_folder(source) if source.is_file() else source
+        description = json.loads((folder / _CONFIG).read_bytes())
         if not isinstance(description, dict):
             return None
-        pooled = read_pooling_config(description, replace(config, model=str(source)))
+        pooled = read_pooling_config(description, replace(config, model=str(folder)))
     except (OSError, ValueError, RecursionError, EngineError):  # told by whoever loads it
         return None
     if pooled is not None:
@@ -48,5 +47,5 @@ def endpoints_of(config: EngineConfig) -> tuple[str, ...] | None:
     elif description.get("model_type") == _SPEECH_TYPE:
         routes = [TRANSCRIPTIONS, TRANSLATIONS]
     else:
-        routes = [*_OF_TEXT]
+        routes = [CHAT_COMPLETIONS, COMPLETIONS, GENERATIVE_SCORING]
     return tuple(route.name for route in routes)

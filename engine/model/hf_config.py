@@ -1,13 +1,13 @@
 """A model's config.json, read as plain JSON: no library that models need is loaded for it.
 
-A field counts as understood once it is taken. What nobody took and what changes how a model
-computes must never be ignored: such a model is left to transformers.
+A field counts as understood once it is taken. A field that nobody took is ignored only where the
+code of transformers' class never reads it either; any other leaves the model to transformers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from json import JSONDecodeError
 from math import isfinite
@@ -18,6 +18,8 @@ import torch
 
 from ..errors import ModelRefused, first_line_of
 from ..storage.hub import find_file
+from .config_values import normalise
+from .transformers_fields import ROPES, class_defaults, is_class_of, may_read
 
 CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
@@ -56,13 +58,16 @@ TEXT_OF_KIND = {
 # how weights are stored, which `HFConfig.quantisation` tells.
 _WITHOUT_EFFECT = frozenset(
     """
-    _attn_implementation_autoset _name_or_path architectures attn_implementation auto_map
+    _attn_implementation _attn_implementation_autoset _name_or_path architectures
+    attn_implementation auto_map
     bad_words_ids begin_suppress_tokens bos_token_id cache_implementation
     chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype
     early_stopping encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id id2label initializer_factor initializer_range
-    is_llama_config label2id length_penalty max_length max_sequence_length min_length model_type
-    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_factor
+    initializer_range
+    is_llama_config label2id language length_penalty max_length max_sequence_length min_length
+    model_name model_type name name_or_path no_repeat_ngram_size num_beam_groups num_beams
+    num_labels num_return_sequences
     output_attentions output_hidden_states output_router_logits output_scores pad_token_id
     prefix pretraining_tp problem_type quantization_config repetition_penalty return_dict
     return_dict_in_generate router_aux_loss_coef router_jitter_noise sep_token_id
@@ -74,6 +79,10 @@ _WITHOUT_EFFECT = frozenset(
 
 
 _WITHOUT_EFFECT_SUFFIXES = ("dropout", "dropout_prob", "_pdrop")
+
+
+# What code raises that computes with values of other types than it expects.
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class UnsupportedConfig(Exception):
@@ -102,6 +111,17 @@ class HFConfig:
     def where(self) -> str:
         """Return what messages call it."""
         return f"{CONFIG} with --hf-overrides" if self.is_overridden else CONFIG
+
+    def check_class(self, class_names: Iterable[str]) -> None:
+        """Refuse to understand a model whose `architectures` name a class of other code.
+
+        Of a model of text and images that class is the whole's.
+        """
+        named = self.raw.get("architectures") or ()
+        for name in named if isinstance(named, list | tuple) else (named,):
+            is_whole = self.is_multimodal and str(name).endswith("ForConditionalGeneration")
+            if not (is_whole or is_class_of(name, class_names)):
+                raise UnsupportedConfig(f"{self.where} says architectures {name!r}")
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -159,6 +179,7 @@ def _base_model(adapter: Path) -> str | None:
 
 def parse_hf_config(name: str, said: Mapping[str, Any]) -> HFConfig:
     """Return what a config.json says that was read already."""
+    said = normalise(said)
     text = said.get("text_config")
     fields = text if isinstance(text, dict) else said
     ties = [tie for part in (fields, said) if (tie := part.get(TIE)) is not None]
@@ -166,7 +187,9 @@ def parse_hf_config(name: str, said: Mapping[str, Any]) -> HFConfig:
         # What is said of the whole holds for the text, too.
         fields = {**fields, TIE: True if True in ties else ties[0]}
     kind = fields.get("model_type", TEXT_OF_KIND.get(str(said.get("model_type"))))
-    quantised = [how for part in (fields, said) if (how := part.get("quantization_config"))]
+    parts = (fields, said)
+    quantised = [how for part in parts if (how := part.get("quantization_config"))]
+    quantised += [how for part in parts if isinstance(how := part.get("quantization"), Mapping)]
     stored = [part.get(key) for part in (fields, said) for key in ("dtype", "torch_dtype")]
     return HFConfig(
         name=name,
@@ -186,7 +209,8 @@ def _as_object(said: Any) -> Mapping[str, Any]:
 class ConfigFields:
     """The fields of a JSON object, each taken by its name; `where` is what messages call it.
 
-    `defaults` stand in for fields that are left out; `renamed` are fields by other names.
+    `defaults` stand in for fields that are left out; `renamed` are fields by other names. With a
+    `model_type` fields that its class in transformers never reads may be left over.
     """
 
     def __init__(
@@ -195,10 +219,21 @@ class ConfigFields:
         said: Mapping[str, Any],
         defaults: Mapping[str, Any] | None = None,
         renamed: Mapping[str, str] | None = None,
+        *,
+        model_type: str | None = None,
     ) -> None:
         self.where = where
-        said = {(renamed or {}).get(key, key): value for key, value in said.items()}
+        self._ignored: set[str] = set()
+        if model_type is not None:
+            said = self._without_unread(said, model_type, renamed or {})
+            defaults = {**class_defaults(model_type), **(defaults or {})}
+        own = {other: said[key] for key, other in (renamed or {}).items() if key in said}
+        others = {key: value for key, value in said.items() if key not in (renamed or {})}
+        # Under both names a field must have one value.
+        self._twice = {key for key in own.keys() & others.keys() if own[key] != others[key]}
+        said = {**others, **own}
         self._said = {**(defaults or {}), **said}
+        self._model_type = model_type
         self._left = {
             key
             for key, value in said.items()
@@ -206,6 +241,32 @@ class ConfigFields:
                 _is_empty(value) or key in _WITHOUT_EFFECT or key.endswith(_WITHOUT_EFFECT_SUFFIXES)
             )
         }
+
+    def _without_unread(
+        self, said: Mapping[str, Any], model_type: str, renamed: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Return fields without other families' names for those of this one, and with ropes cut."""
+        kept: dict[str, Any] = {}
+        for key, value in said.items():
+            if key in renamed.values() and not may_read(model_type, key):
+                self._ignored.add(key)
+            elif key in ROPES and isinstance(value, Mapping):
+                kept[key] = self._cut_rope(key, value, model_type)
+            else:
+                kept[key] = value
+        return kept
+
+    def _cut_rope(self, path: str, rope: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+        """Return a rope, or one for each kind of layer, without parameters that are never read."""
+        kept: dict[str, Any] = {}
+        for key, value in rope.items():
+            if isinstance(value, Mapping):
+                kept[key] = self._cut_rope(f"{path}.{key}", value, model_type)
+            elif _is_empty(value) or may_read(model_type, key):
+                kept[key] = value
+            else:
+                self._ignored.add(f"{path}.{key}")
+        return kept
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return what a field says, whatever it is; an absent one says its default."""
@@ -257,10 +318,13 @@ class ConfigFields:
         if not _is_empty(value) and value not in values:
             raise UnsupportedConfig(f"{self.where} says {key} {value!r}")
 
-    def check_all_read(self) -> None:
-        """Refuse to understand the whole when something was not taken."""
-        if self._left:
-            raise UnsupportedConfig(f"{self.where} says {', '.join(sorted(self._left))}")
+    def check_all_read(self) -> tuple[str, ...]:
+        """Refuse to understand the whole when something was not taken; return what is ignored."""
+        kind = self._model_type
+        read = {key for key in self._left if kind is None or may_read(kind, key)} | self._twice
+        if read:
+            raise UnsupportedConfig(f"{self.where} says {', '.join(sorted(read))}")
+        return tuple(sorted(self._ignored | self._left))
 
 
 def _is_empty(value: object) -> bool:

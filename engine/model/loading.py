@@ -21,12 +21,15 @@ from ..scheduling.images import ImageSpec
 from . import native
 from .adapter_parity import check_adapters
 from .adapters.loading import read_adapters
+from .architecture import Architecture
 from .attention_parity import check_attention_parity
 from .checkpoint import Checkpoint, find_checkpoint
 from .device import choose_device, choose_dtype, context_length
+from .drift import Drift, cached_drift, held_tokens
 from .families.refused_types import ONLY_OWN_TYPES
 from .families.registry import FAMILIES, architecture_of
 from .hf_config import HFConfig, UnsupportedConfig
+from .layerwise import LayerReader, layerwise_logits
 from .load_timing import timed
 from .loaded_model import LoadedModel
 from .native import LeaderRank
@@ -36,6 +39,7 @@ from .parity_cache import parity_fact, run_once
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .sanity import check_logits
 from .tensor_parallel import check_tensor_parallel_size
+from .transformers_fields import notes_on_ignored
 from .vision.preprocessor_config import VisionConfig, read_vision_config
 
 
@@ -195,6 +199,23 @@ def read_vision(
     return vision, ()
 
 
+@torch.inference_mode()
+def _measure_drift(
+    checkpoint: Checkpoint, hf_config: HFConfig, architecture: Architecture, loaded: LoadedModel
+) -> Drift:
+    """Compare a model whose weights were quantised as they were read with the plain model.
+
+    The plain one runs layer by layer, in the same dtype.
+    """
+    token_ids = held_tokens(checkpoint.name, loaded.vocab_size)
+    plain = replace(checkpoint, quantization=None)
+    reader = LayerReader.open(
+        plain, hf_config, architecture, loaded.device, num_layers=None, is_cut=False
+    )
+    reference = layerwise_logits(reader, loaded, loaded.dtype, token_ids)
+    return Drift.between(chunked_logits(loaded, token_ids)[0], reference[0])
+
+
 def _sight(settings: EngineConfig, hf_config: HFConfig) -> ImageSpec:
     """Return how a model sees, images between the bounds of pixels that the settings have.
 
@@ -267,12 +288,16 @@ def _load_native(
             loaded,
             vision_encoder=loaded.vision_encoder._replace(image_spec=_sight(settings, hf_config)),
         )
-    notes = [
-        *checkpoint.notes,
-        *loaded.notes,
-        *blind,
-        *notes_on_quantization(quantization, dtype, device),
-    ]
+    ignored = notes_on_ignored(
+        hf_config.where, architecture.class_name, architecture.ignored_fields
+    )
+    quantised = notes_on_quantization(quantization, dtype, device)
+    notes = [*loaded.notes, *ignored, *blind, *quantised]
+    is_whole = leader is None and parity.num_layers is None
+    if is_whole and quantization is not None and quantization.weight_format is None:
+        measure = partial(_measure_drift, checkpoint, hf_config, architecture, loaded)
+        with timed("drift"):
+            notes.append(cached_drift(fact, measure).note(quantization.method, dtype))
     if parity.num_layers is not None:
         notes.append(
             "the engine's decoder was compared with transformers' by the first "

@@ -9,8 +9,9 @@ from typing import Any
 from ..config import EngineConfig
 from ..errors import ModelRefused
 from .hf_config import TIE, HFConfig, parse_hf_config, read_hf_config
-from .overrides import ROPES, for_context, is_config, long_rope, merge
+from .overrides import for_context, is_config, long_rope, merge
 from .rope import is_switched
+from .transformers_fields import ROPES, may_read
 
 
 def read_overridden_config(settings: EngineConfig) -> HFConfig:
@@ -19,7 +20,11 @@ def read_overridden_config(settings: EngineConfig) -> HFConfig:
     if isinstance(read.raw.get("text_config"), dict):
         _refuse_keys_of_text(settings, read.raw)
     said = merge(read.raw, settings.hf_overrides)
-    return replace(parse_hf_config(settings.model, said), is_overridden=bool(settings.hf_overrides))
+    parsed = replace(
+        parse_hf_config(settings.model, said), is_overridden=bool(settings.hf_overrides)
+    )
+    _refuse_unread(settings, read, parsed)
+    return parsed
 
 
 def with_context(hf_config: HFConfig, settings: EngineConfig) -> HFConfig:
@@ -37,6 +42,16 @@ def longest_context(hf_config: HFConfig) -> int | None:
         return None
     is_longer = any(longest > original and not is_switched(rope) for rope, original in ropes)
     return longest if is_longer else None
+
+
+def _refuse_unread(settings: EngineConfig, read: HFConfig, parsed: HFConfig) -> None:
+    """Refuse overrides that add fields which would change nothing."""
+    added = parsed.fields.keys() - read.fields.keys()
+    if unread := sorted(key for key in added if not may_read(parsed.model_type, key)):
+        raise ModelRefused(
+            f"{settings.model}: --hf-overrides says {unread[0]}, which transformers' classes of "
+            f"model type {parsed.model_type!r} never read."
+        )
 
 
 def _refuse_keys_of_text(settings: EngineConfig, said: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import EngineConfig
+from .transformers_fields import ROPES
 
-ROPES = ("rope_parameters", "rope_scaling")
 # What a rope keeps where its scaling is overridden.
 _KEPT = ("rope_theta", "partial_rotary_factor", "mrope_section")
 _ORIGINAL = "original_max_position_embeddings"

@@ -30,6 +30,7 @@ from .overridden_config import read_overridden_config, with_context
 from .quantised.loading import is_made
 from .quantised.quantization_config import QuantizationConfig, read_quantization_config
 from .tensor_parallel import check_tensor_parallel_size, shard_architecture
+from .transformers_fields import notes_on_ignored
 from .weight_map import weights_of
 from .weights import as_stored, find_layout
 
@@ -101,7 +102,14 @@ def _plan_native(settings: EngineConfig, hf_config: HFConfig) -> ModelPlan:
         tensor_parallel_sizes=_tensor_parallel_sizes(architecture, quantization),
         takes_adapters=FAMILIES[hf_config.model_type].takes_adapters,
         takes_images=vision is not None,
-        notes=(*notes, *blind, *notes_on_quantization(quantization, dtype, device)),
+        notes=(
+            *notes,
+            *notes_on_ignored(
+                hf_config.where, architecture.class_name, architecture.ignored_fields
+            ),
+            *blind,
+            *notes_on_quantization(quantization, dtype, device),
+        ),
     )
 
 

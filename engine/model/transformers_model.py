@@ -254,6 +254,11 @@ def read_config(hf_config: HFConfig) -> Any:
 def text_config_of(whole: Any, hf_config: HFConfig) -> Any:
     """Return the config of a model's text, whose head is tied where the whole says so, too."""
     config = whole.get_text_config(decoder=True)
+    if isinstance(config, Mapping):
+        raise TransformersRefused(
+            f"{hf_config.name}: cannot be read as a model: {CONFIG} says text_config, which "
+            f"transformers' {type(whole).__name__} does not have"
+        )
     tied = hf_config.fields.get(TIE)
     if config is not whole and isinstance(tied, bool):
         config.tie_word_embeddings = tied

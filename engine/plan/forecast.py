@@ -65,8 +65,9 @@ class Forecast:
         if self._done.row_prompt_tokens and not done.decoded:  # as of embeddings
             return Work(prefills * done.steps / max(1.0, done.prefilled), prefills)
         begun = done.decoded - self._done.row_output_tokens
-        left = self.plan.work_left(self._tokens_a_byte(), begun)
-        expected = self.plan.expected_steps(self._max_num_seqs) - done.steps
+        num_running = self._done.num_running
+        left = self.plan.work_left(self._tokens_a_byte(), begun, num_running)
+        expected = self.plan.expected_steps(self._max_num_seqs, begun, num_running) - done.steps
         steps = max(left.decoded / self._num_running, expected)
         return left._replace(steps=steps, prefilled=prefills)
 

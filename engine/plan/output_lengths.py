@@ -80,3 +80,10 @@ class OutputLengths:
         known = is_known[self._group_of]
         expected[known] = np.minimum(means[self._group_of][known], self._most[known])
         return expected
+
+    def after(self, places: NDArray[np.int64], num_tokens: float) -> NDArray[np.float64]:
+        """Return the expected output tokens of lines that have `num_tokens` without having ended.
+
+        That is as many again, but not more than they may have.
+        """
+        return np.minimum(2 * num_tokens, self._most[places])

@@ -84,13 +84,14 @@ class Plan:
         """Return the tokens of prompts that are computed if no prefix is evicted too early."""
         return tokens_a_byte * self.num_own_bytes + self.num_page_tokens
 
-    def work_left(self, tokens_a_byte: float, begun: float = 0.0) -> Work:
+    def work_left(self, tokens_a_byte: float, begun: float = 0.0, num_running: float = 0.0) -> Work:
         """Return the expected work, but for its steps, of all lines without a row.
 
-        Of those that run `begun` tokens are there. Prompts are counted as if none had begun.
+        The `num_running` lines that run have `begun` tokens. Prompts are counted as if none had
+        begun.
         """
         is_counted = self._is_unfinished & ~self.is_repeat
-        outputs = self.lengths.expected()[is_counted]
+        outputs = self._outputs(begun, num_running)[is_counted]
         prompts = tokens_a_byte * self._prompt_bytes[is_counted]
         total = float(outputs.sum())
         decoded = max(0.0, total - begun)
@@ -100,17 +101,32 @@ class Plan:
             attended=float(outputs @ (prompts + outputs / 2)) * decoded / max(1.0, total),
         )
 
-    def expected_steps(self, max_num_seqs: int) -> float:
+    def expected_steps(
+        self, max_num_seqs: int, begun: float = 0.0, num_running: float = 0.0
+    ) -> float:
         """Return the steps that decode all lines of the plan, from the first to the last."""
         left = self._order[self._is_waiting[self._order]]
         places = np.concatenate([self._started[: self.num_lines - len(left)], left])
-        outputs = self.lengths.expected()[places[~self.is_repeat[places]]]
+        outputs = self._outputs(begun, num_running)[places[~self.is_repeat[places]]]
         # A line starts when those before it leave it a place, and of those some half is decoded.
         before = np.append(0.0, np.cumsum(outputs))
         starts = np.zeros(len(outputs))
         num_later = len(starts[max_num_seqs:])
         starts[max_num_seqs:] = before[max_num_seqs:-1] + before[1 : num_later + 1]
         return float((starts / (2 * max_num_seqs) + outputs).max(initial=0.0))
+
+    def _outputs(self, begun: float, num_running: float) -> NDArray[np.float64]:
+        """Return the expected output tokens of each line.
+
+        Where the lines that run have more tokens than was expected of them, those that ended
+        were the short ones, and say nothing of these.
+        """
+        expected = self.lengths.expected()
+        places = self._started[: self.num_lines - self.num_waiting]
+        places = places[self._is_unfinished[places] & ~self.is_repeat[places]][: int(num_running)]
+        if len(places) and begun > expected[places].sum():
+            expected[places] = self.lengths.after(places, begun / len(places))
+        return expected
 
     def _start(self, place: int) -> int:
         self._started[self.num_lines - self.num_waiting] = place

@@ -33,7 +33,7 @@ from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.text_model import GenerationConfig, TextModel, eos_ids, read_generation_config
 from ..text.tokenizer import load_tokenizer
 from ..text.vocabulary import Vocabulary, load_vocabulary, recall_vocabulary
-from .task import LoadedTask, start_engine
+from .task import LoadedTask, checked_truncation, start_engine
 
 
 class GenerationTask:
@@ -84,6 +84,7 @@ class GenerationTask:
                 eos_token_ids=model.eos_token_ids,
                 max_model_len=room.max_model_len,
                 max_logprobs=config.max_logprobs,
+                truncate_prompt_tokens=checked_truncation(config, room.max_model_len),
             )
         parsers = _parsers_of(text, config)
         image_support, blind = _image_support(model, vocabulary, config)
@@ -139,6 +140,7 @@ def load_text_model(
     eos_token_ids: object,
     max_model_len: int,
     max_logprobs: int,
+    truncate_prompt_tokens: int | None,
 ) -> TextModel:
     """Return what the endpoints know of a model: tokenizer, template, defaults, stop tokens.
 
@@ -158,6 +160,7 @@ def load_text_model(
         grammars=GrammarBackend(tokenizer, vocab_size, ends),
         defaults=generation.defaults,
         max_logprobs=max_logprobs,
+        truncate_prompt_tokens=truncate_prompt_tokens,
     )
 
 
@@ -171,6 +174,7 @@ def endpoints_without_weights(
     source = None if chat_template is None else read_chat_template(chat_template)
     folder, hf_config = find_folder(config.model), read_overridden_config(config)
     vocabulary = recall_vocabulary(config.model, folder)
+    max_model_len = plan_model(config).max_model_len
     text = load_text_model(
         config.model,
         vocabulary or load_vocabulary(config.model, folder),
@@ -178,8 +182,9 @@ def endpoints_without_weights(
         generation=read_generation_config(config.model),
         vocab_size=int(hf_config.fields["vocab_size"]),
         eos_token_ids=hf_config.fields.get("eos_token_id"),
-        max_model_len=plan_model(config).max_model_len,
+        max_model_len=max_model_len,
         max_logprobs=config.max_logprobs,
+        truncate_prompt_tokens=checked_truncation(config, max_model_len),
     )
     return text_endpoints(text, seed=config.seed, parsers=_parsers_of(text, config))
 

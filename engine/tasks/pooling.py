@@ -20,14 +20,13 @@ from ..model.device import step_limits
 from ..model.encoders.loaded_encoder import LoadedEncoder
 from ..model.encoders.loading import load_encoder
 from ..model.encoders.pooling_config import PoolingConfig, is_pooling_model, read_pooling_config
-from ..model.encoders.sentence_transformers import ModelFiles
 from ..model.hf_config import read_hf_config
 from ..scheduling.encoding import EncodingRequest, EncodingResult
 from ..text.chat_template import ChatTemplate, read_chat_template
 from ..text.tokenizer import load_tokenizer
 from ..text.truncation import TruncatingTokenizer
 from ..text.vocabulary import Vocabulary
-from .task import LoadedTask, refuse_generation_settings, start_engine
+from .task import LoadedTask, checked_truncation, refuse_generation_settings, start_engine
 
 
 class PoolingTask:
@@ -47,19 +46,22 @@ class PoolingTask:
 
         def make() -> tuple[LoadedEncoder, EncodingCore]:
             model = load_encoder(config, description)
-            model = replace(model, max_model_len=_context(config, description, model))
+            max_model_len = description.context_length(config, model.max_model_len)
+            model = replace(model, max_model_len=max_model_len)
             return model, make_core(model, config)
 
         with start_engine(config, folder, make) as (engine, model, vocabulary):
             known = encoder_model(config.model, description, vocabulary, model, template=template)
+            truncation = checked_truncation(config, model.max_model_len)
+            known = replace(known, truncate_prompt_tokens=truncation)
         notes = (*_notes_of(description), *model.notes)
         return LoadedTask(engine, encoder_endpoints(known), model.device, notes=notes)
 
 
 def read_encoder(config: EngineConfig) -> PoolingConfig:
     """Return what `config.model` gives; `ModelRefused` for what no endpoint could show."""
-    read_hf_config(config.model)  # which says what is wrong with a config.json
-    description = read_pooling_config(ModelFiles(config.model).fields("config.json").said, config)
+    hf_config = read_hf_config(config.model)
+    description = read_pooling_config(hf_config.raw, config)
     if description is None:
         raise ModelRefused(f"{config.model} gives neither vectors nor scores.")
     if description.task == "score" and description.activation not in ACTIVATIONS:
@@ -107,21 +109,16 @@ def encoder_model(
 
 
 def _notes_of(description: PoolingConfig) -> tuple[str, ...]:
-    if not description.is_assumed or description.pooling is None:
-        return ()
-    which = "first" if description.pooling.modes == ("cls",) else "last"
-    note = (
-        f"no file says how this model's vectors are made: each is its {which} token's, at length 1,"
-        " as vLLM has it; `--pooler-config` says otherwise"
-    )
-    return (note,)
-
-
-def _context(config: EngineConfig, description: PoolingConfig, model: LoadedEncoder) -> int:
-    """Return how many tokens a sequence may have: as asked for, else as the model's files say."""
-    if config.max_model_len is not None:
-        return model.max_model_len
-    return min(model.max_model_len, description.max_seq_length or model.max_model_len)
+    notes = []
+    if description.unserved_head:
+        notes.append(f"this model's head ({description.unserved_head}) is not served, only vectors")
+    if description.is_assumed and description.pooling is not None:
+        which = "first" if description.pooling.modes == ("cls",) else "last"
+        notes.append(
+            f"no file says how this model's vectors are made: each is its {which} token's, at "
+            "length 1, as vLLM has it; `--pooler-config` says otherwise"
+        )
+    return tuple(notes)
 
 
 def _template(name: str, vocabulary: Vocabulary, source: str | None) -> ChatTemplate | None:

@@ -39,8 +39,12 @@ class SpeechTask:
     ) -> LoadedTask[SpeechRequest, SpeechResult]:
         """Load model and vocabulary beside each other, and begin to hear."""
         refuse_generation_settings(config, "what recordings say")
-        if config.hf_overrides or config.pooler_config:
-            flag = "--hf-overrides" if config.hf_overrides else "--pooler-config"
+        given = {
+            "--hf-overrides": bool(config.hf_overrides),
+            "--pooler-config": bool(config.pooler_config),
+            "--truncate-prompt-tokens": config.truncate_prompt_tokens is not None,
+        }
+        if flag := next((flag for flag, is_given in given.items() if is_given), None):
             raise ModelRefused(
                 f"{config.model} hears recordings: {flag} is for models that write text or give "
                 "vectors or scores; leave it out."

@@ -11,6 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
+from tidemill.protocol.contract import EngineError
+
 from ..config import EngineConfig
 from ..endpoints.endpoint import Endpoint, EngineResult
 from ..errors import ModelRefused
@@ -61,6 +63,17 @@ def refuse_generation_settings(config: EngineConfig, gives: str) -> None:
         raise ModelRefused(
             f"{config.model} gives {gives}: its weights stay as they are; leave out --quantization"
         )
+
+
+def checked_truncation(config: EngineConfig, max_model_len: int) -> int | None:
+    """Return the truncation of prompts; `EngineError` for one above the model's context."""
+    num_tokens = config.truncate_prompt_tokens
+    if num_tokens is not None and num_tokens > max_model_len:
+        raise EngineError(
+            f"--truncate-prompt-tokens {num_tokens} is above the context of {config.model}, which "
+            f"is {max_model_len:,} tokens: use -1 for as much as it takes"
+        )
+    return num_tokens
 
 
 class Task(Protocol):

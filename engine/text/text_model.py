@@ -66,7 +66,7 @@ class TextModel:
 
     `max_model_len` counts the tokens of prompt and completion together; token ids of a request lie
     below `vocab_size`; `eos_token_ids` end a sequence. A request may ask for `max_logprobs`
-    alternatives of each token, -1 being all.
+    alternatives of each token, -1 being all; `truncate_prompt_tokens` is that of requests without.
     """
 
     tokenizer: Tokenizer
@@ -77,6 +77,7 @@ class TextModel:
     grammars: ConstraintCompiler
     defaults: SamplingDefaults = SamplingDefaults()
     max_logprobs: int = MAX_LOGPROBS
+    truncate_prompt_tokens: int | None = None
 
 
 class GenerationConfig(BaseModel):

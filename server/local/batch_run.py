@@ -44,6 +44,7 @@ class BatchRun:
         self._has_many = asyncio.Event()
         self._flush_lock = asyncio.Lock()
         self.pace = RateWindow(time.monotonic)
+        self.is_closed = False
 
     @property
     def complete_through(self) -> int:
@@ -91,7 +92,7 @@ class BatchRun:
     async def _flush(self) -> None:
         async with self._flush_lock:
             rows = self._unflushed[:]
-            if not rows:
+            if not rows or self.is_closed:
                 return
             await asyncio.to_thread(self._rows.append, rows)
             del self._unflushed[: len(rows)]
@@ -100,10 +101,15 @@ class BatchRun:
             self._release_bytes(sum(len(row.row) for row in rows))
             self.pace.add(len(rows), sum((row.usage for row in rows), start=Usage()))
 
-    def discard_unflushed(self) -> None:
-        """Discard finished rows that are not durable."""
-        self._unflushed.clear()
-        self._release_bytes(self._unflushed_bytes)
+    async def close(self) -> None:
+        """Discard finished rows that are not durable; none becomes durable from then on.
+
+        A task of this run that outlives it cannot write beside the batch's next run.
+        """
+        async with self._flush_lock:
+            self.is_closed = True
+            self._unflushed.clear()
+            self._release_bytes(self._unflushed_bytes)
 
     def _release_bytes(self, num_bytes: int) -> None:
         self._unflushed_bytes -= num_bytes
@@ -112,6 +118,8 @@ class BatchRun:
     async def _run_line(self, raw: RawLine, held: int) -> None:
         try:
             answer = await run_line(raw, self._engine, created=self._created)
+            if self.is_closed:
+                return
             usage = answer.usage or Usage()
             row = FinishedRow(
                 raw.number,

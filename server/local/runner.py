@@ -60,6 +60,11 @@ class _RunningBatch:
     run: BatchRun | None = None
 
 
+async def _after(delay: float, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.sleep(delay)
+    await work()
+
+
 class Runner:
     """Runs the batches of a store on one engine. All calls are made in one event loop.
 
@@ -99,21 +104,24 @@ class Runner:
         await asyncio.to_thread(self._store.clean_up)
         for batch_id in await asyncio.to_thread(self._store.batches.open_ids):
             self.start(batch_id)
-        self._spawn(self._delete_expired())
+        self._spawn(self._delete_expired)
         try:
             yield
         finally:
             for running in self._batches.values():
                 running.thread_stop.set()
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            # A task that fails now is followed by another.
+            while tasks := [task for task in self._tasks if not task.done()]:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def start(self, batch_id: str) -> None:
         """Start a stored batch; one that is running already goes on."""
         if batch_id not in self._batches:
-            running = self._batches[batch_id] = _RunningBatch(batch_id)
-            self._spawn(self._run_to_end(running))
+            running = _RunningBatch(batch_id)
+            self._spawn(lambda: self._run_to_end(running))
+            self._batches[batch_id] = running
 
     async def cancel(self, batch_id: str) -> Batch:
         """Cancel a batch and keep its finished rows; raises InvalidMove for one that has ended.
@@ -154,16 +162,24 @@ class Runner:
             moved = publish(self._store, moved, Status.CANCELLED, self._clock())
         return moved
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], delay: float = 0.0) -> None:
+        """Run work in a task after a delay in seconds; it runs again when it raises."""
+        task = asyncio.get_running_loop().create_task(_after(delay, work))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._on_end(task, work))
+
+    def _on_end(
+        self, task: asyncio.Task[None], work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            _logger.error("A task of batches failed; it runs again.", exc_info=exc)
+            self._spawn(work, self._retry_seconds)
 
     async def _delete_expired(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRED_SECONDS)
-            with suppress(OSError, sqlite3.Error):
-                await asyncio.to_thread(self._store.delete_expired)
+            await asyncio.to_thread(self._store.delete_expired)
 
     async def _run_to_end(self, running: _RunningBatch) -> None:
         """Advance a batch from status to status until it is terminal."""
@@ -180,7 +196,7 @@ class Runner:
                 _logger.exception("%s waits", running.id)
                 running.problem = _problem_of(exc)
                 await asyncio.sleep(self._retry_seconds)
-        del self._batches[running.id]
+        self._batches.pop(running.id, None)
 
     async def _advance_if_open(self, running: _RunningBatch) -> bool:
         """Run the next step of a batch; return whether it has ended."""
@@ -315,22 +331,28 @@ class Runner:
         path = self._store.input_path(batch.id)
         run = BatchRun(path, rows, self._responder, self._in_flight, batch.created_at)
         running.run = run
-        stopping = asyncio.create_task(running.stop.wait())
-        working = asyncio.create_task(self._run_in_slot(run))
-        flushing = asyncio.create_task(self._flush_often(running, run))
+        works: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
+            running.stop.wait,
+            lambda: self._run_in_slot(run),
+            lambda: self._flush_often(running, run),
+        )
+        parts: list[asyncio.Task[Any]] = []
         seconds = max(0.0, batch.expires_at - self._clock())
         try:
-            parts = {stopping, working, flushing}
+            parts.extend(asyncio.create_task(work()) for work in works)
+            stopping, working, flushing = parts
             await asyncio.wait(parts, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             await _cancel_all(stopping, working)
             await self._flush_all(running, run)
             if flushing.done():
                 flushing.result()
         finally:
-            await _cancel_all(stopping, working, flushing)
-            await self._flush(running, run)
-            run.discard_unflushed()
-            running.run = None
+            try:
+                await _cancel_all(*parts)
+                await self._flush(running, run)
+            finally:
+                await run.close()
+                running.run = None
         if not working.cancelled():
             working.result()
             await asyncio.to_thread(self._check_rows, batch)
@@ -350,7 +372,7 @@ class Runner:
             await run.run()
 
     async def _flush_often(self, running: _RunningBatch, run: BatchRun) -> None:
-        while True:
+        while not run.is_closed:
             await run.wait_until_due()
             await self._flush_all(running, run)
 

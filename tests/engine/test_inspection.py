@@ -235,7 +235,7 @@ def test_a_gpu_that_is_not_here_has_a_plan_of_all_but_its_room(
 
 def test_so_is_the_memory_of_what_transformers_runs(tmp_path: Path) -> None:
     """Its layers are counted without a number of theirs, and it says why it is not our own."""
-    config = transformers.Olmo2Config(**COMMON, unknown_field=True)
+    config = transformers.Olmo2Config(**COMMON, attention_chunk_size=16)
     network = transformers.Olmo2ForCausalLM(config)
     network.save_pretrained(tmp_path)
     plan = planned(tmp_path)

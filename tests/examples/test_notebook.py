@@ -46,11 +46,11 @@ def kernel(tmp_path: Path) -> Iterator[tuple[KernelManager, BlockingKernelClient
 
 
 def text_of(cell: Any) -> str:
-    """Return what a cell shows as text: streams, bars and its value."""
-    return "\n".join(
-        output["text"] if output["output_type"] == "stream" else output["data"]["text/plain"]
-        for output in cell["outputs"]
-    )
+    """Return a cell's stream, then its bars and its value; a bar may split the stream in two."""
+    outputs = cell["outputs"]
+    stream = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    others = [output["data"]["text/plain"] for output in outputs if "data" in output]
+    return "\n".join([stream, *others])
 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:

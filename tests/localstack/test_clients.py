@@ -32,6 +32,7 @@ def client(api: Api) -> Iterator[openai.OpenAI]:
         yield client
 
 
+@pytest.mark.long  # tests/clients has the library against a server and an API
 def test_the_library_of_openai_batch_has_chats_answered(api: Api, tmp_path: Path) -> None:
     """It sends the file, makes the batch, waits for it, and has a good row for each request."""
     library_flow(api, tmp_path, CHATS)

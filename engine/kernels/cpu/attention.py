@@ -19,7 +19,7 @@ from torch import Tensor
 from ..attention import AttentionShape, HeadNorms
 from ..reference import zeros
 from ..step import Step
-from .flash import LOWEST, PAGE_SIZE
+from .flash import BLOCK, LOWEST, PAGE_SIZE
 from .qkv import store_kv, store_qkv
 from .scalars import DTYPES, elements
 from .simd import LANES
@@ -136,7 +136,7 @@ class CpuAttention:
                     self._pages,
                     queries,
                 ),
-                *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, mixed),
+                *(own.keys, own.values, layout.kept, *own.numbers, share_of_sinks, own.bias, mixed),
             )
         return out
 
@@ -166,6 +166,10 @@ class _Layer:
         reach = (np.int64(before), np.int64(after), np.int64(chunk))
         self.numbers = ((np.float32(shape.scaling), np.float32(shape.softcap)), reach)
         self.no_sinks = np.full((heads, self.group), LOWEST, np.float32)
+        self.bias = np.empty((heads, self.group, 0), np.float32)
+        if (bias := shape.position_bias) is not None:
+            logits = torch.nn.functional.pad(bias.logits.float(), (0, BLOCK))
+            self.bias = logits.view(heads, self.group, -1).contiguous().numpy()
         self.kept_shape = (heads, self.group, width + 2)
 
 

@@ -52,12 +52,16 @@ def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
         _start: Any,  # of the block, in tokens
         _scaling: Any,
         _softcap: Any,
+        bias: Any,  # fp32: added to a row's scores from `shifts` + `start` on, if there is any
+        shifts: Any,  # int32: where in the bias a row's first token has its own
+        _first_row: Any,  # among the shifts
     ) -> Any:
         is_paired = like == types.uint16
         int64, float32 = types.int64, types.float32
         signature = types.void(
             *(like, queries, int64, int64, keys, values, places, int64),
             *(state, int64, int64, bounds, int64, int64, float32, float32),
+            *(bias, shifts, int64),
         )
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -66,7 +70,9 @@ def _rows(count: int, pages: int = PAGES_AT_ONCE) -> Any:
                 return simd.pointer_to(context, builder, kind, args[index], element)
 
             block = _Block(builder, (count, pages), args, is_paired=is_paired)
-            scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD))
+            size = context.make_array(signature.args[16])(context, builder, args[16]).nitems
+            bias = pointer(16, FLOAT), pointer(17, INT), size
+            scores = block.scores(pointer(1, INT), pointer(4, INT), pointer(6, WORD), bias)
             weights, shrinks = block.softmax_weights(scores, pointer(8, FLOAT), pointer(11, INT))
             block.accumulate_values(
                 weights, shrinks, pointer(5, INT), pointer(6, WORD), pointer(8, FLOAT)
@@ -88,10 +94,13 @@ class _Block:
         self._query_at, self._units, self._num_tokens = args[2], args[3], args[7]
         self._state_at, self._width = args[9], args[10]
         self._bounds_at, self._start, self._scaling, self._softcap = args[12:16]
+        self._first_row = args[18]
         self._tokens_a_word = 2 if is_paired else 1
         self._stride = builder.add(self._width, _word(2))  # of a row's state
 
-    def scores(self, queries: Any, keys: Any, places: Any) -> list[list[Any]]:
+    def scores(
+        self, queries: Any, keys: Any, places: Any, bias: tuple[Any, Any, Any]
+    ) -> list[list[Any]]:
         """Return a row's scores in as many vectors as pages."""
         builder = self._builder
         totals = _zeros(builder, self._count, self._pages)
@@ -111,9 +120,11 @@ class _Block:
             for row, own in zip(rows, totals, strict=True):
                 query = builder.load(builder.gep(row, [unit]))
                 self._add(own, simd.splat(builder, query, INTS), lanes)
-        return self._scaled([[builder.load(total) for total in own] for own in totals])
+        return self._scaled([[builder.load(total) for total in own] for own in totals], *bias)
 
-    def _scaled(self, scores: list[list[Any]]) -> list[list[Any]]:
+    def _scaled(
+        self, scores: list[list[Any]], bias: Any, shifts: Any, size_of_bias: Any
+    ) -> list[list[Any]]:
         builder = self._builder
         scaling = simd.splat(builder, self._scaling, FLOATS)
         size = self._count * self._pages
@@ -128,6 +139,17 @@ class _Block:
                 place = builder.gep(scaled, [index])
                 capped = _tanh(builder, builder.fdiv(builder.load(place), cap))
                 builder.store(builder.fmul(cap, capped, FAST), place)
+        is_biased = builder.icmp_signed(">", size_of_bias, _word(0))
+        with builder.if_then(is_biased, likely=False), simd.repeated(builder, _word(size)) as index:
+            row, page = (
+                operation(index, _word(self._pages)) for operation in (builder.udiv, builder.urem)
+            )
+            shift = builder.load(builder.gep(shifts, [builder.add(self._first_row, row)]))
+            at = builder.add(builder.sext(shift, WORD), self._start)
+            at = builder.add(at, builder.mul(page, _word(PAGE_SIZE)))
+            place = builder.gep(scaled, [index])
+            lanes = simd.load(builder, bias, at, FLOATS)
+            builder.store(builder.fadd(builder.load(place), lanes, FAST), place)
         return [
             [
                 builder.load(builder.gep(scaled, [_word(row * self._pages + page)]))

@@ -1,7 +1,8 @@
 """int8 linear layers on the CPU (W8A8): weights of a scale a row by tokens quantised as they come.
 
-Four products an instruction and half of bf16's bytes, on processors with AVX512-VNNI. A token's
-largest number becomes 127; the norm before a layer quantises in its own pass.
+Four products an instruction and half of bf16's bytes, on processors with AVX512-VNNI. A token is
+rotated as the weight is, and its largest number becomes 127; the norm before a layer does both in
+its own pass.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ..elementwise import Gate
 from ..linear import Epilogue, NormedLinear
 from ..quantised import INT8_MAX, Quantised
 from .elementwise import num_items, rows_at_once
-from .jit_cache import compiled
+from .jit_cache import compiled, inlined
 from .linear import PackedLinear, epilogue_arguments, pack_outputs, pack_panels
 from .linear_panels import WIDTH, WORD_BYTES, ZERO_POINT
 from .scalars import elements, larger, magnitude, narrow, ordered, to_byte, widen
-from .simd import HAS_INT8_PRODUCT, HAS_PAIR_PRODUCT
+from .simd import HAS_INT8_PRODUCT, HAS_PAIR_PRODUCT, rotate
 from .thread_pool import parallel_for, pool_size, shared_pool
 
 MOST = np.float32(INT8_MAX)
@@ -40,14 +41,16 @@ class Int8Linear:
     """Linear layer of int8 weights and activations, which the norm before it may quantise."""
 
     packed: PackedLinear
+    rotation: int = 1
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the output for plain `x [T, I]`."""
-        return self._multiply(quantise_rows(x))
+        return self._multiply(quantise_rows(x, self.rotation))
 
     def normed(self, weight: Tensor, eps: float) -> NormedLinear:
         """Return the layer behind an RMS norm of `weight [I]`."""
-        return lambda x, residual: self._multiply(add_rms_norm(x, residual, weight, eps))
+        size = self.rotation
+        return lambda x, residual: self._multiply(add_rms_norm(x, residual, weight, eps, size))
 
     def _multiply(self, rows: Int8Rows) -> Tensor:
         out = torch.empty(len(rows.numbers), self.packed.shape[2], dtype=torch.bfloat16)
@@ -86,22 +89,25 @@ def prepare(weight: Quantised, bias: Tensor | None, end: Epilogue) -> Int8Linear
             like=np.uint8(0),
             ending=epilogue_arguments(end),
             threads=pool_size(),
-        )
+        ),
+        weight.rotation,
     )
 
 
-def quantise_rows(x: Tensor) -> Int8Rows:
-    """Quantise `x [T, I]`; a row that holds a NaN or an infinity has such a scale."""
+def quantise_rows(x: Tensor, rotation: int = 1) -> Int8Rows:
+    """Quantise `x [T, I]`, rotated; a row that holds a NaN or an infinity has such a scale."""
     x = x.contiguous()
     rows = _allocate(x)
-    _quantise(shared_pool(), elements(x), rows.numbers.numpy(), rows.scales.numpy())
+    _quantise(shared_pool(), elements(x), rotation, rows.numbers.numpy(), rows.scales.numpy())
     return rows
 
 
-def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Int8Rows:
+def add_rms_norm(
+    x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, rotation: int = 1
+) -> Int8Rows:
     """Quantise `elementwise.add_rms_norm`, or without x `[T, H]` `rms_norm` of the residual."""
     rows = _allocate(residual)
-    own = elements(residual), weight.numpy(), np.float32(eps)
+    own = elements(residual), weight.numpy(), np.float32(eps), rotation
     out = rows.numbers.numpy(), rows.scales.numpy()
     if x is None:
         _norm(shared_pool(), *own, *out)
@@ -114,71 +120,117 @@ def _allocate(x: Tensor) -> Int8Rows:
     return Int8Rows(torch.empty(x.shape, dtype=torch.uint8), torch.empty(len(x)))
 
 
-@compiled
-def _quantise_rows(item: Any, x: Any, numbers: Any, scales: Any) -> None:
-    rows, width = x.shape
-    at_once = rows_at_once(width)
-    for row in range(item * at_once, min((item + 1) * at_once, rows)):
-        most = magnitude(np.float32(0))
-        for i in range(width):
-            most = larger(most, magnitude(widen(x[row, i])))
-        top = ordered(most)
-        scales[row] = top / MOST
-        inverse = MOST / top if top > 0 else np.float32(0)
-        for i in range(width):
-            numbers[row, i] = to_byte(widen(x[row, i]) * inverse)
+@inlined
+def _round_row(x: Any, rotation: Any, numbers: Any) -> Any:
+    """Rotate a row, write its int8 numbers, and return its largest magnitude."""
+    if rotation > 1:
+        for start in range(0, len(x), rotation):
+            rotate(x, start)
+    most = magnitude(np.float32(0))
+    for i in range(len(x)):
+        most = larger(most, magnitude(x[i]))
+    top = ordered(most)
+    inverse = MOST / top if top > 0 else np.float32(0)
+    for i in range(len(x)):
+        numbers[i] = to_byte(x[i] * inverse)
+    return top / np.sqrt(np.float32(rotation))
 
 
 @compiled
-def _norm_rows(item: Any, x: Any, weight: Any, eps: Any, numbers: Any, scales: Any) -> None:
+def _quantise_rows(item: Any, x: Any, rotation: Any, numbers: Any, scales: Any) -> None:
     rows, width = x.shape
     at_once = rows_at_once(width)
+    own = np.empty(width, np.float32)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
-        _normed_row(x[row], weight, eps, numbers[row], scales, row)
+        for i in range(width):
+            own[i] = widen(x[row, i])
+        scales[row] = _round_row(own, rotation, numbers[row]) / MOST
+
+
+@compiled
+def _norm_rows(
+    item: Any,
+    x: Any,
+    weight: Any,
+    eps: Any,
+    rotation: Any,
+    numbers: Any,
+    scales: Any,
+) -> None:
+    rows, width = x.shape
+    at_once = rows_at_once(width)
+    own = np.empty(width, np.float32)
+    for row in range(item * at_once, min((item + 1) * at_once, rows)):
+        mean = _weighted_row(x[row], weight, own)
+        scales[row] = _round_row(own, rotation, numbers[row]) / (np.sqrt(mean + eps) * MOST)
 
 
 @compiled
 def _add_norm_rows(
-    item: Any, x: Any, residual: Any, weight: Any, eps: Any, numbers: Any, scales: Any
+    item: Any,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    rotation: Any,
+    numbers: Any,
+    scales: Any,
 ) -> None:
     rows, width = x.shape
     at_once = rows_at_once(width)
+    own = np.empty(width, np.float32)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
             residual[row, i] = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
-        _normed_row(residual[row], weight, eps, numbers[row], scales, row)
+        mean = _weighted_row(residual[row], weight, own)
+        scales[row] = _round_row(own, rotation, numbers[row]) / (np.sqrt(mean + eps) * MOST)
 
 
-@compiled
-def _normed_row(x: Any, weight: Any, eps: Any, numbers: Any, scales: Any, row: Any) -> None:
-    """Write one row's norm, quantised; nothing is rounded between the two."""
+@inlined
+def _weighted_row(x: Any, weight: Any, out: Any) -> Any:
+    """Write a row times a norm's weight, and return the mean of its squares.
+
+    Its scale takes the norm: nothing is rounded before it is quantised.
+    """
     width = len(x)
     total = np.float32(0)
-    most = magnitude(np.float32(0))
     for i in range(width):
         value = widen(x[i])
         total += value * value
-        most = larger(most, magnitude(value * weight[i]))
-    top = ordered(most)
-    scales[row] = top / (np.sqrt(total / np.float32(width) + eps) * MOST)
-    inverse = MOST / top if top > 0 else np.float32(0)
-    for i in range(width):
-        numbers[i] = to_byte(widen(x[i]) * weight[i] * inverse)
+        out[i] = value * weight[i]
+    return total / np.float32(width)
 
 
 @compiled
-def _quantise(words: Any, x: Any, numbers: Any, scales: Any) -> None:
-    parallel_for(words, num_items(*x.shape), _quantise_rows, (x, numbers, scales))
+def _quantise(words: Any, x: Any, rotation: Any, numbers: Any, scales: Any) -> None:
+    arguments = (x, rotation, numbers, scales)
+    parallel_for(words, num_items(*x.shape), _quantise_rows, arguments)
 
 
 @compiled
-def _norm(words: Any, x: Any, weight: Any, eps: Any, numbers: Any, scales: Any) -> None:
-    parallel_for(words, num_items(*x.shape), _norm_rows, (x, weight, eps, numbers, scales))
+def _norm(
+    words: Any,
+    x: Any,
+    weight: Any,
+    eps: Any,
+    rotation: Any,
+    numbers: Any,
+    scales: Any,
+) -> None:
+    arguments = (x, weight, eps, rotation, numbers, scales)
+    parallel_for(words, num_items(*x.shape), _norm_rows, arguments)
 
 
 @compiled
 def _add_norm(
-    words: Any, x: Any, residual: Any, weight: Any, eps: Any, numbers: Any, scales: Any
+    words: Any,
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    rotation: Any,
+    numbers: Any,
+    scales: Any,
 ) -> None:
-    arguments = (x, residual, weight, eps, numbers, scales)
+    arguments = (x, residual, weight, eps, rotation, numbers, scales)
     parallel_for(words, num_items(*x.shape), _add_norm_rows, arguments)

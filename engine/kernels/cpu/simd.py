@@ -13,8 +13,10 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 
+from .jit_cache import intrinsic
 from .scalars import EXP_COEFFICIENTS
 
 LANES = 16
@@ -143,6 +145,41 @@ def multiply_add(builder: Any, total: Any, a: Any, b: Any, *, is_paired: bool) -
         return call(builder, name, FLOATS, total, *pairs)
     total = fused(total, *(builder.shl(words, integers(16)) for words in (a, b)))
     return fused(total, *(builder.and_(words, integers(-65536)) for words in (a, b)))
+
+
+@intrinsic
+def rotate(_typing: Any, numbers: Any, _at: Any) -> Any:  # fp32, the first of 64 numbers
+    """Multiply 64 numbers by Hadamard's matrix of ones in place: within vectors, then between."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = pointer_to(context, builder, signature.args[0], args[0], FLOAT)
+        places = [builder.add(args[1], ir.Constant(WORD, LANES * i)) for i in range(4)]
+        vectors = [load(builder, pointer, place, FLOATS) for place in places]
+        undefined = ir.Constant(FLOATS, ir.Undefined)
+        for distance in (1, 2, 4, 8):
+            others = ir.Constant(INTS, [ir.Constant(INT, i ^ distance) for i in range(LANES)])
+            signs = [ir.Constant(FLOAT, -1.0 if i & distance else 1.0) for i in range(LANES)]
+            vectors = [
+                builder.fadd(
+                    builder.shuffle_vector(lanes, undefined, others),
+                    builder.fmul(lanes, ir.Constant(FLOATS, signs), FAST),
+                    FAST,
+                )
+                for lanes in vectors
+            ]
+        for distance in (1, 2):
+            before = vectors
+            vectors = [
+                builder.fsub(before[i ^ distance], before[i], FAST)
+                if i & distance
+                else builder.fadd(before[i], before[i ^ distance], FAST)
+                for i in range(4)
+            ]
+        for place, lanes in zip(places, vectors, strict=True):
+            store(builder, lanes, pointer, place)
+        return context.get_dummy_value()
+
+    return types.void(numbers, types.int64), generate
 
 
 def multiply_add_int8(builder: Any, total: Any, a: Any, b: Any) -> Any:

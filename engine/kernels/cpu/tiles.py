@@ -49,6 +49,7 @@ def attend_tiles(
     numbers: Any,  # scaling, softcap
     reach: Any,  # of a token: how many before its own it sees, how many after its end, its chunk
     sinks: Any,  # [Hkv, G] float32
+    bias: Any,  # [Hkv, G, 2·R + BLOCK + 1] float32 by distance, see `PositionBias`; or [Hkv, G, 0]
     out: Any,  # [T, Hkv, G, Dv]
 ) -> None:
     """Attend the tokens of all tiles, which are independent of each other."""
@@ -56,7 +57,7 @@ def attend_tiles(
     at_once = max(1, count // ITEMS_A_TEAM)
     arguments = (
         *(at_once, tiles, order, positions, ends, pages, query, keys, values, kept),
-        *(numbers, reach, sinks, out),
+        *(numbers, reach, sinks, bias, out),
     )
     parallel_for(words, (count + at_once - 1) // at_once, _attend_some, arguments)
 
@@ -77,6 +78,7 @@ def _attend_some(
     numbers: Any,
     reach: Any,
     sinks: Any,
+    bias: Any,
     out: Any,
 ) -> None:
     heads, group, units = query.shape[1:]
@@ -85,12 +87,19 @@ def _attend_some(
     queries = np.empty(rows * units, np.int32)
     state = np.empty(rows * (width + 2), np.float32)
     bounds = np.empty(2 * rows, np.int32)
+    shifts = np.empty(rows, np.int32)
+    flat_bias, size_of_bias = bias.reshape(-1), bias.shape[2]
     places = np.empty(4 * PAGES_AT_ONCE, np.int64)
     last = min((item + 1) * at_once, len(tiles) * heads)
     for index in range(item * at_once, last):
         tile, head = tiles[index // heads], index % heads
         tokens = order[tile[START] : tile[STOP]]
         _load_rows(tile, tokens, head, query, positions, ends, reach, kept, queries, state, bounds)
+        if size_of_bias > 0:
+            for number, token in enumerate(tokens):
+                for g in range(group):
+                    own = (head * group + g) * size_of_bias + (size_of_bias - BLOCK) // 2
+                    shifts[number * group + g] = own - positions[token]
         after = min(index + 1, last - 1)
         _attend_blocks(
             tile,
@@ -107,6 +116,8 @@ def _attend_some(
             queries,
             state,
             bounds,
+            flat_bias,
+            shifts,
             out[0, 0, 0, 0],
         )
         for number, token in enumerate(tokens):
@@ -170,6 +181,8 @@ def _attend_blocks(
     queries: Any,
     state: Any,
     bounds: Any,
+    bias: Any,
+    shifts: Any,
     like: Any,
 ) -> None:
     """Attend the rows to the tile's blocks, in their order."""
@@ -205,6 +218,7 @@ def _attend_blocks(
                 arguments = (
                     *(like, queries, row * units, units, flat_keys, flat_values, places, seen),
                     *(state, row * stride, width, bounds, 2 * row, start, scaling, softcap),
+                    *(bias, shifts, row),
                 )
                 if count == 4 and seen <= HALF:
                     attend_four_to_half(*arguments)

@@ -82,8 +82,9 @@ class TritonAttention(TiledAttention):
         lists = (self._tile_buffers.numbers, self._tile_buffers.header(spec))
         cache = (self._pages, self.keys[layer], self.values[layer])
         arrays = (shape, query.contiguous(), cache, sinks, out, parts)
-        attend_tiles(lists, counts.wide, *arrays, is_wide=True)
-        attend_tiles(lists, counts.narrow, *arrays, is_wide=False)
+        positions = self._positions
+        attend_tiles(lists, counts.wide, *arrays, positions=positions, is_wide=True)
+        attend_tiles(lists, counts.narrow, *arrays, positions=positions, is_wide=False)
         combine(lists, counts.joins, parts, sinks, out)
         return out
 

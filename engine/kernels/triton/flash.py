@@ -60,12 +60,14 @@ def attend_tiles(
     out: Tensor,
     parts: PartialOutputs,
     *,
+    positions: Tensor | None = None,
     is_wide: bool,
 ) -> None:
     """Attend the `query [T, Hq, Dk]` of `most` wide or narrow tiles.
 
     `tiles` are the tile buffers and the offset of the header; `cache` the spans' page table, keys
-    `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or fp8; `sinks [Hq]`.
+    `[pages, Hkv, page_size, Dk]` and values `[…, Dv]`, of the query's dtype or fp8; `sinks [Hq]`;
+    `positions [T]` are read where the shape has a position bias.
     A tile that is its tokens' only one writes to `out [T, Hq, Dv]`, split-KV tiles to `parts`.
     Moves each tile's keys and values, queries, and outputs, once.
     """
@@ -78,11 +80,12 @@ def attend_tiles(
     inner, outer = shape.scaling * LOG2_E.value, 0.0
     if shape.softcap:
         inner, outer = 2 * shape.scaling / shape.softcap, shape.softcap * LOG2_E.value
-    heads = shape.num_kv_heads
+    heads, bias = shape.num_kv_heads, shape.position_bias
     launch(
         _attend_tiles,
         (most * heads,),
         *(*tiles, query, pages, keys, values, sinks, out, *parts, inner, outer),
+        *(None if bias is None else bias.logits, None if bias is None else positions),
         *(heads, shape.num_query_heads // heads),
         config=config,
         IS_WIDE=is_wide,
@@ -93,6 +96,7 @@ def attend_tiles(
         PAGE_SIZE=keys.shape[2],
         HAS_SOFTCAP=shape.softcap > 0,
         HAS_SINKS=sinks is not None,
+        REACH=0 if bias is None else bias.reach,
     )
 
 
@@ -120,6 +124,8 @@ def _attend_tiles(
     part_states,
     inner,
     outer,
+    bias,
+    positions,
     num_heads,
     group,
     IS_WIDE: tl.constexpr,
@@ -130,6 +136,7 @@ def _attend_tiles(
     PAGE_SIZE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    REACH: tl.constexpr,
     ROWS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
@@ -155,7 +162,12 @@ def _attend_tiles(
     total = tl.zeros([ROWS, VALUE_BLOCK], tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
-    met = (queries, first, stop, end, keys, values, pages, head, num_heads, inner, outer)
+    own_bias = rows  # which nobody reads
+    if REACH > 0:
+        # The place of the bias that a row's first key takes.
+        position = tl.load(positions + token, is_row, other=0)
+        own_bias = bias + heads * (2 * REACH + 1) + REACH - position
+    met = (queries, first, stop, end, keys, values, pages, head, num_heads, inner, outer, own_bias)
     if IS_WIDE:
         # Blocks that every row sees whole need no masks.
         last_first = tl.max(tl.where(is_row, first, 0), 0)
@@ -166,20 +178,20 @@ def _attend_tiles(
         total, mass, peak = _meet(
             *(begin, whole, total, mass, peak),
             *met,
-            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
+            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, REACH > 0, PLACES),
             IS_MASKED=True,
         )
         total, mass, peak = _meet(
             *(whole, whole_end, total, mass, peak),
             *met,
-            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
+            *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, REACH > 0, PLACES),
             IS_MASKED=False,
         )
         begin = whole_end
     total, mass, peak = _meet(
         *(begin, end, total, mass, peak),
         *met,
-        *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, PLACES),
+        *(KEY_DIM, VALUE_DIM, PAGE_SIZE, HAS_SOFTCAP, REACH > 0, PLACES),
         IS_MASKED=True,
     )
     is_number = is_row[:, None] & (columns < VALUE_DIM)[None, :]
@@ -217,10 +229,12 @@ def _meet(
     num_heads,
     inner,
     outer,
+    bias,  # [ROWS] pointers
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PLACES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
@@ -246,7 +260,15 @@ def _meet(
         if IS_MASKED:
             is_seen = (places[None, :] >= first[:, None]) & (places[None, :] < stop[:, None])
             # A tile may end before what its rows see does.
-            scores = tl.where(is_seen & is_place[None, :], scores, float("-inf"))
+            is_seen &= is_place[None, :]
+        if HAS_BIAS:
+            from_bias = bias[:, None] + places[None, :]
+            if IS_MASKED:
+                scores += tl.load(from_bias, is_seen, other=0.0) * LOG2_E
+            else:
+                scores += tl.load(from_bias) * LOG2_E
+        if IS_MASKED:
+            scores = tl.where(is_seen, scores, float("-inf"))
         highest = tl.maximum(peak, tl.max(scores, 1))
         base = highest
         if IS_MASKED:

@@ -98,7 +98,7 @@ class TiledAttention(ABC):
 
     def prepare(self, step: Step) -> None:
         """Plan the tiles of the next forward pass; valid until the next call."""
-        self._slots, self._pages = step.slots, step.pages
+        self._slots, self._pages, self._positions = step.slots, step.pages, step.positions
         self._tile_buffers.fill(step)
         counts = self._tile_buffers.counts
         self._grow_parts(counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ...kernels.attention import AttentionShape
@@ -40,6 +40,7 @@ class EncoderNames:
     down_proj: str
     post_mlp_norm: str
     final_norm: str = ""
+    position_bias: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,11 @@ class EncoderArchitecture:
     Post-norm: norms follow the residual addition. With `is_pre_norm` they precede attention and
     MLP, and the first layer has none before its attention. The MLP is up, `activation` and down;
     a gated activation joins two up projections. Position p has row p + `first_position` of the
-    position embeddings; 0 `num_positions` means that there are none. `head` is the family's own
-    for sequence classification, over the vectors of `head_pooling`; the outputs of its last part
-    are the labels. `max_positions` is the longest context.
+    position embeddings; 0 `num_positions` means that there are none. With `num_buckets` all layers
+    share a relative position bias of so many. `head` is the family's own for sequence
+    classification, over the vectors of `head_pooling`; the outputs of its last part are the labels.
+    `max_positions` is the longest context. No code of the class reads the config's
+    `ignored_fields`.
     """
 
     class_name: str
@@ -90,6 +93,7 @@ class EncoderArchitecture:
     num_positions: int = 0
     first_position: int = 0
     num_types: int = 0
+    num_buckets: int = 0
     is_pre_norm: bool = False
     qkv_bias: bool = True
     o_proj_bias: bool = True
@@ -97,3 +101,4 @@ class EncoderArchitecture:
     norm_bias: bool = True
     head_pooling: Literal["cls", "mean"] = "cls"
     head: tuple[HeadPart, ...] = ()
+    ignored_fields: tuple[str, ...] = field(default=(), compare=False)

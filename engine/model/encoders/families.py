@@ -1,7 +1,8 @@
 """The families that our encoder computes: a table of `model_type`, and how each fills the block.
 
-An entry takes every field of its config that changes how the model computes. What it takes no
-notice of, or does not know the value of, is `UnsupportedConfig`: the model is left to transformers.
+An entry takes every field of its config that changes how the model computes. A field that it does
+not take but transformers' class may read, or a value that it does not know, is `UnsupportedConfig`:
+the model is left to transformers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ...errors import ModelRefused
 from ...kernels.attention import AttentionShape
 from ...kernels.elementwise import Activation, Gate
 from ..architecture import Rope
-from ..hf_config import CONFIG, ConfigFields, UnsupportedConfig
+from ..hf_config import CONFIG, MISFITS, ConfigFields, UnsupportedConfig, parse_hf_config
 from ..rope import make_rope, read_rope
 from .architecture import (
     EncoderArchitecture,
@@ -40,6 +41,8 @@ OF_ENDPOINTS = """
     classifier_from_token is_matryoshka is_original_qwen3_reranker matryoshka_dimensions method
     num_labels sbert_ce_default_activation_function sentence_transformers
 """.split()
+# Whatever a config says: transformers' class looks up no other buckets, and pads by token 1.
+MPNET_BUCKETS, MPNET_FIRST_POSITION = 32, 2
 Pooled = Literal["cls", "mean"]
 
 
@@ -98,18 +101,21 @@ def architecture_of(
     family = FAMILIES.get(str(kind))
     if family is None:
         raise UnsupportedConfig(f"{kind!r} is no family that it knows")
-    renamed = {other: said[key] for key, other in family.renamed.items() if key in said}
-    others = {key: value for key, value in said.items() if key not in family.renamed}
-    fields = ConfigFields(CONFIG, {**others, **renamed}, family.defaults)
+    hf_config = parse_hf_config(name, said)
+    hf_config.check_class(family.class_name for family in FAMILIES.values())
+    fields = ConfigFields(
+        hf_config.where, said, family.defaults, family.renamed, model_type=str(kind)
+    )
+    fields.allow("is_causal")
     try:
         architecture = family.fill(fields, _sizes(fields, family.class_name))
     except ModelRefused as exc:
         raise ModelRefused(f"{name}: {exc}") from exc
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+    except MISFITS as exc:
         raise UnsupportedConfig(f"{CONFIG} says what does not fit together") from exc
     for key in (*OF_ENDPOINTS, "eos_token_id", "tie_word_embeddings"):
         fields.get(key)
-    fields.check_all_read()
+    architecture = replace(architecture, ignored_fields=fields.check_all_read())
     if num_labels is None:
         return replace(architecture, head=())
     *parts, last = architecture.head
@@ -181,6 +187,28 @@ def _roberta(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
         first_position=first,
         max_positions=sizes.positions - first,
         num_types=fields.count("type_vocab_size", 2),
+        head=_two_layers(sizes),
+    )
+
+
+def _mpnet(fields: ConfigFields, sizes: EncoderSizes) -> EncoderArchitecture:
+    fields.allow("relative_attention_num_buckets", MPNET_BUCKETS)
+    names = replace(
+        _bert_names("mpnet"),
+        token_type_embeddings="",
+        qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+        o_proj="attention.attn.o",
+        post_attention_norm="attention.LayerNorm",
+        position_bias="encoder.relative_attention_bias",
+    )
+    return _make(
+        fields,
+        sizes,
+        names,
+        num_positions=sizes.positions,
+        first_position=MPNET_FIRST_POSITION,
+        max_positions=sizes.positions - MPNET_FIRST_POSITION,
+        num_buckets=MPNET_BUCKETS,
         head=_two_layers(sizes),
     )
 
@@ -388,6 +416,7 @@ _BERT = {
 _ROBERTA = {**_BERT, "vocab_size": 50_265}
 _DISTILBERT = {**_BERT, "num_hidden_layers": 6}
 _NOMIC = {**_BERT, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
+_MPNET = {**_BERT, "vocab_size": 30_527}
 _MODERN = {
     "vocab_size": 50_368,
     "hidden_size": 768,
@@ -407,6 +436,7 @@ FAMILIES = {
     "camembert": EncoderFamily("CamembertModel", _roberta, _ROBERTA),
     "distilbert": EncoderFamily("DistilBertModel", _distilbert, _DISTILBERT, _DISTILBERT_FIELDS),
     "modernbert": EncoderFamily("ModernBertModel", _modernbert, _MODERN),
+    "mpnet": EncoderFamily("MPNetModel", _mpnet, _MPNET),
     "nomic_bert": EncoderFamily("NomicBertModel", _nomic_bert, _NOMIC),
     "roberta": EncoderFamily("RobertaModel", _roberta, _ROBERTA),
     "xlm-roberta": EncoderFamily("XLMRobertaModel", _roberta, _ROBERTA),

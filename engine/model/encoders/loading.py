@@ -24,6 +24,7 @@ from ..native import ParityResult
 from ..parity_cache import parity_fact, run_once
 from ..parity_inputs import fits, num_layers_with_all_kinds
 from ..sanity import check_not_constant
+from ..transformers_fields import notes_on_ignored
 from ..weight_map import weights_of
 from . import causal, native
 from .families import FAMILIES, architecture_of
@@ -46,12 +47,14 @@ class LoadEncoder(Protocol):
 class _NativeEncoder:
     """A network of ours for a model: how it is loaded, and how many positions it tells apart.
 
-    `count_layers` says how many of its first layers can be proved, None for all.
+    `count_layers` says how many of its first layers can be proved, None for all. `notes` are
+    sentences for the user.
     """
 
     load: LoadEncoder
     num_positions: int
     count_layers: Callable[[torch.device], int | None]
+    notes: tuple[str, ...]
 
 
 def load_encoder(settings: EngineConfig, pooling_config: PoolingConfig) -> LoadedEncoder:
@@ -114,7 +117,7 @@ def _load_native(
         )
     shown = compute_outputs(loaded, parity_sequences(loaded))
     check_not_constant(settings.model, torch.cat([one.hidden for one in shown]).to(dtype))
-    notes = []
+    notes = [*candidate.notes]
     if parity.num_layers is not None:
         notes.append(
             "the engine's network was compared with transformers' by the first "
@@ -139,7 +142,8 @@ def _candidate(
             assert num_layers is None
             return native.load(checkpoint, encoder, dtype, device)
 
-        return _NativeEncoder(load, encoder.max_positions, lambda _: None)
+        notes = notes_on_ignored(hf_config.where, encoder.class_name, encoder.ignored_fields)
+        return _NativeEncoder(load, encoder.max_positions, lambda _: None, notes)
     decoder = causal.decoder_of(hf_config)
 
     def count_layers(device: torch.device) -> int | None:
@@ -149,6 +153,7 @@ def _candidate(
         partial(causal.load, checkpoint, hf_config, decoder, head=head),
         decoder.original_positions or decoder.max_positions,
         count_layers,
+        notes_on_ignored(hf_config.where, decoder.class_name, decoder.ignored_fields),
     )
 
 

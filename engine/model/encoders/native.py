@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import torch
 
@@ -13,6 +14,7 @@ from .architecture import EncoderArchitecture
 from .encoder import Encoder
 from .loaded_encoder import LoadedEncoder
 from .pooler import Pooler, parts_of
+from .position_bias import position_bias
 from .weight_map import head_weights, weights_of
 
 # What checkpoints hold that no hidden state comes of: what follows from the config, and what was
@@ -38,6 +40,9 @@ def load(
     weights = fill_weights(checkpoint.name, wanted, stored, dtype, device)
     pooler = Pooler((architecture.head_pooling,), parts_of(architecture.head, weights))
     shapes = tuple(block.attention for block in architecture.blocks)
+    if (table := weights.pop("position_bias", None)) is not None:
+        bias = position_bias(table, architecture.max_positions)
+        shapes = tuple(replace(shape, position_bias=bias) for shape in shapes)
     return LoadedEncoder(
         network=Encoder(architecture, weights),
         pooler=pooler,

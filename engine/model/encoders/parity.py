@@ -17,6 +17,7 @@ from ..parity import is_rounding, parity_tokens
 from .eager import EncoderOutput
 from .forward import TokenSequence, hidden_states, num_pages, run
 from .loaded_encoder import LoadedEncoder
+from .position_bias import FARTHEST
 
 # Logits of a classifier may be close to 0: they are looked at beside 1.
 LEAST_LOGIT = 1.0
@@ -24,7 +25,7 @@ LEAST_LOGIT = 1.0
 
 def parity_sequences(model: LoadedEncoder) -> list[TokenSequence]:
     """Return some sequences of random tokens: long and short ones, one of two segments."""
-    windows = [shape.window for shape in model.shapes]
+    windows = [FARTHEST if shape.position_bias else shape.window for shape in model.shapes]
     tokens = parity_tokens(model.vocab_size, windows).numpy().astype(np.int32)
     tokens = tokens[: model.max_model_len]
     cut = len(tokens) // 3 + 1

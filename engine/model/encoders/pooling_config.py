@@ -57,6 +57,8 @@ _CONFIG = "config.json"
 _SAVED_MODEL = "config_sentence_transformers.json"
 _OLD_ACTIVATION = "sbert_ce_default_activation_function"
 _SCORES = "ForSequenceClassification"
+# Heads that an encoder was trained with before it was tuned for anything, and that are left out.
+_LANGUAGE_HEADS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 # Of networks whose names end in "Model", those that have a head to write by.
 _WRITES = ("LMHeadModel", "ChatModel")
 # Two networks that are compared by a projection of either one's vectors, and a part of them.
@@ -94,6 +96,7 @@ class PoolingConfig:
     vectors may be cut to, empty for any, None where they may not be cut. Segments of a pair are
     told apart where `has_types`; it is read by the chat template where `has_pair_template`, with
     `template_variables`. `is_assumed` where neither a file nor a person says how to pool.
+    `unserved_head` is the class of a head in the files that no endpoint serves, empty without one.
     """
 
     config: Mapping[str, Any]
@@ -112,6 +115,13 @@ class PoolingConfig:
     has_pair_template: bool = False
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     is_assumed: bool = False
+    unserved_head: str = ""
+
+    def context_length(self, settings: EngineConfig, positions: int) -> int:
+        """Return how many tokens a sequence may have: as asked for, else as the files say."""
+        if settings.max_model_len is not None:
+            return positions
+        return min(positions, self.max_seq_length or positions)
 
     @property
     def architecture(self) -> str:
@@ -147,7 +157,9 @@ def read_pooling_config(config: Mapping[str, Any], settings: EngineConfig) -> Po
     told = SavedFields(files, "--pooler-config", settings.pooler_config)
     if _task(said, settings, files, stack) == "score":
         return _scores_as_told(_of_scores(said, files, stack), told)
-    return _vectors_as_told(_of_vectors(said, files, stack), told)
+    unserved_head = _unserved_head(said, settings, files) if stack is None else ""
+    read = replace(_of_vectors(said, files, stack), unserved_head=unserved_head)
+    return _vectors_as_told(read, told)
 
 
 def _task(
@@ -165,6 +177,22 @@ def _task(
             f"it is a {kind}, which gives neither one vector for a text nor scores."
         )
     return "embed" if kind == "SentenceTransformer" else "score"
+
+
+def _unserved_head(said: Mapping[str, Any], settings: EngineConfig, files: ModelFiles) -> str:
+    """Return the class of an encoder's head that is left out, empty where it has none.
+
+    Raises `ModelRefused` for a head that was trained for a task, unless vectors were asked for.
+    """
+    architecture = _architecture(said)
+    if _kind(said) not in ENCODER_TYPES or "For" not in architecture:
+        return ""
+    if settings.convert != "embed" and not architecture.endswith(_LANGUAGE_HEADS):
+        raise files.refusal(
+            f"it has a trained head ({architecture}) that no endpoint serves. `--convert embed` "
+            "leaves the head out and serves vectors."
+        )
+    return architecture
 
 
 def _of_vectors(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) -> PoolingConfig:
@@ -199,7 +227,7 @@ def _of_scores(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) 
     pooling: Pooling | None = None
     modules: tuple[Module, ...] = ()
     head: Classifier | LogitScore | None = None
-    num_labels = 1
+    num_labels, where = 1, ""
     if "classifier_from_token" in said:
         head = _head_of_tokens(config, files)
     elif stack is not None and stack.logit_score is not None:
@@ -207,12 +235,14 @@ def _of_scores(said: Mapping[str, Any], files: ModelFiles, stack: Stack | None) 
     elif stack is not None and stack.gives_scores:
         pooling, modules = stack.pooling, stack.modules
         num_labels = max(m.out_features for m in modules[-1:] if isinstance(m, Dense))
+        where = f"the last module of {MODULES}"
     else:
-        num_labels = _num_labels(config)
+        num_labels, where = _num_labels(config)
         head = Classifier(num_labels)
     if num_labels != 1:
         raise files.refusal(
-            f"it tells {num_labels} labels apart; what is served are scores, which need one label."
+            f"it is a classifier of {num_labels} labels ({where}), which no endpoint serves yet: "
+            "scores need a head of one label."
         )
     return PoolingConfig(
         config=said,
@@ -248,12 +278,15 @@ def _scores_as_told(read: PoolingConfig, told: SavedFields) -> PoolingConfig:
     return replace(read, activation="Identity") if is_plain else read
 
 
-def _num_labels(config: SavedFields) -> int:
-    """Return the labels of the network's own head, which is new where it was trained without."""
+def _num_labels(config: SavedFields) -> tuple[int, str]:
+    """Return how many labels the network's own head has, and what says so."""
     labels = config.said.get("id2label")
     if isinstance(labels, dict) and labels:
-        return len(labels)
-    return config.optional_count("num_labels") or _DEFAULT_LABELS
+        return len(labels), f"`id2label` in {_CONFIG}"
+    count = config.optional_count("num_labels")
+    if count is not None:
+        return count, f"`num_labels` in {_CONFIG}"
+    return _DEFAULT_LABELS, f"the default: {_CONFIG} has neither `id2label` nor `num_labels`"
 
 
 def _head_of_tokens(config: SavedFields, files: ModelFiles) -> LogitScore:

@@ -109,12 +109,12 @@ def load(
         device=device,
         vocab_size=vocab_size,
         num_types=num_types,
-        max_model_len=_positions(config),
+        max_model_len=positions_of_encoder(config),
         hidden_size=hidden,
     )
 
 
-def _positions(config: Any) -> int:
+def positions_of_encoder(config: Any) -> int:
     """Return how many tokens a sequence may have, less what a family's table has for padding."""
     positions = positions_of(config) or 512
     padding = getattr(config, "pad_token_id", None)

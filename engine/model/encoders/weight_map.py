@@ -30,6 +30,10 @@ def weights_of(model: EncoderArchitecture) -> Iterator[Weight]:
             model.num_types,
             hidden,
         )
+    if model.num_buckets:
+        heads = model.blocks[0].attention.num_query_heads
+        key = f"{base}{names.position_bias}.weight"
+        yield whole("position_bias", key, model.num_buckets, heads)
     yield from _norm(model, "embedding_norm", base + names.embedding_norm)
     for index in range(len(model.blocks)):
         yield from _layer(model, index)

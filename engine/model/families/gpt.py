@@ -19,6 +19,7 @@ from .family import (
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
@@ -214,7 +215,8 @@ def _falcon(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
 def _gpt2(fields: ConfigFields, sizes: DecoderSizes) -> Architecture:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         fields.allow(key)
-    fields.allow("scale_attn_weights", True)  # noqa: FBT003 - a value of a config
+    if not fields.flag("scale_attn_weights", default=True):
+        raise UnsupportedConfig(f"{fields.where} says scale_attn_weights false")
     for key in _GPT2_WITHOUT_EFFECT:
         fields.get(key)
     return make_architecture(

@@ -59,6 +59,7 @@ def _mamba(
             f"{num_heads} heads do not share {rule.num_groups} groups of B and C evenly"
         )
     shape = RecurrentShape(sum(rule.widths), fields.count(taps), rule=rule)
+    fields.allow("mamba_hidden_act", "silu", "swish")
     for key in _WITHOUT_EFFECT:
         fields.get(key)
     conv, proj = biases
@@ -325,7 +326,7 @@ _WITHOUT_EFFECT = (
     *("mamba_expand", "mamba_chunk_size", "chunk_size", "expand", "time_step_rank", "mamba_d_ssm"),
     *("time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme"),
     *("residual_in_fp32", "rescale_prenorm_residual", "num_logits_to_keep", "hidden_act"),
-    *("use_mamba_kernels", "mamba_hidden_act", "z_loss_coefficient", "mamba_dt_rank"),
+    *("use_mamba_kernels", "z_loss_coefficient", "mamba_dt_rank"),
 )
 _NEMOTRON_WITHOUT_EFFECT = (
     *("mamba_ssm_cache_dtype", "mtp_layers_block_type", "moe_intermediate_size", "n_group"),

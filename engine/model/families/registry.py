@@ -1,17 +1,19 @@
 """The families that our decoder computes: a table of `model_type`, and how each fills the block.
 
-An entry takes every field of its config that changes how the model computes. What it takes no
-notice of, or does not know the value of, is `UnsupportedConfig`: the model is left to transformers.
+An entry takes every field of its config that changes how the model computes. A field that it does
+not take but transformers' class may read, or a value that it does not know, is `UnsupportedConfig`:
+the model is left to transformers.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...errors import ModelRefused
 from ...kernels.elementwise import Gate
 from ..architecture import Architecture, Experts, WeightNames
-from ..hf_config import ConfigFields, HFConfig, UnsupportedConfig
+from ..hf_config import MISFITS, ConfigFields, HFConfig, UnsupportedConfig
 from ..rope import read_rope
 from .dense import DENSE
 from .family import (
@@ -37,21 +39,31 @@ def architecture_of(hf_config: HFConfig) -> Architecture:
     family = FAMILIES.get(hf_config.model_type)
     if family is None:
         raise UnsupportedConfig(f"{hf_config.model_type!r} is no family that it knows")
-    fields = ConfigFields(hf_config.where, hf_config.fields, family.defaults, family.renamed)
+    hf_config.check_class(family.class_name for family in FAMILIES.values())
+    fields = ConfigFields(
+        hf_config.where,
+        hf_config.fields,
+        family.defaults,
+        family.renamed,
+        model_type=hf_config.model_type,
+    )
+    if fields.get("is_causal", default=True) is not True:
+        raise UnsupportedConfig(f"{hf_config.where} says is_causal {fields.get('is_causal')!r}")
     try:
         architecture = family.fill(fields, _sizes(fields, family))
     except ModelRefused as exc:
         raise ModelRefused(f"{hf_config.name}: {exc}") from exc
-    except (TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
+    except MISFITS as exc:
         raise UnsupportedConfig(f"{hf_config.where} says what does not fit together") from exc
-    fields.check_all_read()
-    return architecture
+    return replace(architecture, ignored_fields=fields.check_all_read())
 
 
 def _sizes(fields: ConfigFields, family: Family) -> DecoderSizes:
     layers = fields.num_layers()
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    head_dim = fields.count("head_dim", family.head_dim or hidden // heads)
+    head_dim = hidden // heads  # where it is null, too
+    if fields.get("head_dim", family.head_dim) is not None:
+        head_dim = fields.count("head_dim", family.head_dim)
     positions = fields.count("max_position_embeddings")
     return DecoderSizes(family.class_name, layers, hidden, heads, head_dim, positions)
 

@@ -20,6 +20,7 @@ from ...kernels.quantised import (
     merge_quantised,
     quantise_fp8,
     quantise_int8,
+    rotation_of,
 )
 from ..weight_parts import Part, Place, Weight, whole
 from .formats import FLOATS, MXFP4_GROUP, Damaged, WeightFormat
@@ -83,10 +84,10 @@ class Plan:
         """Yield weights by their roles; where nothing multiplies quantised ones, without that."""
         yield from fill(self.plain).items()
         keeps = has_quantised_linear(dtype, device, self.method)
-        quantise = quantise_int8 if self.method == "int8" else quantise_fp8
+        quantise = _quantise_int8 if self.method == "int8" else _quantise_fp8
         for weight in self.made:
             whole_rows, columns = _with_whole_rows(weight)
-            made = _columns_of(quantise(fill([whole_rows])[weight.role]), columns)
+            made = _columns_of(quantise(fill([whole_rows])[weight.role], columns), columns)
             yield weight.role, made if keeps else made.dequantised()
         for weight, parts in self.quantised:
             whole = self._joined(weight, parts, fill, dtype) if keeps else None
@@ -175,6 +176,16 @@ def plan_loading(
         weight_format=weight_format,
         name=name,
     )
+
+
+def _quantise_int8(weight: Tensor, columns: range | None) -> Quantised:
+    """Quantise a weight of which some columns are kept: no other inputs are rotated with them."""
+    bounds = (0, weight.shape[-1]) if columns is None else (columns.start, columns.stop)
+    return quantise_int8(weight, rotation_of(*bounds))
+
+
+def _quantise_fp8(weight: Tensor, _columns: range | None) -> Quantised:
+    return quantise_fp8(weight)
 
 
 def is_made(weight: Weight, method: str) -> bool:

@@ -49,7 +49,7 @@ def read_quantization_config(hf_config: HFConfig, asked: str | None) -> Quantiza
             f"{name}: --quantization {asked} was asked for, but its {CONFIG} says of no quantised "
             "weights: leave it out."
         )
-    method = str(said.get("quant_method"))
+    method = _method(said)
     if method not in _METHODS:
         raise ModelRefused(
             f"{name}: its weights are quantised by {method}, and only {', '.join(_METHODS)} are "
@@ -67,6 +67,20 @@ def read_quantization_config(hf_config: HFConfig, asked: str | None) -> Quantiza
     except UnsupportedConfig as exc:
         raise ModelRefused(f"{exc}, which is not supported; {UNQUANTISED}.") from exc
     return QuantizationConfig(method, weight_format)
+
+
+def _method(said: Mapping[str, Any]) -> str:
+    """Return how weights are quantised, also where only the fields of a tool tell."""
+    method = said.get("quant_method")
+    if method is not None:
+        return str(method)
+    if algorithm := said.get("quant_algo"):
+        return f"NVIDIA's ModelOpt ({algorithm})"
+    if any(key.startswith(("bnb_", "llm_int8", "load_in_")) for key in said):
+        return "bitsandbytes"
+    if "group_size" in said and "bits" in said:
+        return f"MLX ({said['bits']} bits)"
+    return f"an unknown method ({CONFIG}: quantization_config leaves out quant_method)"
 
 
 def supported_methods() -> tuple[str, ...]:

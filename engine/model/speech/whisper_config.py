@@ -120,6 +120,8 @@ def _steering(
     languages = ids.named("lang_to_id")
     codes = {key: match[1] for key in languages if (match := _LANGUAGE.match(key))}
     tasks = ids.named("task_to_id")
+    if said.get("is_multilingual") is False:  # fine-tuned ones may keep another model's tables
+        codes, tasks = {}, {}
     end, no_timestamps = ids.needed("eos_token_id"), ids.one("no_timestamps_token_id")
     # Behind it are the times, from a window's start to its end.
     last = architecture.vocab_size - architecture.max_source_positions - 2

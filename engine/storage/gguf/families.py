@@ -178,7 +178,7 @@ def _vocab_size(header: GGUFHeader) -> int:
 
 def _count(header: GGUFHeader, key: str, default: int | None = None) -> int:
     value = header.get(key, default)
-    if isinstance(value, list) and len({*value}) == 1:
+    if isinstance(value, list) and value and value.count(value[0]) == len(value):
         value = value[0]  # of each layer
     if type(value) is not int or value < 1:
         what = "lacks" if value is None else f"has {value!r} as"
@@ -186,6 +186,12 @@ def _count(header: GGUFHeader, key: str, default: int | None = None) -> int:
             f"{header.path} {what} {header.architecture}.{key}, which must be a positive number."
         )
     return value
+
+
+def _window(header: GGUFHeader) -> int | None:
+    """Return the sliding window; None for 0, which converters write where there is none."""
+    key = "attention.sliding_window"
+    return _count(header, key) if header.get(key) else None
 
 
 def _number(header: GGUFHeader, key: str, default: float | None = None) -> float:
@@ -210,7 +216,7 @@ def _floats(header: GGUFHeader, name: str) -> list[float]:
 
 def _rope(header: GGUFHeader, theta: float = 10_000.0) -> dict[str, Any]:
     """Return the rope's parameters: plain, stretched, or with a factor for each frequency."""
-    parameters = {
+    parameters: dict[str, Any] = {
         "rope_type": "default",
         "rope_theta": _number(header, "rope.freq_base", theta),
     }
@@ -301,14 +307,15 @@ def _qwen3_moe(header: GGUFHeader) -> dict[str, Any]:
 def _phi3(header: GGUFHeader) -> dict[str, Any]:
     width, rope = _head_dim(header), _rope(header)
     share = _count(header, "rope.dimension_count", width) / width
-    original = header.get("rope.scaling.original_context_length")
     if rope["rope_type"] == "longrope":
         rope.pop("original_max_position_embeddings")
     return {
         "hidden_act": "silu",
         "rope_parameters": rope | {"partial_rotary_factor": share},
-        "sliding_window": header.get("attention.sliding_window") or None,
-        "original_max_position_embeddings": original or _count(header, "context_length"),
+        "sliding_window": _window(header),
+        "original_max_position_embeddings": _count(
+            header, "rope.scaling.original_context_length", _count(header, "context_length")
+        ),
     }
 
 
@@ -332,17 +339,18 @@ def _gemma2(header: GGUFHeader) -> dict[str, Any]:
 
 def _gemma3(header: GGUFHeader) -> dict[str, Any]:
     layers = _count(header, "block_count")
-    window = header.get("attention.sliding_window")
-    pattern = header.get("attention.sliding_window_pattern", 6)
-    if not window:
+    window = _window(header)
+    pattern = header.get("attention.sliding_window_pattern")
+    if window is None:
         kinds = [_FULL] * layers
     elif isinstance(pattern, list):
         kinds = [_SLIDING if is_sliding else _FULL for is_sliding in pattern]
     else:
-        kinds = [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)]
+        every = _count(header, "attention.sliding_window_pattern", 6)
+        kinds = [_SLIDING if (layer + 1) % every else _FULL for layer in range(layers)]
     rope = _rope(header, 1e6)
     local = _number(header, "rope.freq_base_swa", 10_000.0)
-    softcap = header.get("final_logit_softcapping")
+    softcap = _number(header, "final_logit_softcapping", 0.0)
     return _gemma(header, _GEMMA3_27B_LAYERS) | {
         "rope_parameters": {
             _FULL: rope,
@@ -350,7 +358,7 @@ def _gemma3(header: GGUFHeader) -> dict[str, Any]:
         },
         "sliding_window": window or _count(header, "context_length"),
         "layer_types": kinds,
-        "final_logit_softcapping": softcap and _shortest(softcap),
+        "final_logit_softcapping": softcap or None,
     }
 
 

@@ -82,7 +82,7 @@ def read_header(path: Path) -> GGUFHeader:
         size = path.stat().st_size
         with path.open("rb") as file:
             header = _Reader(file, size).header(path)
-    except (EOFError, UnicodeDecodeError) as exc:
+    except (EOFError, RecursionError, UnicodeDecodeError) as exc:
         raise ModelRefused(f"{path} is truncated or damaged: copy or download it again.") from exc
     except OSError as exc:
         raise ModelRefused(f"{path} cannot be read: {exc.strerror or exc}.") from exc

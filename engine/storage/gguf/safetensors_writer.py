@@ -64,4 +64,4 @@ def write_safetensors(header: GGUFHeader, weights: Sequence[StoredWeight], path:
                 offset=weight.offset,
             )
             for part in parts:
-                target.write(np.ascontiguousarray(part))
+                target.write(np.ascontiguousarray(part).data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from functools import partial
+from functools import cache, partial
 from io import FileIO
 from math import prod
 from typing import Any, Final
@@ -41,26 +41,38 @@ def num_bytes(header: GGUFHeader, tensor: GGUFTensor) -> int:
     return prod(_row_shape(header, tensor))
 
 
-def _row_shape(header: GGUFHeader, tensor: GGUFTensor) -> tuple[int, ...]:
+def _row_shape(header: GGUFHeader, tensor: GGUFTensor) -> tuple[int, int]:
     """Return the shape of a tensor in bytes: all rows, and the bytes of a row."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    try:
-        kind = GGMLQuantizationType(tensor.kind)
-        block, size = GGML_QUANT_SIZES[kind]
-        if tensor.kind not in FLOATS:
-            dequantize(np.zeros((1, size), np.uint8), kind)
-    except (ValueError, KeyError, NotImplementedError) as exc:
-        name = getattr(locals().get("kind"), "name", tensor.kind)
+    sizes = _block_sizes(tensor.kind)
+    if isinstance(sizes, str):
         raise ModelRefused(
-            f"{header.path}: {tensor.name} has the type {name}, which the gguf package cannot "
+            f"{header.path}: {tensor.name} has the type {sizes}, which the gguf package cannot "
             "read: use a file of another quantization."
-        ) from exc
+        )
+    block, size = sizes
     *rows, width = tensor.shape or (1,)
     if width % block:
         raise ModelRefused(f"{header.path} is damaged: {tensor.name} has rows of {width} numbers.")
     return prod(rows), width // block * size
+
+
+@cache
+def _block_sizes(kind: int) -> tuple[int, int] | str:
+    """Return the numbers and bytes of a type's block; its name where it cannot be read."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        return str(kind)
+    block, size = GGML_QUANT_SIZES[known]
+    if kind not in FLOATS:
+        try:
+            dequantize(np.zeros((1, size), np.uint8), known)
+        except NotImplementedError:
+            return known.name
+    return block, size
 
 
 def read_parts(

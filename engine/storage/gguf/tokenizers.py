@@ -276,7 +276,7 @@ def _merges_by_score(tables: _Tables, vocabulary: Mapping[str, int]) -> list[tup
     Pairs of one score are in the order in which transformers writes them: the longer left part
     first. Tokens that a user defined are made before all others.
     """
-    ranked = []
+    ranked: list[tuple[float, int, str, str]] = []
     for token, score, kind in zip(tables.tokens, tables.scores(), tables.types, strict=True):
         if kind not in {_NORMAL, _USER_DEFINED}:
             continue

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from threading import get_ident
 from typing import Final
 
 from ...errors import ModelRefused
@@ -138,7 +139,7 @@ def _describe(file: Path, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_old(folder.parent)
         for name, text in texts.items():
-            written = folder / f"{_PARTIAL}{os.getpid()}-{name}"
+            written = folder / f"{_PARTIAL}{os.getpid()}-{get_ident()}-{name}"
             written.write_text(text, encoding="utf-8", errors="surrogatepass")
             written.replace(folder / name)
     except OSError as exc:
@@ -172,8 +173,6 @@ def unpack_weights(file: Path) -> tuple[Path, str | None]:
         with _locked(folder / _LOCK):
             if target.exists():
                 return folder, None
-            for left in folder.glob(f"{_PARTIAL}*"):
-                left.unlink()
             _check_space(file, folder, needed)
             began = time.monotonic()
             written = folder / f"{_PARTIAL}{_WEIGHTS}"

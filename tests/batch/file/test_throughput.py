@@ -6,6 +6,7 @@ import pytest
 
 from tidemill.batch.file.throughput import (
     WINDOW_SECONDS,
+    Countdown,
     Rates,
     RateWindow,
     format_rate,
@@ -102,3 +103,14 @@ def test_the_end_is_told_from_a_share_of_the_rows_or_some_seconds_on(
 ) -> None:
     """Of a thousand rows: before, any number would be a guess."""
     assert seconds_left(num_done / 1_000, seconds, rate / 1_000) == left
+
+
+def test_the_time_left_counts_down_until_the_next_row() -> None:
+    """An estimate without a new row is none: nothing has ended that it could be made from."""
+    clock = Clock()
+    countdown = Countdown(clock)
+    told = []
+    for num_rows, estimate in ((0, 1.0), (3, None), (3, 10.0), (3, 99.0), (3, 99.0), (4, 5.0)):
+        told.append(countdown.left(num_rows, estimate))
+        clock.now += 5
+    assert told == [None, None, 10.0, 5.0, None, 5.0]

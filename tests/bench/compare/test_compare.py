@@ -16,7 +16,7 @@ JOB = Job("model", Path("requests.jsonl"), "bench", "bfloat16", num_requests=2)
 
 def run(peer: str, whole_seconds: float, steady_seconds: float, megabytes: int) -> Run:
     """Return a run of 1000 output tokens."""
-    return Run("base", peer, whole_seconds, steady_seconds, megabytes * 1_000_000, 500, 1000)
+    return Run("base", peer, whole_seconds, steady_seconds, megabytes * 1_000_000, 500, 1000, 10)
 
 
 def row(status_code: int, completion_tokens: int) -> str:
@@ -30,8 +30,8 @@ def test_ratios_say_how_many_times_better_ours_is() -> None:
     """More than 1 is better for us in every column, less is better for the peer."""
     ours, theirs = run("tidemill", 10, 4, 100), run("vLLM", 80, 2, 150)
     assert table([ours, theirs]).splitlines()[2:] == [
-        "| tidemill | 10.0 |  | 250.0 |  | 100.0 |  |",
-        "| vLLM | 80.0 | 8.00 × | 500.0 | 0.50 × | 150.0 | 1.50 × |",
+        "| tidemill | 10.0 |  | 250.0 |  | 2.5 |  | 100.0 |  |",
+        "| vLLM | 80.0 | 8.00 × | 500.0 | 0.50 × | 5.0 | 0.50 × | 150.0 | 1.50 × |",
     ]
 
 

@@ -89,6 +89,7 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
             assert task == WHOLE or f"{name}: {task}: " in told
 
 
+@pytest.mark.long
 def test_a_part_that_crashes_or_hangs_leaves_the_rest(
     faulty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +226,7 @@ def test_all_parts_fit_into_ten_minutes() -> None:
     assert all((ROOT / f"{part.path.replace('.', '/')}.py").is_file() for part in PARTS)
 
 
+@pytest.mark.long
 def test_parts_need_torch_triton_and_transformers_alone() -> None:
     """They are imported where what a real run needs beside them is missing."""
     names = [part.path for part in PARTS]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tidemill.cli.api.objects import Batch
-from tidemill.cli.batches.follow import batch_progress, follow, poll_delays
+from tidemill.cli.batches.follow import batch_progress, follow, poll_delays, rates
 
 
 def test_looks_become_rarer() -> None:
@@ -41,6 +41,29 @@ def test_a_batch_that_moves_is_polled_every_two_seconds(monkeypatch: pytest.Monk
     assert follow(client, batches[0], shown.append) == batches[-1]  # type: ignore[arg-type]
     assert shown == batches
     assert pauses == [1.0, 1.5, 2.0, 2.0, 3.0, 4.5]
+
+
+def test_the_expected_end_stays_while_no_row_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time left counts down until the next row, and then is estimated again."""
+    now = 1_000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("tidemill.cli.batches.follow.time.time", lambda: now)
+    monkeypatch.setattr("tidemill.cli.api.backoff.sleep", sleep)
+
+    def batch(completed: int) -> Batch:
+        counts = {"total": 3, "completed": completed, "failed": 0}
+        fields = {"eta_at": None if completed in {0, 3} else now + 3.0, "seconds": now}
+        status = "completed" if completed == 3 else "in_progress"
+        return Batch({"status": status, "request_counts": counts, "tidemill": fields, "id": "b"})
+
+    counts, told = iter([1, 1, 1, 1, 2, 3]), list[list[str]]()
+    client = SimpleNamespace(batch=lambda *_, **__: batch(next(counts)))
+    follow(client, batch(0), lambda each: told.append(rates(each.fields)[-1:]))  # type: ignore[arg-type]
+    assert told == [[], ["3 s left"], ["1 s left"], [], [], ["3 s left"], []]
 
 
 def test_what_a_batch_waits_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,10 @@ def test_a_gpu_of_another_machine_can_be_planned_for(
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [({}, "by the engine's own network (Qwen3ForCausalLM)"), ({"new": 1}, "config.json says new")],
+    [
+        ({}, "by the engine's own network (Qwen3ForCausalLM)"),
+        ({"attention_chunk_size": 1}, "config.json says attention_chunk_size"),
+    ],
 )
 def test_what_would_run_it_is_told_by_its_config_alone(
     config: dict[str, int], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -69,6 +72,25 @@ def test_what_would_run_it_is_told_by_its_config_alone(
     assert report["runs"] == "refused"
     assert report["plan_runs"] == ("transformers" if config else "native")
     assert (report["plan_why"] or "") == (words if config else "")
+
+
+def test_fields_that_transformers_never_reads_are_ignored_with_one_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table and the JSON name them; the model keeps the engine's own network."""
+    said = json.loads((demo.MODEL_PATH / "config.json").read_bytes())
+    said |= {"unk_token_id": 0, "use_qk_norm": True}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    note = (
+        "config.json: ignored unk_token_id and use_qk_norm, which transformers' Qwen3ForCausalLM "
+        "never reads"
+    )
+    main(["models", str(tmp_path), "--device", "cpu"])
+    rows = [line.split("  ", 1) for line in capsys.readouterr().out.splitlines()]
+    assert [row[1].strip() for row in rows if row[0] == "note"] == [note]
+    main(["models", str(tmp_path), "--device", "cpu", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (report["plan_runs"], report["notes"]) == ("native", [note])
 
 
 @pytest.mark.parametrize(

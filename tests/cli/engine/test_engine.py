@@ -13,6 +13,7 @@ from typing import get_args
 import pytest
 
 from tests.cli.given import line, rows
+from tests.long_parameters import with_long
 from tidemill.cli.engine.engine import engine_config
 from tidemill.cli.engine.options import EngineOptions
 from tidemill.cli.main import main
@@ -72,7 +73,7 @@ def test_commands_start_together_what_begins_alike() -> None:
         assert len(ADMISSIONS[name]()) == 0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", with_long(["float32"], ["bfloat16"]))
 def test_a_resumed_run_keeps_its_rows_and_in_fp32_is_the_file_of_one_run(
     tmp_path: Path, dtype: str
 ) -> None:

@@ -56,6 +56,7 @@ def test_nothing_said_leaves_all_to_the_engine() -> None:
             "proof_rows": st.booleans(),
             "enable_prompt_tokens_details": st.booleans(),
             "max_logprobs": st.integers(-1, 100),
+            "truncate_prompt_tokens": st.just(-1) | NUMBERS,
             "no_speculative_decoding": st.booleans(),
             "chat_template": st.text(),
             "runner": st.sampled_from(["auto", "generate", "pooling"]),

@@ -90,9 +90,10 @@ def test_the_first_and_the_last_count_are_shown() -> None:
     """However little time passes; without a total no time is left to tell."""
     bar = Recorded()
     progress = Progress(bar, "requests", None)
+    progress.refresh()
     for _ in range(1_000):
         progress.add()
-    progress.finish()
+    progress.refresh()
     assert bar.shown[0] == (0, None, [])
     done, total, [rate] = bar.shown[-1]
     assert (done, total) == (1_000, None)

@@ -10,7 +10,6 @@ import termios
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,10 @@ import pytest
 
 from tests.cli.given import CHAT, line
 from tests.cli.scripted import ScriptedEngine
-from tidemill.batch.file.throughput import Rates, RateWindow
+from tidemill.batch.file.throughput import Countdown, Rates, RateWindow
 from tidemill.cli.run import progress
 from tidemill.cli.run import run as run_module
-from tidemill.cli.run.progress import bounded_by_rows, progress_line, summary
+from tidemill.cli.run.progress import estimate_left, progress_line, summary
 from tidemill.cli.run.tally import Tally
 from tidemill.engine.plan.forecast import Forecast
 from tidemill.engine.plan.line_index import LineIndex
@@ -48,61 +47,73 @@ def tally(monkeypatch: pytest.MonkeyPatch) -> Tally:
 
 def test_a_line_tells_rows_rates_and_the_time_that_is_left(tally: Tally) -> None:
     """Kept rows are neither a rate nor what is left."""
-    assert progress_line(tally, Rates(40.0, 5_120.0)) == (
+    rates = Rates(40.0, 5_120.0)
+    left = estimate_left(tally, rates, rates, None)
+    assert progress_line(tally, rates, left) == (
         "500 of 1,500 rows, 13 failed, 40.0 rows/s, 5,120 tokens/s, 25 s left"
     )
 
 
-async def test_the_time_left_is_bounded_by_the_recent_rate_of_rows(
+async def test_the_time_left_is_bounded_by_rows_and_counts_down_while_none_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A forecast of long answers gives way to rows that come faster, and ends with the last."""
-    served, tally = ScriptedEngine(), Tally(num_rows=100)
-    forecasts: list[float | None] = []
+    """Before the first row, and once the time has passed, nothing is told."""
+    served, tally, now = ScriptedEngine(), Tally(num_rows=100), 0.0
     tally.started -= 100
-    for _ in range(50):
-        tally.count()
-    done = asyncio.Event()
+    told: list[float | None] = []
+    ended = asyncio.Event()
+    rows = iter([0, 0, 40, 0, 0, 0, 0, 0, 1])
 
     class Watching(progress.LineReporter):
         seconds = 0.0
 
-        def show(self, tally: Tally, _: Rates, forecast: float | None = None) -> None:
-            assert tally.answered == 50
-            forecasts.append(forecast)
-            done.set()
+        def show(self, tally: Tally, _: Rates, left: float | None = None) -> None:
+            nonlocal now
+            told.append(None if left is None else round(left, 1))
+            now += 2.0
+            if (num_rows := next(rows, None)) is None:
+                ended.set()
+            for _row in range(num_rows or 0):
+                tally.count()
 
-    monkeypatch.setattr(run_module, "RateWindow", partial(make_window, lambda: 0.0))
+    def clock() -> float:
+        return now
+
+    monkeypatch.setattr(run_module, "RateWindow", lambda _, *given: RateWindow(clock, *given))
+    monkeypatch.setattr(run_module, "Countdown", lambda _: Countdown(clock))
     with closing(LineIndex()) as index:
         forecast = Forecast(Plan(index, lambda _: False), 1)
         monkeypatch.setattr(Forecast, "seconds_left", lambda _: 60.0)
         reporting = asyncio.create_task(run_module._report(Watching(), tally, served, forecast))
-        await done.wait()
+        await ended.wait()
         reporting.cancel()
-    assert forecasts[0] == 1.0  # 50 rows at 50 rows a second
-    assert bounded_by_rows(60.0, tally, Rates(0.1)) == 60.0
-    assert bounded_by_rows(60.0, tally, Rates()) == 60.0
+    # 40 of 100 rows in 6 seconds; the next row comes 12 seconds later, when the forecast is less.
+    assert told == [None, None, None, 9.0, 7.0, 5.0, 3.0, 1.0, None, 60.0]
+
+
+def test_a_forecast_is_bounded_by_the_recent_rate_of_rows() -> None:
+    """A forecast of long answers gives way to rows that come faster, and ends with the last."""
+    tally = Tally(num_rows=100, answered=50)
+    for recent, left in ((Rates(50.0), 1.0), (Rates(0.1), 60.0), (Rates(), 60.0)):
+        assert estimate_left(tally, Rates(), recent, 60.0) == left
     tally.answered = 100
     assert "left" not in progress_line(tally, Rates(50.0, 1.0), 60.0)
 
 
-def make_window(clock: Callable[[], float], *given: Any) -> RateWindow:
-    """Return a window whose clock is `clock`, in the place of the given one."""
-    return RateWindow(clock, *given[1:])
-
-
 def test_no_time_is_left_to_tell_before_the_first_row() -> None:
     """Nothing is divided by nothing."""
+    assert estimate_left(Tally(num_rows=3), Rates(), Rates(), None) is None
     line = progress_line(Tally(num_rows=3), Rates(0.0, 0.0))
     assert line == "0 of 3 rows, 0.0 rows/s, 0 tokens/s"
 
 
 def test_no_time_is_told_that_nobody_can_know(tally: Tally) -> None:
     """At the beginning, until there are enough rows or seconds."""
-    tally.num_rows = 10**6
-    assert "left" not in progress_line(tally, Rates(40.0, 1.0))
+    tally.num_rows, rates = 10**6, Rates(40.0, 1.0)
+    assert estimate_left(tally, rates, rates, None) is None
     tally.started = 90.0
-    assert progress_line(tally, Rates(40.0, 1.0)).endswith(", 6 h 56 min left")
+    left = estimate_left(tally, rates, rates, None)
+    assert progress_line(tally, rates, left).endswith(", 6 h 56 min left")
 
 
 async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
@@ -117,8 +128,8 @@ async def test_tokens_are_shown_as_they_are_generated_and_rows_as_they_finish(
     class Watching(progress.LineReporter):
         seconds = 0.0
 
-        def show(self, tally: Tally, rates: Rates, forecast: float | None = None) -> None:
-            assert forecast is None
+        def show(self, tally: Tally, rates: Rates, left: float | None = None) -> None:
+            assert left is None
             shown.append(rates)
             if len(shown) == 1:
                 tally.count()

@@ -73,6 +73,7 @@ FLAGS: list[tuple[list[object], str]] = [
     (["--seed", 3], "  --seed: not set before, 3 now"),
     (["--dtype", "float32"], "  --dtype: not set before, float32 now"),
     (["-q", "int8"], "  --quantization: not set before, int8 now"),
+    (["--truncate-prompt-tokens", -1], "  --truncate-prompt-tokens: not set before, -1 now"),
     (["--kv-cache-dtype", "fp8"], "  --kv-cache-dtype: not set before, fp8 now"),
     (["--max-model-len", 99], "  --max-model-len: not set before, 99 now"),
     (["--tool-call-parser", "hermes"], "  --tool-call-parser: not set before, hermes now"),

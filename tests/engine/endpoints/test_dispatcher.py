@@ -58,7 +58,7 @@ async def test_an_unknown_url_is_told_every_supported_endpoint() -> None:
         ("/v1/embeddings", "a model that gives vectors"),
         ("/score", "a reranker, or a model that gives vectors"),
         ("/v2/rerank", "a reranker, or a model that gives vectors"),
-        ("/v1/audio/translations", "a model that writes down speech"),
+        ("/v1/audio/transcriptions", "a model that writes down speech"),
     ],
 )
 async def test_a_known_url_that_the_model_cannot_serve_is_told_apart(url: str, needs: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,8 @@ async def test_a_text_that_is_too_long_is_told_by_how_much() -> None:
     error = await Scene().error(URL, input=["a", LONG])
     assert error["message"] == (
         f"This model's maximum context length is {MAX_MODEL_LEN} tokens. However, text 2 of `input`"
-        " has 42 tokens; `truncate_prompt_tokens` cuts what is longer."
+        " has 42 tokens; `truncate_prompt_tokens`, or --truncate-prompt-tokens for all requests,"
+        " cuts what is longer."
     )
     assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
 
@@ -165,6 +167,15 @@ async def test_a_text_is_cut_on_request_and_its_special_tokens_stay(
     scene = Scene()
     await scene.body(URL, input=f"{LONG}end", **asked)
     assert scene.encoder.requests[0].token_ids == expected
+
+
+async def test_an_engine_cuts_texts_of_requests_that_do_not_say_so() -> None:
+    """A request's own number comes first; -1 is what the model takes."""
+    for default, asked, expected in ((4, {}, 4), (-1, {}, MAX_MODEL_LEN), (4, {"to": 5}, 5)):
+        scene = Scene(replace(encoder_model(), truncate_prompt_tokens=default))
+        own = {"truncate_prompt_tokens": asked["to"]} if asked else {}
+        await scene.body(URL, input=LONG, **own)
+        assert len(scene.encoder.requests[0].token_ids) == expected
 
 
 @pytest.mark.parametrize(

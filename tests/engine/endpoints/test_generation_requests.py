@@ -87,6 +87,18 @@ def test_a_prompt_is_cut_at_its_beginning_unless_it_is_said() -> None:
     assert told.endswith(f"{TURN_END}\n{TURN}assistant\n")
 
 
+def test_an_engine_cuts_prompts_of_requests_that_do_not_say_so() -> None:
+    """Of chats and completions; a request's own number comes first."""
+    scene = Scene(model=replace(text_model(), truncate_prompt_tokens=3))
+    for send in (scene.complete, scene.chat):
+        send("The capital of France")
+        assert len(scene.last().prompt_ids) == 3
+        send("The capital of France", truncate_prompt_tokens=4)
+        assert len(scene.last().prompt_ids) == 4
+    text = scene.complete("The capital of France", echo=True)["choices"][0]["text"]
+    assert not text.startswith("The capital")
+
+
 def test_special_tokens_around_a_text_are_not_cut_off() -> None:
     """The token that begins every text of a model still begins it."""
     scene = Scene(model=text_model_of(sentencepiece_tokenizer()))

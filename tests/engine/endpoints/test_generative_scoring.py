@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_labels_among_themselves_or_all() -> None:
 
 def test_items_stand_behind_the_query_or_before_it() -> None:
     """Texts and token ids alike; special tokens are the query's alone."""
-    scene = Scene()
+    scene = Scene(model=replace(text_model(), truncate_prompt_tokens=1))  # which is for prompts
     query = scene.tokenizer.encode("The capital", add_special_tokens=True)
     body = score(scene, items=[" is", "a"])
     prompts = [one.prompt_ids for one in scene.generator.requests[-2:]]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engine.endpoints.test_transcriptions import MODEL, RESULT, inline
+from tests.engine.endpoints.test_transcriptions import HEARING, MODEL, RESULT, inline
 from tests.engine.media.clips import RATE, encoded, tone, video, wav
 from tests.engine.scripted_model import CREATED, INFO
 from tests.net.site import HOST, PUBLIC, Page, Site, moved
@@ -135,6 +136,17 @@ async def test_what_is_wrong_with_a_body_is_told_before_anything_is_fetched() ->
         assert reply.status_code == 400
         assert reply.body["error"]["message"] == str(foretold.value)
     assert host.asked == []
+
+
+async def test_an_english_only_model_says_so_for_translations() -> None:
+    """The message does not only call it a speech model, which it is."""
+    english = replace(MODEL, hearing=replace(HEARING, languages=(), tasks=("transcribe",)))
+    endpoints = speech_endpoints(english, Host().fetch)
+    engine = Dispatcher(endpoints, Listener(), INFO, model_names=["tiny"])
+    reply = await respond(engine, "/v1/audio/translations", file_url=inline())
+    assert reply.status_code == 400
+    message = reply.body["error"]["message"]
+    assert "English-only ones, such as whisper-tiny.en, do not translate" in message
 
 
 async def test_a_language_that_only_the_model_refuses_costs_no_download() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,14 @@ async def test_of_a_pair_the_document_is_cut(asked: dict[str, int], expected: li
     scene = reranker()
     await scene.body("/rerank", query="Hello world", documents=[LONG], **asked)
     assert scene.encoder.requests[0].token_ids == expected
+
+
+async def test_an_engine_cuts_documents_of_requests_that_do_not_say_so() -> None:
+    """Of pairs that are read together, and of texts whose vectors are compared."""
+    for model in (encoder_model(SCORE), encoder_model()):
+        scene = Scene(replace(model, truncate_prompt_tokens=7))
+        await scene.body("/rerank", query="Hello world", documents=[LONG])
+        assert len(scene.encoder.requests[-1].token_ids) == 7
 
 
 async def test_a_cut_that_leaves_nothing_of_the_document_is_refused() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape
+from tidemill.engine.kernels.attention import AttentionBackend, AttentionShape, PositionBias
 from tidemill.engine.kernels.step import Step
 
 CPU = torch.device("cpu")
@@ -86,6 +86,10 @@ class Sequences:
         if shape.softcap:
             scores = torch.tanh(scores / shape.softcap) * shape.softcap
         length = query.shape[1]
+        if (bias := shape.position_bias) is not None:
+            for position in range(length):
+                first = bias.reach - position
+                scores[:, position] += bias.logits[:, first : first + length]
         reach = shape.window or length
         for position in range(length):
             end = self.end(position) if shape.is_causal else position + reach
@@ -153,6 +157,13 @@ class Paged:
             self.run(earlier)
         pieces = [(i, length - 1, length) for i, length in enumerate(self.sequences.lengths)]
         return torch.cat(self.run(pieces, num_decodes=len(pieces)))
+
+
+def biased(shape: AttentionShape, longest: int) -> AttentionShape:
+    """Give a shape a random position bias for sequences of up to `longest` tokens."""
+    generator = torch.Generator().manual_seed(longest)
+    logits = torch.randn(shape.num_query_heads, 2 * longest - 1, generator=generator) * 2
+    return replace(shape, position_bias=PositionBias(logits))
 
 
 def scattered(sequences: Sequences, page_size: int, seed: int = 1) -> list[NDArray[np.int64]]:

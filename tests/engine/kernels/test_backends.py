@@ -14,7 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
+from tests.engine.kernels.paged import (
+    CPU,
+    Paged,
+    Piece,
+    Sequences,
+    biased,
+    num_pages,
+    scattered,
+)
 from tests.engine.kernels.rows_backend import RowsAttention
 from tests.long_parameters import with_long
 from tidemill.engine.kernels import backends
@@ -202,6 +210,19 @@ def test_some_tokens_see_on_to_where_their_step_says(
         for (index, start, stop), out in zip(pieces, paged.run(pieces, num_decodes), strict=True):
             wanted = sequences.expected(index)[start:stop]
             torch.testing.assert_close(out.double(), wanted, atol=bound, rtol=bound)
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("kind", ["grouped", "everything"])
+def test_a_position_bias_is_added_to_scores_by_distance(name: str, kind: str) -> None:
+    """Each head has its own logits; a softcap and sinks do not change them."""
+    lengths = [1, 2, 15, 16, 17, 64, 65, 130, 300]
+    shape = biased(replace(SHAPES[kind], is_causal=False, chunk=0), max(lengths))
+    sequences = Sequences.random(shape, lengths)
+    paged = made(name, sequences)
+    outs = paged.run([(index, 0, length) for index, length in enumerate(lengths)])
+    for index, out in enumerate(outs):
+        torch.testing.assert_close(out.double(), sequences.expected(index), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("window", [0, 20])

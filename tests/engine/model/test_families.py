@@ -75,15 +75,18 @@ def test_a_model_that_is_left_out_is_so_by_the_field_that_the_page_names(
 
 
 @pytest.mark.parametrize("name", with_long(FAMILIES, VARIANTS))
-def test_a_field_that_no_one_knows_is_not_passed_over(tmp_path: Path, name: str) -> None:
-    """Unless it switches nothing on."""
+def test_a_field_that_its_class_never_reads_is_ignored_by_name(tmp_path: Path, name: str) -> None:
+    """A field that its class, or any class, may read is not passed over, unless it is empty."""
     said = said_by(name)
     expected = understood(tmp_path, said)
+    assert expected.ignored_fields == ()
     for off in (None, False, [], {}):
-        assert understood(tmp_path, said | {"new_trick": off}) == expected
+        assert understood(tmp_path, said | {"is_decoder": off}) == expected
     for on in (True, 0.5, "yes", [1], 0):
-        with pytest.raises(UnsupportedConfig, match="new_trick"):
-            understood(tmp_path, said | {"new_trick": on})
+        got = understood(tmp_path, said | {"new_trick": on})
+        assert (got, got.ignored_fields) == (expected, ("new_trick",))
+        with pytest.raises(UnsupportedConfig, match="tie_last_hidden_states"):
+            understood(tmp_path, said | {"tie_last_hidden_states": on})
 
 
 NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
@@ -97,10 +100,14 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("Gemma3TextConfig", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("Gemma4TextConfig", {"hidden_size_per_layer_input": 8}, "inputs of their own"),
+    ("Gemma4TextConfig", {"per_layer_config": True}, "does not fit together"),
+    ("GPT2Config", {"scale_attn_weights": False}, "scale_attn_weights"),
     ("Gemma4TextConfig", {"num_kv_shared_layers": 2}, "keys and values of others"),
-    ("MistralConfig", {"attention_bias": True}, "attention_bias"),
-    ("Qwen3Config", {"mlp_bias": True}, "mlp_bias"),
-    ("Qwen2Config", {"use_qk_norm": True}, "use_qk_norm"),
+    ("LlamaConfig", {"sliding_window": 12}, "sliding_window"),
+    ("LlamaConfig", {"attention_chunk_size": 16}, "attention_chunk_size"),
+    ("Qwen3Config", {"is_causal": False}, "is_causal"),
+    ("Qwen3Config", {"draft_vocab_size": 32}, "draft_vocab_size"),
+    ("Qwen3Config", {"architectures": ["LlamaForCausalLMEagle3"]}, "LlamaForCausalLMEagle3"),
     ("Phi3Config", {"full_attn_mod": 2}, "full_attn_mod"),
     ("Qwen3Config", {"layer_types": ["full_attention", "linear_attention"] * 2}, "layer_types"),
     ("Qwen3Config", {"layer_types": ["full_attention"] * 3}, "layer_types"),
@@ -112,7 +119,7 @@ NOT_UNDERSTOOD: list[tuple[str, dict[str, Any], str]] = [
     ("LlamaConfig", {"rms_norm_eps": float("nan")}, "rms_norm_eps"),
     ("LlamaConfig", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "spiral"}}, "spiral"),
-    ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "yarn", "mrope": 1}}, "mrope"),
+    ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "yarn", "alpha": 1}}, "alpha"),
     ("LlamaConfig", {"rope_parameters": ROPE | {"rope_type": "linear"}}, "factor"),
     ("LlamaConfig", {"rope_parameters": {"full_attention": ROPE}}, "full_attention"),
     ("Phi3Config", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 2}}, "linear"),

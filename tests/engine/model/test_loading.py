@@ -91,7 +91,10 @@ def test_a_model_that_fits_no_memory_is_refused_with_what_helps(
 
 
 OWN = [
-    ({"model_type": "nemotron", "norm_eps": 1e-5, "new_trick": 16}, "new_trick"),
+    (
+        {"model_type": "nemotron", "norm_eps": 1e-5, "attention_chunk_size": 16},
+        "attention_chunk_size",
+    ),
     ({"model_type": "falcon", "alibi": True}, "alibi true"),
     ({"model_type": "stablelm", "layer_norm_eps": 1e-5, "qk_layernorm": True}, "qk_layernorm True"),
 ]
@@ -112,7 +115,7 @@ def test_so_is_what_has_settings_for_the_engines_own_decoder_only(tmp_path: Path
     """Without them it would be refused, too."""
     folder = folder_of(tmp_path, SIZES | OWN[0][0])
     settings = EngineConfig(folder, device="cpu", lora_modules=(LoraModule("sql", folder),))
-    assert "says new_trick" in reason_of(settings)
+    assert "says attention_chunk_size" in reason_of(settings)
     assert "merge" not in reason_of(settings)
 
 
@@ -121,10 +124,12 @@ def test_a_class_that_fails_at_its_layers_is_the_second_reason(
 ) -> None:
     """As Nemotron's would, were it in no table."""
     monkeypatch.setattr("tidemill.engine.model.transformers_model.reason_refused", lambda _: None)
-    config = transformers.NemotronConfig(**SIZES, new_trick=16)
+    config = transformers.NemotronConfig(**SIZES, attention_chunk_size=16)
     transformers.NemotronForCausalLM(config).save_pretrained(tmp_path)
     reason = reason_of(EngineConfig(str(tmp_path), device="cpu"))
-    assert reason.startswith("the engine's own decoder cannot run it (config.json says new_trick")
+    assert reason.startswith(
+        "the engine's own decoder cannot run it (config.json says attention_chunk_size"
+    )
     assert "NemotronForCausalLM does not pass the attention interface's arguments" in reason
 
 

@@ -266,7 +266,7 @@ def test_a_decoder_that_computes_something_else_gives_way_to_transformers(
     ("differs", "words"),
     [
         ({"hidden_act": "relu"}, "hidden_act 'relu'"),
-        ({"new_trick": 7}, "says new_trick"),
+        ({"attention_chunk_size": 7}, "says attention_chunk_size"),
     ],
 )
 def test_what_our_decoder_does_not_know_transformers_runs(

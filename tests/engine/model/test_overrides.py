@@ -107,11 +107,11 @@ def test_yarn_by_an_override_is_yarn_by_the_config(tmp_path: Path, name: str) ->
 
 def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> None:
     """Of a model that it runs, the rope is the one that was asked for."""
-    folder = saved("Qwen3Config", tmp_path, new_trick=7)
+    folder = saved("Qwen3Config", tmp_path, attention_chunk_size=7)
     stretched = load(folder, hf_overrides={"rope_parameters": YARN}, max_model_len=2048)
     assert isinstance(stretched.network, TransformersNetwork)
     assert stretched.max_model_len == 2048
-    ours = load(folder, hf_overrides={"rope_parameters": YARN, "new_trick": None})
+    ours = load(folder, hf_overrides={"rope_parameters": YARN, "attention_chunk_size": None})
     assert isinstance(ours.network, Decoder)
     tokens = torch.arange(20)
     assert torch.allclose(
@@ -122,7 +122,7 @@ def test_transformers_reads_overrides_as_our_decoder_does(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        ({"rope_scalling": YARN}, "--hf-overrides says rope_scalling, which Qwen3Config does not"),
+        ({"rope_scalling": YARN}, "--hf-overrides says rope_scalling, which transformers. classes"),
         ({"hidden_size": "x"}, "config.json with --hf-overrides says hidden_size 'x'"),
         ({"vocab_size": 5}, "other shapes"),
         ({"rope_scaling": {**YARN, "factor": -4}}, "factor -4; it must be a number from 1 to"),
@@ -219,7 +219,7 @@ def test_transformers_models_take_long_factors_too(tmp_path: Path) -> None:
     [
         ({}, False, Decoder),
         ({}, True, Decoder),
-        ({"new_trick": 7}, False, TransformersNetwork),
+        ({"attention_chunk_size": 7}, False, TransformersNetwork),
     ],
     ids=["text", "with images", "by transformers"],
 )

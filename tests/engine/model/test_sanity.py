@@ -74,7 +74,7 @@ def test_a_model_that_could_write_nothing_but_noise_is_refused(
     build("Qwen3Config").save_pretrained(tmp_path)  # type: ignore[operator]
     if dtype == "float32":
         said = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(said | {"new_trick": 7}))
+        (tmp_path / "config.json").write_text(json.dumps(said | {"attention_chunk_size": 7}))
     how, words = NOISE[noise]
     with pytest.raises(ModelRefused, match=words):
         load_model(EngineConfig(str(change(tmp_path, how)), dtype=dtype, device="cpu"))

@@ -187,3 +187,20 @@ def test_prompts_that_are_computed_again_are_forecast_by_the_lines_that_wait() -
         assert forecast._prefills_left() == 0
         forecast.update(20.0, Done(Work(40, 1800, 200, 30_000), num_waiting=30))
         assert forecast._prefills_left() == pytest.approx(5400)
+
+
+def test_answers_that_outlive_what_was_expected_are_not_over_at_once() -> None:
+    """The short ones ended first: those that run have as many tokens to come, or their limit."""
+    with index_of([chat(f"{number}", 100) for number in range(20)]) as index:
+        plan = Plan(index, lambda _: False)
+        forecast = Forecast(plan, 20)
+        places = list(plan)
+        for place in places[:8]:
+            plan.finish(place, 5)
+        done = Done(Work(40, 100, 8 * 5 + 12 * 40, 1_000), 40, 8 * 5, 0, 12)
+        forecast.update(10.0, done)
+        assert forecast._work_left().decoded == 12 * 40
+        assert forecast._work_left().steps == 40
+        done = done._replace(work=Work(90, 100, 8 * 5 + 12 * 90, 5_000))
+        forecast.update(20.0, done)
+        assert forecast._work_left().decoded == 12 * 10

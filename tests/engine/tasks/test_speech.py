@@ -142,10 +142,13 @@ def test_a_chat_template_is_of_no_use(folder: Path) -> None:
         load_served(EngineConfig(str(folder), device="cpu"), chat_template="{{ messages }}")
 
 
-@pytest.mark.parametrize("field", ["hf_overrides", "pooler_config"])
-def test_what_other_kinds_are_told_is_refused(folder: Path, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hf_overrides", {"a": 1}), ("pooler_config", {"a": 1}), ("truncate_prompt_tokens", -1)],
+)
+def test_what_other_kinds_are_told_is_refused(folder: Path, field: str, value: object) -> None:
     """It would change nothing."""
-    said: dict[str, Any] = {field: {"a": 1}}
+    said: dict[str, Any] = {field: value}
     flag = f"--{field.replace('_', '-')}"
     with pytest.raises(EngineError, match=f"hears recordings: {flag} is for models that"):
         load_served(EngineConfig(str(folder), device="cpu", **said))

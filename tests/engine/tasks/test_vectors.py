@@ -6,6 +6,7 @@ import json
 import shutil
 from base64 import b64decode
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +19,17 @@ from transformers import (
 
 from tests.engine.scripted_encoder import minilm
 from tests.engine.tasks.pooled import SMALL, TEXTS, Serve, answer, minilm_with, refusal
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
+from tidemill.engine.inspection import inspect_model
 from tidemill.protocol.contract import EngineError
+
+
+def planned_context(**settings: Any) -> int:
+    """Return the context that `tidemill models` names for MiniLM."""
+    plan = inspect_model(EngineConfig(str(minilm()), device="cpu", **settings)).plan
+    assert plan is not None
+    return plan.max_model_len
 
 
 async def test_vectors_are_those_of_sentence_transformers(served: Dispatcher) -> None:
@@ -57,6 +67,7 @@ async def test_a_texts_limit_is_the_folders(served: Dispatcher) -> None:
     expected = SentenceTransformer(str(minilm()), device="cpu").encode(text)
     assert np.abs(np.array(body["data"][0]["embedding"]) - expected).max() < 1e-5
     assert body["usage"]["prompt_tokens"] == 256
+    assert planned_context() == 256
 
 
 async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -> None:
@@ -64,8 +75,12 @@ async def test_a_limit_that_is_asked_for_is_the_networks_at_most(serve: Serve) -
     longer = serve(minilm(), max_model_len=400)
     body = await answer(longer, "/v1/embeddings", input="word " * 300)
     assert body["usage"]["prompt_tokens"] == 302
+    assert planned_context(max_model_len=400) == 400
     with pytest.raises(EngineError, match="512"):
         serve(minilm(), max_model_len=513)
+    words = r"--truncate-prompt-tokens 257 is above the context of .*, which is 256 tokens: use -1"
+    with pytest.raises(EngineError, match=words):
+        serve(minilm(), truncate_prompt_tokens=257)
 
 
 async def test_prompts_dense_layers_and_capitals_are_as_the_folder_says(

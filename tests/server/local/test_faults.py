@@ -6,19 +6,20 @@ import asyncio
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.faults import EXCEPTIONS, Call, Fault, faults_of, profiled
 from tests.server.local import rig
-from tests.server.local.rig import lines_of, serving
+from tests.server.local.rig import Local, lines_of, serving
 from tidemill.server.local import batch_run
 
 FOLDERS = (
     *("server/local/batch_run", "server/local/runner", "server/local/rows"),
     *("server/local/publish", "server/local/validation", "batch/file/run_line"),
 )
-BODIES = [{}, {"status": 400}, {}, {"wait": "permit"}, {}, {}]
+BODIES = [{}, {"status": 400}, {}, {"wait": True}, {}, {}]
 IDS = [f"c{number}" for number in range(len(BODIES))]
 
 
@@ -28,6 +29,17 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_run, "_READ_LINES", 2)
     monkeypatch.setattr(batch_run, "FLUSH_SECONDS", 0.005)
     monkeypatch.setattr(rig, "SECONDS", 30)
+
+
+async def ended(local: Local, batch_id: str) -> dict[str, Any]:
+    """Return a batch once it has ended; a poll that fails is sent again, as clients do."""
+    async with asyncio.timeout(rig.SECONDS):
+        while True:
+            polled = await local.client.get(f"/v1/batches/{batch_id}")
+            if polled.status_code == 200 and polled.json()["status"] in rig.ENDED:
+                return dict(polled.json())
+            assert polled.status_code in {200, 500}, polled.text
+            await asyncio.sleep(0.005)
 
 
 async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], object]:
@@ -40,8 +52,8 @@ async def run_batch(root: Path, fault: Fault | None) -> tuple[str, list[str], ob
                 batch = await local.submit(lines_of(BODIES))
             except AssertionError:  # the answer is a 500, and there is no batch
                 return "refused", [], counts
-            loop.call_later(0.02, local.engine.permits.release)
-            batch = await local.ended(batch["id"])
+            loop.call_later(0.02, local.engine.go.set)
+            batch = await ended(local, batch["id"])
         names = ("output_file_id", "error_file_id")
         rows = [row for name in names for row in await local.rows(batch[name])]
     return batch["status"], sorted(row["custom_id"] for row in rows), counts
@@ -68,8 +80,21 @@ async def test_a_batch_is_completed_with_all_rows_or_fails(tmp_path: Path, one_i
     gc.collect()
 
 
-async def test_rows_that_a_failed_write_has_committed_are_not_written_again(tmp_path: Path) -> None:
-    """The write fails behind its commit; the next one leaves its rows out, and the batch ends."""
-    call = Call("server/local/rows.py", "Rows.append", "end")
-    status, ids, _ = await run_batch(tmp_path, Fault(call, 0, MemoryError))
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [
+        # The write is committed: the next one leaves its rows out.
+        (Call("server/local/rows.py", "Rows.append", "end"), 0),
+        # The batch's task ends before it can handle anything: it is started again.
+        (Call("server/local/runner.py", "Runner._run_to_end", "start"), 0),
+        # Two tasks of the run have started: they must not write beside the next run.
+        (Call("server/local/runner.py", "Runner._run_batch.<locals>.<genexpr>", "start"), 2),
+    ],
+)
+async def test_a_batch_survives_a_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: Call, number: int
+) -> None:
+    """At most one retry is logged, and the batch has each row once."""
+    status, ids, _ = await run_batch(tmp_path, Fault(call, number, EXCEPTIONS[2]))
     assert (status, ids) == ("completed", IDS)
+    assert len(caplog.records) <= 1

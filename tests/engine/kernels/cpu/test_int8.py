@@ -32,7 +32,7 @@ def made(weight: Quantised, bias: Tensor | None = None, end: Epilogue = None) ->
 
 def exact(x: Tensor, weight: Quantised, bias: Tensor | None) -> Tensor:
     """Return the product of quantised rows as whole numbers, scaled once."""
-    rows = int8.quantise_rows(x)
+    rows = int8.quantise_rows(x, weight.rotation)
     sums = (rows.numbers.double() - 128) @ weight.numbers.double().T
     scaled = sums * rows.scales.double()[:, None] * weight.scales.double().T
     return scaled if bias is None else scaled + bias.double()
@@ -64,7 +64,7 @@ def test_the_largest_sums_do_not_wrap() -> None:
     weight[1::2] = -1
     x = torch.ones(2, 16_384, dtype=BF16)
     x[1] = -1
-    layer = made(quantise_int8(weight))
+    layer = made(quantise_int8(weight, 1))
     assert torch.equal(layer(x), x @ weight.T)
 
 

@@ -131,6 +131,7 @@ def test_it_is_told_once_that_something_is_compiled(
     assert caplog.records == []
 
 
+@pytest.mark.long
 def test_processes_that_start_at_once_leave_what_the_next_one_can_use(tmp_path: Path) -> None:
     """One for each dtype and one for both, at kernels that they share; then none compiles."""
     both = ",".join(PRINTED)

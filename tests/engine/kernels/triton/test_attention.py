@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import InterpreterError
 
-from tests.engine.kernels.paged import CPU, Paged, Piece, Sequences, num_pages, scattered
+from tests.engine.kernels.paged import (
+    CPU,
+    Paged,
+    Piece,
+    Sequences,
+    biased,
+    num_pages,
+    scattered,
+)
 from tests.engine.kernels.triton.mutating import Mutation, assert_found
 from tidemill.engine.kernels.attention import AttentionShape
 from tidemill.engine.kernels.quantised import FP8
@@ -158,6 +166,13 @@ def test_who_looks_both_ways_sees_the_whole_sequence(kind: str) -> None:
     """Of several lengths, to the ends of pages and beyond."""
     shape = replace(SHAPES[kind], is_causal=False)
     check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 50)]], [1, 16, 50])
+
+
+def test_a_position_bias_is_added_to_scores_by_distance() -> None:
+    """Also in blocks without masks, and behind a softcap."""
+    for kind in ("a head each", "everything"):
+        shape = biased(replace(SHAPES[kind], is_causal=False), 90)
+        check(shape, [[(0, 0, 1), (1, 0, 16), (2, 0, 90)]], [1, 16, 90])
 
 
 def test_a_thousand_pages_that_all_share_are_met_once() -> None:

@@ -326,8 +326,10 @@ def test_a_model_that_transformers_runs_has_no_adapters(model: Path, tmp_path: P
     """The refusal says why it runs it."""
     folder = write_adapter(tmp_path / "own", modules_of("q_proj"))
     said = json.loads((model / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(said | {"new_trick": 7}))
+    (tmp_path / "config.json").write_text(json.dumps(said | {"attention_chunk_size": 7}))
     (tmp_path / "model.safetensors").symlink_to(model / "model.safetensors")
     config = EngineConfig(str(tmp_path), lora_modules=(LoraModule("own", str(folder)),))
-    with pytest.raises(ModelRefused, match=r"transformers runs this model \(.*new_trick.*adapters"):
+    with pytest.raises(
+        ModelRefused, match=r"transformers runs this model \(.*attention_chunk_size.*adapters"
+    ):
         load_model(config)

@@ -39,6 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Camembert": {"type_vocab_size": 1},
     "DistilBert": {"hidden_dim": 80},
     "ModernBert": {"local_attention": 16, "global_attn_every_n_layers": 2},
+    "MPNet": {},
     "NomicBert": {},
 }
 TEXTS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tidemill.engine.model.encoders.pooling_config import (
     is_pooling_model,
     read_pooling_config,
 )
+from tidemill.engine.tasks.pooling import _notes_of
 
 BERT = {"architectures": ["BertModel"], "model_type": "bert"}
 DECODER = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
@@ -139,6 +141,30 @@ def test_a_model_without_modules_is_pooled_as_vllm_does(
     assert read is not None
     assert (read.pooling, read.normalize) == (Pooling((mode,)), True)  # type: ignore[arg-type]
     assert read.is_assumed
+
+
+@pytest.mark.parametrize("head", ["TokenClassification", "QuestionAnswering", "MultipleChoice"])
+def test_a_trained_head_that_no_endpoint_serves_is_refused_by_name(
+    head: str, tmp_path: Path
+) -> None:
+    """`--convert embed` asks for vectors without it; modules of sentence-transformers do, too."""
+    config = {"model_type": "distilbert", "architectures": [f"DistilBertFor{head}"]}
+    with pytest.raises(ModelRefused, match=rf"head \(DistilBertFor{head}\).*--convert embed"):
+        described(tmp_path, config)
+    read = described(tmp_path, config, convert="embed")
+    assert read is not None
+    assert read.unserved_head == f"DistilBertFor{head}"
+    read = described(tmp_path, config, {"modules.json": stack("Pooling")})
+    assert read is not None
+    assert read.unserved_head == ""
+
+
+def test_a_head_that_predicts_masked_words_is_named(tmp_path: Path) -> None:
+    """The model was not tuned for it: its vectors are served, and a note names the head."""
+    read = described(tmp_path, {"architectures": ["BertForMaskedLM"], "model_type": "bert"})
+    assert read is not None
+    (named, _) = _notes_of(read)
+    assert "BertForMaskedLM" in named
 
 
 @pytest.mark.parametrize("kind", ["clip", "clip_text_model", "siglip"])
@@ -315,12 +341,19 @@ def test_a_cross_encoder_has_one_label_and_an_activation(
     assert (read.task, read.head, read.activation) == ("score", Classifier(1), activation)
 
 
-@pytest.mark.parametrize("said", [{"id2label": {"0": "a", "1": "b", "2": "c"}}, {"num_labels": 3}])
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "3 labels (`id2label` in config.json)"),
+        ({"num_labels": 3}, "3 labels (`num_labels` in config.json)"),
+        ({}, "2 labels (the default: config.json has neither"),
+    ],
+)
 def test_a_classifier_of_several_labels_gives_no_score(
-    said: dict[str, Any], tmp_path: Path
+    said: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """It is told what would: one label."""
-    with pytest.raises(ModelRefused, match="3 labels"):
+    """The refusal names the field that counts the labels."""
+    with pytest.raises(ModelRefused, match=re.escape(words)):
         described(tmp_path, {**SCORER, **said})
 
 

@@ -22,7 +22,9 @@ from tests.engine.model.encoders.small_encoders import (
     save,
     values,
 )
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.inspection import inspect_model
 from tidemill.engine.model.encoders.loaded_encoder import LoadedEncoder
 from tidemill.engine.model.encoders.transformers_model import TransformersEncoder
 from tidemill.engine.scheduling.encoding import EncodingRequest
@@ -32,7 +34,6 @@ T5 = {"T5": _T5, "MT5": _T5, "UMT5": _T5, "LongT5": {**_T5, "local_radius": 20}}
 OTHERS: dict[str, dict[str, Any]] = {
     "Albert": {"embedding_size": 16},
     "Electra": {"embedding_size": 16},
-    "MPNet": {},
     **T5,
 }
 # Those whose tables of positions begin behind padding, where ours has something that it lacks.
@@ -67,9 +68,9 @@ def count_calls(ours: LoadedEncoder) -> list[int]:
     return calls
 
 
-def test_mpnet_is_run_as_sentence_transformers_does(tmp_path: Path) -> None:
-    """The model that is most used: many texts of few lengths are few batches, in any order."""
-    save(tmp_path, "MPNet")
+def test_texts_of_few_lengths_are_few_batches(tmp_path: Path) -> None:
+    """In any order, and with the vectors of sentence-transformers."""
+    save(tmp_path, "Electra")
     model = sentence_transformer(tmp_path)
     ours = loaded(tmp_path)
     calls = count_calls(ours)
@@ -114,6 +115,9 @@ def test_the_row_of_padding_is_no_position(tmp_path: Path, family: str) -> None:
     ours = loaded(tmp_path)
     assert isinstance(ours.network, TransformersEncoder)
     assert ours.max_model_len == SIZES["max_position_embeddings"] - 2
+    plan = inspect_model(EngineConfig(str(tmp_path), device="cpu")).plan
+    assert plan is not None
+    assert plan.max_model_len == ours.max_model_len
     got = values(ours, [EncodingRequest([5] * ours.max_model_len)])
     assert np.isfinite(got).all()
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from tests.engine.families import build
 from tests.engine.model.quantised.checkpoints import FORMS, save, save_mxfp4
+from tidemill import demo
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.kernels import quantised
@@ -31,6 +34,7 @@ from tidemill.engine.model import dequantize
 from tidemill.engine.model import loading as model_loading
 from tidemill.engine.model.checkpoint import WHOLE, find_checkpoint
 from tidemill.engine.model.decoder import Decoder
+from tidemill.engine.model.drift import HELD_TEXT, MOST_TOKENS
 from tidemill.engine.model.families.registry import architecture_of
 from tidemill.engine.model.hf_config import read_hf_config
 from tidemill.engine.model.loading import load_model
@@ -188,6 +192,26 @@ def test_weights_are_made_fp8_as_they_are_read(
     assert 0.01 < apart < 0.3
 
 
+def test_a_load_that_quantises_measures_what_that_changes(tmp_path: Path) -> None:
+    """The log-probabilities of the plain model's likeliest tokens; on the text of its tokenizer."""
+    copytree(demo.MODEL_PATH, tmp_path, dirs_exist_ok=True)
+    models = [load_model(settings(tmp_path, quantization=asked)) for asked in (None, "fp8")]
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = torch.tensor(tokenizer.encode(HELD_TEXT).ids[:MOST_TOKENS])
+    plain, made = (chunked_logits(model, ids)[0].double().log_softmax(-1) for model in models)
+    best = plain.argmax(-1)
+    apart = (made - plain)[torch.arange(len(ids)), best].abs()
+    same = (made.argmax(-1) == best).double().mean()
+    assert not any("log-prob" in note for note in models[0].notes)
+    (note,) = [note for note in models[1].notes if "log-prob" in note]
+    assert note == (
+        f"--quantization fp8 changes log-probabilities by {apart.mean():.3f} on average and "
+        f"{apart.max():.2f} at most on {len(ids)} tokens of text, compared with float32; the "
+        f"likeliest token is the same for {same:.1%}"
+    )
+    assert apart.max() > 0
+
+
 @pytest.mark.skipif(not int8.supports(torch.bfloat16), reason="no AVX512-VNNI here")
 @pytest.mark.parametrize("family", ["Qwen3Config", "MixtralConfig"])
 def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
@@ -199,7 +223,9 @@ def test_weights_are_made_int8_for_a_cpu(tmp_path: Path, family: str) -> None:
     )
     assert isinstance(made.network, Decoder)
     assert isinstance(made.network._layers[0].out_proj, int8.Int8Linear)
-    assert made.notes == plain.notes == ()
+    assert plain.notes == ()
+    (note,) = made.notes
+    assert note.startswith("--quantization int8 changes log-probabilities by 0.0")
     expected, got = (chunked_logits(model, IDS).float() for model in (plain, made))
     apart = torch.linalg.vector_norm(got - expected) / torch.linalg.vector_norm(expected)
     assert 0.001 < apart < 0.1
@@ -280,7 +306,7 @@ def test_quantised_weights_are_dequantised_for_what_transformers_runs(
     """By no library of the format's own; a note says what they take."""
     save(form, tmp_path, family)
     expected = chunked_logits(load_model(settings(tmp_path)), IDS)
-    change(tmp_path, new_trick=7)
+    change(tmp_path, attention_chunk_size=7)
     loaded = load_model(settings(tmp_path))
     assert isinstance(loaded.network, TransformersNetwork)
     assert "and dequantised for transformers" in loaded.notes[1]
@@ -292,7 +318,7 @@ def test_what_transformers_runs_is_refused_where_its_dequantised_weights_lack_or
 ) -> None:
     """By the tensor or the bytes; and nothing is made fp8 for it."""
     save("awq", tmp_path)
-    change(tmp_path, new_trick=7)
+    change(tmp_path, attention_chunk_size=7)
     with monkeypatch.context() as patch:
         patch.setattr(dequantize, "free_bytes", lambda _: 1000)
         with pytest.raises(ModelRefused, match=r"take 658,176 bytes, .* where 1,000 are free"):

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tests.engine.speech_models import CODES, END, SHAPES, build, save
+from tidemill.engine.config import EngineConfig
 from tidemill.engine.errors import ModelRefused
+from tidemill.engine.inspection import ENGLISH_ONLY, inspect_model
 from tidemill.engine.model.speech.whisper_config import read_speech
 
 
@@ -38,6 +40,17 @@ def test_a_model_of_english_has_no_languages(tmp_path: Path) -> None:
     assert hf_config.hearing.languages == ()
     assert hf_config.hearing.tasks == ("transcribe",)
     assert hf_config.whisper_tokens.forced == (model.generation_config.no_timestamps_token_id,)
+    plan = inspect_model(EngineConfig(str(tmp_path), device="cpu")).plan
+    assert plan is not None
+    assert plan.notes == (ENGLISH_ONLY,)
+
+
+def test_is_multilingual_false_overrides_the_tables_of_languages_and_tasks(tmp_path: Path) -> None:
+    """Fine-tuned English-only models copy the tables of others."""
+    save(tmp_path, "many languages")
+    edit(tmp_path, "generation_config.json", is_multilingual=False)
+    hearing = read_speech(str(tmp_path)).hearing
+    assert (hearing.languages, hearing.tasks) == ((), ("transcribe",))
 
 
 def test_without_a_generation_config_the_config_is_asked(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_truncated_file_is_refused_wherever_it_ends(
 
 
 def test_what_is_not_a_gguf_file_is_refused(tmp_path: Path, whole: bytes) -> None:
-    """Another format, another version, and bytes of another order."""
+    """Another format or version, bytes of another order, and arrays thousands deep."""
     file = tmp_path / "x.gguf"
     file.write_bytes(b"PK\x03\x04 a zip")
     assert "is not a GGUF file" in refused(file)
@@ -93,6 +93,9 @@ def test_what_is_not_a_gguf_file_is_refused(tmp_path: Path, whole: bytes) -> Non
     damaged = np.frombuffer(whole, np.uint8).copy()
     damaged[40:400] = 255
     file.write_bytes(damaged.tobytes())
+    assert "is truncated or damaged" in refused(file)
+    nested = struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"k", 9) + struct.pack("<IQ", 9, 1) * 5000
+    file.write_bytes(whole[:4] + nested)
     assert "is truncated or damaged" in refused(file)
 
 

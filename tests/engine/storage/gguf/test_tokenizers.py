@@ -27,8 +27,10 @@ from tests.engine.gguf_files import (
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
+    real_file,
     write_tables,
 )
+from tests.long_parameters import with_long
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.storage.gguf.header import read_header
 from tidemill.engine.storage.gguf.tokenizers import TokenizerFiles, make_tokenizer
@@ -104,6 +106,17 @@ PRE: dict[str, tuple[list[str], bool]] = {
     "dbrx": ([LETTERS.replace("DIGITS", "{1,3}")], False),
     "tekken": ([CASED.replace("DIGITS", "").replace("ENDING", "")], True),
     "gpt-4o": ([CASED.replace("DIGITS", "{1,3}").replace("ENDING", ENDING)], False),
+}
+
+
+FIRST = ("smollm", "qwen2", "llama-bpe", "tekken")
+# Of SmolLM2's tokenizer.json.
+SMOLLM2_IDS = {
+    "Hello, we can use": [19556, 28, 392, 416, 722],
+    "The capital of France is": [504, 3575, 282, 4649, 314],
+    "Hello world! 123": [19556, 905, 17, 216, 33, 34, 35],
+    "Caf\u00e9 d\u00e9j\u00e0 vu.": [51, 1939, 2756, 32564, 90, 16739, 386, 101, 30],
+    "  multiple   spaces": [216, 2701, 256, 5600],
 }
 
 
@@ -210,7 +223,7 @@ def learnt() -> tuple[list[str], list[str]]:
     return tokens, [" ".join(merge) for merge in model["merges"]]
 
 
-@pytest.mark.parametrize("pre", PRE)
+@pytest.mark.parametrize("pre", with_long(FIRST, [pre for pre in PRE if pre not in FIRST]))
 def test_byte_level_ids_are_those_of_the_pre_tokenizer_that_the_file_names(
     tmp_path: Path, learnt: tuple[list[str], list[str]], pre: str
 ) -> None:
@@ -224,6 +237,24 @@ def test_byte_level_ids_are_those_of_the_pre_tokenizer_that_the_file_names(
         encoding = tokenizer.encode(text, add_special_tokens=False)
         assert encoding.ids == encode(normal), text
         assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == normal
+
+
+@pytest.mark.long
+def test_the_ids_of_a_real_file_are_those_of_its_published_tokenizer() -> None:
+    """SmolLM2's, known of some texts, and by the rules of 2,000."""
+    header = read_header(real_file())
+    files = make_tokenizer(header)
+    tokenizer, metadata = Backend.from_str(files.tokenizer), header.metadata
+    for text, ids in SMOLLM2_IDS.items():
+        assert tokenizer.encode(text).ids == ids
+    encode = byte_level(
+        metadata["tokenizer.ggml.tokens"],
+        metadata["tokenizer.ggml.merges"],
+        PRE["smollm"][0],
+        whole_first=False,
+    )
+    for text in texts():
+        assert tokenizer.encode(text).ids == encode(text), text
 
 
 def test_special_tokens_are_never_made_of_others_and_stand_where_the_file_says(

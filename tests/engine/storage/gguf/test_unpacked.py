@@ -145,12 +145,20 @@ def test_a_file_is_the_same_model_wherever_it_is(file: Path, tmp_path: Path) -> 
     assert results_digest(EngineConfig(str(moved)), None, 0) != results
 
 
-def test_a_file_answers_the_endpoints_of_text(file: Path) -> None:
-    """Which is known before it is unpacked."""
+def test_the_endpoints_of_a_file_are_known_before_its_weights_are_unpacked(
+    file: Path, cache: Path
+) -> None:
+    """Those of text, or of vectors where the settings say so."""
     names = endpoints_of(EngineConfig(str(file)))
     assert names == endpoints_of(EngineConfig(str(file.parent)))
     assert names is not None
     assert "/v1/chat/completions" in names
+    vectors = endpoints_of(EngineConfig(str(file), runner="pooling", convert="embed"))
+    assert vectors is not None
+    assert "/v1/embeddings" in vectors
+    assert not list(cache.glob("*/model.safetensors"))
+    file.write_bytes(b"not a model")
+    assert endpoints_of(EngineConfig(str(file))) is None
     assert check_hub([str(file), str(file.parent)]) is None
 
 

@@ -1,0 +1,1 @@
+"""Benchmarks of real work: a real model, English texts, and answers that end by themselves."""
