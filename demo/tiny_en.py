@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -37,7 +37,7 @@ _LAYERS, _HEADS = 4, 6
 _END, _START, _PREVIOUS, _NO_TIMESTAMPS = 50256, 50257, 50360, 50362
 _TARGETS, _SECONDS = 448, 30
 _STEPS_PER_SECOND = 50  # of timestamps
-_PARTS: Final = {
+_PARTS: Final[Mapping[str, Sequence[tuple[str, str, Sequence[str]]]]] = {
     "encoder": (("self_attention", "self_attn", ("q_proj k_proj v_proj", "out_proj")),),
     "decoder": (
         ("self_attention", "self_attn", ("q_proj k_proj v_proj", "out_proj")),

