@@ -1,5 +1,5 @@
 # Everything that a person or CI does here. Needs make, Python 3.11 or newer and Node.js.
-#   make demo    install, run the whole cloud on this machine, show a file becoming rows
+#   make demo    install, run the whole cloud on this machine, show messages becoming columns
 #   make test    install, run all tests
 #   make check   formatting, lint, types and import rules; with `test`, exactly what CI runs
 
@@ -72,11 +72,11 @@ INSTALLED_NODE_CLIENT := tests/node/node_modules/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-model demo-speech demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
+.PHONY: help fuzz-api demo browser programs screenshots demo-engine bootstrap image deploy diff template destroy smoke test test-all test-newest test-orders chaos soak check format openapi demo-reranker examples bench bench-generation bench-encoders bench-serve bench-speech bench-grammar bench-start bench-host bench-batches bench-upload bench-mixed bench-gpu bench-models clean
 
 help:
-	@echo "make demo          install, run the whole cloud on this machine, drop the example file into it"
-	@echo "make demo-engine   install and run the example file on the demo model, without a cloud"
+	@echo "make demo          install, run the whole cloud on this machine, drop a table and a file into it"
+	@echo "make demo-engine   install and run the same table and file without a cloud"
 	@echo "make test          install and run the tests, in one order (docs/testing.md)"
 	@echo "make test-orders   run the tests in ten random orders; ORDERS=\"17 4\" repeats two"
 	@echo "make test-newest   run a part of the tests on the newest Python of this machine"
@@ -97,8 +97,6 @@ help:
 	@echo "make check         formatting, ruff, mypy and import rules (CI runs: make check test)"
 	@echo "make format        format the code and mend what ruff can mend"
 	@echo "make openapi       write docs/openapi.json again, after a change of the API's routes"
-	@echo "make demo-model    train the demo model again (at most 20 minutes on two cores)"
-	@echo "make demo-speech   train the tiny speech model again"
 	@echo "make demo-reranker train the head of the demo reranker again (some minutes)"
 	@echo "make examples      speak the recordings in examples/ again"
 	@echo "make bench         all six that follow: beside others (vLLM, given VLLM_PYTHON=path)"
@@ -206,7 +204,7 @@ screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALL
 demo-needs:
 	@test -e $(INSTALLED_LOCAL) || { \
 	  echo "The first run installs all that it needs below this folder. With torch's build for CPUs it"; \
-	  echo "downloads about 0.5 GB, takes 2.2 GB of disk and three to four minutes on two cores; with the"; \
+	  echo "downloads about 0.6 GB, takes 2.7 GB of disk and about three minutes on two cores; with the"; \
 	  echo "build for CUDA several times that."; \
 	  echo "Later runs take about half a minute."; \
 	  if test "$$(uname -s)" = Linux -a ! -e /dev/nvidiactl -a -z "$$PIP_EXTRA_INDEX_URL"; then \
@@ -214,20 +212,26 @@ demo-needs:
 	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
 	  fi; }
 
-# Three installations beside each other: one waits for the network while another unpacks.
+# Three installations and the model next to each other: one waits for the network while another
+# unpacks. A model that cannot be downloaded is reported by the command below.
 demo: demo-needs | $(INSTALLED_VENV)
 	@$(MAKE) --silent $(INSTALLED_MINISTACK) & ministack=$$!; \
 	  $(MAKE) --silent $(INSTALLED_NODE) & node=$$!; \
-	  trap 'kill $$ministack $$node 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
-	  $(MAKE) --silent $(INSTALLED_LOCAL) && wait $$ministack && wait $$node
+	  $(BIN)/python -m tidemill.demo.package_models >/dev/null 2>&1 & model=$$!; \
+	  trap 'kill $$ministack $$node $$model 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
+	  $(MAKE) --silent $(INSTALLED_LOCAL) && wait $$ministack && wait $$node && { wait $$model || true; }
 	@mkdir -p $(OUT)
-	$(BIN)/tidemill local run -i examples/demo.jsonl -o $(OUT)/demo.jsonl
+	$(BIN)/tidemill local run --force -i examples/messages.csv examples/demo.jsonl \
+	  -o $(OUT)/messages.csv $(OUT)/demo.jsonl
+	@$(BIN)/python examples/show.py $(OUT)/messages.csv
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 	@echo "The same cloud until Ctrl-C, with API, key and dashboard: $(BIN)/tidemill local up"
 
 demo-engine: $(INSTALLED_ENGINE)
 	@mkdir -p $(OUT)
-	$(BIN)/tidemill run -i examples/demo.jsonl --force -o $(OUT)/demo.jsonl
+	$(BIN)/tidemill run examples/messages.csv --force -o $(OUT)/messages.csv
+	@$(BIN)/python examples/show.py $(OUT)/messages.csv
+	$(BIN)/tidemill run examples/demo.jsonl --force -o $(OUT)/demo.jsonl
 	@$(BIN)/python examples/show.py examples/demo.jsonl $(OUT)/demo.jsonl
 
 # An AWS account: see docs/deploy.md. CONFIG is another file than infra/config.toml, NAME the
@@ -384,12 +388,6 @@ format: $(INSTALLED_DEV)
 
 openapi: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.handler.api >docs/openapi.json
-
-demo-model: $(INSTALLED_ENGINE)
-	$(BIN)/python -m tidemill.demo.train
-
-demo-speech: $(INSTALLED_DEV)
-	$(BIN)/python -m tidemill.demo.train_speech
 
 demo-reranker: $(INSTALLED_DEV)
 	$(BIN)/python -m tidemill.demo.train_reranker

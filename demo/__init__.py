@@ -1,14 +1,18 @@
-"""The demo model: a tiny trained chat model, the text it was trained on and the recipe."""
+"""Demo models: those that are downloaded (`package_models`), and small ones for tests.
+
+The small chat model runs where the other cannot be downloaded; it knows sums, capitals, and the
+like by heart (docs/adr/0052).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 NAME = "tidemill-demo"
-"""The name under which the demo model is served."""
+"""The name that either demo model is served under."""
 
 MODEL_PATH = Path(__file__).parent / "model"
-"""The folder of the demo model, in transformers' format."""
+"""The folder of the small chat model, in transformers' format."""
 
 SPEECH_PATH = Path(__file__).parent / "speech"
 """The folder of a tiny Whisper that knows digits and a dozen words, in English and in German."""

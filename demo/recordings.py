@@ -1,6 +1,6 @@
 """Recordings as files of many kinds, those of `examples/`: `python -m tidemill.demo.recordings`.
 
-Each says words that the speech model knows; `said.json` tells which.
+Each is spoken by espeak-ng; `said.json` has its text.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +15,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from .speech_words import NUM_DIGITS, WORDS, Language, Recording, speak
-from .voices import SAMPLE_RATE, Voice
+from .tiny_en import NAME
+from .voices import SAMPLE_RATE, Voice, say
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MODEL = "tidemill-speech"
-DEFAULT = Voice()
+PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,47 +74,65 @@ def data_url(file: bytes, kind: str) -> str:
     return f"data:{CONTAINERS[kind].media_type};base64,{base64.b64encode(file).decode()}"
 
 
-def recite(text: str, language: Language, pauses: tuple[float, ...], voice: Voice) -> Recording:
-    """Return `text`, in which a comma is a pause, as it is spoken."""
-    phrases = [[WORDS[language].index(word) for word in part.split()] for part in text.split(",")]
-    return speak(phrases, pauses, language, voice)
-
-
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One of the recordings in `examples/recordings`: a comma in `text` is a pause."""
+    """One of the recordings in `examples/recordings`: each sentence is followed by a pause."""
 
     name: str
-    text: str
-    language: Language = "en"
-    voice: Voice = DEFAULT
+    sentences: tuple[str, ...]
+    voice: Voice
 
     @property
     def kind(self) -> str:
         """The ending of its file."""
         return self.name.rpartition(".")[2]
 
-    def recording(self) -> Recording:
-        """Return it spoken; it begins and ends in a little silence."""
-        num_phrases = self.text.count(",") + 1
-        return recite(self.text, self.language, (0.3, *[0.8] * (num_phrases - 1), 0.4), self.voice)
+    @property
+    def text(self) -> str:
+        """What is said."""
+        return " ".join(self.sentences)
 
-
-def _long(seed: int, phrases: int, words: int, known: list[str]) -> str:
-    """Return some of the `known` words, enough to fill more than one window."""
-    rng = random.Random(seed)
-    return ",".join(" ".join(rng.choices(known, k=words)) for _ in range(phrases))
+    def samples(self) -> NDArray[np.float32]:
+        """Return it spoken, `[n]` at 16 kHz."""
+        pause = np.zeros(round(PAUSE_SECONDS * SAMPLE_RATE), np.float32)
+        spoken = [(say(sentence, self.voice).samples, pause) for sentence in self.sentences]
+        return np.concatenate([pause, *(piece for pieces in spoken for piece in pieces)])
 
 
 CLIPS = (
-    Clip("digits.wav", "three one four"),
-    Clip("numbers.flac", "two seven one eight", voice=Voice("en-us+f3", 180)),
-    Clip("words.mp3", "water wheel moon river", voice=Voice("en-gb-scotland+m3", 160)),
-    Clip("german.ogg", "drei eins vier Wasser", "de", Voice("de+f2", 160)),
-    Clip("pauses.m4a", _long(6, 5, 5, WORDS["en"]), voice=Voice("en-us+m2", 160)),
-    Clip("breathless.webm", _long(111, 1, 24, WORDS["en"][:NUM_DIGITS]), voice=Voice("en-us", 140)),
+    Clip("dentist.wav", ("Good morning, this is the dentist.",), Voice("en-us", 150)),
+    Clip("meeting.flac", ("The meeting starts at ten o'clock.",), Voice("en-us+f3", 150)),
+    Clip(
+        "weather.mp3",
+        ("Tomorrow will be cold and windy, with some rain in the afternoon.",),
+        Voice("en-us", 145),
+    ),
+    Clip(
+        "train.ogg",
+        ("The train to London leaves from platform seven in five minutes.",),
+        Voice("en-us+m2", 145),
+    ),
+    Clip(
+        "order.m4a",
+        ("I would like to order two large pizzas.", "Please bring a bottle of water, too."),
+        Voice("en-us", 150),
+    ),
+    Clip(
+        "mill.webm",
+        (
+            "Once upon a time there was an old miller who lived by the sea.",
+            "Twice a day the tide filled his pond, and twice a day the water turned his wheel.",
+            "He never had to wait for the wind.",
+            "In the summer, children came to watch the stones.",
+            "In the winter, he told them stories by the fire.",
+            "When he was too old to work, his daughter took the mill.",
+            "She built a second wheel, and then a third.",
+            "People came from all over the country to see it.",
+        ),
+        Voice("en-us", 145),
+    ),
 )
-"""The last two are longer than a window of the speech model, with pauses and without one."""
+"""One of each kind; the last is longer than a window of Whisper, which takes 30 seconds."""
 
 
 def write_clips(folder: Path) -> dict[str, str]:
@@ -124,58 +140,37 @@ def write_clips(folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     said, urls = {}, {}
     for clip in CLIPS:
-        recording = clip.recording()
-        file = encode(recording.samples, clip.kind)
+        samples = clip.samples()
+        file = encode(samples, clip.kind)
         (folder / clip.name).write_bytes(file)
         urls[clip.name] = data_url(file, clip.kind)
-        said[clip.name] = {
-            "language": clip.language,
-            "text": recording.text(),
-            "english": recording.text("en"),
-            "seconds": round(len(recording.samples) / SAMPLE_RATE, 2),
-        }
+        said[clip.name] = {"text": clip.text, "seconds": round(len(samples) / SAMPLE_RATE, 2)}
     (folder / "said.json").write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
     return urls
 
 
-def write_lines(path: Path, lines: list[tuple[str, str, dict[str, object]]]) -> None:
-    """Write a batch file of `(custom_id, url, body)`."""
-    path.write_text(
-        "".join(
-            json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}) + "\n"
-            for name, url, body in lines
-        )
-    )
-
-
 def main() -> None:
-    """Write the recordings and the batch files that hold them."""
+    """Write the recordings and the batch file that contains them."""
     urls = write_clips(EXAMPLES / "recordings")
-    transcriptions, translations = "/v1/audio/transcriptions", "/v1/audio/translations"
-
-    def body(clip: str, **asked: object) -> dict[str, object]:
-        return {"model": MODEL, "file_url": urls[clip], **asked}
-
-    lines: list[tuple[str, str, dict[str, object]]] = [
-        ("request-1", transcriptions, body("digits.wav", response_format="json")),
-        ("request-2", transcriptions, body("numbers.flac", response_format="text", language="en")),
-        (
-            "request-3",
-            transcriptions,
-            body("pauses.m4a", response_format="verbose_json", timestamp_granularities=["segment"]),
-        ),
-        (
-            "request-4",
-            transcriptions,
-            body("words.mp3", response_format="verbose_json", timestamp_granularities=["word"]),
-        ),
-        ("request-5", transcriptions, body("german.ogg")),
-        ("request-6", translations, body("german.ogg")),
-        ("request-7", transcriptions, body("breathless.webm", response_format="srt")),
-        ("request-8", transcriptions, body("words.mp3", response_format="vtt")),
-        ("request-9", transcriptions, body("digits.wav", prompt="2 7 1 8")),
+    formats: dict[str, dict[str, object]] = {
+        "dentist.wav": {"response_format": "json"},
+        "meeting.flac": {"response_format": "text", "language": "en"},
+        "weather.mp3": {"response_format": "verbose_json", "timestamp_granularities": ["word"]},
+        "train.ogg": {"response_format": "vtt"},
+        "order.m4a": {"response_format": "verbose_json", "timestamp_granularities": ["segment"]},
+        "mill.webm": {"response_format": "srt"},
+    }
+    lines = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/audio/transcriptions",
+            "body": {"model": NAME, "file_url": urls[name], **options},
+        }
+        for name, options in formats.items()
     ]
-    write_lines(EXAMPLES / "audio.jsonl", lines)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (EXAMPLES / "audio.jsonl").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,12 @@
-"""Prints what was asked and what came back: python examples/show.py requests.jsonl rows.jsonl."""
+"""Prints requests with their answers, or a table of results.
+
+python examples/show.py requests.jsonl rows.jsonl
+python examples/show.py messages.output.csv
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import struct
 import sys
@@ -12,6 +17,8 @@ from typing import Any
 ASKED = ("prompt", "input", "query", "queries", "text_1", "data_1", "file_url")
 SHOWN_NUMBERS = 3
 SHOWN_CHARS = 100
+CELL_CHARS = 60
+HIDDEN_COLUMNS = {"id", "text", "finish_reason", "usage", "error"}
 
 
 def asked(body: dict[str, Any]) -> str:
@@ -67,8 +74,32 @@ def records(path: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.strip()]
 
 
+def table(path: str) -> list[str]:
+    """Return the lines of a CSV of results: long cells are cut, the engine's columns left out."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    shown = [place for place, name in enumerate(rows[0]) if name not in HIDDEN_COLUMNS]
+    cells = [[cell(row[place]) for place in shown] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    return [lines[0], "  ".join("-" * width for width in widths), *lines[1:]]
+
+
+def cell(text: str) -> str:
+    """Return a cell in one line, shortened in its middle where it is long."""
+    text = " ".join(text.split())
+    half = CELL_CHARS // 2
+    return text if len(text) <= CELL_CHARS else f"{text[: half - 1]}…{text[-half:]}"
+
+
 def main() -> None:
-    """Print the rows beside their lines, which come in the same order."""
+    """Print the rows beside their lines, which come in the same order, or a table."""
+    if len(sys.argv) == 2:
+        print("\n".join(table(sys.argv[1])))
+        return
     requests, rows = (records(path) for path in sys.argv[1:3])
     for request, row in zip(requests, rows, strict=True):
         print(asked(request["body"]))

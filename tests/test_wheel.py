@@ -139,16 +139,22 @@ def test_it_runs_beside_modules_of_the_same_names(installed: Path, tmp_path: Pat
         path.write_text("raise RuntimeError('not tidemill')", encoding="utf-8")
     with (ROOT / "examples/demo.jsonl").open(encoding="utf-8") as lines:
         (tmp_path / "in.jsonl").write_text("".join(islice(lines, NUM_LINES)), encoding="utf-8")
+    environment = {**os.environ, "TIDEMILL_CACHE": "off"}
+    del environment["TIDEMILL_DEMO_MODEL"]
     # -S: the checkout, which is installed too, is not on the path; its dependencies are.
     done = subprocess.run(
         [sys.executable, "-S", "-m", "tidemill", "run", "in.jsonl", "-o", "out.jsonl"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{installed}{os.pathsep}{sysconfig.get_path('purelib')}"},
+        env={
+            **environment,
+            "PYTHONPATH": f"{installed}{os.pathsep}{sysconfig.get_path('purelib')}",
+        },
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "SmolLM2-135M-Instruct cannot be downloaded (TIDEMILL_CACHE=off" in done.stderr
     assert f"loading {installed}/tidemill/demo/model" in done.stderr
     rows = (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(row)["response"]["status_code"] for row in rows] == [200] * NUM_LINES

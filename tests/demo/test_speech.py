@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -14,34 +13,25 @@ from transformers import (
     AutoConfig,
     AutoModelForSpeechSeq2Seq,
     AutoProcessor,
-    WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
     WhisperProcessor,
 )
 
+from tests.demo.spoken import WORDS, held_out, listen, load_speech_model, share_right
+from tests.engine.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START
 from tidemill import demo
-from tidemill.demo.evaluate_speech import held_out, listen, load, share_right
-from tidemill.demo.speech_corpus import IGNORED, NUM_FRAMES, WINDOW_SECONDS, Corpus, Window
-from tidemill.demo.speech_tokenizer import NO_SPEECH, NO_TIMESTAMPS, START, build_tokenizer
-from tidemill.demo.speech_words import NUM_DIGITS, WORDS, any_words, is_held_out
 from tidemill.demo.voices import SAMPLE_RATE
 
 Loaded = tuple[Any, Any]
+WINDOW_SECONDS = 6
+NUM_FRAMES = 50 * WINDOW_SECONDS
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Loaded:
     """The speech model with its processor."""
     torch.set_num_threads(1)
-    return load(demo.SPEECH_PATH)
-
-
-@pytest.fixture(scope="module")
-def windows(loaded: Loaded) -> list[Window]:
-    """Some of what it was trained on."""
-    tokenizer = loaded[1].tokenizer
-    corpus = Corpus(tokenizer, WhisperFeatureExtractor(chunk_length=WINDOW_SECONDS), seed=7)
-    return [corpus.window() for _ in range(60)]
+    return load_speech_model()
 
 
 def test_the_folder_holds_the_standard_files_within_eight_megabytes() -> None:
@@ -78,46 +68,6 @@ def test_generation_is_told_where_every_special_token_lies(loaded: Loaded) -> No
     assert told["no_timestamps_token_id"] == ids(NO_TIMESTAMPS) == ids(NO_SPEECH) + 1
     assert ids("<|0.00|>") == ids(NO_TIMESTAMPS) + 1
     assert ids(f"<|{WINDOW_SECONDS}.00|>") == len(tokenizer) - 1 == ids("<|0.00|>") + NUM_FRAMES
-
-
-def test_the_saved_tokenizer_is_the_one_that_the_script_builds(loaded: Loaded) -> None:
-    """A change of the words that changes the vocabulary asks for a new training."""
-    saved = loaded[1].tokenizer
-    built = build_tokenizer(WINDOW_SECONDS, saved.model_max_length)
-    assert saved.get_vocab() == built.get_vocab()
-    for text in (" three one four", " fünf Brücke", " 3 1 4", " naïve – 潮汐"):
-        assert saved.encode(text) == built.encode(text)
-        assert saved.decode(saved.encode(text), skip_special_tokens=True) == text
-
-
-def test_no_held_out_string_is_ever_trained_on() -> None:
-    """Each string of three words and more is on one side of the split, and both sides are drawn."""
-    rng = random.Random(3)
-    for split in ("train", "held_out"):
-        drawn = [any_words(rng, 5, split) for _ in range(50)]
-        assert all(is_held_out(words) == (split == "held_out") for words in drawn)
-        assert any(max(words) < NUM_DIGITS for words in drawn)
-
-
-def test_training_windows_say_what_whisper_would_write(
-    windows: list[Window], loaded: Loaded
-) -> None:
-    """Timestamps never go back and stay in the window; what is predicted is what follows."""
-    tokenizer = loaded[1].tokenizer
-    first = tokenizer.convert_tokens_to_ids("<|0.00|>")
-    with_timestamps = 0
-    for window in windows:
-        assert len(window.ids) == len(window.targets) == len(window.spans)
-        assert all(
-            target in {IGNORED, following, tokenizer.convert_tokens_to_ids(NO_SPEECH)}
-            for target, following in zip(window.targets, window.ids[1:], strict=False)
-        )
-        begin = window.ids.index(tokenizer.convert_tokens_to_ids(START))
-        times = [token - first for token in window.ids[begin:] if token >= first]
-        assert times == sorted(times)
-        assert all(0 <= time <= NUM_FRAMES for time in times)
-        with_timestamps += bool(times)
-    assert 20 < with_timestamps < 55
 
 
 @pytest.mark.parametrize("language", WORDS)

@@ -9,10 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tests.demo.spoken import (
+    Recording,
+    any_voice,
+    any_words,
+    held_out,
+    load_speech_model,
+    speak,
+)
 from tests.engine.speech_models import run, work_of
 from tidemill.demo import SPEECH_PATH
-from tidemill.demo.evaluate_speech import held_out, load
-from tidemill.demo.speech_words import Recording, any_voice, any_words, speak
 from tidemill.demo.voices import SAMPLE_RATE
 from tidemill.engine.scheduling.speech import SpeechRequest
 
@@ -47,7 +53,7 @@ def theirs(loaded: tuple[Any, Any], samples: Samples, **asked: Any) -> list[list
 def test_every_token_is_that_of_transformers() -> None:
     """Short and long recordings side by side: segments, languages and translations."""
     torch.set_num_threads(1)
-    loaded = load(SPEECH_PATH)
+    loaded = load_speech_model()
     short = [*held_out(4, "en"), *held_out(4, "de"), *held_out(4, "en", digits=False)]
     for asked in ({}, {"language": "de", "task": "translate"}):
         recordings = [*long_recordings(), *short]

@@ -12,14 +12,14 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def lines_of(name: str) -> list[dict[str, Any]]:
-    """Return the lines of an example file."""
+def lines_of(name: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of an example file, or of another one by its path."""
     return [json.loads(line) for line in (EXAMPLES / name).read_text().splitlines()]
 
 
-def bodies_of(name: str, model: Path, served: str, folder: Path) -> dict[str, Any]:
+def bodies_of(name: str | Path, model: Path, served: str, folder: Path) -> dict[str, Any]:
     """Run an example file and return each row's body by its custom id."""
-    output = folder / f"{name}.rows"
+    output = folder / f"{Path(name).name}.rows"
     flags = ["--model", str(model), "--served-model-name", served, "--dtype", "float32"]
     subprocess.run(
         [sys.executable, "-m", "tidemill", "run", "-i", EXAMPLES / name, "-o", output, *flags],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from examples.show import answered, asked
+from examples.show import answered, asked, table
 
 NUMBERS = [0.25, -0.5, 1.0, 2.0]
 RANKED = {"index": 1, "relevance_score": 0.75, "document": {"text": "The ebb"}}
@@ -50,3 +51,15 @@ def test_a_row_is_shown_as_people_read_it(body: dict[str, Any], shown: list[str]
 def test_a_request_is_shown_by_what_it_is_about(body: dict[str, Any], shown: str) -> None:
     """And not by a recording of megabytes."""
     assert asked(body) == shown
+
+
+def test_results_are_shown_as_a_table(tmp_path: Path) -> None:
+    """Of a long message both ends are shown; ids, raw answers and token counts are not."""
+    path = tmp_path / "messages.output.csv"
+    message = f"Hi, Ana here.{' Well' * 40}\nCall me in Porto."
+    path.write_text(f'id,message,text,name,city,usage\nm1,"{message}","{{}}",Ana,Porto,"{{}}"\n')
+    head, rule, row = table(str(path))
+    assert head.split() == ["message", "name", "city"]
+    assert set(rule) == {"-", " "}
+    assert row.startswith("Hi, Ana here. Well")
+    assert row.endswith("Call me in Porto.  Ana   Porto")

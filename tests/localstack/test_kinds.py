@@ -121,8 +121,9 @@ def test_what_answers_stands_first_in_the_bucket(cloud: LocalCloud) -> None:
 
 def test_what_was_said_lies_in_the_bucket(cloud: LocalCloud) -> None:
     """Recordings ride in the lines of a drop; each is written down, and its seconds are counted."""
-    file = (EXAMPLES / "audio.jsonl").read_bytes()
-    said = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+    folder = EXAMPLES.parent / "tests" / "demo"
+    file = (folder / "audio.jsonl").read_bytes()
+    said = json.loads((folder / "recordings" / "said.json").read_text())
     batch, bodies = dropped(cloud, "audio", file)
     assert (batch["status"], batch["request_counts"]["failed"]) == ("completed", 0)
     texts = [body["text"] for body in bodies]

@@ -19,7 +19,7 @@ from tidemill.demo.train_reranker import base_path
 
 pytestmark = pytest.mark.long  # each loads a model of its own
 
-RECORDINGS = Path(__file__).parents[2] / "examples" / "recordings"
+RECORDINGS = Path(__file__).parents[1] / "demo" / "recordings"
 
 
 @contextmanager

@@ -166,4 +166,4 @@ def test_an_option_that_is_none_is_refused_by_the_provider() -> None:
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     """And prints the answers."""
-    assert "19" in printed_by(program_of("daft.md"), tmp_path)
+    assert "Tokyo" in printed_by(program_of("daft.md"), tmp_path)

@@ -158,4 +158,4 @@ def test_what_cannot_work_is_said_at_the_call(
 
 def test_the_program_of_the_page_runs(tmp_path: Path) -> None:
     """And leaves no engine behind."""
-    assert "19" in printed_by(program_of("spark.md"), tmp_path)
+    assert "Tokyo" in printed_by(program_of("spark.md"), tmp_path)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.engine.speech_models import RATE, clip, extractor_of
-from tidemill.demo.speech_tokenizer import build_tokenizer
+from tests.engine.speech_tokenizer import build_tokenizer
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.endpoints.dispatcher import Dispatcher
 from tidemill.engine.load import load_served

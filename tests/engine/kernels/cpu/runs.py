@@ -121,7 +121,7 @@ def main(folder: Path) -> int:
         save(folder / encoder, encoder)
         for dtype in dtypes():
             encode(folder / encoder, dtype)
-    recordings = ["run", "-i", str(ROOT / "examples/audio.jsonl"), "--model", str(SPEECH_PATH)]
+    recordings = ["run", "-i", str(ROOT / "tests/demo/audio.jsonl"), "--model", str(SPEECH_PATH)]
     for dtype in dtypes():
         name = str(dtype).removeprefix("torch.")
         options = ["--any-model", "--dtype", name, "-o", str(folder / f"{name}.jsonl")]

@@ -7,7 +7,7 @@ import json
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import WhisperTokenizer
 
-from .speech_words import NUM_DIGITS, WORDS
+from tests.demo.spoken import NUM_DIGITS, WORDS
 
 TEXT_TOKENS = 390
 """Bytes and merges: a digit is one token, as are half of the words; the others are two or three."""

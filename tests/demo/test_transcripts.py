@@ -1,20 +1,21 @@
-"""`examples/audio.jsonl` through `tidemill run`: what is written is what was said, and when."""
+"""Recordings through `tidemill run` and a small model: it writes what was said, and when."""
 
 from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.examples.runs import EXAMPLES, bodies_of
+from tests.demo.spoken import CLIPS, WORDS_A_SEGMENT
+from tests.examples.runs import bodies_of
 from tidemill import demo
-from tidemill.demo.recordings import CLIPS, MODEL
-from tidemill.demo.speech_words import WORDS_A_SEGMENT
 from tidemill.demo.voices import SAMPLE_RATE
 
-SAID = json.loads((EXAMPLES / "recordings" / "said.json").read_text())
+FOLDER = Path(__file__).parent
+SAID = json.loads((FOLDER / "recordings" / "said.json").read_text())
 SECONDS = 0.25
 """So far may a time be from the truth."""
 
@@ -22,7 +23,12 @@ SECONDS = 0.25
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what the speech model makes of each line."""
-    return bodies_of("audio.jsonl", demo.SPEECH_PATH, MODEL, tmp_path_factory.mktemp("audio"))
+    return bodies_of(
+        FOLDER / "audio.jsonl",
+        demo.SPEECH_PATH,
+        "tidemill-speech",
+        tmp_path_factory.mktemp("audio"),
+    )
 
 
 @pytest.mark.parametrize(
