@@ -87,3 +87,12 @@ def test_a_product_of_inputs_with_outliers_loses_less_where_both_are_rotated() -
         return float(torch.linalg.vector_norm(got - x @ weight.T))
 
     assert distance(64) < distance(1) / 3
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_row_that_is_not_finite_has_such_a_scale(value: float) -> None:
+    """The rows beside it do not."""
+    x = random(3, WIDTH, seed=7)
+    x[1, 3] = value
+    scales = int8.quantise_rows(x, 64).scales
+    assert scales.isfinite().tolist() == [True, False, True]
