@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tidemill.protocol.names import own_names
-
 from ..arguments.argument_types import positive_int
 from ..arguments.recipe_flags import add_recipe_flags
 from ..console.errors import BadInput, CliError, Refused
@@ -192,6 +190,8 @@ def _model_names(engine: EngineOptions) -> tuple[str, tuple[str, ...]]:
 
     With `--model` it is the first `--served-model-name`, or the name of the model's folder or file.
     """
+    from tidemill.protocol.names import own_names  # late, for `--help`
+
     if engine.model is None:
         return "", engine.served_model_names
     if names := own_names(engine.served_model_names):

