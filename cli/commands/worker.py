@@ -248,12 +248,11 @@ def options_from(arguments: argparse.Namespace) -> WorkerOptions:
     """Return the options of the parsed arguments."""
     given = {name: getattr(arguments, name) for name in arguments.settings}
     given = {name: value for name, value in given.items() if value is not None}
-    options = WorkerOptions(
+    return WorkerOptions(
         **engine_fields(arguments),
         data_parallel_size=arguments.data_parallel_size,
         given=given,
     )
-    return with_demo_model(options, may_download=False)
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -265,6 +264,7 @@ def _until_stopped(options: WorkerOptions) -> int:
     try:
         with StopSignals() as signals:
             require_extras("a worker", "cloud", "engine")
+            options = with_demo_model(options, may_download=False)
             settings, config = _read(options, os.environ)
             return _run(options, settings, config, signals)
     except Stopped:  # before there was work to release

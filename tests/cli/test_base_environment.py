@@ -60,7 +60,7 @@ drop in.jsonl
 worker
 launcher
 local up
-local run -i in.jsonl -o rows.jsonl
+local run -i in.jsonl -o local.jsonl
 keys create --name name
 keys list
 keys revoke key
