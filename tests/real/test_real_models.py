@@ -151,14 +151,18 @@ async def test_rows_and_log_probabilities_of_smollm2_are_those_of_transformers(
     served.close()
 
 
-def test_vectors_of_mpnet_are_those_of_sentence_transformers(mpnet: Path) -> None:
-    """By the engine's own network, beyond the distance from which keys share a bucket."""
-    model = SentenceTransformer(str(mpnet), device="cpu")
-    ours = loaded(mpnet)
+@pytest.mark.parametrize(("name", "max_tokens"), [("mpnet", 384), ("minilm", 256)])
+def test_vectors_are_those_of_sentence_transformers(
+    request: pytest.FixtureRequest, name: str, max_tokens: int
+) -> None:
+    """By the engine's own network, beyond the distance from which MPNet's keys share a bucket."""
+    folder = request.getfixturevalue(name)
+    model = SentenceTransformer(str(folder), device="cpu")
+    ours = loaded(folder)
     assert isinstance(ours.network, Encoder)
     assert ours.notes == ()
-    asked = requests(model.tokenizer, TEXTS, 384)
-    assert max(len(request.token_ids) for request in asked) > FARTHEST + 1
+    asked = requests(model.tokenizer, TEXTS, max_tokens)
+    assert max(len(each.token_ids) for each in asked) > FARTHEST + 1
     got = values(ours, asked)
     got /= np.linalg.norm(got, axis=1, keepdims=True)
     expected = model.encode(TEXTS)
