@@ -206,7 +206,7 @@ demo-needs:
 	  echo "The first run installs all that it needs below this folder. With torch's build for CPUs it"; \
 	  echo "downloads about 0.6 GB, takes 2.7 GB of disk and about three minutes on two cores; with the"; \
 	  echo "build for CUDA several times that."; \
-	  echo "Later runs take about half a minute."; \
+	  echo "Later runs take about a minute."; \
 	  if test "$$(uname -s)" = Linux -a ! -e /dev/nvidiactl -a -z "$$PIP_EXTRA_INDEX_URL"; then \
 	    echo "No NVIDIA GPU was found; this picks the build for CPUs:"; \
 	    echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo"; \
