@@ -165,7 +165,7 @@ def drop_file(
 def _put_recipe(s3: Any, target: Drop, options: TableOptions) -> None:
     """Put the recipe where intake looks for it, before the table."""
     key = recipe_key(target.key)
-    text = print_recipe(options.recipe_keys)
+    text = print_recipe({**options.recipe_keys, "output": options.output_format})
     with aws_call(f"putting s3://{target.bucket}/{key}"):
         s3.put_object(Bucket=target.bucket, Key=key, Body=text.encode())
 

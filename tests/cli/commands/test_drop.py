@@ -318,6 +318,7 @@ def test_a_table_is_put_behind_its_recipe(
         "prompt": prompt,
         "id": "id",
         "keep": ["id"],
+        "output": "parquet",
         "params": {"stop": ["\n", "é"], "temperature": 0.5, "n": 1},
     }
 
@@ -325,20 +326,22 @@ def test_a_table_is_put_behind_its_recipe(
 def test_waiting_for_a_table_fetches_it(
     shell: Shell, bucket: str, s3: Any, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It alone; where none could be made, the rows that it would have been made of."""
-    key = "output/reviews.parquet"
-    s3.put_object(Bucket=bucket, Key=key, Body=b"PAR1")
+    """In the format of its name; where none could be made, the rows that it would have been made of."""
+    key = "output/reviews.csv"
+    s3.put_object(Bucket=bucket, Key=key, Body=b"id\na\n")
     made = report_of(tidemill={"table_url": f"s3://{bucket}/{key}"})
     none = report_of(errors={"data": [{"message": "The table could not be made: x."}]})
     for report, output, words in (
-        (made, ["out.parquet"], f"its table is s3://{bucket}/{key}"),
-        (none, ["out.parquet.rows.jsonl", "out.parquet.errors.jsonl"], "could not be made"),
+        (made, ["out.csv"], f"its table is s3://{bucket}/{key}"),
+        (none, ["out.csv.rows.jsonl", "out.csv.errors.jsonl"], "could not be made"),
     ):
         at_first_pause(monkeypatch, partial(put_results, s3, bucket, "reviews.parquet", report))
-        asked = ("--bucket", bucket, "--prompt", "{{ text }}", "--wait", "-o", "out.parquet")
+        asked = ("--bucket", bucket, "--prompt", "{{ text }}", "--wait", "-o", "out.csv")
         said = shell.type("drop", str(reviews), *asked)
         assert said.status == 3
         assert words in said.err
+        recipe = s3.get_object(Bucket=bucket, Key="input/reviews.recipe.toml")["Body"].read()
+        assert tomllib.loads(recipe.decode())["output"] == "csv"
         assert sorted(path.name for path in shell.folder.glob("out*")) == sorted(output)
         for name in output:
             Path(name).unlink()
