@@ -326,7 +326,7 @@ def test_a_table_is_put_behind_its_recipe(
 def test_waiting_for_a_table_fetches_it(
     shell: Shell, bucket: str, s3: Any, reviews: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the format of its name; where none could be made, the rows that it would have been made of."""
+    """In the format of its name; where none could be made, the rows that it would have had."""
     key = "output/reviews.csv"
     s3.put_object(Bucket=bucket, Key=key, Body=b"id\na\n")
     made = report_of(tidemill={"table_url": f"s3://{bucket}/{key}"})
