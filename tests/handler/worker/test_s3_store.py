@@ -80,7 +80,7 @@ def test_a_run_and_a_worker_with_weights_of_the_store_give_equal_rows(
     move_to_store(rig, store, monkeypatch)
     for path in MODEL_PATH.iterdir():
         store.put(f"m/{path.name}", path.read_bytes())
-    data = (ROOT / "examples/demo.jsonl").read_bytes()
+    data = (ROOT / "tests/demo/questions.jsonl").read_bytes()
     model = ("--model", f"s3://{store.bucket}/m", "--weights-cache", str(rig.folder / "weights"))
     work = rig.batch(*data.splitlines(keepends=True), shard_lines=10)
     process = rig.start("--exit-when-idle", 1, *model, engine=None)

@@ -108,7 +108,7 @@ def main(folder: Path) -> int:
         job()
     found: list[str] = []
     note_what_is_asked_for(found)
-    demo = ["run", "-i", str(ROOT / "examples/demo.jsonl"), "-o", str(folder / "rows.jsonl")]
+    demo = ["run", "-i", str(ROOT / "tests/demo/questions.jsonl"), "-o", str(folder / "rows.jsonl")]
     status = tidemill(demo)
     for family in FAMILIES:
         build(family).save_pretrained(folder / family)
