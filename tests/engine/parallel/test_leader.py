@@ -375,7 +375,7 @@ def test_ranks_end_with_a_first_one_that_is_killed() -> None:
     ("said", "other", "words"),
     [
         ({}, {"size": 3}, "4 query heads and 2 key heads cannot be shared evenly"),
-        ({"sparsity": True}, {}, "by the engine's own decoder only"),
+        ({"attention_chunk_size": 8}, {}, "by the engine's own decoder only"),
         ({}, {"runner": "pooling", "convert": "embed"}, "it runs on one GPU"),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_captured_step_launches_what_its_kind_needs(
     monkeypatch.setattr(
         attention,
         "attend_tiles",
-        lambda _lists, count, *_, is_wide: most.update({is_wide: count}),
+        lambda _lists, count, *_, is_wide, **_other: most.update({is_wide: count}),
     )
     monkeypatch.setattr(
         attention, "combine", lambda _lists, count, *_: most.update({"joins": count})
