@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.given import CHAT, HI, Answer, line, rows
 from tidemill.cli.console.errors import BadInput, EngineFailed, Refused
+from tidemill.cli.engine.demo_model import demo_model
 from tidemill.cli.run.job import run_job
 from tidemill.cli.run.run_options import RunOptions
 from tidemill.demo import MODEL_PATH, NAME
@@ -372,6 +373,7 @@ def test_without_a_model_the_demo_model_runs_and_says_so(
     write_input: Write, out: Path, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It is served under its own name."""
+    demo_model.cache_clear()  # a process says so once
     run_job(RunOptions(str(write_input(line("a"))), str(out)), load=run._load)
     assert run.configs[0].model == str(MODEL_PATH)
     assert run.loaded_with["served_names"] == (NAME,)
