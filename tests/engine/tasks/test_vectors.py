@@ -129,8 +129,9 @@ def test_a_model_that_no_file_says_how_to_pool_says_so(serve: Serve, tmp_path: P
     BertForMaskedLM(config).save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         shutil.copy(minilm() / name, tmp_path)
-    [note] = serve(tmp_path).info().notes
-    assert "its first token's" in note
+    head, pooling = serve(tmp_path).info().notes
+    assert "its first token's" in pooling
+    assert "BertForMaskedLM" in head
     assert not any("vectors are made" in note for note in serve(minilm()).info().notes)
 
 
