@@ -204,7 +204,7 @@ screenshots: $(INSTALLED_DEV) $(INSTALLED_MINISTACK) $(INSTALLED_NODE) $(INSTALL
 demo-needs:
 	@test -e $(INSTALLED_LOCAL) || { \
 	  echo "The first run installs all that it needs below this folder. With torch's build for CPUs it"; \
-	  echo "downloads about 0.6 GB, takes 2.7 GB of disk and about three minutes on two cores; with the"; \
+	  echo "downloads about 0.6 GB, takes 3 GB of disk and three to five minutes on two cores; with the"; \
 	  echo "build for CUDA several times that."; \
 	  echo "Later runs take about a minute."; \
 	  if test "$$(uname -s)" = Linux -a ! -e /dev/nvidiactl -a -z "$$PIP_EXTRA_INDEX_URL"; then \
