@@ -149,20 +149,13 @@ def _quantise_rows(item: Any, x: Any, rotation: Any, numbers: Any, scales: Any) 
 
 @compiled
 def _norm_rows(
-    item: Any,
-    x: Any,
-    weight: Any,
-    eps: Any,
-    rotation: Any,
-    numbers: Any,
-    scales: Any,
+    item: Any, x: Any, weight: Any, eps: Any, rotation: Any, numbers: Any, scales: Any
 ) -> None:
     rows, width = x.shape
     at_once = rows_at_once(width)
     own = np.empty(width, np.float32)
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
-        mean = _weighted_row(x[row], weight, own)
-        scales[row] = _round_row(own, rotation, numbers[row]) / (np.sqrt(mean + eps) * MOST)
+        scales[row] = _normed_row(x[row], weight, eps, rotation, own, numbers[row])
 
 
 @compiled
@@ -182,23 +175,23 @@ def _add_norm_rows(
     for row in range(item * at_once, min((item + 1) * at_once, rows)):
         for i in range(width):
             residual[row, i] = narrow(widen(residual[row, i]) + widen(x[row, i]), x[row, i])
-        mean = _weighted_row(residual[row], weight, own)
-        scales[row] = _round_row(own, rotation, numbers[row]) / (np.sqrt(mean + eps) * MOST)
+        scales[row] = _normed_row(residual[row], weight, eps, rotation, own, numbers[row])
 
 
 @inlined
-def _weighted_row(x: Any, weight: Any, out: Any) -> Any:
-    """Write a row times a norm's weight, and return the mean of its squares.
+def _normed_row(x: Any, weight: Any, eps: Any, rotation: Any, own: Any, numbers: Any) -> Any:
+    """Write one row's norm, quantised, and return its scale; `own [H]` is scratch space.
 
-    Its scale takes the norm: nothing is rounded before it is quantised.
+    Nothing is rounded before it is quantised: the scale takes the norm.
     """
     width = len(x)
     total = np.float32(0)
     for i in range(width):
         value = widen(x[i])
         total += value * value
-        out[i] = value * weight[i]
-    return total / np.float32(width)
+        own[i] = value * weight[i]
+    top = _round_row(own, rotation, numbers)
+    return top / (np.sqrt(total / np.float32(width) + eps) * MOST)
 
 
 @compiled
@@ -209,13 +202,7 @@ def _quantise(words: Any, x: Any, rotation: Any, numbers: Any, scales: Any) -> N
 
 @compiled
 def _norm(
-    words: Any,
-    x: Any,
-    weight: Any,
-    eps: Any,
-    rotation: Any,
-    numbers: Any,
-    scales: Any,
+    words: Any, x: Any, weight: Any, eps: Any, rotation: Any, numbers: Any, scales: Any
 ) -> None:
     arguments = (x, weight, eps, rotation, numbers, scales)
     parallel_for(words, num_items(*x.shape), _norm_rows, arguments)
