@@ -2,7 +2,7 @@
 
     python -m bench.transformers_fields [--write]
 
-Whoever adds a family, or moves the pin of transformers, writes the table again.
+Write the table again after adding a family or moving the pin of transformers.
 """
 
 from __future__ import annotations

@@ -121,8 +121,7 @@ class LocalCloud:
         The name of a table has the suffix of its format, that of a file gets it.
         """
         if recipe is None:
-            form = _form_of(body)
-            name += (".json" if form.is_array else ".jsonl") + (".gz" if form.is_gzip else "")
+            name += _form_of(body).suffix
         else:
             self.drops.put(recipe_key(name), recipe.encode())
         return self.drops.put(name, body)

@@ -91,6 +91,11 @@ class FileFormat:
         return not (self.is_gzip or self.is_array or self.is_table)
 
     @property
+    def suffix(self) -> str:
+        """Return the suffix of a file of requests in this format, such as `.jsonl.gz`."""
+        return (".json" if self.is_array else ".jsonl") + (".gz" if self.is_gzip else "")
+
+    @property
     def unit(self) -> Literal["line", "element", "row"]:
         """Return what the numbers of its requests count for whoever wrote it."""
         if self.is_table:

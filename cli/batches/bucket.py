@@ -24,7 +24,6 @@ from tidemill.batch.object_keys import (
     outputs_of_drop,
     recipe_key,
 )
-from tidemill.batch.table.recipe import print_recipe
 
 from ..api import backoff
 from ..api.backoff import LONG_SECONDS, Backoff
@@ -70,7 +69,7 @@ class Drop:
         A name without a known suffix gets the suffix of the file's format.
         """
         says_its_form = form.is_table or name.lower().endswith(_ENDINGS)
-        key = f"{INPUT_PREFIX}{name}{'' if says_its_form else _ending_of(form)}"
+        key = f"{INPUT_PREFIX}{name}{'' if says_its_form else form.suffix}"
         outputs, reason = outputs_of_drop(key), invalid_key_reason(key)
         if outputs is None or reason or not name.strip("/") or not name.isprintable():
             said = f"{name!r} cannot be the name of a drop: give another one by --name"
@@ -89,10 +88,6 @@ class DroppedTable:
 
     source: Source
     options: TableOptions
-
-
-def _ending_of(form: FileFormat) -> str:
-    return (".json" if form.is_array else ".jsonl") + (".gz" if form.is_gzip else "")
 
 
 def _user_metadata(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -165,9 +160,8 @@ def drop_file(
 def _put_recipe(s3: Any, target: Drop, options: TableOptions) -> None:
     """Put the recipe where intake looks for it, before the table."""
     key = recipe_key(target.key)
-    text = print_recipe({**options.recipe_keys, "output": options.output_format})
     with aws_call(f"putting s3://{target.bucket}/{key}"):
-        s3.put_object(Bucket=target.bucket, Key=key, Body=text.encode())
+        s3.put_object(Bucket=target.bucket, Key=key, Body=options.print_recipe().encode())
 
 
 def _put(s3: Any, target: Drop, source: Source) -> None:

@@ -14,7 +14,7 @@ from tidemill.batch.file.rows import SEPARATOR_ESCAPES
 from ..console.errors import BadInput
 from ..console.terminal import amount, log
 from ..files.paths import path_beside
-from ..files.table_options import TableOptions, check_rows_names, table_options
+from ..files.table_options import check_rows_names, table_options
 from ..transfer.download import check_target
 from .batch_flags import check_file
 from .opened_input import open_batch_input
@@ -56,7 +56,7 @@ class LocalDrop:
             dropped = source if rows is None else rows.sources[0]
             dropped.file.seek(0)
             body = dropped.file.read()
-        return cls(file, output, name, body, None if table is None else _print_recipe(table))
+        return cls(file, output, name, body, None if table is None else table.print_recipe())
 
     def fetch(self, cloud: LocalCloud, batch: Mapping[str, Any]) -> None:
         """Write the rows of the ended batch; raises BadInput with its bad lines if it failed."""
@@ -75,13 +75,6 @@ class LocalDrop:
 def _print_rows(rows: Sequence[Mapping[str, Any]]) -> bytes:
     texts = (json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
     return "".join(f"{text.translate(SEPARATOR_ESCAPES)}\n" for text in texts).encode()
-
-
-def _print_recipe(table: TableOptions) -> str:
-    """Return the recipe of a table as a document; the format of the output is by the name of -o."""
-    from tidemill.batch.table.recipe import print_recipe
-
-    return print_recipe({**table.recipe_keys, "output": table.output_format})
 
 
 def _suffix_of(file: str) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, fields
+from functools import partial
 from ipaddress import ip_address
 from typing import Any, Literal
 
@@ -180,14 +181,14 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-logprobs",
-        type=_max_logprobs,
+        type=partial(_count_or_all, least=0),
         default=20,
         metavar="N",
         help="alternatives that a request may ask for at each token, -1 for all (default: 20)",
     )
     add(
         "--truncate-prompt-tokens",
-        type=_truncation,
+        type=partial(_count_or_all, least=1),
         metavar="N",
         help="cut prompts of requests that do not say so themselves to N tokens, -1 to as many as "
         "the model takes (default: a prompt that is too long is an error)",
@@ -208,15 +209,10 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     _add_media_flags(parser)
 
 
-def _max_logprobs(text: str) -> int:
-    if text != "-1" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from 0")
-    return int(text)
-
-
-def _truncation(text: str) -> int:
-    if text != "-1" and not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from 1")
+def _count_or_all(text: str, least: int) -> int:
+    """Return a whole number from `least` on, or -1, which stands for all."""
+    if text != "-1" and not (text.isdecimal() and int(text) >= least):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither -1 nor a whole number from {least}")
     return int(text)
 
 

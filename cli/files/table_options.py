@@ -61,6 +61,12 @@ class TableOptions:
     output_format: TableFormat
     dataset: DatasetId | None = None
 
+    def print_recipe(self) -> str:
+        """Return the recipe as a document for a drop, with the format of the results."""
+        from tidemill.batch.table.recipe import print_recipe
+
+        return print_recipe({**self.recipe_keys, "output": self.output_format})
+
 
 def table_options(
     arguments: argparse.Namespace,

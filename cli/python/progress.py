@@ -31,7 +31,7 @@ class Bar(Protocol):
 
 
 class Progress:
-    """Progress of what is answered one by one; shown by `refresh`."""
+    """Progress of requests that are answered one by one; shown by `refresh`."""
 
     def __init__(self, bar: Bar | None, unit: str, total: int | None) -> None:
         self._bar = bar

@@ -14,8 +14,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+from tidemill.protocol.gguf_names import SUFFIX
+
 from ..errors import ModelRefused, first_line_of
-from .gguf.unpacked import SUFFIX, description_folder, gguf_file, only_name
+from .gguf.unpacked import description_folder, gguf_file, only_name
 
 _COMMIT = re.compile(r"snapshots/([0-9a-f]{40})/")
 _CONFIGS = ("config.json", "adapter_config.json")

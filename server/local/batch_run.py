@@ -104,7 +104,7 @@ class BatchRun:
     async def close(self) -> None:
         """Discard finished rows that are not durable; none becomes durable from then on.
 
-        A task of this run that outlives it cannot write beside the batch's next run.
+        A task that outlives this run cannot write while the batch's next run does.
         """
         async with self._flush_lock:
             self.is_closed = True

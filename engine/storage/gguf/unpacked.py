@@ -20,10 +20,11 @@ from pathlib import Path
 from threading import get_ident
 from typing import Final
 
+from tidemill.protocol.gguf_names import SUFFIX, gguf_names, is_part
+
 from ...errors import ModelRefused
 from ..disk_cache import MAX_AGE_SECONDS, folder_digest, package_versions
 
-SUFFIX: Final = ".gguf"
 WEIGHTS_VARIABLE: Final = "TIDEMILL_WEIGHTS_CACHE"
 """Names the cache of weights, for those from S3 too."""
 
@@ -32,8 +33,6 @@ _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PARTIAL: Final = ".partial-"
 _LOCK: Final = ".lock"
-_PROJECTOR: Final = "mmproj"
-_PART: Final = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 _MAX_NAME: Final = 60
 
 
@@ -56,14 +55,10 @@ def gguf_file(model: str) -> Path | None:
 def only_name(model: str, names: Iterable[str]) -> str | None:
     """Return the name of the only GGUF file among the files of a model; refuse several.
 
-    Projectors of images, which lie next to a text model, do not count.
+    Projectors of images, which are next to a text model, do not count.
     """
-    files = sorted(
-        name
-        for name in names
-        if name.lower().endswith(SUFFIX) and not name.lower().startswith(_PROJECTOR)
-    )
-    if len(files) > 1 and not all(_PART.search(name) for name in files):
+    files = gguf_names(names)
+    if len(files) > 1 and not all(map(is_part, files)):
         raise ModelRefused(
             f"{model} has {len(files)} GGUF files ({', '.join(files[:3])}"
             f"{', …' if len(files) > 3 else ''}): choose one, and name the file itself by --model."

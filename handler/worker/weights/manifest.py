@@ -12,6 +12,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from tidemill.batch.errors import HandlerError
+from tidemill.protocol.gguf_names import SUFFIX, gguf_names, is_part
 
 from ...aws.calls import Call, Operation
 from ...errors import AwsError
@@ -23,10 +24,6 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER = "adapter_model.safetensors"
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_GGUF = ".gguf"
-# Images' projectors, which lie next to a text model.
-_PROJECTOR = "mmproj"
-_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 # Configurations, tokenizers and chat templates of any family; nothing that holds code or pickles.
 _WANTED_SUFFIXES = frozenset({".jinja", ".json", ".model", ".tiktoken", ".txt"})
 _NOT_WANTED = re.compile(r".*\.index\.json")
@@ -113,7 +110,7 @@ def find_weights(location: Location) -> Operation[Manifest]:
     """Return the objects that the model or adapter at a location needs; raises WeightsRefused."""
     try:
         found = yield from _list(location)
-        if not found and location.prefix.lower().endswith(f"{_GGUF}/"):
+        if not found and location.prefix.lower().endswith(f"{SUFFIX}/"):
             folder = str(location).rpartition("/")[0].rpartition("/")[0]
             raise WeightsRefused(
                 f"{location} is a file: name the prefix that the GGUF file is under ({folder})"
@@ -173,12 +170,8 @@ def _gguf_names(location: Location, found: Mapping[str, WeightFile]) -> list[str
     """Return the only GGUF file of a model without safetensors; None for another model."""
     if found.keys() & {_WHOLE, _INDEX, _ADAPTER_CONFIG}:
         return None
-    files = [
-        name
-        for name in sorted(found)
-        if name.lower().endswith(_GGUF) and not name.lower().startswith(_PROJECTOR)
-    ]
-    if any(_PART.search(name) for name in files):
+    files = gguf_names(found)
+    if any(map(is_part, files)):
         raise WeightsRefused(
             f"{location} has a split GGUF, which is not supported: merge the parts with "
             "`llama-gguf-split --merge`"
