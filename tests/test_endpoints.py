@@ -22,7 +22,7 @@ from tidemill.demo.train_reranker import assemble, base_path
 from tidemill.engine.config import EngineConfig
 from tidemill.engine.load import load_served
 from tidemill.engine.model.endpoint_names import endpoints_of
-from tidemill.handler.worker.canary import canary_line
+from tidemill.engine_process.canary import canary_line
 from tidemill.protocol.contract import Reply, Served
 from tidemill.protocol.routes import ENDPOINTS, find_route
 

@@ -62,8 +62,10 @@ MAY_IMPORT = {
         "starlette",
         "uvicorn",
     },
+    "engine_process": GROUND | {"pydantic", "pydantic_core"},
     "handler": GROUND
     | {
+        "tidemill.engine_process",
         "aiobotocore",
         "aiohttp",
         "annotated_types",
@@ -154,7 +156,7 @@ def test_no_module_is_loaded_under_two_names() -> None:
     [
         ("protocol", "pydantic"),
         ("batch", "pydantic_core"),
-        ("handler/worker/engine_process", "pydantic_core"),
+        ("engine_process", "pydantic_core"),
     ],
 )
 def test_the_ground_loads_no_model_library(room: str, needed: str) -> None:

@@ -24,7 +24,7 @@ from localstack.processes import ROOT
 from localstack.resources import create_resources
 
 MODEL = "scripted"
-_ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
+_ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
 _MIB = 2**20
 _WAIT_SECONDS = 3600
 

@@ -55,7 +55,7 @@ class FixedEngine(NullEngine):
 
 def serve(arguments: Sequence[str]) -> None:
     """Be an engine process."""
-    from tidemill.handler.worker.engine_process import child
+    from tidemill.engine_process import child
 
     parser = argparse.ArgumentParser()
     for name in ("reader", "writer", "liveness"):

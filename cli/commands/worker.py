@@ -338,6 +338,8 @@ async def _work(
     import asyncio
 
     from tidemill.engine.storage.disk_cache import cache_folder
+    from tidemill.engine_process.child import in_thread
+    from tidemill.engine_process.client import EngineClient
     from tidemill.handler.aws.aio import AioAws
     from tidemill.handler.aws.queues import Queue
     from tidemill.handler.deployment import Deployment
@@ -349,8 +351,6 @@ async def _work(
         task_steps,
     )
     from tidemill.handler.worker.context.context import WorkerContext
-    from tidemill.handler.worker.engine_client import EngineClient
-    from tidemill.handler.worker.engine_process.child import in_thread
     from tidemill.handler.worker.kept_results import KeptResults, ThreadDrive
     from tidemill.handler.worker.parity_results import ParityResults
     from tidemill.handler.worker.worker import Worker

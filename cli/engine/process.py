@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from tidemill.handler.worker.engine_process.child import serve
+from tidemill.engine_process.child import serve
 from tidemill.protocol.contract import EngineError
 
 from ..arguments.default_flags import add_default_flags, defaults_of

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidemill.handler.worker.canary import Canary, canary_line
-from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
+from tidemill.engine_process.canary import Canary, canary_line
+from tidemill.engine_process.client import EngineClient, EngineDied, EngineFailed
+from tidemill.engine_process.totals import total_info, total_stats
 from tidemill.handler.worker.engine_restarts import MAX_BARREN_LIVES
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
-from tidemill.protocol.totals import total_info, total_stats
 
 from ..console.terminal import log
 

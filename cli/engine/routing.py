@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from tidemill.batch.suspects import Suspects
-from tidemill.handler.worker.engine_client import EngineClient, EngineDied
+from tidemill.engine_process.client import EngineClient, EngineDied
 from tidemill.protocol.contract import EngineError
 
 from ..console.terminal import amount, log

@@ -20,14 +20,14 @@ from zlib import crc32
 from pydantic_core import from_json
 
 from tidemill.batch.suspects import KILLED_MESSAGE
-from tidemill.handler.worker.engine_client import EngineClient
-from tidemill.handler.worker.engine_process.exchange import (
+from tidemill.engine_process.client import EngineClient
+from tidemill.engine_process.exchange import (
     AskedRequest,
     decode_reply,
     encode_request,
     in_thread_if_long,
 )
-from tidemill.handler.worker.engine_process.frames import Answer, AnswerKind, FrameError
+from tidemill.engine_process.frames import Answer, AnswerKind, FrameError
 from tidemill.protocol.bodies import error_body
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats, Reply, StreamedReply
 from tidemill.protocol.errors import RequestError

@@ -18,8 +18,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.rows import print_not_run
-from tidemill.handler.worker import engine_client
-from tidemill.handler.worker.engine_process.frames import FrameError
+from tidemill.engine_process import client as engine_client
+from tidemill.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineInfo, EngineStats
 from tidemill.protocol.stall import STALL_SECONDS, START_SECONDS
 

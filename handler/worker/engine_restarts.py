@@ -6,10 +6,10 @@ import asyncio
 from typing import Final
 
 from tidemill.batch.errors import HandlerError
+from tidemill.engine_process.client import EngineDied, EngineFailed
 
 from ..observability import Metric, logger
 from .context.context import WorkerContext
-from .engine_client import EngineDied, EngineFailed
 
 MAX_BACKOFF_SECONDS = 30.0
 # Bisecting 4,096 suspects down to one takes twelve deaths; more than that in a row without a row

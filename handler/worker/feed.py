@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tidemill.batch.file.lines import RawLine
+from tidemill.engine_process.canary import Canary
+from tidemill.engine_process.client import EngineDied
+from tidemill.engine_process.frames import Row
 
-from .canary import Canary
-from .engine_client import EngineDied
-from .engine_process.frames import Row
 from .gpu_time import EngineLoad, GpuTime
 from .prefetch import Prefetch
 from .shard.shard_run import ShardRun
 
 
 class Engine(Protocol):
-    """Answers lines; `engine_client.EngineClient` does."""
+    """Answers lines; `engine_process.client.EngineClient` does."""
 
     async def fetch_row(self, number: int, created: int, data: bytes) -> Row:
         """Return the row of a line; raises EngineDied when there will be none."""

@@ -15,6 +15,8 @@ from uuid import uuid4
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.model import EngineInfo
 from tidemill.batch.suspects import Verdict
+from tidemill.engine_process.canary import Canary, canary_line
+from tidemill.engine_process.client import EngineFailed
 from tidemill.protocol.callback_failures import callback_failures
 from tidemill.protocol.contract import EngineInfo as LoadedEngine
 from tidemill.protocol.contract import EngineStats
@@ -22,9 +24,7 @@ from tidemill.protocol.contract import EngineStats
 from ..aws.queues import Message
 from ..errors import AwsError
 from ..observability import Metric, logger
-from .canary import Canary, canary_line
 from .context.context import WorkerContext
-from .engine_client import EngineFailed
 from .engine_restarts import MAX_BACKOFF_SECONDS, EngineGivenUp, EngineRestarts
 from .feed import Engine, Feed, Feeds
 from .gpu_time import EngineLoad, GpuTime
@@ -58,7 +58,7 @@ class QueueUnreachable(HandlerError):
 
 
 class EngineHandle(Engine, Protocol):
-    """An engine process; `engine_client.EngineClient` is one."""
+    """An engine process; `engine_process.client.EngineClient` is one."""
 
     @property
     def stats(self) -> EngineStats:

@@ -25,7 +25,7 @@ from tidemill.handler.deployment import deployment as cached_deployment
 from tidemill.handler.tenants.keys import KeyStore
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
+ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
 # Answers whatever is asked of it, so that endpoints that our engine does not serve can be tried.
 SCRIPTED = "scripted"
 QUICK = {

@@ -25,7 +25,7 @@ from tidemill.handler.deployment import Deployment
 from tidemill.handler.lifecycle.cancel import NotCancellable, cancel
 
 ROOT = Path(__file__).parents[2]
-ENGINE = ROOT / "tests/handler/worker/scripted_engine.py"
+ENGINE = ROOT / "tests/engine_process/scripted_engine.py"
 SCRIPTED = "scripted"
 ROWS_PER_SECOND = 80
 QUICK = {

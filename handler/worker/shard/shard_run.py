@@ -18,6 +18,7 @@ from tidemill.batch.model import BatchError, Progress
 from tidemill.batch.parts import FinishedRow, PartIndex, decode_index, encode_part
 from tidemill.batch.states import Status
 from tidemill.batch.suspects import Verdict
+from tidemill.engine_process.frames import Row
 from tidemill.protocol.contract import Usage
 
 from ...aws.bucket import read_range
@@ -27,7 +28,6 @@ from ...aws.queues import advance_message
 from ...errors import AwsError, LeaseLost, NotThere, ObjectChanged
 from ...observability import Metric, logger
 from ..context.context import WorkerContext
-from ..engine_process.frames import Row
 from .claim import Claim, advance_if_done
 from .lease import Lease, guarded
 from .line_order import LineOrder, block_hashes

@@ -7,10 +7,10 @@ import time
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.request_span import trace_request
 from tidemill.batch.model import Batch, Progress, Shard
+from tidemill.engine_process.frames import Row
 from tidemill.net.tracing import Tracing, Value
 
 from ...observability import logger
-from ..engine_process.frames import Row
 
 _GOOD = frozenset({"committed", "released", "cancelled"})
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidemill.batch.file.lines import LineError, RawLine, parse_line, read_lines
-from tidemill.handler.worker.engine_process.frames import Run, decode_frame
+from tidemill.engine_process.frames import Run, decode_frame
 from tidemill.protocol.urls import MAX_INLINE_BYTES
 
 ROOT = Path(__file__).parents[3]

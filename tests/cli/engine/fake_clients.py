@@ -12,9 +12,9 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from tidemill.cli.engine import replicas
-from tidemill.handler.worker.engine_client import EngineDied, EngineFailed
-from tidemill.handler.worker.engine_process.exchange import decode_request, encode_reply
-from tidemill.handler.worker.engine_process.frames import Answer, AnswerKind, Row
+from tidemill.engine_process.client import EngineDied, EngineFailed
+from tidemill.engine_process.exchange import decode_request, encode_reply
+from tidemill.engine_process.frames import Answer, AnswerKind, Row
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 CANARY_ENDPOINT = "/v1/completions"

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from tidemill.cli.engine.options import EngineOptions, engine_command
 from tidemill.demo import MODEL_PATH, NAME
-from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
+from tidemill.engine_process.client import EngineClient, EngineDied, EngineFailed
 
 PATIENCE_SECONDS = 120  # a model loads within seconds, but not on a machine that does much else
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic_core import from_json
 
 from tidemill.cli.engine.served_replicas import ServedReplicas, prefix_number
-from tidemill.handler.worker.engine_process.exchange import (
+from tidemill.engine_process.exchange import (
     AskedRequest,
     decode_reply,
     decode_request,
@@ -23,7 +23,7 @@ from tidemill.handler.worker.engine_process.exchange import (
 )
 from tidemill.protocol.contract import EngineError, Reply, StreamedReply, Usage
 
-SCRIPT = Path(__file__).parents[3] / "tests/handler/worker/scripted_engine.py"
+SCRIPT = Path(__file__).parents[3] / "tests/engine_process/scripted_engine.py"
 PATIENCE_SECONDS = 60
 
 

@@ -23,7 +23,7 @@ from tests.cli.hosting import accepting_host
 from tidemill import Engine, EngineDied, RequestFailed, TidemillError
 from tidemill.cli.integrations.batch_answers import BatchAnswers
 from tidemill.cli.integrations.hosted_engine import HostedEngine
-from tidemill.handler.worker.engine_process import frames
+from tidemill.engine_process import frames
 from tidemill.protocol.validation import short_repr
 
 ROOT = Path(__file__).parents[3]

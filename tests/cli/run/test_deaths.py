@@ -15,7 +15,7 @@ from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import LineResult
 from tidemill.cli.files.input_file import PlacedLine
 from tidemill.cli.run.replicas import EngineReplicas
-from tidemill.handler.worker.engine_process.frames import FrameError
+from tidemill.engine_process.frames import FrameError
 from tidemill.protocol.contract import EngineError
 
 NAMES = [f"c{number}" for number in range(200)]

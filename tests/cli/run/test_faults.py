@@ -33,7 +33,7 @@ from tidemill.cli.run import feed, job, progress
 from tidemill.cli.run import run as run_module
 from tidemill.cli.run.job import run_job
 from tidemill.cli.run.replicas import EngineReplicas
-from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.engine_process.frames import Row
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 FOLDERS: Final = (

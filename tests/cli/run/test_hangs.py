@@ -208,7 +208,7 @@ def test_an_engine_of_several_that_hangs_is_started_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """All other lines have their rows, and the log has the reason and the stacks of the engine."""
-    command = [sys.executable, str(ROOT / "tests/handler/worker/scripted_engine.py")]
+    command = [sys.executable, str(ROOT / "tests/engine_process/scripted_engine.py")]
     monkeypatch.setattr(data_parallel, "engine_command", lambda _: list(command))
     bodies = [{"wait": 0.05}] * 12
     bodies[5] = {"hang": True}

@@ -24,7 +24,7 @@ from tidemill.cli.run import feed
 from tidemill.cli.run.replicas import EngineReplicas
 from tidemill.cli.run.tally import Tally
 from tidemill.engine.plan.plan import Plan
-from tidemill.handler.worker.engine_client import EngineDied
+from tidemill.engine_process.client import EngineDied
 from tidemill.protocol.contract import EngineError, EngineInfo, EngineStats
 
 Write = Callable[..., Path]

@@ -24,7 +24,7 @@ from tidemill.cli.run.run_options import RunOptions
 from tidemill.protocol.contract import EngineError
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "tests/handler/worker/scripted_engine.py"
+SCRIPT = ROOT / "tests/engine_process/scripted_engine.py"
 
 
 def placed(*bodies: dict[str, Any]) -> list[PlacedLine]:

@@ -15,7 +15,7 @@ from tidemill.engine.config import EngineConfig, LoraModule
 from tidemill.engine.errors import ModelRefused
 from tidemill.engine.load import load_served
 from tidemill.engine.model.loading import load_model
-from tidemill.handler.worker.engine_process.frames import Ready
+from tidemill.engine_process.frames import Ready
 from tidemill.protocol.contract import EngineError
 
 LOUD = (LoraModule("loud", "nowhere"),)

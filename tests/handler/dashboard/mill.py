@@ -1,6 +1,6 @@
 """What stands behind the page in tests: Lambdas that listen to the queue, and a worker.
 
-The worker's engine does what the body of a line says: `tests/handler/worker/scripted_engine.py`.
+The worker's engine does what the body of a line says: `tests/engine_process/scripted_engine.py`.
 """
 
 from __future__ import annotations

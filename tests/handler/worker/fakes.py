@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable, Container
 from typing import Any
 
-from tests.handler.worker.scripted_engine import ScriptedEngine
+from tests.engine_process.scripted_engine import ScriptedEngine
 from tidemill.batch.errors import HandlerError
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import run_line
+from tidemill.engine_process.client import EngineDied, EngineFailed
+from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.calls import Call, Operation
-from tidemill.handler.worker.engine_client import EngineDied, EngineFailed
-from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.protocol.contract import EngineInfo, EngineStats, Reply, Usage
 
 

@@ -16,10 +16,10 @@ from tests.handler.emf import lines_in
 from tests.handler.worker.rig import NEVER, Rig, until, well
 from tidemill.batch.model import Progress
 from tidemill.batch.states import Status
+from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.aws.stores.usage import EVERYBODY
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.handler.worker.feed import Feed, Feeds
 from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
 from tidemill.handler.worker.heartbeat import Heartbeat, end_reason

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
+from tests.engine_process.scripted_engine import ScriptedEngine
 from tests.handler.worker.fakes import QuickAws
 from tests.handler.worker.rig import Rig, Work, until, well
-from tests.handler.worker.scripted_engine import ScriptedEngine
 from tidemill.batch.file.throughput import Rates
 from tidemill.batch.model import Batch, Progress
+from tidemill.engine_process.frames import Row
 from tidemill.handler.worker import prefetch as prefetch_module
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.handler.worker.feed import Engine, Feed, Feeds
 from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
 from tidemill.handler.worker.prefetch import FEW_SHARDS, Prefetch

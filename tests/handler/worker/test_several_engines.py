@@ -23,9 +23,9 @@ from tests.handler.worker.rig import (
     well,
 )
 from tidemill.batch.file.lines import RawLine
+from tidemill.engine_process.frames import Row
 from tidemill.handler.aws.aio import AioAws
 from tidemill.handler.worker.context.context import WorkerContext
-from tidemill.handler.worker.engine_process.frames import Row
 from tidemill.handler.worker.feed import Feed, Feeds
 from tidemill.handler.worker.gpu_time import EngineLoad, GpuTime
 from tidemill.handler.worker.prefetch import Prefetch

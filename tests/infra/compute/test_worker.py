@@ -19,10 +19,11 @@ from tests.infra.reading import Grant, each
 from tidemill.cli.commands.worker import WorkerOptions, options_from
 from tidemill.cli.engine.weights import _aws_in
 from tidemill.cli.main import make_parser
+from tidemill.engine_process import client
 from tidemill.handler.aws.sync import Aws
 from tidemill.handler.fleet.ecs import EcsConfig
 from tidemill.handler.settings import read_settings
-from tidemill.handler.worker import engine_client, heartbeat, worker
+from tidemill.handler.worker import heartbeat, worker
 from tidemill.handler.worker.context.config import WorkerConfig, read_config
 
 ROOT = Path(__file__).parents[3]
@@ -257,9 +258,7 @@ def test_a_stop_is_over_before_ecs_kills(any_kind: Compute) -> None:
     def stop_seconds(grace_seconds: float, wait_seconds: float) -> float:
         asked = worker._HANDLING_SECONDS + grace_seconds + worker._HAND_OVER_SECONDS
         # A message that a look at the queue still brings is put back meanwhile.
-        returned = max(
-            asked + engine_client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS
-        )
+        returned = max(asked + client._CLOSE_SECONDS, wait_seconds + worker._HANDLING_SECONDS)
         return returned + heartbeat._FINISH_SECONDS + worker._LAST_SECONDS
 
     usual = WorkerConfig(queue="q")

@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from tests.handler.worker.scripted_engine import pass_gate
+from tests.engine_process.scripted_engine import pass_gate
 from tests.server.local.rig import ScriptedEngine
 from tidemill.cli.commands.serve import options_from, run_server
 from tidemill.cli.main import exit_status_of, make_parser

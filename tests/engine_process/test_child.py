@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from tests.test_imports import MODEL_LIBRARIES, modules_loaded_by
 from tidemill.batch.file.lines import RawLine
-from tidemill.handler.worker.engine_process.frames import (
+from tidemill.engine_process.frames import (
     Abort,
     Failed,
     Frame,
@@ -285,7 +285,4 @@ async def test_signals_that_ask_to_stop_are_for_the_worker(
 
 def test_a_process_without_a_model_loads_no_model_library() -> None:
     """What answers is the caller's choice; the wire costs no seconds of imports."""
-    assert (
-        modules_loaded_by("import tidemill.handler.worker.engine_process.child") & MODEL_LIBRARIES
-        == set()
-    )
+    assert modules_loaded_by("import tidemill.engine_process.child") & MODEL_LIBRARIES == set()

@@ -1,6 +1,6 @@
 """An engine process without a model: what a request's body says is what it does.
 
-    python tests/handler/worker/scripted_engine.py --reader-fd N --writer-fd M
+    python tests/engine_process/scripted_engine.py --reader-fd N --writer-fd M
 
 | key of the body | what happens |
 |---|---|
@@ -39,7 +39,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from tidemill.engine.errors import MachineFailed
-from tidemill.handler.worker.engine_process.child import serve
+from tidemill.engine_process.child import serve
 from tidemill.protocol.contract import (
     EngineError,
     EngineInfo,

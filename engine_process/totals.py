@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 
-from .contract import EngineInfo, EngineStats
+from tidemill.protocol.contract import EngineInfo, EngineStats
 
 
 def total_info(infos: Sequence[EngineInfo]) -> EngineInfo:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidemill.handler.worker.engine_process import frames
-from tidemill.handler.worker.engine_process.frames import (
+from tidemill.engine_process import frames
+from tidemill.engine_process.frames import (
     Abort,
     Answer,
     AnswerKind,

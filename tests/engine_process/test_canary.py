@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tidemill.handler.worker.canary import Canary, canary_line
-from tidemill.handler.worker.engine_process.frames import Row
+from tidemill.engine_process.canary import Canary, canary_line
+from tidemill.engine_process.frames import Row
 from tidemill.protocol.contract import Usage
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.handler.worker.scripted_engine import ScriptedEngine
+from tests.engine_process.scripted_engine import ScriptedEngine
 from tidemill.batch.file.lines import RawLine
 from tidemill.batch.file.run_line import run_line
-from tidemill.handler.worker import engine_client as link_module
-from tidemill.handler.worker.engine_client import EngineClient, EngineDied, EngineFailed
-from tidemill.handler.worker.engine_process import frames
-from tidemill.handler.worker.engine_process.frames import FrameError, Row, Stats
+from tidemill.engine_process import client as link_module
+from tidemill.engine_process import frames
+from tidemill.engine_process.client import EngineClient, EngineDied, EngineFailed
+from tidemill.engine_process.frames import FrameError, Row, Stats
 from tidemill.protocol.contract import EngineInfo, EngineStats, Usage
 
 ROOT = Path(__file__).parents[3]
@@ -455,7 +455,7 @@ async def test_the_engine_inherits_no_pipe_of_another(make_client: MakeLink) -> 
 
 PARENT = """
 import asyncio, sys
-from tidemill.handler.worker.engine_client import EngineClient
+from tidemill.engine_process.client import EngineClient
 
 async def main():
     link = EngineClient(sys.argv[1:], stall_seconds=600, start_seconds=600)

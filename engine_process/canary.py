@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json, to_json
 
-from .engine_process.frames import Row
+from .frames import Row
 
 _RATE: Final = 16_000
 _TEXT: Final = "The tide comes in."

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tidemill.handler.worker.engine_process import liveness as module
-from tidemill.handler.worker.engine_process.liveness import (
+from tidemill.engine_process import liveness as module
+from tidemill.engine_process.liveness import (
     LivenessCounts,
     LivenessPage,
     LivenessWriter,

@@ -16,7 +16,7 @@ from tidemill.batch.errors import HandlerError
 from tidemill.protocol.contract import EngineInfo, EngineStats
 from tidemill.protocol.stall import StallClock
 
-from .engine_process.frames import (
+from .frames import (
     Abort,
     Answer,
     AnswerKind,
@@ -33,7 +33,7 @@ from .engine_process.frames import (
     open_wire,
     read_frame,
 )
-from .engine_process.liveness import STACKS_SIGNAL, LivenessPage
+from .liveness import STACKS_SIGNAL, LivenessPage
 
 # The code of an engine that no line can have killed: engine.errors.MachineFailed.
 MACHINE_FAILED = "machine_failed"
